@@ -1,0 +1,65 @@
+"""How much private data can be read back out of a federated-learning update, and which defense stops that?
+
+The way of the data is drawn at the top of `seepage.types`; the verbs are `record`, `attack` and `score`.
+"""
+
+from seepage.api import attack, record
+from seepage.attacks import ATTACKS, Attack, GradientMatching, LinearLeak, dlg, idlg, inverting_gradients, sapag
+from seepage.clients import CLIENTS, FedSGD
+from seepage.defenses import DEFENSES, Compose, GaussianNoise, Sparsify
+from seepage.errors import Inapplicable, SeepageError
+from seepage.metrics import METRICS, Scores, score
+from seepage.models import MODELS, build
+from seepage.transcript import open_transcript, open_truth, save_transcript, save_truth
+from seepage.types import (
+    Architecture,
+    Batch,
+    ClientUpdate,
+    Defense,
+    Knowledge,
+    Reconstruction,
+    Round,
+    Score,
+    Transcript,
+    Update,
+)
+
+__all__ = [
+    "ATTACKS",
+    "CLIENTS",
+    "DEFENSES",
+    "METRICS",
+    "MODELS",
+    "Architecture",
+    "Attack",
+    "Batch",
+    "ClientUpdate",
+    "Compose",
+    "Defense",
+    "FedSGD",
+    "GaussianNoise",
+    "GradientMatching",
+    "Inapplicable",
+    "Knowledge",
+    "LinearLeak",
+    "Reconstruction",
+    "Round",
+    "Score",
+    "Scores",
+    "SeepageError",
+    "Sparsify",
+    "Transcript",
+    "Update",
+    "attack",
+    "build",
+    "dlg",
+    "idlg",
+    "inverting_gradients",
+    "open_transcript",
+    "open_truth",
+    "record",
+    "sapag",
+    "save_transcript",
+    "save_truth",
+    "score",
+]

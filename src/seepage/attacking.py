@@ -1,0 +1,276 @@
+"""Run attacks on recorded rounds, side by side. A worker is given folders an attacker may read, and nothing else."""
+
+import json
+import multiprocessing
+import os
+import time
+import traceback
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from seepage.attacks import Inapplicable
+from seepage.errors import SeepageError
+from seepage.functional import generator
+from seepage.outcome import FolderProgress, Outcome, has_outcome, save_outcome
+from seepage.recipe import Part, Recipe, make_attack
+from seepage.recording import Show, place_of
+from seepage.transcript import OneRound, RecordedTranscript, open_transcript
+from seepage.types import Architecture, Transcript
+
+POLL = 0.3
+"""Seconds between looks at the workers' progress."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One attack on one round (or, for attacks that need all rounds, on all of them).
+
+    Attributes:
+        outcome: Where the outcome goes, without suffix.
+        trust: The folder was written by this run, so its model may be somebody's own code.
+    """
+
+    cell: str
+    name: str
+    part: Part
+    t: int
+    seed: int
+    device: str
+    observed: Path
+    outcome: Path
+    architecture: Architecture | None = None
+    batch_size: int | None = None
+    trust: bool = False
+
+    @property
+    def done(self) -> bool:
+        return has_outcome(self.outcome)
+
+    @property
+    def facts(self) -> dict[str, str | int]:
+        return {"cell": self.cell, "attack": self.name, "round": self.t}
+
+
+def run_task(task: Task, threads: int, log: Path) -> None:
+    """Attack and keep the outcome. A fault in the attack's code is an outcome too, so that the others go on."""
+    torch.set_num_threads(threads)
+    attack = make_attack(task.part.use, task.part.options)
+    transcript: Transcript = open_transcript(
+        task.observed,
+        architecture=task.architecture,
+        batch_size=task.batch_size,
+        device=task.device,
+        trust=task.trust,
+    )
+    if attack.rounds == "one":
+        transcript = OneRound(transcript, task.t)
+    progress = FolderProgress(log, task.outcome.with_name(f"{task.outcome.name}-checkpoint"), task.facts)
+    started = time.perf_counter()
+    try:
+        found = attack(transcript, seed=task.seed, progress=progress)
+        outcome = Outcome(found.status, repr(attack), found, None, time.perf_counter() - started)
+    except Inapplicable as error:
+        outcome = Outcome("inapplicable", repr(attack), None, str(error))
+    except SeepageError:
+        raise
+    except Exception as error:  # an attack may be somebody's own code
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
+        outcome = Outcome("error", repr(attack), None, reason, time.perf_counter() - started)
+    if outcome.status == "interrupted":
+        raise KeyboardInterrupt
+    save_outcome(outcome, task.outcome)
+    progress.clear()
+
+
+class _Meter:
+    """Adds up how far all tasks are, from the lines the workers append."""
+
+    def __init__(self, tasks: Sequence[Task], log: Path, show: Show) -> None:
+        self.shares = {(task.cell, task.name, task.t): 0.0 for task in tasks}
+        self.log, self.show = log, show
+        self.offset = log.stat().st_size if log.exists() else 0
+
+    def look(self) -> None:
+        """Read new lines and show the sum."""
+        latest = ""
+        if self.log.exists():
+            with self.log.open("rb") as file:
+                file.seek(self.offset)
+                fresh = file.read()
+            whole = fresh.rpartition(b"\n")[0]
+            self.offset += len(whole) + 1 if whole else 0
+            for line in whole.splitlines():
+                event = json.loads(line)
+                key = (event["cell"], event["attack"], event["round"])
+                if key in self.shares and self.shares[key] < 1:
+                    self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
+                latest = f"{event['attack']} on {event['cell']}"
+        self.show(sum(self.shares.values()), len(self.shares), latest)
+
+    def finish(self, task: Task) -> None:
+        self.shares[task.cell, task.name, task.t] = 1.0
+
+
+def run_tasks(tasks: Sequence[Task], jobs: int, threads: int, log: Path, show: Show) -> None:
+    """Run all tasks, `jobs` at a time.
+
+    Raises:
+        SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
+        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
+    """
+    if not tasks:
+        return
+    meter = _Meter(tasks, log, show)
+    if jobs == 1:
+        _run_here(tasks, threads, log, meter)
+    else:
+        _run_in_workers(tasks, jobs, threads, log, meter)
+
+
+def _run_here(tasks: Sequence[Task], threads: int, log: Path, meter: _Meter) -> None:
+    before = torch.get_num_threads()
+    try:
+        for task in tasks:
+            meter.show(sum(meter.shares.values()), len(tasks), f"{task.name} on {task.cell}")
+            run_task(task, threads, log)
+            meter.finish(task)
+            meter.look()
+    finally:
+        torch.set_num_threads(before)
+
+
+def _run_in_workers(tasks: Sequence[Task], jobs: int, threads: int, log: Path, meter: _Meter) -> None:
+    # spawn, not fork: torch's thread pools do not survive a fork.
+    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        running = {pool.submit(run_task, task, threads, log): task for task in tasks}
+        while running:
+            done, _ = wait(running, timeout=POLL, return_when="FIRST_COMPLETED")
+            for future in done:
+                task = running.pop(future)
+                _result(future, task)
+                meter.finish(task)
+            meter.look()
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _result(future: "Future[None]", task: Task) -> None:
+    try:
+        future.result()
+    except BrokenProcessPool as error:
+        raise SeepageError(
+            f"a worker died during {task.name} on {task.cell}, most likely for want of memory; "
+            "run the same command again with --jobs 1, or a smaller batch or model"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Source:
+    """One cell to attack: where its rounds lie, and its truth if there is one.
+
+    Attributes:
+        name: The cell's name, and the folder's below `attacks/`.
+        observed: Folder an attacker may read.
+        private: Folder with the truth, or None.
+        architecture: The model, where the recorded one is replaced.
+        batch_size: Batch size, where the record has none.
+    """
+
+    name: str
+    observed: Path
+    private: Path | None
+    architecture: Architecture | None = None
+    batch_size: int | None = None
+    trust: bool = False
+
+    def open(self, device: str) -> RecordedTranscript:
+        return open_transcript(
+            self.observed,
+            architecture=self.architecture,
+            batch_size=self.batch_size,
+            device=device,
+            trust=self.trust,
+        )
+
+
+def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
+    observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
+    return Source(recipe.cell, observed, private, trust=True)
+
+
+def attack_names(parts: Sequence[Part]) -> list[str]:
+    """A name for each attack of a recipe: its own, numbered where one is used twice.
+
+    >>> attack_names([Part("dlg"), Part("linear"), Part("dlg", {"steps": 9})])
+    ['dlg', 'linear', 'dlg-2']
+    """
+    names: list[str] = []
+    for part in parts:
+        base = part.use.replace(":", ".")
+        uses = sum(name == base or name.startswith(f"{base}-") for name in names)
+        names.append(base if not uses else f"{base}-{uses + 1}")
+    return names
+
+
+def threads_for(jobs: int, device: str) -> int:
+    """Threads per attack, so that all attacks together use the cores once."""
+    return max(1, (os.cpu_count() or 1) // jobs) if device == "cpu" else 1
+
+
+def attack_cells(
+    sources: Sequence[Source],
+    parts: Sequence[Part],
+    folder: Path,
+    recipes: Sequence[Recipe] | None,
+    jobs: int | None,
+    show: Show,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+) -> int:
+    """Run every attack on every round of every cell that has no outcome yet; returns the number of jobs used."""
+    tasks = []
+    for i, source in enumerate(sources):
+        own = recipes[i].attack if recipes else parts
+        seed, device = (recipes[i].seed, recipes[i].device) if recipes else (seed, device)
+        transcript = source.open("cpu")
+        for name, part in zip(attack_names(own), own, strict=True):
+            rounds = 1 if _whole(part) else len(transcript)
+            tasks += [_task(source, name, part, t, folder, seed, device) for t in range(rounds)]
+    todo = [task for task in tasks if not task.done]
+    cores = os.cpu_count() or 1
+    workers = max(1, min(jobs or (cores if device == "cpu" else 1), len(todo)))
+    run_tasks(todo, workers, threads_for(workers, device), folder / "progress.jsonl", show)
+    return workers
+
+
+def _whole(part: Part) -> bool:
+    return make_attack(part.use, part.options).rounds == "all"
+
+
+def _task(source: Source, name: str, part: Part, t: int, folder: Path, seed: int, device: str) -> Task:
+    own = generator(seed, f"attack/{source.name}/{name}", t).initial_seed() % 2**31
+    return Task(
+        cell=source.name,
+        name=name,
+        part=part,
+        t=t,
+        seed=own,
+        device=device,
+        observed=source.observed,
+        outcome=folder / "attacks" / source.name / name / f"{t:06d}",
+        architecture=source.architecture,
+        batch_size=source.batch_size,
+        trust=source.trust,
+    )

@@ -1,0 +1,54 @@
+"""Attacks by name: closed forms first, then matching. One entry each; a dotted path adds your own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from seepage.attacks.base import Attack, Inapplicable
+from seepage.attacks.linear import LinearLeak
+from seepage.attacks.matching import GradientMatching, dlg, idlg, inverting_gradients, sapag
+
+__all__ = [
+    "ATTACKS",
+    "Attack",
+    "Entry",
+    "GradientMatching",
+    "Inapplicable",
+    "LinearLeak",
+    "dlg",
+    "idlg",
+    "inverting_gradients",
+    "sapag",
+]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A named attack.
+
+    Attributes:
+        make: Class or preset; its keyword arguments are the attack's options.
+        needs: What must hold for it to apply, in words.
+        paper: Where it was published.
+        cost: Order of its cost, in words; entries are listed cheapest first.
+    """
+
+    make: Callable[..., Attack]
+    needs: str
+    paper: str
+    cost: str
+
+
+ATTACKS: dict[str, Entry] = {
+    "linear": Entry(
+        LinearLeak,
+        "a fully connected first layer with bias",
+        "Phong et al. 2017; Geiping et al. 2020, prop. 3.1",
+        "milliseconds (closed form)",
+    ),
+    "idlg": Entry(idlg, "one example; a fully connected last layer", "Zhao et al. 2020", "seconds (L-BFGS)"),
+    "dlg": Entry(dlg, "a network with smooth activations, few examples", "Zhu et al. 2019", "seconds (L-BFGS)"),
+    "sapag": Entry(sapag, "the batch size", "Wang et al. 2020", "seconds to minutes (AdamW)"),
+    "inverting_gradients": Entry(
+        inverting_gradients, "the batch size", "Geiping et al. 2020", "seconds to hours (24,000 Adam steps)"
+    ),
+}

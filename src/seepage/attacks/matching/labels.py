@@ -1,0 +1,195 @@
+"""Private labels read from the last layer's gradient. Each rule is exact under the condition it states."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Inapplicable
+from seepage.functional import last_linear
+from seepage.types import Knowledge, Round, Tensors
+
+
+class LabelInference(ABC):
+    """A rule that names a batch's labels from its update alone."""
+
+    @abstractmethod
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor | None:
+        """Labels `[n]` int64 in ascending order, or None: optimise them together with the inputs.
+
+        Raises:
+            Inapplicable: Where the rule's condition does not hold.
+        """
+
+
+def _batch_size(observed: Round) -> int:
+    if observed.batch_size is None:
+        raise Inapplicable("the batch size is unknown", "name it with --batch-size")
+    return observed.batch_size
+
+
+def _last_layer(observed: Round, knowledge: Knowledge) -> tuple[Tensor, Tensor | None]:
+    """Gradient of the last fully connected layer: weight `[classes, k]` and bias `[classes]`."""
+    found = last_linear(knowledge.model, knowledge.num_classes)
+    if found is None:
+        raise Inapplicable(
+            f"the model has no fully connected layer with {knowledge.num_classes} outputs to read labels from",
+            "tell the labels (--told labels) or set the attack's labels to 'joint'",
+        )
+    gradient: Tensors = observed.gradient(knowledge.client)
+    weight, bias = found
+    return gradient[weight].double(), None if bias is None else gradient[bias].double()
+
+
+def _bias(observed: Round, knowledge: Knowledge) -> Tensor:
+    bias = _last_layer(observed, knowledge)[1]
+    if bias is None:
+        raise Inapplicable("the last layer has no bias", "set the attack's labels to 'minimum' or 'joint'")
+    return bias
+
+
+def counts_to_labels(counts: Tensor) -> Tensor:
+    """Class counts `[classes]` to sorted labels.
+
+    >>> counts_to_labels(torch.tensor([2, 0, 1]))
+    tensor([0, 0, 2])
+    """
+    return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+
+
+def largest_remainder(shares: Tensor, total: int) -> Tensor:
+    """Round non-negative shares to whole counts that sum to `total`, largest fractions first.
+
+    >>> largest_remainder(torch.tensor([1.6, 0.2, 1.2]), 3)
+    tensor([2, 0, 1])
+    """
+    shares = shares.clamp(min=0)
+    weight = shares.sum()
+    shares = shares * (total / weight) if weight > 0 else torch.full_like(shares, total / len(shares))
+    counts = shares.floor().long()
+    rest = shares - counts
+    counts[rest.argsort(descending=True, stable=True)[: total - int(counts.sum())]] += 1
+    return counts
+
+
+@dataclass(frozen=True)
+class Given(LabelInference):
+    """The true labels, when the attacker is told them."""
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+        if observed.labels is None:
+            raise Inapplicable(
+                "the attack wants to be given the labels and this transcript does not tell them",
+                "record with --told labels, or set the attack's labels to 'auto'",
+            )
+        return observed.labels
+
+
+@dataclass(frozen=True)
+class SignOfLastBias(LabelInference):
+    """iDLG (Zhao et al. 2020): with cross-entropy only the true class has a negative last-layer gradient.
+
+    Exact for one example; with more, a class can be hidden by others, so larger batches are refused.
+    """
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+        if _batch_size(observed) != 1:
+            raise Inapplicable(
+                f"the sign rule is for one example and this update comes from {observed.batch_size}",
+                "use 'bias', 'count' or 'joint' labels",
+            )
+        weight, bias = _last_layer(observed, knowledge)
+        evidence = bias if bias is not None else weight.sum(1)
+        return evidence.argmin().reshape(1)
+
+
+@dataclass(frozen=True)
+class LastLayerMinimum(LabelInference):
+    """GradInversion (CVPR 2021, eq. 8): the classes with the smallest entry in their row of the last weight.
+
+    Exact when all labels differ and the last layer's inputs are non-negative.
+    """
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+        n = _batch_size(observed)
+        if n > knowledge.num_classes:
+            raise Inapplicable(
+                f"the minimum rule needs labels that all differ and {n} examples have only "
+                f"{knowledge.num_classes} classes",
+                "use 'count', 'bias' or 'joint' labels",
+            )
+        weight, _ = _last_layer(observed, knowledge)
+        return weight.amin(1).argsort(stable=True)[:n].sort().values
+
+
+@dataclass(frozen=True)
+class RowSumCount(LabelInference):
+    """FedLeak section 5: row sums of the last weight gradient; the smallest name the classes.
+
+    Up to as many examples as classes, each of the smallest rows gives one label (repeats cannot be told).
+    Beyond, class j counts `floor(n (s_j - max s) / sum (s - max s))`, and what the floor leaves is filled
+    round robin starting at the smallest row sum. The paper writes "max W" where only the largest row sum makes
+    the shares sum to one; we read it so.
+    """
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+        n = _batch_size(observed)
+        sums = _last_layer(observed, knowledge)[0].sum(1)  # [classes]
+        order = sums.argsort(stable=True)
+        if n <= len(sums):
+            return order[:n].sort().values
+        below = sums - sums.max()
+        total = below.sum()
+        shares = below / total if total < 0 else torch.full_like(below, 1 / len(below))
+        counts = (n * shares).floor().long()
+        for place in range(n - int(counts.sum())):
+            counts[order[place % len(order)]] += 1
+        return counts_to_labels(counts)
+
+
+@dataclass(frozen=True)
+class BiasCount(LabelInference):
+    """Counts from the bias gradient: `n_j = n (1/C - db_j)`, rounded by largest remainder.
+
+    Exact where the network's mean output is uniform over the `C` classes, as it nearly is when freshly initialised;
+    a trained network's output is not, and the rule then errs.
+    """
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+        n = _batch_size(observed)
+        bias = _bias(observed, knowledge)
+        return counts_to_labels(largest_remainder(n * (1 / knowledge.num_classes - bias), n))
+
+
+@dataclass(frozen=True)
+class Joint(LabelInference):
+    """No inference: the label probabilities are unknowns of the search (DLG)."""
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Auto(LabelInference):
+    """The labels if told; else the sign rule for one example, the bias count for more, joint as a last resort."""
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor | None:
+        if observed.labels is not None:
+            return observed.labels
+        rule: LabelInference = SignOfLastBias() if _batch_size(observed) == 1 else BiasCount()
+        try:
+            return rule(observed, knowledge)
+        except Inapplicable:
+            return None
+
+
+LABEL_RULES: dict[str, LabelInference] = {
+    "auto": Auto(),
+    "bias": BiasCount(),
+    "count": RowSumCount(),
+    "given": Given(),
+    "joint": Joint(),
+    "minimum": LastLayerMinimum(),
+    "sign": SignOfLastBias(),
+}

@@ -1,0 +1,82 @@
+"""Optimisers and schedules, as frozen settings of PyTorch's own."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, MultiStepLR
+
+Schedule = Literal["constant", "step", "cosine"]
+
+
+class OptimizerSettings(ABC):
+    """Settings from which an optimiser is made for each restart.
+
+    Attributes:
+        first_order: Whether one step takes one gradient; then directions and projections apply to it.
+    """
+
+    first_order: ClassVar[bool] = True
+
+    @abstractmethod
+    def make(self, unknowns: list[Tensor]) -> torch.optim.Optimizer:
+        """An optimiser over one restart's unknowns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(OptimizerSettings):
+    """Adam; with `weight_decay` > 0 it is AdamW (decoupled)."""
+
+    lr: float
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = 0.0
+
+    def make(self, unknowns: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(unknowns, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LBFGS(OptimizerSettings):
+    """Limited-memory BFGS; one step makes up to `inner` evaluations.
+
+    Args:
+        lr: Step length without a line search.
+        inner: Iterations within one step; PyTorch's default is 20.
+        history: Past pairs kept.
+        line_search: Use a strong-Wolfe line search; the published attacks use none.
+    """
+
+    first_order: ClassVar[bool] = False
+
+    lr: float = 1.0
+    inner: int = 20
+    history: int = 100
+    line_search: bool = False
+
+    def make(self, unknowns: list[Tensor]) -> torch.optim.Optimizer:
+        # The tolerances are off: with gradients far below 1 PyTorch's defaults end the search at its start.
+        return torch.optim.LBFGS(
+            unknowns,
+            lr=self.lr,
+            max_iter=self.inner,
+            history_size=self.history,
+            tolerance_grad=0.0,
+            tolerance_change=0.0,
+            line_search_fn="strong_wolfe" if self.line_search else None,
+        )
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int) -> LRScheduler:
+    """A learning-rate schedule over `steps` steps.
+
+    `step` divides the rate by 10 at 3/8, 5/8 and 7/8 of the steps (Inverting Gradients); `cosine` anneals to 0.
+    """
+    if schedule == "step":
+        # Whole-number milestones as in the authors' code: N // 2.667, N // 1.6, N // 1.142.
+        milestones = [int(steps // divisor) for divisor in (2.667, 1.6, 1.142)]
+        return MultiStepLR(optimizer, milestones, gamma=0.1)
+    if schedule == "cosine":
+        return CosineAnnealingLR(optimizer, T_max=max(1, steps))
+    return LambdaLR(optimizer, lambda _: 1.0)

@@ -1,0 +1,44 @@
+"""What real inputs look like, as penalties on the candidates."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from seepage.errors import Inapplicable
+from seepage.types import Knowledge
+
+
+class Prior(ABC):
+    """A penalty on candidates `[restarts, batch, *shape]`, one number for each restart."""
+
+    @abstractmethod
+    def __call__(self, candidates: Tensor) -> Tensor:
+        """Penalties `[restarts]`."""
+
+    def check(self, knowledge: Knowledge) -> None:
+        """Raise `Inapplicable` where the prior makes no sense, e.g. total variation on a table."""
+        return
+
+
+@dataclass(frozen=True)
+class TotalVariation(Prior):
+    """Anisotropic total variation: mean absolute difference of neighbours, down plus across, times `weight`.
+
+    Args:
+        weight: Weight against the gradient distance.
+    """
+
+    weight: float
+
+    def __call__(self, candidates: Tensor) -> Tensor:
+        down = (candidates[..., 1:, :] - candidates[..., :-1, :]).abs().flatten(1).mean(1)
+        across = (candidates[..., :, 1:] - candidates[..., :, :-1]).abs().flatten(1).mean(1)
+        return self.weight * (down + across)
+
+    def check(self, knowledge: Knowledge) -> None:
+        if len(knowledge.input_shape) != 3:
+            raise Inapplicable(
+                f"total variation needs images and an input here has shape {knowledge.input_shape}",
+                "set the attack's tv to 0",
+            )

@@ -1,0 +1,134 @@
+"""The matching problem of one update: objective and gradient at a candidate, in one shot or in micro-batches."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from seepage.attacks.matching.distances import Distance
+from seepage.functional import dot
+from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The distance at one candidate, and its gradients.
+
+    Attributes:
+        value: The distance.
+        by_inputs: `[n, *shape]`.
+        by_labels: `[n, classes]` for soft labels, else None.
+    """
+
+    value: float
+    by_inputs: Tensor
+    by_labels: Tensor | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Find a batch whose update is the observed one.
+
+    The client's own rule computes the dummy update, so whatever protocol the client follows is followed here.
+
+    Attributes:
+        target: The observed gradient.
+        microbatch: Examples per chunk, or None for the whole batch at once.
+    """
+
+    model: nn.Module
+    client: ClientUpdate
+    params: Tensors
+    buffers: Tensors
+    target: Tensors
+    distance: Distance
+    microbatch: int | None = None
+
+    @classmethod
+    def of(cls, observed: Round, knowledge: Knowledge, distance: Distance, microbatch: int | None) -> "Problem":
+        return cls(
+            knowledge.model,
+            knowledge.client,
+            observed.params,
+            observed.buffers,
+            observed.gradient(knowledge.client),
+            distance,
+            microbatch,
+        )
+
+    def evaluate(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+        """Distance and exact gradients at `inputs [n, *shape]` and `labels` (`[n]` or soft `[n, classes]`)."""
+        chunked = self.microbatch is not None and self.microbatch < len(inputs)
+        if chunked and self.client.separable(self.model):
+            return self._in_chunks(inputs, labels)
+        return self._at_once(inputs, labels)
+
+    def distance_at(self, inputs: Tensor, labels: Tensor) -> float:
+        """The distance alone."""
+        gradient = self.client.as_gradient(
+            self.client(self.model, self.params, Batch(inputs, labels), buffers=self.buffers)
+        )
+        return self.distance(gradient, self.target).item()
+
+    def _gradient(self, inputs: Tensor, labels: Tensor, *, create_graph: bool) -> Tensors:
+        update = self.client(
+            self.model,
+            self.params,
+            Batch(inputs, labels),
+            buffers=self.buffers,
+            create_graph=create_graph,
+        )
+        return self.client.as_gradient(update)
+
+    def _at_once(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+        leaves = _leaves(inputs, labels)
+        value = self.distance(self._gradient(*leaves, create_graph=True), self.target)
+        by_inputs, by_labels = _differentiate(value, leaves)
+        return Evaluation(value.item(), by_inputs, by_labels)
+
+    def _in_chunks(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+        """The same numbers with the memory of one chunk.
+
+        The dummy gradient g' is a mean over examples. Pass 1 adds it up without a graph; the distance gives
+        v = dD/dg'; pass 2 gives d<v, g'_chunk>/dx chunk by chunk, which is dD/dx by the chain rule.
+        """
+        n = len(inputs)
+        total = {name: torch.zeros_like(tensor) for name, tensor in self.target.items()}
+        for chunk in self._chunks(n):
+            gradient = self._gradient(inputs[chunk], labels[chunk], create_graph=False)
+            for name, tensor in gradient.items():
+                total[name] += tensor * (len(inputs[chunk]) / n)
+        dummy = {name: tensor.requires_grad_() for name, tensor in total.items()}
+        value = self.distance(dummy, self.target)
+        slopes = torch.autograd.grad(value, list(dummy.values()), materialize_grads=True)
+        v = dict(zip(dummy, slopes, strict=True))
+
+        by_inputs, by_labels = [], []
+        for chunk in self._chunks(n):
+            leaves = _leaves(inputs[chunk], labels[chunk])
+            share = len(leaves[0]) / n
+            along = dot(self._gradient(*leaves, create_graph=True), v) * share
+            slope_inputs, slope_labels = _differentiate(along, leaves)
+            by_inputs.append(slope_inputs)
+            by_labels.append(slope_labels)
+        soft = [slope for slope in by_labels if slope is not None]
+        return Evaluation(value.item(), torch.cat(by_inputs), torch.cat(soft) if soft else None)
+
+    def _chunks(self, n: int) -> Iterator[slice]:
+        size = self.microbatch or n
+        return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
+
+def _leaves(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = inputs.detach().requires_grad_()
+    soft = labels.is_floating_point()
+    return leaf, labels.detach().requires_grad_() if soft else labels
+
+
+def _differentiate(value: Tensor, leaves: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    inputs, labels = leaves
+    if not labels.requires_grad:
+        return torch.autograd.grad(value, inputs)[0], None
+    by_inputs, by_labels = torch.autograd.grad(value, (inputs, labels))
+    return by_inputs, by_labels

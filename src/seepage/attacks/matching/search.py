@@ -1,0 +1,117 @@
+"""One restart of a search: its unknowns, its optimiser, the best point seen; and how it travels to disk."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.matching.optimizers import OptimizerSettings, Schedule, make_schedule
+from seepage.types import Tensors
+
+
+@dataclass
+class Best:
+    """The point of lowest objective so far. Selected by the objective, never by a score."""
+
+    objective: float
+    inputs: Tensor
+    labels: Tensor
+
+
+class Search:
+    """One restart.
+
+    Args:
+        unknowns: First unknowns of the parameterization.
+        logits: `[n, classes]` first label logits, or None when labels are fixed.
+        optimizer: Settings.
+        schedule: Learning-rate schedule.
+        steps: Steps the schedule spans.
+    """
+
+    def __init__(
+        self,
+        unknowns: Tensor,
+        logits: Tensor | None,
+        optimizer: OptimizerSettings,
+        schedule: Schedule,
+        steps: int,
+    ) -> None:
+        self.unknowns = unknowns.requires_grad_()
+        self.logits = None if logits is None else logits.requires_grad_()
+        self.free = [self.unknowns] + ([self.logits] if self.logits is not None else [])
+        self.optimizer = optimizer.make(self.free)
+        self.schedule = make_schedule(self.optimizer, schedule, steps)
+        self.best: Best | None = None
+        self.history: list[tuple[int, float]] = []
+        self.evaluations = 0
+        self.ended: str | None = None
+
+    def offer(self, objective: float, inputs: Tensor, labels: Tensor) -> None:
+        """Keep a point if it is the best so far."""
+        if self.best is None or objective < self.best.objective:
+            self.best = Best(objective, inputs.detach().clone(), labels.detach().clone())
+
+    def save(self) -> tuple[Tensors, dict[str, Any]]:
+        """Everything needed to go on with the same bits."""
+        tensors: Tensors = {"unknowns": self.unknowns.detach()}
+        if self.logits is not None:
+            tensors["logits"] = self.logits.detach()
+        facts: dict[str, Any] = {
+            "history": self.history,
+            "evaluations": self.evaluations,
+            "ended": self.ended,
+            "optimizer": pack(self.optimizer.state_dict(), "optimizer", tensors),
+            "schedule": {"last_epoch": self.schedule.last_epoch, "last_lr": self.schedule.get_last_lr()},
+        }
+        if self.best is not None:
+            tensors |= {"best/inputs": self.best.inputs, "best/labels": self.best.labels}
+            facts["best"] = self.best.objective
+        return tensors, facts
+
+    def load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
+        """Go on from what `save` gave."""
+        with torch.no_grad():
+            self.unknowns.copy_(tensors["unknowns"])
+            if self.logits is not None:
+                self.logits.copy_(tensors["logits"])
+        self.optimizer.load_state_dict(unpack(facts["optimizer"], tensors))
+        self.schedule.last_epoch = facts["schedule"]["last_epoch"]
+        self.schedule._last_lr = facts["schedule"]["last_lr"]
+        self.history = [(step, value) for step, value in facts["history"]]
+        self.evaluations, self.ended = facts["evaluations"], facts["ended"]
+        if "best" in facts:
+            self.best = Best(facts["best"], tensors["best/inputs"], tensors["best/labels"])
+
+
+def pack(state: Any, path: str, tensors: Tensors) -> Any:
+    """An optimiser's nested state as JSON, its tensors moved into `tensors` under their path.
+
+    Dictionaries become lists of pairs, because JSON would turn their whole-number keys into text.
+
+    >>> tensors: Tensors = {}
+    >>> packed = pack({0: [torch.ones(1), 2.0], "on": True}, "s", tensors)
+    >>> unpack(packed, tensors)
+    {0: [tensor([1.]), 2.0], 'on': True}
+    """
+    if isinstance(state, Tensor):
+        # A clone: optimisers may hold views of one another, and safetensors stores each tensor by itself.
+        tensors[path] = state.detach().clone()
+        return {"tensor": path}
+    if isinstance(state, dict):
+        return {"pairs": [[key, pack(value, f"{path}.{key}", tensors)] for key, value in state.items()]}
+    if isinstance(state, list | tuple):
+        return {"items": [pack(value, f"{path}.{i}", tensors) for i, value in enumerate(state)]}
+    return state
+
+
+def unpack(packed: Any, tensors: Tensors) -> Any:
+    """The reverse of `pack`."""
+    if not isinstance(packed, dict):
+        return packed
+    if "tensor" in packed:
+        return tensors[packed["tensor"]].clone()
+    if "pairs" in packed:
+        return {key: unpack(value, tensors) for key, value in packed["pairs"]}
+    return [unpack(value, tensors) for value in packed["items"]]

@@ -1,0 +1,288 @@
+"""The command line: `seepage audit`, and its parts `record`, `attack`, `score`, `report`, `list`, `validate`."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from seepage.errors import SeepageError
+
+app = typer.Typer(
+    name="seepage",
+    help="How much private data can be read back out of a federated-learning update?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="fc2, convnet, torchvision:NAME, timm:NAME or module:factory.")
+]
+SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
+ToldOption = Annotated[list[str] | None, typer.Option("--told", help="Tell the attacker more: labels. Repeatable.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any recipe value: KEY=VALUE. Repeatable.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks at a time; default: one per core.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the verdict only.")]
+GateOption = Annotated[
+    str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'psnr>20'.")
+]
+RecipeArgument = Annotated[str | None, typer.Argument(help="A recipe: FILE.toml or a name from `seepage list`.")]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130; faults of ours show a traceback."""
+    try:
+        app()
+    except SeepageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; what is finished is kept, and the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
+
+
+def _command() -> str:
+    return shlex.join(["seepage", *sys.argv[1:]])
+
+
+def _tables(
+    recipe: str | None,
+    data: str | None,
+    model: str | None,
+    batch_size: int | None,
+    seed: int | None,
+    device: str | None,
+    told: list[str] | None,
+    attacks: list[str] | None,
+    settings: list[str] | None,
+) -> dict[str, Any]:
+    """A recipe's tables with the command line's changes."""
+    from seepage.recipe import find_recipe, read_recipe
+    from seepage.settings import change
+
+    tables = read_recipe(find_recipe(recipe or "default"))
+    if attacks:
+        known = {table.get("use"): table for table in tables.get("attack", []) if isinstance(table, dict)}
+        tables["attack"] = [known.get(use, {"use": use}) for use in attacks]
+    for key, chosen in (("data", data), ("model", model)):
+        if chosen is not None:
+            tables[key] = {}  # the options of the recipe's own choice do not belong to another
+    given = {"data.use": data, "model.use": model, "batch.size": batch_size, "seed": seed, "device": device}
+    changes = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
+    if told:
+        changes.append(f"knowledge.told={json.dumps(told)}")
+    tables = change(tables, changes + (settings or []))
+    check_device(str(tables.get("device", "cpu")))
+    return tables
+
+
+def check_device(device: str) -> None:
+    """Raise unless torch can use the device here."""
+    import torch
+
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
+
+
+@app.command()
+def audit(
+    recipe: RecipeArgument = None,
+    data: DataOption = None,
+    model: ModelOption = None,
+    batch_size: SizeOption = None,
+    attack: Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")] = None,
+    told: ToldOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    settings: SetOption = None,
+    out: OutOption = None,
+    jobs: JobsOption = None,
+    fail_if: GateOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Record real updates, attack them, score what came back, and write a report."""
+    from seepage.audit import run
+    from seepage.results import parse_condition
+    from seepage.terminal import progress_bar
+
+    condition = parse_condition(fail_if) if fail_if else None
+    tables = _tables(recipe, data, model, batch_size, seed, device, told, attack, settings)
+    with progress_bar(off=as_json or quiet) as show:
+        finished = run(tables, out=out, jobs=jobs, show=show, command=_command())
+        _write_pages(finished.folder, show, again=False)
+    _present(finished.folder, finished.result, as_json, quiet, note_old=not finished.fresh)
+    _gate(finished.result, condition)
+
+
+def _write_pages(folder: Path, show: Any, *, again: bool) -> None:
+    """Pictures first, the report last; a run that has both is left as it is."""
+    from seepage.report import write_grid, write_report
+
+    if again or not (folder / "report.html").exists():
+        show(0.99, 1, "writing the report")
+        write_grid(folder)
+        write_report(folder)
+
+
+def _present(folder: Path, result: Any, as_json: bool, quiet: bool, *, note_old: bool = False) -> None:
+    from seepage.terminal import print_result
+
+    if as_json:
+        keys = ("schema", "verdict", "verdict_level", "rows", "cells", "thresholds")
+        print(json.dumps({"run": str(folder), **{key: result[key] for key in keys}}, allow_nan=False))
+    else:
+        print_result(folder, result, quiet=quiet, note_old=note_old)
+
+
+def _gate(result: Any, condition: tuple[str, str, float] | None) -> None:
+    from seepage.results import violations
+
+    if condition is None:
+        return
+    found = violations(result["rows"], condition)
+    if found:
+        key, sign, number = condition
+        worst = ", ".join(f"{row['attack']} on {row['cell']} ({row[key]:g})" for row in found[:3])
+        print(f"failed: {len(found)} rows have {key} {sign} {number:g}: {worst}", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+@app.command()
+def record(
+    recipe: RecipeArgument = None,
+    data: DataOption = None,
+    model: ModelOption = None,
+    batch_size: SizeOption = None,
+    told: ToldOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    settings: SetOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Only let the simulated client compute its updates: writes observed/ and private/."""
+    from seepage.audit import record_only
+    from seepage.terminal import progress_bar
+
+    tables = _tables(recipe, data, model, batch_size, seed, device, told, None, settings)
+    with progress_bar(off=as_json or quiet) as show:
+        folder = record_only(tables, out=out, show=show)
+    if as_json:
+        print(json.dumps({"schema": 1, "run": str(folder)}))
+    else:
+        print(f"recorded: {folder}/observed (what a server sees) and {folder}/private (the truth; keep it)")
+
+
+@app.command()
+def attack(
+    folder: Annotated[Path, typer.Argument(help="An observed/ folder, also somebody else's.")],
+    use: Annotated[list[str], typer.Option("--use", help="Attack name or module:Attack. Repeatable.")],
+    model: ModelOption = None,
+    batch_size: SizeOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    settings: SetOption = None,
+    out: OutOption = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Attack recorded updates without the truth at hand."""
+    from seepage.audit import attack_only
+    from seepage.settings import change
+    from seepage.terminal import progress_bar
+
+    tables = change({"attack": [{"use": name} for name in use]}, settings or [])
+    check_device(device or "cpu")
+    with progress_bar(off=as_json or quiet) as show:
+        finished = attack_only(
+            folder,
+            tables["attack"],
+            model=model,
+            batch_size=batch_size,
+            seed=seed or 0,
+            device=device or "cpu",
+            out=out,
+            jobs=jobs,
+            show=show,
+            command=_command(),
+        )
+        _write_pages(finished.folder, show, again=finished.fresh)
+    _present(finished.folder, finished.result, as_json, quiet, note_old=not finished.fresh)
+
+
+@app.command()
+def score(
+    run: Annotated[Path, typer.Argument(help="A run folder of `seepage attack` or `seepage audit`.")],
+    truth: Annotated[Path | None, typer.Option("--truth", help="The private/ folder with the truth.")] = None,
+    settings: SetOption = None,
+    fail_if: GateOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Score a run that was attacked without the truth, or show an audit's scores again."""
+    from seepage.audit import score_run
+    from seepage.results import parse_condition
+
+    condition = parse_condition(fail_if) if fail_if else None
+    finished = score_run(run, truth, settings or [])
+    _write_pages(run, lambda *_: None, again=finished.fresh)
+    _present(run, finished.result, as_json, quiet)
+    _gate(finished.result, condition)
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A finished run folder.")]) -> None:
+    """Write report.html and grid.png of a finished run again."""
+    from seepage.report import write_grid, write_report
+
+    write_grid(run)
+    print(write_report(run))
+
+
+@app.command("list")
+def list_(as_json: JsonOption = False) -> None:
+    """List attacks, defenses, clients, models, data sets, metrics and recipes."""
+    from seepage.catalog import catalog
+    from seepage.terminal import print_catalog
+
+    found = catalog()
+    if as_json:
+        print(json.dumps(found))
+    else:
+        print_catalog(found)
+
+
+@app.command()
+def validate(
+    path: Annotated[str, typer.Argument(help="A recipe, or an observed/ folder.")],
+    settings: SetOption = None,
+) -> None:
+    """Check a recipe or a recorded folder without running anything."""
+    from seepage.audit import validate_folder
+    from seepage.recipe import cells, find_recipe, read_recipe
+    from seepage.settings import change
+
+    if Path(path).is_dir():
+        for line in validate_folder(Path(path)):
+            print(line)
+        return
+    for recipe in cells(change(read_recipe(find_recipe(path)), settings or [])):
+        print(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks")
+
+
+if __name__ == "__main__":
+    main()

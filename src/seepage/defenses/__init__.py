@@ -1,0 +1,15 @@
+"""What a client does to its update before sending it: one file per defence, composed left to right."""
+
+from collections.abc import Callable
+
+from seepage.defenses.compose import Compose
+from seepage.defenses.noise import GaussianNoise
+from seepage.defenses.sparsify import Sparsify
+from seepage.types import Defense
+
+DEFENSES: dict[str, Callable[..., Defense]] = {
+    "gaussian_noise": GaussianNoise,
+    "sparsify": Sparsify,
+}
+
+__all__ = ["DEFENSES", "Compose", "GaussianNoise", "Sparsify"]

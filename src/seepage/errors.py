@@ -1,0 +1,42 @@
+"""The errors a user can cause. Each message is one sentence or two: what, why, the remedy."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SeepageError(Exception):
+    """Something the user can put right. The command line prints it and exits with code 2."""
+
+
+class Inapplicable(SeepageError):
+    """An attack does not apply to this transcript. A result row, never a crash.
+
+    Args:
+        reason: What is missing or in the way.
+        remedy: What would make the attack apply, or what to use instead.
+    """
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
+class Problems(SeepageError):
+    """Several mistakes found in one go, one line each."""
+
+    def __init__(self, title: str, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join([title, *(f"  - {problem}" for problem in self.problems)]))
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> SeepageError:
+    """The error for a name that is not in a list, with the nearest names that are.
+
+    >>> str(unknown("attack", "dgl", ["dlg", "linear"]))
+    "unknown attack 'dgl'; did you mean 'dlg'? Known: dlg, linear"
+    """
+    known = sorted(known)
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
+    return SeepageError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known) or '(none)'}")

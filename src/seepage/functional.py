@@ -1,0 +1,157 @@
+"""Small pure helpers on models and named gradients: modes, states, seeds, the layers that matter."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from seepage.types import Tensors
+
+
+def generator(seed: int, purpose: str, t: int = 0, device: torch.device | str = "cpu") -> Generator:
+    """A generator of its own for one use, derived from `(seed, purpose, t)`; no global seed is touched.
+
+    >>> a, b = generator(0, "noise", 3), generator(0, "noise", 3)
+    >>> torch.equal(torch.rand(4, generator=a), torch.rand(4, generator=b))
+    True
+    """
+    digest = hashlib.blake2b(f"{seed}/{purpose}/{t}".encode(), digest_size=8).digest()
+    return Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
+
+
+@contextmanager
+def frozen_randomness(seed: int) -> Iterator[None]:
+    """Run code that draws from torch's global generator (layer initialisation) reproducibly, then restore it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Put a model in train or eval mode for a block and restore every module's own mode after it.
+
+    Dropout stays off in both modes: its masks would make an update unrepeatable for client and attacker alike.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            module.training = training and not isinstance(module, nn.modules.dropout._DropoutNd)
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def state_of(model: nn.Module) -> tuple[Tensors, Tensors]:
+    """Detached copies of a model's trainable parameters and of its buffers, by name."""
+    params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    return params, buffers
+
+
+def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None) -> Tensor:
+    """The model's output at `params`, leaving the module and the given buffers as they were.
+
+    Buffers are copied first: batch norm in train mode writes to them.
+    """
+    copies = {name: b.clone() for name, b in (buffers or dict(model.named_buffers())).items()}
+    output: Tensor = functional_call(model, {**params, **copies}, (inputs,))
+    return output
+
+
+def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
+    """Inner product of two named gradients, over all tensors."""
+    return torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
+
+
+def norm(a: Mapping[str, Tensor]) -> Tensor:
+    """Euclidean norm of a named gradient, over all tensors."""
+    return torch.stack([tensor.pow(2).sum() for tensor in a.values()]).sum().sqrt()
+
+
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether any layer is a batch norm, which couples the examples of a batch in train mode."""
+    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def has_dropout(model: nn.Module) -> bool:
+    """Whether any layer is a dropout."""
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) for module in model.modules())
+
+
+@dataclass(frozen=True)
+class InputLayer:
+    """A fully connected layer that reads the (possibly normalised) input itself.
+
+    Attributes:
+        weight: Name of the `[m, d]` weight.
+        bias: Name of the `[m]` bias, or None.
+        scale: `[d]` what each flattened input is multiplied with before the layer.
+        shift: `[d]` what is added after that.
+    """
+
+    weight: str
+    bias: str | None
+    scale: Tensor
+    shift: Tensor
+
+    def to_inputs(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """`[k, d]` inputs of the layer back to `[k, *shape]` inputs of the model."""
+        return ((rows - self.shift.to(rows)) / self.scale.to(rows)).reshape(len(rows), *shape)
+
+
+def first_layer(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """The first module, in registration order, that has parameters of its own."""
+    for name, module in model.named_modules():
+        if next(module.parameters(recurse=False), None) is not None:
+            return name, module
+    return None
+
+
+def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...]) -> InputLayer | None:
+    """Find the fully connected layer that reads the input directly, or None.
+
+    The layer's input is measured at three probes; it must be the flattened model input, each entry scaled and
+    shifted (a normalisation). So this works on any module, whatever its code looks like.
+    """
+    found = first_layer(model)
+    if found is None or not isinstance(found[1], nn.Linear):
+        return None
+    name, layer = found
+    like = next(iter(params.values()))
+    probe = torch.rand((1, *input_shape), generator=generator(0, "probe"), dtype=torch.float64)
+    probes = torch.cat([torch.zeros_like(probe), torch.ones_like(probe), probe]).to(like)
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            forward(model, params, probes)
+    finally:
+        handle.remove()
+    if len(seen) != 1 or seen[0].shape != (3, probes[0].numel()):
+        return None
+    zero, one, at_probe = seen[0].double()
+    scale, shift = one - zero, zero
+    expected = shift + scale * probes[2].flatten().double()
+    if not torch.allclose(at_probe, expected, rtol=1e-4, atol=1e-4) or (scale.abs() < 1e-12).any():
+        return None
+    prefix = f"{name}." if name else ""
+    return InputLayer(f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None, scale, shift)
+
+
+def last_linear(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
+    """Names of weight `[classes, k]` and bias of the last fully connected layer with one row per class."""
+    found = None
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module.out_features == num_classes:
+            found = name, module
+    if found is None:
+        return None
+    name, layer = found
+    prefix = f"{name}." if name else ""
+    return f"{prefix}weight", f"{prefix}bias" if layer.bias is not None else None

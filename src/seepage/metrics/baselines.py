@@ -1,0 +1,35 @@
+"""Guesses that need no attack. A reconstruction means something only where it beats them."""
+
+import torch
+from torch import Tensor
+
+
+def baselines(
+    truth: Tensor, *, seed: int, value_range: tuple[float, float] = (0.0, 1.0)
+) -> dict[str, Tensor]:
+    """Make the three guesses that every score is printed beside.
+
+    Args:
+        truth: `[n, *shape]` the true examples, in the value range.
+        seed: Seed of the `random` guess.
+        value_range: Smallest and largest value an input can take.
+
+    Returns:
+        Guesses shaped like `truth`: `grey`, the middle of the value range. `mean_color`, each image's own
+        mean color (for other shapes, the mean over all its features): an oracle, since no attacker is told
+        it, and the floor that a recovery has to beat. `random`, uniform noise.
+
+    >>> guesses = baselines(torch.tensor([[0.0, 1.0, 0.2]]), seed=0)
+    >>> guesses["grey"], guesses["mean_color"]
+    (tensor([[0.5000, 0.5000, 0.5000]]), tensor([[0.4000, 0.4000, 0.4000]]))
+    """
+    low, high = value_range
+    rest = (2, 3) if truth.ndim == 4 else tuple(range(1, truth.ndim))
+    mean = truth.double().mean(rest, keepdim=True).to(truth.dtype)
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.rand(truth.shape, generator=generator, dtype=torch.float32).to(truth)
+    return {
+        "grey": torch.full_like(truth, (low + high) / 2),
+        "mean_color": mean.expand_as(truth).clone(),
+        "random": noise * (high - low) + low,
+    }

@@ -1,0 +1,289 @@
+"""How far a guess is from the truth: pure functions `[n, *shape] x [n, *shape] -> [n]`, per example.
+
+All inputs are on [0, 1] (`data_range = 1`). Nothing is pooled over the batch: the mean of per-image PSNR and
+the PSNR of the pooled MSE are different numbers, and only the first is about single examples.
+"""
+
+import pickle
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from seepage.errors import SeepageError, unknown
+
+MSE_FLOOR = 1e-15
+"""Smallest MSE that `psnr` tells apart from zero: an exact guess scores 150 dB."""
+
+SSIM_WINDOW = 11
+SSIM_SIGMA = 1.5
+SMALLEST_SIDE = 3
+
+LpipsNet = Literal["vgg", "alex"]
+_SMALLEST_LPIPS_SIDE: dict[str, int] = {"vgg": 16, "alex": 31}
+
+# Small pieces stay in the processor's cache: SSIM of 256 images is some eight times faster than in one piece.
+_SSIM_PIECE = 1 << 14
+_PIECE = 1 << 20
+
+
+def mse(guesses: Tensor, truth: Tensor) -> Tensor:
+    """Mean squared error per example, computed in float64 so that exact recoveries are told apart.
+
+    Args:
+        guesses: `[n, *shape]`, any floating dtype.
+        truth: `[n, *shape]`.
+
+    Returns:
+        `[n]` float64, 0 or more. Lower is better.
+
+    Raises:
+        SeepageError: Where the shapes differ.
+
+    >>> mse(torch.zeros(2, 3), torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.5]]))
+    tensor([1.0000, 0.0833], dtype=torch.float64)
+    """
+    return _in_pieces(
+        lambda a, b: (a.double() - b.double()).square().flatten(1).mean(1), guesses, truth, _PIECE
+    )
+
+
+def psnr(guesses: Tensor, truth: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio per example, `10 log10(1 / MSE)`, for values on [0, 1].
+
+    Args:
+        guesses: `[n, *shape]` on [0, 1].
+        truth: `[n, *shape]` on [0, 1].
+
+    Returns:
+        `[n]` float64 in dB; higher is better. The MSE has a floor of 1e-15, so an exact guess scores 150 dB.
+
+    Raises:
+        SeepageError: Where the shapes differ.
+
+    >>> psnr(torch.full((1, 1, 4, 4), 0.5), torch.full((1, 1, 4, 4), 0.4)).round(decimals=3)
+    tensor([20.], dtype=torch.float64)
+    """
+    return -10.0 * mse(guesses, truth).clamp_min(MSE_FLOOR).log10()
+
+
+def cosine(guesses: Tensor, truth: Tensor) -> Tensor:
+    """Cosine of the angle between guess and truth, per example; 0 where either is all zeros.
+
+    Args:
+        guesses: `[n, *shape]`, any range.
+        truth: `[n, *shape]`.
+
+    Returns:
+        `[n]` float64 in [-1, 1]. Higher is better.
+
+    Raises:
+        SeepageError: Where the shapes differ.
+
+    >>> cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 2.0]]))
+    tensor([0.7071], dtype=torch.float64)
+    """
+    return _in_pieces(_cosine, guesses, truth, _PIECE)
+
+
+def _cosine(guesses: Tensor, truth: Tensor) -> Tensor:
+    a, b = (nn.functional.normalize(t.double().flatten(1), dim=1) for t in (guesses, truth))
+    return (a * b).sum(1).clamp(-1.0, 1.0)
+
+
+def is_image(shape: tuple[int, ...]) -> bool:
+    """Whether examples of this shape (without the batch) are images that SSIM and LPIPS are made for.
+
+    >>> is_image((3, 32, 32)), is_image((1, 2, 50)), is_image((784,))
+    (True, False, False)
+    """
+    return len(shape) == 3 and min(shape[1:]) >= SMALLEST_SIDE
+
+
+def ssim_window(height: int, width: int) -> int:
+    """Width of the SSIM window: 11, or the largest odd number that fits a smaller image.
+
+    >>> ssim_window(32, 32), ssim_window(8, 20)
+    (11, 7)
+    """
+    short = min(height, width)
+    return min(SSIM_WINDOW, short if short % 2 else short - 1)
+
+
+def ssim(guesses: Tensor, truth: Tensor) -> Tensor:
+    """Structural similarity per image (Wang et al. 2004), with a Gaussian window of 11 and sigma 1.5.
+
+    The map is averaged over the whole image and over channels. At the border the image is mirrored (without
+    repeating the edge); scikit-image leaves 5 pixels out at each side instead, so the two agree to rounding
+    on an image that was mirrored beforehand, and inside the border otherwise.
+    For images with a short side below 11 the window shrinks to the largest odd number that fits
+    (`ssim_window`) and sigma with it; such numbers do not compare with those of larger images.
+    Computed in float32: within about 2e-5 of float64.
+
+    Args:
+        guesses: `[n, C, H, W]` on [0, 1], H and W at least 3.
+        truth: `[n, C, H, W]` on [0, 1].
+
+    Returns:
+        `[n]` float64 in [-1, 1]; higher is better, 1 only for an exact guess.
+
+    Raises:
+        SeepageError: Where the shapes differ or are not images; ask `is_image` first.
+
+    >>> image = torch.linspace(0, 1, 256).reshape(1, 1, 16, 16)
+    >>> ssim(image, image)
+    tensor([1.], dtype=torch.float64)
+    """
+    _check_images(guesses, truth)
+    window = ssim_window(truth.shape[2], truth.shape[3])
+    # torchmetrics derives a Gaussian window's width from sigma, int(3.5 sigma + 0.5) at each side, and
+    # ignores its kernel_size; this sigma gives exactly `window` for every odd number up to 11.
+    sigma = SSIM_SIGMA * window / SSIM_WINDOW
+    return _in_pieces(lambda a, b: _ssim(a, b, sigma), guesses, truth, _SSIM_PIECE)
+
+
+def _ssim(guesses: Tensor, truth: Tensor, sigma: float) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchmetrics.functional.image import structural_similarity_index_measure
+
+        # the map itself, since releases of torchmetrics differ in whether their mean leaves out the border
+        _, pixels = structural_similarity_index_measure(
+            guesses.float(),
+            truth.float(),
+            sigma=sigma,
+            data_range=1.0,
+            reduction="none",
+            return_full_image=True,
+        )
+    return cast(Tensor, pixels).double().flatten(1).mean(1)
+
+
+def lpips(guesses: Tensor, truth: Tensor, net: LpipsNet = "vgg") -> Tensor | None:
+    """Learned perceptual distance per image (Zhang et al. 2018), where the backbone's weights are on disk.
+
+    Nothing is ever downloaded. Grey images are repeated to three channels. Images that are too small for the
+    backbone (short side below 16 for `vgg`, 31 for `alex`) have no LPIPS: enlarging them first would give
+    a number that cannot be compared with any other.
+
+    Args:
+        guesses: `[n, C, H, W]` on [0, 1], C = 1 or 3.
+        truth: `[n, C, H, W]` on [0, 1].
+        net: Backbone: `vgg` (VGG-16) or `alex` (AlexNet).
+
+    Returns:
+        `[n]` float64, 0 for an exact guess; lower is better. None where the weights are missing, the images
+        have too few pixels or another number of channels; `lpips_missing` says which.
+
+    Raises:
+        SeepageError: Where the shapes differ, are not images, or the weights file cannot be read.
+
+    >>> lpips(torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)) is None
+    True
+    """
+    _check_images(guesses, truth)
+    if lpips_missing(tuple(truth.shape[1:]), net) is not None:
+        return None
+    backbone = _lpips_net(net).to(truth.device)
+    return _in_pieces(lambda a, b: _lpips(backbone, a, b), guesses, truth, _PIECE)
+
+
+def _lpips(backbone: nn.Module, guesses: Tensor, truth: Tensor) -> Tensor:
+    a, b = (t.float().clamp(0.0, 1.0).expand(-1, 3, -1, -1) for t in (guesses, truth))
+    with torch.no_grad():
+        return cast(Tensor, backbone(a, b, normalize=True)).flatten().double()
+
+
+@lru_cache(maxsize=1)
+def _lpips_net(net: LpipsNet) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchmetrics.image.lpip import LearnedPerceptualImagePatchSimilarity
+
+        try:
+            return cast(nn.Module, LearnedPerceptualImagePatchSimilarity(net_type=net).net)
+        except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+            raise SeepageError(
+                f"the LPIPS weights in {lpips_weights(net)} cannot be read, so the file is damaged or cut "
+                "short; delete it and fetch it again"
+            ) from error
+
+
+def lpips_missing(shape: tuple[int, ...], net: LpipsNet = "vgg") -> str | None:
+    """Why examples of this shape (without the batch) have no LPIPS here, as a sentence; None where they have.
+
+    >>> lpips_missing((3, 8, 8))
+    'LPIPS with vgg needs images of 1 or 3 channels with sides of 16 or more, got (3, 8, 8).'
+    """
+    _check_net(net)
+    least = _SMALLEST_LPIPS_SIDE[net]
+    if not is_image(shape) or shape[0] not in (1, 3) or min(shape[1:]) < least:
+        return f"LPIPS with {net} needs images of 1 or 3 channels with sides of {least} or more, got {shape}."
+    return None if lpips_weights(net).is_file() else lpips_help(net)
+
+
+def lpips_weights(net: LpipsNet = "vgg") -> Path:
+    """Where torchvision keeps the backbone's weights once they are fetched; the file may not exist.
+
+    >>> lpips_weights("alex").suffix
+    '.pth'
+    """
+    _check_net(net)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torchvision.models import AlexNet_Weights, VGG16_Weights
+
+        weights = {"vgg": VGG16_Weights.DEFAULT, "alex": AlexNet_Weights.DEFAULT}[net]
+        return Path(torch.hub.get_dir(), "checkpoints", weights.url.rsplit("/", 1)[-1])
+
+
+def lpips_help(net: LpipsNet = "vgg") -> str:
+    """One sentence that says how to get the weights LPIPS needs.
+
+    >>> lpips_help("alex").startswith("LPIPS needs the weights of torchvision's alexnet")
+    True
+    """
+    path, model = lpips_weights(net), {"vgg": "vgg16", "alex": "alexnet"}[net]
+    return (
+        f"LPIPS needs the weights of torchvision's {model}, which are not on this machine: where there is "
+        f"network run `python -c \"import torchvision; torchvision.models.{model}(weights='DEFAULT')\"`, "
+        f"then copy {path.name} to {path.parent}."
+    )
+
+
+def _check_net(net: str) -> None:
+    if net not in _SMALLEST_LPIPS_SIDE:
+        raise unknown("LPIPS network", net, _SMALLEST_LPIPS_SIDE)
+
+
+def _check_images(guesses: Tensor, truth: Tensor) -> None:
+    _check_shapes(guesses, truth)
+    if not is_image(tuple(truth.shape[1:])):
+        raise SeepageError(
+            f"examples of shape {tuple(truth.shape[1:])} are not images, so SSIM and LPIPS do not apply; "
+            f"use mse or psnr, or pass [n, C, H, W] with sides of {SMALLEST_SIDE} or more"
+        )
+
+
+def _check_shapes(guesses: Tensor, truth: Tensor) -> None:
+    if guesses.shape != truth.shape:
+        raise SeepageError(
+            f"guesses {tuple(guesses.shape)} and truth {tuple(truth.shape)} cannot be compared one by one; "
+            "align them first, so that both have the same shape"
+        )
+
+
+def _in_pieces(
+    measure: Callable[[Tensor, Tensor], Tensor], guesses: Tensor, truth: Tensor, values: int
+) -> Tensor:
+    """Apply `measure` to a few examples at a time, about `values` numbers each, and join the results."""
+    _check_shapes(guesses, truth)
+    if not len(truth):
+        return torch.empty(0, dtype=torch.float64, device=truth.device)
+    size = max(1, values // max(1, truth[0].numel()))
+    pairs = zip(guesses.split(size), truth.split(size), strict=True)
+    return torch.cat([measure(a, b) for a, b in pairs])

@@ -1,0 +1,202 @@
+"""Score a reconstruction against the truth: align once, measure everything, keep every example."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from seepage.errors import SeepageError, unknown
+from seepage.metrics import image
+from seepage.metrics.align import Alignment, align
+from seepage.metrics.baselines import baselines
+from seepage.metrics.labels import label_accuracy, label_hits
+from seepage.metrics.scores import Scores
+from seepage.types import Batch, Reconstruction
+
+_MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
+    "mse": image.mse,
+    "psnr": image.psnr,
+    "ssim": image.ssim,
+    "lpips": image.lpips,
+    "cosine": image.cosine,
+}
+_IMAGES_ONLY = frozenset({"ssim", "lpips"})
+_KNOWN = (*_MEASURES, "label")
+_FEATURE_NOTE = (
+    "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
+)
+# All batches share one noise picture, so that `random` differs between batches only by the truth.
+_NOISE_SEED = 0
+
+
+def score(
+    reconstruction: Reconstruction,
+    truth: Batch,
+    *,
+    value_range: tuple[float, float] = (0.0, 1.0),
+    metrics: Sequence[str] = ("mse", "psnr", "ssim"),
+    method: str | None = None,
+    recovered_ssim: float = 0.6,
+    recovered_gain_db: float = 3.0,
+    exact_db: float = 40.0,
+) -> Scores:
+    """Match guesses with examples and measure each pair, beside three guesses that need no attack.
+
+    Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An example counts as
+    recovered when it has a guess, its SSIM is at least `recovered_ssim` and its PSNR at least
+    `recovered_gain_db` above that of its own mean color; for examples that are not images only the gain
+    counts. (An example of one flat color can therefore never count as recovered.)
+
+    For a reconstruction in feature space `truth.inputs` must hold the true features. Value range, baselines
+    and the image metrics do not apply there; guesses are matched by cosine, and `cosine` is the only metric.
+
+    Args:
+        reconstruction: The guesses.
+        truth: The private batch.
+        value_range: Smallest and largest value an input can take.
+        metrics: Names from `METRICS`. MSE and PSNR are always measured, the names say which rows come out;
+            `label` is added where labels were guessed. Without `ssim`, `recovered` of images is None.
+        method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry
+            indices, else hungarian.
+        recovered_ssim: SSIM from which an image counts as recovered.
+        recovered_gain_db: Gain over the own mean color in dB from which an example counts as recovered.
+        exact_db: PSNR in dB above which an example counts as exact.
+
+    Returns:
+        The scores of this batch.
+
+    Raises:
+        SeepageError: For an unknown metric or method, shapes that do not fit, an empty batch, or a truth with
+            NaN or with values outside `value_range`.
+
+    >>> truth = Batch(torch.eye(2).reshape(2, 1, 1, 2), torch.tensor([0, 1]))
+    >>> found = score(Reconstruction(truth.inputs.flip(0)), truth)
+    >>> found.alignment, found.psnr, found.ssim
+    ('hungarian', 150.0, None)
+    """
+    for name in metrics:
+        if name not in _KNOWN:
+            raise unknown("metric", name, _KNOWN)
+    feature = reconstruction.space == "feature"
+    _check(reconstruction, truth, None if feature else value_range)
+    aligned = _aligned(reconstruction, truth, None if feature else value_range, method)
+    inputs = truth.inputs.detach().cpu()
+    blank = _without_inputs(reconstruction, truth, tuple(dict.fromkeys(metrics)), aligned)
+    if feature:
+        cosines = image.cosine(aligned.guesses, inputs).masked_fill(~aligned.matched, torch.nan)
+        return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
+    guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
+    return _with_inputs(blank, guesses, inputs, recovered_ssim, recovered_gain_db, exact_db)
+
+
+def _aligned(
+    reconstruction: Reconstruction,
+    truth: Batch,
+    value_range: tuple[float, float] | None,
+    method: str | None,
+) -> Alignment:
+    indexed = reconstruction.indices is not None and truth.indices is not None
+    return align(
+        reconstruction.inputs,
+        truth.inputs,
+        method=method or ("identity" if indexed else "hungarian"),
+        value_range=value_range,
+        ambiguity=reconstruction.ambiguity,
+        guess_indices=reconstruction.indices,
+        truth_indices=truth.indices,
+    )
+
+
+def _without_inputs(
+    reconstruction: Reconstruction, truth: Batch, metrics: tuple[str, ...], aligned: Alignment
+) -> Scores:
+    """The scores of everything but the inputs: who was matched, and the labels."""
+    labels, feature = reconstruction.labels, reconstruction.space == "feature"
+    hits = {} if labels is None else {"label": label_hits(labels, truth.labels, aligned.permutation)}
+    share = torch.nan if labels is None else label_accuracy(labels, truth.labels)
+    came_along = ["cosine"] * feature + list(hits)
+    return Scores(
+        alignment=aligned.name,
+        metrics=tuple(dict.fromkeys([*metrics, *came_along])),
+        values=hits,
+        baseline_values={},
+        matched=aligned.matched,
+        recovered_each=None,
+        exact_each=None,
+        batches=torch.zeros(len(truth), dtype=torch.int64),
+        label_shares=torch.tensor([share], dtype=torch.float64),
+    )
+
+
+def _with_inputs(
+    blank: Scores,
+    guesses: Tensor,
+    truth: Tensor,
+    recovered_ssim: float,
+    recovered_gain_db: float,
+    exact_db: float,
+) -> Scores:
+    """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
+    shape = tuple(truth.shape[1:])
+    values = _measure(guesses, truth, [name for name in _MEASURES if name in {"mse", "psnr", *blank.metrics}])
+    floors = {
+        name: _measure(guess, truth, [metric for metric in ("psnr", "ssim") if metric in values])
+        for name, guess in baselines(truth, seed=_NOISE_SEED).items()
+    }
+    recovered = blank.matched & (values["psnr"] - floors["mean_color"]["psnr"] >= recovered_gain_db)
+    if "ssim" in values:
+        recovered &= values["ssim"] >= recovered_ssim
+    return replace(
+        blank,
+        values={**values, **blank.values},
+        baseline_values=floors,
+        recovered_each=None if image.is_image(shape) and "ssim" not in values else recovered,
+        exact_each=blank.matched & (values["psnr"] > exact_db),
+        notes=_notes(blank.metrics, values, shape),
+    )
+
+
+def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[float, float] | None) -> None:
+    if not len(truth):
+        raise SeepageError("the private batch is empty: nothing to score; pass at least one example")
+    labels = reconstruction.labels
+    if labels is not None and len(labels) != len(reconstruction):
+        raise SeepageError(
+            f"the reconstruction has {len(reconstruction)} guesses but {len(labels)} labels; "
+            "give one label per guess"
+        )
+    if not truth.inputs.isfinite().all():
+        raise SeepageError("the truth holds NaN or infinite values: no distance to it exists; check the data")
+    if value_range is None:
+        return
+    (low, high), least, most = value_range, float(truth.inputs.min()), float(truth.inputs.max())
+    slack = 1e-3 * (high - low)
+    if least < low - slack or most > high + slack:
+        raise SeepageError(
+            f"the truth runs from {least:.4g} to {most:.4g}, outside value_range ({low:g}, {high:g}), "
+            "so PSNR and SSIM would be wrong; pass the range the inputs really have"
+        )
+
+
+def _to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
+    low, high = value_range
+    return ((values - low) / (high - low)).clamp(0.0, 1.0)
+
+
+def _measure(guesses: Tensor, truth: Tensor, metrics: Sequence[str]) -> dict[str, Tensor]:
+    names = [name for name in metrics if name not in _IMAGES_ONLY or image.is_image(tuple(truth.shape[1:]))]
+    found = {name: _MEASURES[name](guesses, truth) for name in names}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def _notes(metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[str, ...]:
+    notes = []
+    if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:
+        notes.append(
+            f"SSIM uses a window of {window} instead of {image.SSIM_WINDOW}, since the images are "
+            f"{shape[1]} x {shape[2]}; do not compare it with the SSIM of larger images."
+        )
+    if "lpips" in metrics and (missing := image.lpips_missing(shape)):
+        notes.append(missing)
+    return tuple(notes)

@@ -1,0 +1,113 @@
+"""Networks by name: `fc2`, `convnet`, ..., `torchvision:NAME`, `timm:NAME`, or your own `module:factory`."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from seepage.errors import SeepageError, unknown
+from seepage.functional import frozen_randomness
+from seepage.models.convnet import convnet, lenet
+from seepage.models.mlp import fc2, mlp3
+from seepage.models.normalize import Normalize
+from seepage.named import bind, import_dotted, is_dotted
+from seepage.types import Architecture
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "convnet": convnet,
+    "fc2": fc2,
+    "lenet": lenet,
+    "mlp3": mlp3,
+}
+LIBRARIES = ("torchvision", "timm")
+
+__all__ = ["LIBRARIES", "MODELS", "Normalize", "build", "convnet", "fc2", "lenet", "mlp3", "trusted"]
+
+
+def trusted(architecture: Architecture) -> bool:
+    """Whether building this model runs only code of this package, torchvision or timm."""
+    return architecture.use in MODELS or architecture.use.partition(":")[0] in LIBRARIES
+
+
+def build(architecture: Architecture, input_shape: tuple[int, ...], num_classes: int, *, seed: int = 0) -> nn.Module:
+    """Build a model, initialised reproducibly from `seed`.
+
+    Args:
+        architecture: Registry name, `torchvision:NAME`, `timm:NAME` or `module:factory`, and options. A factory
+            is called as `factory(input_shape, num_classes, **options)` and returns a `torch.nn.Module`.
+        input_shape: Shape of one example.
+        num_classes: Number of classes.
+        seed: Seeds the initialisation only; torch's global generator is left as it was.
+
+    Raises:
+        SeepageError: For an unknown name, wrong options, or inputs that the network cannot take.
+
+    >>> model = build(Architecture("fc2", {"hidden": 8}), (1, 4, 4), 3)
+    >>> [tuple(p.shape) for p in model.parameters()]
+    [(8, 16), (8,), (3, 8), (3,)]
+    """
+    with frozen_randomness(seed):
+        model = _make(architecture.use, dict(architecture.options), input_shape, num_classes)
+    if not isinstance(model, nn.Module):
+        raise SeepageError(
+            f"{architecture.use!r} returned a {type(model).__name__}, not a torch.nn.Module; "
+            "return the model from the factory"
+        )
+    return model
+
+
+def _make(use: str, options: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    library, _, name = use.partition(":")
+    if use in MODELS:
+        factory = MODELS[use]
+        bind(factory, options, f"model {use!r}", given=2)
+        return factory(input_shape, num_classes, **options)
+    if library in LIBRARIES and name:
+        check_channels(use, input_shape)
+        return _LIBRARY_MODELS[library](name, options, num_classes)
+    if is_dotted(use):
+        custom: Callable[..., nn.Module] = import_dotted(use)
+        if len(inspect.signature(custom).parameters) == 0 and not options:
+            return custom()
+        bind(custom, options, f"model {use!r}", given=2)
+        return custom(input_shape, num_classes, **options)
+    raise unknown("model", use, [*MODELS, *(f"{library}:NAME" for library in LIBRARIES), "module:factory"])
+
+
+def check_channels(use: str, input_shape: tuple[int, ...]) -> None:
+    """Torchvision and timm networks take colour images of a fair size."""
+    if len(input_shape) != 3 or input_shape[0] != 3:
+        raise SeepageError(
+            f"{use} takes images with 3 channels and the data have shape {input_shape}; add --set data.channels=3"
+        )
+
+
+def _torchvision(name: str, options: Mapping[str, Any], num_classes: int) -> nn.Module:
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        raise unknown("torchvision model", name, models.list_models(module=models))
+    try:
+        return models.get_model(name, weights=None, num_classes=num_classes, **options)  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise SeepageError(f"torchvision:{name} refuses the options {dict(options)}: {error}") from error
+
+
+def _timm(name: str, options: Mapping[str, Any], num_classes: int) -> nn.Module:
+    try:
+        import timm
+    except ImportError as error:
+        raise SeepageError("timm is not installed; run: pip install 'seepage[timm]'") from error
+    if name not in timm.list_models():
+        raise unknown("timm model", name, timm.list_models())
+    try:
+        return timm.create_model(name, pretrained=False, num_classes=num_classes, **options)  # type: ignore[no-any-return]
+    except (TypeError, ValueError) as error:
+        raise SeepageError(f"timm:{name} refuses the options {dict(options)}: {error}") from error
+
+
+_LIBRARY_MODELS: dict[str, Callable[[str, Mapping[str, Any], int], nn.Module]] = {
+    "torchvision": _torchvision,
+    "timm": _timm,
+}

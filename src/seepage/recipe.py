@@ -1,0 +1,396 @@
+"""Recipes: flat TOML whose tables are the constructor arguments of one object each.
+
+    name = "mine"
+    seed = 0
+    [data]      use = "album"                  a name or a path, and the options of `data.load`
+    [model]     use = "fc2"                    a name or `module:factory`, and its options
+    [training]  steps = 200                    `federation.Training`: how the model got where it is
+    [client]    use = "fedsgd"
+    [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
+    [knowledge] told = ["labels"]              `Told`: what the attacker is told beyond the protocol
+    [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
+    [[attack]]  use = "dlg", steps = 20        one or more
+    [score]     recovered_ssim = 0.6           `Scoring`: thresholds
+    [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
+
+All mistakes are reported at once.
+"""
+
+import hashlib
+import itertools
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from seepage import data
+from seepage.attacks import ATTACKS, Attack
+from seepage.clients import CLIENTS
+from seepage.defenses import DEFENSES, Compose
+from seepage.errors import Problems, SeepageError, unknown
+from seepage.federation import Training
+from seepage.models import LIBRARIES, MODELS
+from seepage.named import import_dotted, is_dotted, problems_with
+from seepage.settings import choose, copy_tables
+from seepage.storage import SCHEMA
+from seepage.types import Architecture, ClientUpdate, Defense
+
+BUILT_IN = Path(__file__).with_name("recipes")
+"""Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A thing by name, with its options: one table of a recipe.
+
+    >>> str(Part("dlg", {"steps": 20}))
+    'dlg(steps=20)'
+    """
+
+    use: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.use}({inside})" if inside else self.use
+
+    def table(self) -> dict[str, Any]:
+        return {"use": self.use, **self.options}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """The private batches that are attacked.
+
+    Args:
+        size: Examples per batch.
+        count: Batches, each attacked by itself; more of them make the interval honest.
+    """
+
+    size: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.count < 1:
+            raise SeepageError(f"batch.size and batch.count must be at least 1, got {self.size} and {self.count}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What the attacker is told beyond model, client rule, shapes, batch size and updates.
+
+    Args:
+        told: Any of `labels`.
+    """
+
+    told: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for item in self.told:
+            if item != "labels":
+                raise unknown("thing to tell in knowledge.told", item, ["labels"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """Thresholds of the summary.
+
+    Args:
+        recovered_ssim: SSIM from which an example can count as recovered.
+        recovered_gain_db: Decibels over its own mean-color image that it needs besides.
+        exact_db: PSNR over which an example counts as exact.
+        lpips: Also compute LPIPS, where its weights are on this machine.
+    """
+
+    recovered_ssim: float = 0.6
+    recovered_gain_db: float = 3.0
+    exact_db: float = 40.0
+    lpips: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """One cell of an audit, fully resolved: no grid is left in it."""
+
+    name: str = "audit"
+    seed: int = 0
+    device: str = "cpu"
+    data: Part = Part("album")
+    model: Part = Part("fc2")
+    training: Training = Training()  # noqa: RUF009
+    client: Part = Part("fedsgd")
+    batch: Batches = Batches()
+    knowledge: Told = Told()
+    defense: tuple[Part, ...] = ()
+    attack: tuple[Part, ...] = ()
+    score: Scoring = Scoring()
+    cell: str = "cell"
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(self.model.use, dict(self.model.options))
+
+    def make_client(self) -> ClientUpdate:
+        return CLIENTS[self.client.use](**self.client.options)
+
+    def make_defense(self) -> Defense | None:
+        parts = tuple(_find("defense", part.use, DEFENSES)(**part.options) for part in self.defense)
+        if not parts:
+            return None
+        return parts[0] if len(parts) == 1 else Compose(parts)
+
+    def make_attack(self, part: Part) -> Attack:
+        return make_attack(part.use, part.options)
+
+
+def make_attack(use: str, options: Mapping[str, Any]) -> Attack:
+    """An attack by registry name or dotted path.
+
+    Raises:
+        SeepageError: For an unknown name, wrong options, or a thing that is no attack.
+
+    >>> make_attack("linear", {"tolerance": 0.01})
+    LinearLeak(floor=0.0001, tolerance=0.01, same=0.01)
+    """
+    make = _find("attack", use, {name: entry.make for name, entry in ATTACKS.items()})
+    found = problems_with(make, options, f"attack {use!r}")
+    if found:
+        raise Problems(f"attack {use!r} cannot be made:", found)
+    attack = make(**options)
+    if not isinstance(attack, Attack):
+        raise SeepageError(
+            f"{use!r} makes a {type(attack).__name__}, not a seepage.attacks.Attack; derive it from that"
+        )
+    return attack
+
+
+def _find(kind: str, use: str, registry: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    if use in registry:
+        return registry[use]
+    if is_dotted(use):
+        found: Callable[..., Any] = import_dotted(use)
+        return found
+    raise unknown(kind, use, [*registry, f"module:{kind.capitalize()}"])
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+_TABLES: dict[str, type] = {"training": Training, "batch": Batches, "knowledge": Told, "score": Scoring}
+_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
+_KEYS = [*_PLAIN, "data", "model", "client", *_TABLES, "defense", "attack", "grid", "expect"]
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        SeepageError: Where the file is missing or no TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SeepageError(f"cannot read the recipe {path}: {error.strerror or error}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SeepageError(f"the recipe {path} is not valid TOML: {error}; correct that line") from error
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: a path, or the name of a built-in one."""
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    built_in = {file.stem: file for file in BUILT_IN.glob("*.toml")}
+    if name in built_in:
+        return built_in[name]
+    raise unknown("recipe", name, [*built_in, "FILE.toml"])
+
+
+def list_recipes() -> list[str]:
+    """Names of the built-in recipes."""
+    return sorted(file.stem for file in BUILT_IN.glob("*.toml"))
+
+
+# --- checking ----------------------------------------------------------------------------------------------------
+
+
+def cells(tables: Mapping[str, Any]) -> list[Recipe]:
+    """The audit cells of a recipe: one per combination of its grid, in order.
+
+    Raises:
+        Problems: With every mistake in the recipe.
+    """
+    problems = _unknown_keys(tables)
+    recipes = []
+    for choice in _combinations(tables.get("grid", {}), problems):
+        cell = {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "expect")}
+        for key, value in choice.items():
+            choose(cell, key, value)
+        recipe = _resolve(cell, _cell_name(choice), problems)
+        if recipe is not None:
+            recipes.append(recipe)
+    if problems:
+        raise Problems("the recipe has mistakes:", dict.fromkeys(problems))
+    return recipes
+
+
+def _unknown_keys(tables: Mapping[str, Any]) -> list[str]:
+    problems = []
+    for key in tables:
+        if key not in _KEYS:
+            near = get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            problems.append(f"unknown key {key!r}; {hint}a recipe has: {', '.join(_KEYS)}")
+    return problems
+
+
+def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
+    if not isinstance(grid, Mapping):
+        problems.append('[grid] must be a table such as "batch.size" = [1, 8]')
+        return [{}]
+    for key, values in grid.items():
+        head = key.partition(".")[0]
+        if not isinstance(values, list) or not values:
+            problems.append(f"grid {key!r} must be a list with at least one value, got {values!r}")
+            return [{}]
+        if head not in _KEYS or head in ("grid", "expect", "name"):
+            problems.append(f"grid {key!r} is no key of a recipe")
+            return [{}]
+    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+
+
+def _cell_name(choice: Mapping[str, Any]) -> str:
+    """A folder name for a combination: `fc2_size-8_steps-0`."""
+    words = []
+    for key, value in choice.items():
+        last = key.rpartition(".")[2]
+        pairs = value.items() if isinstance(value, dict) else [(last, value)]
+        words += [str(v) if k == "use" else f"{k}-{_word(v)}" for k, v in pairs if k != "count"]
+    name = "_".join(words) or "cell"
+    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80].strip(".") or "cell"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        return "-".join(_word(item) for item in value.values())
+    if isinstance(value, list):
+        return "+".join(_word(item) for item in value) or "none"
+    return str(value)
+
+
+def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recipe | None:
+    """One cell's tables as a `Recipe`; mistakes are added to `problems`."""
+    before = len(problems)
+    given: dict[str, Any] = {"cell": name}
+    for key, kind in _PLAIN.items():
+        if key in tables:
+            if not isinstance(tables[key], kind) or isinstance(tables[key], bool):
+                problems.append(f"{key} must be {'a whole number' if kind is int else 'a text'}, got {tables[key]!r}")
+            given[key] = tables[key]
+    for key, make in _TABLES.items():
+        if key in tables:
+            given[key] = _table(make, tables[key], key, problems)
+    for key, default in (("data", "album"), ("model", "fc2"), ("client", "fedsgd")):
+        given[key] = _part(tables.get(key, {}), key, problems, default)
+    for key in ("defense", "attack"):
+        given[key] = tuple(_part(table, key, problems) for table in _list(tables.get(key, []), key, problems))
+    if not given["attack"]:
+        problems.append('the recipe names no attack; add [[attack]] with use = "linear" or another of seepage list')
+    if len(problems) > before:
+        return None
+    return Recipe(**given)
+
+
+def _list(value: Any, key: str, problems: list[str]) -> list[Any]:
+    if isinstance(value, list):
+        return value
+    problems.append(f"{key} must be a list of tables, written [[{key}]]")
+    return []
+
+
+def _table(make: type, table: Any, key: str, problems: list[str]) -> Any:
+    if not isinstance(table, Mapping):
+        problems.append(f"[{key}] must be a table, got {table!r}")
+        return None
+    found = problems_with(make, table, f"[{key}]")
+    problems += found
+    try:
+        return None if found else make(**table)
+    except SeepageError as error:
+        problems.append(str(error))
+        return None
+
+
+def _part(table: Any, key: str, problems: list[str], default: str | None = None) -> Part:
+    if not isinstance(table, Mapping) or not isinstance(table.get("use", default), str):
+        problems.append(f'{key} must be a table with use = "NAME", got {table!r}')
+        return Part("")
+    options = dict(table)
+    part = Part(str(options.pop("use", default)), options)
+    try:
+        problems += _problems_of(part, key)
+    except SeepageError as error:
+        problems.append(str(error))
+    return part
+
+
+def _problems_of(part: Part, key: str) -> list[str]:
+    what = f"{key} {part.use!r}"
+    if key == "data":
+        return [p for p in problems_with(data.load, part.options, what, given=1) if "seed" not in part.options]
+    if key == "model":
+        if part.use in MODELS:
+            return problems_with(MODELS[part.use], part.options, what, given=2)
+        if part.use.partition(":")[0] in LIBRARIES or is_dotted(part.use):
+            return []  # checked when it is built
+        raise unknown("model", part.use, [*MODELS, *(f"{library}:NAME" for library in LIBRARIES), "module:factory"])
+    if key == "client":
+        if part.use not in CLIENTS:
+            raise unknown("client", part.use, CLIENTS)
+        return problems_with(CLIENTS[part.use], part.options, what)
+    makers: dict[str, Callable[..., Any]] = {name: entry.make for name, entry in ATTACKS.items()}
+    make = _find(key, part.use, makers if key == "attack" else DEFENSES)
+    found = problems_with(make, part.options, what)
+    if not found:
+        make(**part.options)  # its own checks of values
+    return found
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
+    """The recipe as TOML with every default written out, so that the file alone repeats the run."""
+    first = recipes[0]
+    out: dict[str, Any] = {
+        "name": first.name,
+        "seed": first.seed,
+        "device": first.device,
+        "data": first.data.table(),
+        "model": first.model.table(),
+        "client": first.client.table(),
+        "training": asdict(first.training),
+        "batch": asdict(first.batch),
+        "knowledge": {"told": list(first.knowledge.told)},
+        "score": asdict(first.score),
+        "defense": [part.table() for part in first.defense],
+        "attack": [part.table() for part in first.attack],
+    }
+    for key in tables.get("grid", {}):
+        head, _, rest = key.partition(".")
+        if rest and head != "attack" and isinstance(out[head], dict):
+            out[head].pop(rest, None)
+    out = {key: value for key, value in out.items() if value != [] and value != {}}
+    if tables.get("grid"):
+        out["grid"] = tables["grid"]
+    return tomli_w.dumps(out)
+
+
+def run_name(text: str, name: str) -> str:
+    """`NAME-HASH`: the same resolved recipe gives the same folder."""
+    digest = hashlib.sha256(f"{SCHEMA}\n{text}".encode()).hexdigest()[:10]
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:40] or "audit"
+    return f"{safe}-{digest}"

@@ -1,0 +1,6 @@
+"""A finished run as one page that anybody can open (`report.html`) and one picture (`grid.png`)."""
+
+from seepage.report.grid import write_grid
+from seepage.report.page import write_report
+
+__all__ = ["write_grid", "write_report"]

@@ -1,0 +1,165 @@
+"""The pictures of a run: found, paired with the truth, and made small enough for a page."""
+
+import io
+import re
+from base64 import b64encode
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from seepage.errors import SeepageError
+from seepage.report.run import Cell, Run
+from seepage.storage import read_tensors
+from seepage.transcript import open_truth
+from seepage.types import Tensors
+
+LARGEST_SIDE = 128
+"""Pictures with more pixels along a side are reduced: a page of hundreds of them must stay light."""
+
+_ROUND = re.compile("[0-9]{1,9}")
+
+Place = tuple[int, int]
+"""A private example: its round, and its place in that round's batch."""
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """One attack's reconstructions, in the truth's order.
+
+    Attributes:
+        inputs: Round to `[n, C, H, W]`.
+        matched: Round to `[n]` bool; False: nothing was returned for that example.
+    """
+
+    inputs: dict[int, Tensor]
+    matched: dict[int, Tensor]
+
+    def at(self, place: Place) -> Tensor | None:
+        """The picture `[C, H, W]` for an example, or None where the attack returned none."""
+        t, i = place
+        if t not in self.inputs or i >= len(self.inputs[t]) or not self.matched[t][i]:
+            return None
+        return self.inputs[t][i]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The pictures of one cell.
+
+    Attributes:
+        truth: Round to `[n, C, H, W]` private pictures; None where they are not in the folder.
+        guesses: Attack to its reconstructions; attacks without pictures are absent.
+    """
+
+    truth: dict[int, Tensor] | None
+    guesses: dict[str, Guesses]
+
+    @property
+    def places(self) -> list[Place]:
+        """All examples, in order; without a truth all places that some attack has a guess for."""
+        sizes: dict[int, int] = {}
+        for inputs in [self.truth] if self.truth else [guess.inputs for guess in self.guesses.values()]:
+            for t, tensor in inputs.items():
+                sizes[t] = max(sizes.get(t, 0), len(tensor))
+        return [(t, i) for t in sorted(sizes) for i in range(sizes[t])]
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of the pictures, or None where there are none."""
+        some = [*(self.truth or {}).values(), *(x for guess in self.guesses.values() for x in guess.inputs.values())]
+        return (some[0].shape[2], some[0].shape[3]) if some else None
+
+    def private(self, place: Place) -> Tensor | None:
+        """The private picture `[C, H, W]`, where it is in the folder."""
+        return None if self.truth is None else self.truth[place[0]][place[1]]
+
+
+def open_pictures(run: Run, cell: Cell) -> Pictures:
+    """Read the private and the reconstructed pictures of a cell. Data that is no picture is left out.
+
+    Raises:
+        SeepageError: For damaged files, and where truth and reconstructions do not pair up.
+    """
+    truth = _truth(run, cell)
+    guesses = {}
+    for row in run.rows_of(cell):
+        path = _inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
+        if row.applies and path is not None and path.exists():
+            found = _guesses(read_tensors(path), path)
+            _check_pairs(found, truth, path)
+            if found.inputs:
+                guesses[row.attack] = found
+    return Pictures(truth, guesses)
+
+
+def _truth(run: Run, cell: Cell) -> dict[int, Tensor] | None:
+    own = _inside(run.folder / "private", cell.name)
+    # A run of one cell has no folder per cell.
+    options = [own, run.folder / "private" if len(run.cells) == 1 else None]
+    folder = next((path for path in options if path is not None and (path / "truth.safetensors").exists()), None)
+    if folder is None:
+        return None
+    rounds = {t: batch.inputs for t, batch in enumerate(open_truth(folder)) if _is_picture(batch.inputs)}
+    return rounds or None
+
+
+def _inside(folder: Path, *names: str) -> Path | None:
+    """`folder/names`, or None where a name (which a stranger may have chosen) would lead out of the folder."""
+    return folder.joinpath(*names) if all(map(_is_plain, names)) else None
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a name is one part of a path, on any system."""
+    single = PurePosixPath(name).name == name == PureWindowsPath(name).name
+    return single and name not in ("", "..") and "\0" not in name
+
+
+def _guesses(tensors: Tensors, path: Path) -> Guesses:
+    inputs, matched = {}, {}
+    for key, tensor in tensors.items():
+        number, _, part = key.partition("/")
+        if part != "inputs" or not _ROUND.fullmatch(number) or not _is_picture(tensor):
+            continue
+        mask = tensors.get(f"{number}/matched", torch.ones(len(tensor), dtype=torch.bool))
+        if mask.shape != (len(tensor),):
+            raise SeepageError(f"{path} is damaged: {number}/matched has shape {tuple(mask.shape)}; make the run again")
+        inputs[int(number)], matched[int(number)] = tensor, mask.bool()
+    return Guesses(inputs, matched)
+
+
+def _check_pairs(found: Guesses, truth: dict[int, Tensor] | None, path: Path) -> None:
+    for t, tensor in found.inputs.items():
+        if truth is not None and (t not in truth or truth[t].shape != tensor.shape):
+            raise SeepageError(
+                f"{path} does not fit the private examples of round {t}; the two come from different runs, "
+                "so make the run again"
+            )
+
+
+def _is_picture(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.ndim == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape) > 0
+
+
+def pixels(picture: Tensor) -> NDArray[np.uint8]:
+    """A picture `[C, H, W]` in [0, 1] as `[H, W, 3]` bytes, reduced to `LARGEST_SIDE`.
+
+    >>> pixels(torch.full((1, 2, 2), 0.5))[0, 0].tolist()
+    [128, 128, 128]
+    """
+    bounded = picture.detach().float().cpu().nan_to_num(nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1)
+    levels = (bounded * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0)
+    image = Image.fromarray(levels.contiguous().numpy())
+    image.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.LANCZOS)
+    return np.asarray(image)
+
+
+def data_uri(picture: Tensor) -> str:
+    """A picture `[C, H, W]` in [0, 1] as a PNG inside a `data:` address."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels(picture)).save(buffer, format="PNG", optimize=True)
+    return "data:image/png;base64," + b64encode(buffer.getvalue()).decode()

@@ -1,0 +1,96 @@
+"""Numbers as a reader wants them: short, with a real minus sign, and a dash where there is none."""
+
+from collections.abc import Mapping
+from math import isfinite
+
+NONE = "\N{EM DASH}"
+"""Stands where a number does not apply."""
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A number with a fixed count of decimals.
+
+    >>> number(-3.14159), number(0.5, 2), number(None)
+    ('−3.1', '0.50', '—')
+    """
+    if value is None or not isfinite(value):
+        return NONE
+    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+
+
+def signed(value: float | None, digits: int = 1) -> str:
+    """A difference: always with its sign.
+
+    >>> signed(2.0), signed(-1.26)
+    ('+2.0', '−1.3')
+    """
+    text = number(value, digits)
+    return text if text == NONE or text.startswith("\N{MINUS SIGN}") else f"+{text}"
+
+
+def scientific(value: float | None) -> str:
+    """Three digits of a number of any size, such as an objective.
+
+    >>> scientific(0.000012345), scientific(12.0)
+    ('1.23e−05', '12')
+    """
+    if value is None or not isfinite(value):
+        return NONE
+    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as a percentage.
+
+    >>> percent(0.875), percent(None)
+    ('88 %', '—')
+    """
+    if share is None or not isfinite(share):
+        return NONE
+    return f"{100 * share:.0f} %"
+
+
+def count_of(share: float | None, total: int | None) -> str:
+    """A share in [0, 1] of `total` examples as a count; as a percentage where the total is not known.
+
+    >>> count_of(0.875, 8), count_of(0.5, None), count_of(None, 8)
+    ('7/8', '50 %', '—')
+    """
+    if share is None or not isfinite(share):
+        return NONE
+    return f"{share * total:.0f}/{total}" if total else percent(share)
+
+
+def duration(seconds: float | None) -> str:
+    """A duration in the unit that fits.
+
+    >>> duration(0.004), duration(1.234), duration(75.2), duration(7500)
+    ('0.00 s', '1.2 s', '1 min 15 s', '2 h 5 min')
+    """
+    if seconds is None or not isfinite(seconds):
+        return NONE
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds >= 0.1 else f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, left = divmod(minutes, 60)
+    return f"{hours} h {left} min" if hours else f"{minutes} min {rest} s"
+
+
+def plural(count: int, word: str) -> str:
+    """A count with its word.
+
+    >>> plural(1, "note"), plural(1200, "batch")
+    ('1 note', '1,200 batches')
+    """
+    ending = "es" if word.endswith(("ch", "s", "x")) else "s"
+    return f"{count:,} {word if count == 1 else word + ending}"
+
+
+def with_options(name: str | None, options: Mapping[str, object]) -> str:
+    """A name as it would be called.
+
+    >>> with_options("fc2", {"hidden": 64}), with_options("fc2", {})
+    ('fc2(hidden=64)', 'fc2')
+    """
+    inside = ", ".join(f"{key}={value!r}" for key, value in options.items())
+    return f"{name or 'model'}({inside})" if inside else name or "model"

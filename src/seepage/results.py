@@ -1,0 +1,248 @@
+"""Rows, verdict and threshold gate: what the outcomes of a run amount to."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from seepage.attacks import Attack
+from seepage.errors import SeepageError, unknown
+from seepage.metrics import Scores, lpips_help, lpips_missing, score
+from seepage.outcome import Outcome
+from seepage.recipe import Scoring
+from seepage.transcript import OneRound
+from seepage.types import Batch, Transcript
+
+PROTOCOL = ("model", "client rule", "batch size", "update")
+"""What every attacker here is told: what an honest-but-curious server sees anyway."""
+
+SCORE_KEYS = (
+    "recovered", "exact", "psnr", "psnr_low", "psnr_high", "ssim", "lpips", "cosine", "gain_db", "label_accuracy",
+    "mean_color_psnr", "grey_psnr", "random_psnr", "mean_color_ssim", "grey_ssim", "random_ssim",
+)  # fmt: skip
+
+
+def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The metrics to measure; LPIPS only where it was asked for and its weights are on this machine.
+
+    Raises:
+        SeepageError: Where LPIPS was asked for and is missing; says how to get it.
+    """
+    if not scoring.lpips:
+        return ("mse", "psnr", "ssim")
+    if lpips_missing(shape) is not None:
+        raise SeepageError(f"score.lpips is on, but {lpips_missing(shape)}; {lpips_help()}")
+    return ("mse", "psnr", "ssim", "lpips")
+
+
+def score_outcomes(
+    outcomes: Sequence[Outcome], truth: Sequence[Batch], value_range: tuple[float, float], scoring: Scoring
+) -> Scores | None:
+    """Scores of one attack over all batches of a cell, or None where some batch has no reconstruction."""
+    found = [outcome.reconstruction for outcome in outcomes]
+    parts = [
+        score(
+            reconstruction,
+            batch,
+            value_range=value_range,
+            metrics=metrics_for(scoring, tuple(batch.inputs.shape[1:])),
+            recovered_ssim=scoring.recovered_ssim,
+            recovered_gain_db=scoring.recovered_gain_db,
+            exact_db=scoring.exact_db,
+        )
+        for reconstruction, batch in zip(found, truth, strict=True)
+        if reconstruction is not None
+    ]
+    return Scores.concatenate(parts) if parts and len(parts) == len(outcomes) else None
+
+
+def make_row(
+    cell: str,
+    name: str,
+    outcomes: Sequence[Outcome],
+    transcript: Transcript,
+    truth: Sequence[Batch] | None,
+    scores: Scores | None,
+    attack: Attack,
+) -> dict[str, Any]:
+    """One line of the result table: one attack on one cell. Null where something does not apply."""
+    first = outcomes[0]
+    found = [outcome.reconstruction for outcome in outcomes if outcome.reconstruction is not None]
+    told_extra = sorted(transcript.knowledge.told)
+    row: dict[str, Any] = {
+        "cell": cell,
+        "attack": name,
+        "options": first.attack,
+        "status": worst_status(outcomes),
+        "reason": next((outcome.reason for outcome in outcomes if outcome.reason), None),
+        "told": [*PROTOCOL, *told_extra],
+        "told_extra": told_extra,
+        "examples": _examples(transcript, truth),
+        **dict.fromkeys(SCORE_KEYS),
+        "alignment": None,
+        "seconds": round(sum(outcome.seconds for outcome in outcomes), 3) if found else None,
+        "steps": _total("steps", found),
+        "evaluations": _total("evaluations", found),
+        "objective": _mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
+        "objective_at_truth": None,
+        "returned": sum(len(r) for r in found) if found else None,
+        "notes": list(dict.fromkeys(note for r in found for note in r.notes)),
+    }
+    if scores is not None and truth is not None:
+        row |= {key: _rounded(getattr(scores, key)) for key in SCORE_KEYS}
+        row |= {"alignment": scores.alignment, "objective_at_truth": _at_truth(attack, transcript, truth)}
+        row["notes"] += list(scores.notes)
+    row["outcome"] = describe_outcome(row)
+    row["nothing_recovered"] = row["outcome"] == "nothing recovered"
+    return row
+
+
+def worst_status(outcomes: Sequence[Outcome]) -> str:
+    """The status that a reader must know: the worst of the batches'."""
+    order = ("error", "inapplicable", "interrupted", "diverged", "exhausted", "ok")
+    return next(status for status in order if any(outcome.status == status for outcome in outcomes))
+
+
+def describe_outcome(row: Mapping[str, Any]) -> str:
+    """A row in two words, from its scores."""
+    if row["status"] in ("inapplicable", "error"):
+        return "does not apply" if row["status"] == "inapplicable" else "failed"
+    if row["psnr"] is None:
+        return "not scored"
+    if row["exact"]:
+        return "exact" if row["exact"] == 1 else "partly exact"
+    if row["recovered"]:
+        return "recovered" if row["recovered"] == 1 else "partly recovered"
+    return "traces" if row["gain_db"] is not None and row["gain_db"] > 0 else "nothing recovered"
+
+
+def _examples(transcript: Transcript, truth: Sequence[Batch] | None) -> int | None:
+    if truth is not None:
+        return sum(len(batch) for batch in truth)
+    sizes = [transcript[t].batch_size for t in range(len(transcript))]
+    return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+
+def _at_truth(attack: Attack, transcript: Transcript, truth: Sequence[Batch]) -> float | None:
+    values = [attack.objective_at(OneRound(transcript, t), batch.inputs, batch.labels) for t, batch in enumerate(truth)]
+    return _mean([value for value in values if value is not None])
+
+
+def _total(key: str, found: Sequence[Any]) -> int | None:
+    values = [reconstruction.cost[key] for reconstruction in found if key in reconstruction.cost]
+    return int(sum(values)) if values else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    mean = sum(values) / len(values) if values else None
+    return None if mean is None or mean != mean or abs(mean) == float("inf") else mean
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
+
+
+# --- verdict -----------------------------------------------------------------------------------------------------
+
+
+def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tuple[str, str]:
+    """The run in plain words: `(level, text)` with level `exact`, `recognizable`, `traces`, `nothing`, `unscored`.
+
+    Args:
+        rows: All rows.
+        titles: A cell's name to its title.
+    """
+    scored = [row for row in rows if row["psnr"] is not None]
+    if not scored:
+        return "unscored", (
+            "NOT SCORED. The truth is not at hand, so nobody can say how close these reconstructions are; "
+            "look at them, or score them with: seepage score RUN --truth FOLDER"
+        )
+    best = {
+        cell: max((row for row in scored if row["cell"] == cell), key=_strength)
+        for cell in titles
+        if any(row["cell"] == cell for row in scored)
+    }
+    leaking = [row for row in best.values() if row["recovered"] or row["exact"]]
+    if not leaking:
+        traces = any(row["outcome"] == "traces" for row in best.values())
+        return ("traces" if traces else "nothing"), _quiet_verdict(best, traces)
+    worst = max(leaking, key=_strength)
+    level = "exact" if worst["exact"] else "recognizable"
+    parts = [
+        f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
+        f"Worst: {titles[worst['cell']]}, where {worst['attack']} rebuilt {_share(worst)}"
+        f" ({worst['psnr']:.0f} dB on average, {worst['gain_db']:+.0f} dB over the mean color), {_told(worst)}.",
+    ]
+    quiet = [row for row in best.values() if row not in leaking]
+    if quiet:
+        parts.append(
+            f"In {_cases(len(quiet))} these attacks recovered nothing recognizable within their steps "
+            f"({'; '.join(titles[row['cell']] for row in quiet)}). That is no proof of safety."
+        )
+    return level, " ".join(parts)
+
+
+def _cases(count: int) -> str:
+    return "1 audited case" if count == 1 else f"{count} audited cases"
+
+
+def _strength(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    return row["exact"] or 0.0, row["recovered"] or 0.0, row["gain_db"] if row["gain_db"] is not None else -1e9
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    kind, share = ("exactly", row["exact"]) if row["exact"] else ("recognizably", row["recovered"])
+    return f"{round(share * row['examples'])} of {row['examples']} examples {kind}"
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    return f"told {', '.join(row['told_extra'])}" if row["told_extra"] else "told nothing beyond the protocol"
+
+
+def _quiet_verdict(best: Mapping[str, Mapping[str, Any]], traces: bool) -> str:
+    what = "only traces (better than the mean color, not recognizable)" if traces else "nothing"
+    return (
+        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks recovered {what} within their steps. "
+        "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
+    )
+
+
+# --- the gate ----------------------------------------------------------------------------------------------------
+
+_CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*")
+_COMPARE = {
+    ">": lambda a, b: a > b,
+    "<": lambda a, b: a < b,
+    ">=": lambda a, b: a >= b,
+    "<=": lambda a, b: a <= b,
+}
+
+
+def parse_condition(text: str) -> tuple[str, str, float]:
+    """A condition such as `psnr>20`.
+
+    Raises:
+        SeepageError: Where it is no condition or names no score.
+
+    >>> parse_condition("psnr > 20")
+    ('psnr', '>', 20.0)
+    """
+    match = _CONDITION.fullmatch(text)
+    if match is None:
+        raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
+    key, sign, number = match.groups()
+    if key not in SCORE_KEYS:
+        raise unknown("score in --fail-if", key, SCORE_KEYS)
+    return key, sign, float(number)
+
+
+def violations(rows: Sequence[Mapping[str, Any]], condition: tuple[str, str, float]) -> list[Mapping[str, Any]]:
+    """Rows that meet a `--fail-if` condition."""
+    key, sign, number = condition
+    return [row for row in rows if row.get(key) is not None and _COMPARE[sign](row[key], number)]
+
+
+def thresholds(scoring: Scoring) -> dict[str, Any]:
+    """The thresholds of a run, for its result file."""
+    return asdict(scoring)

@@ -1,0 +1,168 @@
+"""Trust flags: what a reader must know before believing a number. Printed beside it, never instead of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from seepage.functional import forward, has_batch_norm, has_dropout, in_mode, norm
+from seepage.types import Batch, Transcript
+
+Severity = Literal["note", "warning"]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One caution.
+
+    Attributes:
+        name: Stable short name, e.g. `objective-limits`.
+        severity: `warning`: the number may mislead. `note`: good to know.
+        message: What was seen and what it means, for a reader who knows FL but not attacks.
+    """
+
+    name: str
+    severity: Severity
+    message: str
+
+
+def model_flags(model: nn.Module, mode: str) -> list[Flag]:
+    """Flags about batch norm and dropout."""
+    flags = []
+    if has_batch_norm(model) and mode == "eval":
+        flags.append(
+            Flag(
+                "batch-norm-eval",
+                "warning",
+                "The client computed its update with batch norm in eval mode. Real clients train in train mode, "
+                "which is harder to attack; set client.mode = 'train' for the realistic case.",
+            )
+        )
+    if has_batch_norm(model) and mode == "train":
+        flags.append(
+            Flag(
+                "batch-norm-train",
+                "note",
+                "Batch norm in train mode couples the examples of a batch; exact micro-batching is off.",
+            )
+        )
+    if has_dropout(model):
+        flags.append(Flag("dropout-off", "note", "The model has dropout; it was switched off for client and attack."))
+    return flags
+
+
+def update_flags(transcript: Transcript, losses: list[float]) -> list[Flag]:
+    """Flags about the updates themselves, and about examples with next to no loss.
+
+    Args:
+        transcript: The victim's rounds.
+        losses: Loss of each private example at the model sent.
+    """
+    flags = []
+    if any(not norm(transcript[t].update.tensors) > 0 for t in range(len(transcript))):
+        flags.append(Flag("zero-update", "warning", "At least one update is zero everywhere and can leak nothing."))
+    silent = sum(loss < 1e-3 for loss in losses)
+    if silent:
+        flags.append(
+            Flag(
+                "confident-examples",
+                "warning",
+                f"The model is already sure of {silent} of {len(losses)} examples (loss below 0.001). Their part of "
+                "the update is next to nothing, so a low score for them says nothing about other examples.",
+            )
+        )
+    return flags
+
+
+def sample_flags(examples: int, batches: int) -> list[Flag]:
+    """Flags about how much the scores rest on."""
+    if batches > 1:
+        return []
+    return [
+        Flag(
+            "one-batch",
+            "note",
+            f"All scores rest on one batch of {examples}; the interval covers its examples only, not other batches. "
+            "Raise batch.count for more.",
+        )
+    ]
+
+
+def attack_flags(row: Mapping[str, Any]) -> list[Flag]:
+    """Flags about one attack's result row: diverged, not settled, or an objective that prefers a wrong answer."""
+    flags = []
+    name = row["attack"]
+    if row["status"] == "diverged":
+        flags.append(
+            Flag(
+                "diverged",
+                "warning",
+                f"{name} diverged (NaN or infinite objective); its score is no evidence of safety.",
+            )
+        )
+    if row["status"] == "exhausted":
+        flags.append(
+            Flag(
+                "not-settled",
+                "note",
+                f"{name} was still improving when its {row['steps']} steps ended; more steps may recover more.",
+            )
+        )
+    reached, truth = row.get("objective"), row.get("objective_at_truth")
+    if reached is not None and truth is not None and not row.get("recovered"):
+        if reached < truth - 1e-6 * abs(truth):
+            flags.append(
+                Flag(
+                    "objective-limits",
+                    "warning",
+                    f"{name} found inputs that fit its objective better ({reached:.3g}) than the truth does "
+                    f"({truth:.3g}): the objective is the limit, not the search.",
+                )
+            )
+        elif reached > truth:
+            flags.append(
+                Flag(
+                    "search-limits",
+                    "note",
+                    f"{name} stopped at objective {reached:.3g} where the truth has {truth:.3g}: "
+                    "a better search would see more.",
+                )
+            )
+    if row["told_extra"]:
+        flags.append(
+            Flag(
+                "told",
+                "note",
+                f"{name} was told more than the protocol shows: {', '.join(row['told_extra'])}.",
+            )
+        )
+    return flags
+
+
+def fit_flags(alignment: str, name: str) -> list[Flag]:
+    """A flag where the score fitted something the method cannot know."""
+    if "+" not in alignment:
+        return []
+    return [
+        Flag(
+            "fitted",
+            "warning",
+            f"{name} cannot know {alignment.partition('+')[2]}; the score fitted it with the truth, "
+            "which an attacker could not.",
+        )
+    ]
+
+
+def example_losses(transcript: Transcript, truth: list[Batch]) -> list[float]:
+    """Loss of each private example at the model it was sent, one by one (so eval mode)."""
+    losses: list[float] = []
+    model = transcript.knowledge.model
+    for t, batch in enumerate(truth):
+        observed = transcript[t]
+        with torch.no_grad(), in_mode(model, training=False):
+            logits = forward(model, observed.params, batch.inputs, buffers=observed.buffers)
+        losses += F.cross_entropy(logits, batch.labels, reduction="none").tolist()
+    return losses

@@ -1,0 +1,298 @@
+r"""The words of this package. Everything else passes these types around.
+
+    private batch --> ClientUpdate(model, params) --> Defense --> Update --+
+       (Batch)          FedSGD | ...                                     Round (+ indices?)
+          |                                                                | x T
+          |                                                  Transcript + Knowledge   <- all an attacker
+          |                                                                |             sees (observed/)
+          |                                                             Attack
+          |                                                                |
+          +--> truth (private/, only metrics opens it)              Reconstruction
+                              \__________________  align + score  ______/
+                                                         |
+                                             Score rows (scores.jsonl) --> report.html, grid.png
+
+An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Generator, Tensor, nn
+
+from seepage.errors import SeepageError
+
+Tensors = dict[str, Tensor]
+"""Tensors keyed by parameter name, like `state_dict()`."""
+
+Status = Literal["ok", "diverged", "interrupted", "exhausted"]
+Ambiguity = Literal["order", "sign", "scale"]
+Told = Literal["labels", "indices", "statistics", "auxiliary"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Private examples of one client. Only clients, metrics and the audit ever hold one.
+
+    Attributes:
+        inputs: `[n, *shape]`, float, in the data's value range (images: `[n, C, H, W]` in [0, 1]).
+        labels: `[n]` int64 class numbers, or `[n, classes]` float class probabilities.
+        indices: `[n]` int64 places in the data set, where they are known.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    indices: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {len(t) for t in (self.inputs, self.labels, self.indices) if t is not None}
+        if len(sizes) != 1:
+            raise SeepageError(
+                f"a batch needs as many labels (and indices) as inputs, got {len(self.inputs)} "
+                f"inputs and {len(self.labels)} labels; pass tensors of one length"
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def to(self, device: torch.device | str) -> Self:
+        indices = None if self.indices is None else self.indices.to(device)
+        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), indices=indices)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What leaves the client in one round.
+
+    Attributes:
+        tensors: One tensor per trainable parameter, named and shaped like it.
+        kind: `gradient`: the gradient of the mean loss. `delta`: parameters after minus before.
+    """
+
+    tensors: Tensors
+    kind: Literal["gradient", "delta"] = "gradient"
+
+    @classmethod
+    def from_states(cls, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Self:
+        """The update between two checkpoints of one model: `after - before`, name by name.
+
+        Raises:
+            SeepageError: Where the two do not have the same names and shapes.
+
+        >>> before, after = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
+        >>> Update.from_states(before, after)
+        Update(tensors={'w': tensor([1., 1.])}, kind='delta')
+        """
+        check_fits(after, before, "the state after", "the state before")
+        tensors = {
+            name: (after[name].detach() - before[name].detach()) for name in before if before[name].is_floating_point()
+        }
+        return cls(tensors, kind="delta")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One round as the server sees it: the model it sent out and the update that came back.
+
+    Attributes:
+        t: The round's number in its transcript.
+        params: The trainable parameters the client started from.
+        buffers: The model's buffers (batch-norm statistics) at that time; may be empty.
+        update: What the client sent.
+        batch_size: Number of examples behind the update, where the server knows it.
+        labels: `[n]` the true labels, only when the attacker is told them.
+        indices: `[n]` data-set indices, only when the protocol shows them (vertical FL).
+    """
+
+    t: int
+    params: Tensors
+    update: Update
+    buffers: Tensors = field(default_factory=dict)
+    batch_size: int | None = None
+    labels: Tensor | None = None
+    indices: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        check_fits(self.update.tensors, self.params, "the update", "the model")
+        for name, tensor in self.update.tensors.items():
+            if not torch.isfinite(tensor).all():
+                raise SeepageError(
+                    f"the update of round {self.t} holds NaN or infinite values in {name!r}, so nothing "
+                    "can be read from it; check the client's training for overflow and record again"
+                )
+
+    def gradient(self, client: "ClientUpdate") -> Tensors:
+        """The update as a gradient of the mean loss; a `delta` is divided by what the client did."""
+        return client.as_gradient(self.update)
+
+
+def check_fits(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str, whose: str) -> None:
+    """Raise `SeepageError` unless `tensors` has exactly the names and shapes of `like`."""
+    missing, extra = sorted(set(like) - set(tensors)), sorted(set(tensors) - set(like))
+    if missing or extra:
+        parts = [f"lacks {missing[:3]}"] * bool(missing) + [f"has unknown {extra[:3]}"] * bool(extra)
+        raise SeepageError(
+            f"{what} does not fit {whose}: it {' and '.join(parts)}; "
+            "use the model, with the same options, that the update was made with"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != like[name].shape:
+            raise SeepageError(
+                f"{what} does not fit {whose}: {name!r} has shape {tuple(tensor.shape)}, "
+                f"expected {tuple(like[name].shape)}; use the model the update was made with"
+            )
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """Everything the attacker is told beside the rounds themselves. The report prints it.
+
+    Attributes:
+        model: The architecture. Its own parameters are not used: each round carries them.
+        client: The client's rule, as an object: what it computes from a batch, and how.
+        input_shape: Shape of one example, e.g. `(3, 32, 32)`.
+        num_classes: Number of classes of the last layer.
+        value_range: Smallest and largest value an input can take.
+        told: What the attacker is told beyond model, client rule, shapes and updates.
+        defense: The defence the client applied, when the attacker knows it.
+        auxiliary: Examples `[m, *shape]` that are not private, when the attacker has some.
+        architecture: How to build the model again: registry name or dotted path, with options.
+    """
+
+    model: nn.Module
+    client: "ClientUpdate"
+    input_shape: tuple[int, ...]
+    num_classes: int
+    value_range: tuple[float, float] = (0.0, 1.0)
+    told: frozenset[Told] = frozenset()
+    defense: "Defense | None" = None
+    auxiliary: Tensor | None = None
+    architecture: "Architecture | None" = None
+
+    def __post_init__(self) -> None:
+        low, high = self.value_range
+        if not low < high:
+            raise SeepageError(f"value_range must rise, got {self.value_range}; pass (low, high)")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How to build a model: `use` is a name such as `fc2` or `torchvision:resnet18`, or `module:factory`."""
+
+    use: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Transcript(Protocol):
+    """A victim's rounds as the server saw them. Rounds may be made anew each time they are asked for."""
+
+    @property
+    def knowledge(self) -> Knowledge: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, t: int) -> Round: ...
+
+
+class ClientUpdate(ABC):
+    """The FL protocol on the client's side: a pure function, differentiable in `batch.inputs`.
+
+    The client uses it on the private batch; an attack uses the same object on its dummy batch.
+    """
+
+    @abstractmethod
+    def __call__(
+        self,
+        model: nn.Module,
+        params: Tensors,
+        batch: Batch,
+        *,
+        buffers: Tensors | None = None,
+        create_graph: bool = False,
+    ) -> Update:
+        """Compute the update. With `create_graph` it can be differentiated in inputs and labels."""
+
+    @abstractmethod
+    def as_gradient(self, update: Update) -> Tensors:
+        """The update read as a gradient of the mean loss (exact for one step, else an average)."""
+
+    @abstractmethod
+    def separable(self, model: nn.Module) -> bool:
+        """Whether the update is the mean of the updates of single examples (exact micro-batching)."""
+
+
+class Defense(ABC):
+    """What a client does to its update before sending it. All randomness comes from `generator`."""
+
+    @abstractmethod
+    def __call__(self, update: Update, client: "ClientView", *, generator: Generator) -> Update:
+        """Return the defended update: same names, shapes and dtypes."""
+
+
+@dataclass(frozen=True)
+class ClientView:
+    """What a client has at hand when it defends its update."""
+
+    model: nn.Module
+    params: Tensors
+    batch: Batch
+    rule: ClientUpdate
+    buffers: Tensors = field(default_factory=dict)
+    t: int = 0
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What an attack got back.
+
+    Attributes:
+        inputs: `[k, *shape]` guesses; `k` may be less than the number of private examples.
+        labels: `[k]` int64 guessed labels, or None.
+        space: `input`: guesses of the examples. `feature`: guesses of an inner layer's input.
+        indices: `[k]` data-set slots, when the protocol shows them; then no matching is needed.
+        ambiguity: What the method cannot know and a score may therefore fit.
+        objective: `[k]` the attack's own objective per guess (lower is better), or None.
+        status: `ok`: converged or exact. `exhausted`: the step budget ended first.
+        history: `(step, objective)` of the best restart.
+        cost: Work done, e.g. `{"evaluations": 300}`. Seconds are measured by the audit.
+        notes: Sentences for the report, e.g. how many rows are identifiable.
+    """
+
+    inputs: Tensor
+    labels: Tensor | None = None
+    space: Literal["input", "feature"] = "input"
+    indices: Tensor | None = None
+    ambiguity: frozenset[Ambiguity] = frozenset({"order"})
+    objective: Tensor | None = None
+    status: Status = "ok"
+    history: tuple[tuple[int, float], ...] = ()
+    cost: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number about one private example: one line of `scores.jsonl`.
+
+    Attributes:
+        metric: `mse`, `psnr` (dB), `ssim`, `lpips`, `label`.
+        value: The number; None where the metric does not apply.
+        alignment: How guesses were matched to examples: `identity` or `hungarian`, `+scale` if fitted.
+        example: The private example's place in its batch.
+        matched: False where the attack returned no guess for this example; then a mid-grey stands in.
+    """
+
+    SCHEMA: ClassVar[int] = 1
+
+    metric: str
+    value: float | None
+    alignment: str
+    example: int
+    matched: bool = True
