@@ -3,12 +3,15 @@
 import json
 import multiprocessing
 import os
+import threading
 import time
 import traceback
-from collections.abc import Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -70,10 +73,11 @@ def run_task(task: Task, threads: int, log: Path) -> None:
     if attack.rounds == "one":
         transcript = OneRound(transcript, task.t)
     progress = FolderProgress(log, task.outcome.with_name(f"{task.outcome.name}-checkpoint"), task.facts)
-    started = time.perf_counter()
+    clocks = time.perf_counter(), time.process_time()
     try:
         found = attack(transcript, seed=task.seed, progress=progress)
-        outcome = Outcome(found.status, repr(attack), found, None, time.perf_counter() - started)
+        seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
+        outcome = Outcome(found.status, repr(attack), found, None, seconds, cpu_seconds)
     except Inapplicable as error:
         outcome = Outcome("inapplicable", repr(attack), None, str(error))
     except SeepageError:
@@ -81,7 +85,7 @@ def run_task(task: Task, threads: int, log: Path) -> None:
     except Exception as error:  # an attack may be somebody's own code
         place = traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-        outcome = Outcome("error", repr(attack), None, reason, time.perf_counter() - started)
+        outcome = Outcome("error", repr(attack), None, reason)
     if outcome.status == "interrupted":
         raise KeyboardInterrupt
     save_outcome(outcome, task.outcome)
@@ -116,6 +120,24 @@ class _Meter:
     def finish(self, task: Task) -> None:
         self.shares[task.cell, task.name, task.t] = 1.0
 
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look every `POLL` seconds, from a thread, while a block runs."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(POLL):
+                self.look()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self.look()
+
 
 def run_tasks(tasks: Sequence[Task], jobs: int, threads: int, log: Path, show: Show) -> None:
     """Run all tasks, `jobs` at a time.
@@ -134,35 +156,51 @@ def run_tasks(tasks: Sequence[Task], jobs: int, threads: int, log: Path, show: S
 
 
 def _run_here(tasks: Sequence[Task], threads: int, log: Path, meter: _Meter) -> None:
+    """Run tasks in this process, watched from a thread."""
     before = torch.get_num_threads()
     try:
-        for task in tasks:
-            meter.show(sum(meter.shares.values()), len(tasks), f"{task.name} on {task.cell}")
-            run_task(task, threads, log)
-            meter.finish(task)
-            meter.look()
+        with meter.watched():
+            for task in tasks:
+                run_task(task, threads, log)
+                meter.finish(task)
     finally:
         torch.set_num_threads(before)
 
 
 def _run_in_workers(tasks: Sequence[Task], jobs: int, threads: int, log: Path, meter: _Meter) -> None:
+    """Run tasks in `jobs` processes, of which this is one: torch alone takes half a gigabyte in each.
+
+    The workers take tasks from the front. This process takes them from the back, as long as it can still withdraw
+    them from the workers' queue.
+    """
     # spawn, not fork: torch's thread pools do not survive a fork.
-    pool = ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(jobs - 1, mp_context=multiprocessing.get_context("spawn"))
+    before = torch.get_num_threads()
     try:
-        running = {pool.submit(run_task, task, threads, log): task for task in tasks}
-        while running:
-            done, _ = wait(running, timeout=POLL, return_when="FIRST_COMPLETED")
-            for future in done:
-                task = running.pop(future)
-                _result(future, task)
-                meter.finish(task)
-            meter.look()
+        with meter.watched():
+            running = {pool.submit(run_task, task, threads, log): task for task in tasks}
+            for future, task in running.items():
+                future.add_done_callback(partial(_finished, meter, task))
+            for future, task in reversed(running.items()):
+                if future.cancel():
+                    run_task(task, threads, log)
+                    meter.finish(task)
+            for future, task in running.items():
+                if not future.cancelled():
+                    _result(future, task)
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
         raise
+    finally:
+        torch.set_num_threads(before)
     pool.shutdown()
+
+
+def _finished(meter: _Meter, task: Task, future: "Future[None]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        meter.finish(task)
 
 
 def _result(future: "Future[None]", task: Task) -> None:

@@ -35,12 +35,13 @@ def frozen_randomness(seed: int) -> Iterator[None]:
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put a model in train or eval mode for a block and restore every module's own mode after it.
 
-    Dropout stays off in both modes: its masks would make an update unrepeatable for client and attacker alike.
+    Train mode reaches normalisation layers only. Dropout and stochastic depth, in whatever form, stay off: their
+    masks would make an update unrepeatable for client and attacker alike.
     """
     before = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in before:
-            module.training = training and not isinstance(module, nn.modules.dropout._DropoutNd)
+            module.training = training and isinstance(module, nn.modules.batchnorm._NormBase)
         yield
     finally:
         for module, mode in before:
@@ -66,12 +67,13 @@ def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tenso
 
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Inner product of two named gradients, over all tensors."""
-    return torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
+    # torch.dot makes no product tensor, forwards or backwards, which counts where this is differentiated.
+    return torch.stack([torch.dot(a[name].reshape(-1), b[name].reshape(-1)) for name in b]).sum()
 
 
 def norm(a: Mapping[str, Tensor]) -> Tensor:
     """Euclidean norm of a named gradient, over all tensors."""
-    return torch.stack([tensor.pow(2).sum() for tensor in a.values()]).sum().sqrt()
+    return dot(a, a).sqrt()
 
 
 def has_batch_norm(model: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """What became of one attack on one round, on disk: a reconstruction, or the reason why there is none."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ class Outcome:
         reconstruction: None where there is none.
         reason: Why there is none, with the remedy.
         seconds: Wall time of the attack alone.
+        cpu_seconds: Processor time of the attack alone; on a busy machine the fairer number.
         attack: The attack's `repr`.
     """
 
@@ -32,7 +33,7 @@ class Outcome:
     reconstruction: Reconstruction | None = None
     reason: str | None = None
     seconds: float = 0.0
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    cpu_seconds: float = 0.0
 
 
 def save_outcome(outcome: Outcome, path: Path) -> None:
@@ -44,6 +45,7 @@ def save_outcome(outcome: Outcome, path: Path) -> None:
         "attack": outcome.attack,
         "reason": outcome.reason,
         "seconds": round(outcome.seconds, 3),
+        "cpu_seconds": round(outcome.cpu_seconds, 3),
     }
     if found is not None:
         optional = {"labels": found.labels, "indices": found.indices, "objective": found.objective}
@@ -67,7 +69,7 @@ def open_outcome(path: Path) -> Outcome:
     try:
         if "space" in facts:
             found = _reconstruction(facts, read_tensors(path.with_suffix(".safetensors")))
-        return Outcome(facts["status"], facts["attack"], found, facts["reason"], facts["seconds"])
+        return Outcome(facts["status"], facts["attack"], found, facts["reason"], facts["seconds"], facts["cpu_seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise SeepageError(
             f"{path}.json is damaged ({type(error).__name__}: {error}); delete it and run again"

@@ -81,6 +81,7 @@ def make_row(
         **dict.fromkeys(SCORE_KEYS),
         "alignment": None,
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 3) if found else None,
+        "cpu_seconds": round(sum(outcome.cpu_seconds for outcome in outcomes), 3) if found else None,
         "steps": _total("steps", found),
         "evaluations": _total("evaluations", found),
         "objective": _mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),

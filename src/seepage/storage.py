@@ -123,7 +123,8 @@ def read_tensors(path: Path) -> Tensors:
             "save it with safetensors.torch.save_file and pass that file"
         )
     try:
-        return load_file(path)
+        # Copies: views into the file are not aligned in memory, and kernels then round differently.
+        return {name: tensor.clone() for name, tensor in load_file(path).items()}
     except FileNotFoundError as error:
         raise SeepageError(f"{path} does not exist; check the path") from error
     except (SafetensorError, OSError, ValueError) as error:

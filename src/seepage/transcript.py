@@ -148,19 +148,25 @@ class RecordedTranscript:
             raise IndexError(t)
         path = round_file(self.folder, t)
         tensors = {name: tensor.to(self.device) for name, tensor in read_tensors(path).items()}
-        parts = {part: _under(tensors, part) for part in ("params", "buffers", "update")}
+        parts = {part: self._ordered(_under(tensors, part)) for part in ("params", "buffers", "update")}
         kind = bytes(tensors["kind"].tolist()).decode(errors="replace") if "kind" in tensors else "gradient"
         if kind not in ("gradient", "delta"):
             raise SeepageError(f"{path} holds an update of kind {kind!r}; it must be 'gradient' or 'delta'")
         return Round(
             t=t,
-            params=parts["params"] or self.first[0],
-            buffers=parts["buffers"] or self.first[1],
+            params=parts["params"] or self._ordered(self.first[0]),
+            buffers=parts["buffers"] or self._ordered(self.first[1]),
             update=Update(parts["update"], kind),  # type: ignore[arg-type]
             batch_size=self.batch_size,
             labels=self._labels(tensors.get("labels"), path),
             indices=tensors.get("indices"),
         )
+
+    def _ordered(self, tensors: Tensors) -> Tensors:
+        """In the model's order, which files do not keep: sums over tensors must round as in the simulation."""
+        names = [*dict(self.knowledge.model.named_parameters()), *dict(self.knowledge.model.named_buffers())]
+        places = {name: place for place, name in enumerate(names)}
+        return dict(sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))))
 
     def _labels(self, labels: Tensor | None, path: Path) -> Tensor | None:
         if labels is None:

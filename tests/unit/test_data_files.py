@@ -146,7 +146,7 @@ def test_every_kind_of_pixel_keeps_its_brightness(folder: Path) -> None:
     grey = np.full((10, 12), 0.6)
     palette = Image.fromarray((grey * 255).astype(np.uint8)).convert("P")
     cases = {
-        "sixteen.png": Image.fromarray((grey * 65535).astype(np.uint16)),
+        "sixteen.png": Image.fromarray(np.full((10, 12), (153 << 8) + 7, dtype=np.uint16)),
         "alpha.png": Image.new("RGBA", (12, 10), (153, 153, 153, 255)),
         "la.png": Image.new("LA", (12, 10), (153, 255)),
         "palette.gif": palette,

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.functional import InputLayer, forward, in_mode, input_layer
@@ -19,141 +20,214 @@ class LinearLeak(Attack):
 
     For more examples a row is a mixture of those that activate its neuron. A row is *identifiable* when it comes from
     one example alone, and that is checked without the truth: the model's own backward pass on the divided row must
-    give back the bias gradient the client sent. Only such rows are returned; mixtures are not.
+    give back what the client sent for that neuron, both the bias gradient and the column of the next fully connected
+    layer's weight gradient. Only such rows are returned; mixtures are not.
 
     Args:
         floor: Rows whose bias gradient is below this share of the largest are left out; float32 rounding grows as
             they shrink.
-        tolerance: Largest relative mismatch of the bias gradient for a row to count as identified.
+        tolerance: Largest relative mismatch for a row to count as identified. Rounding reaches about 1e-6; a mixture
+            may pass by chance, more often with a wider tolerance, and with two classes, whose columns say nothing new.
         same: Two identified rows closer than this (relative Euclidean distance) are the same example.
 
     Example:
         >>> from seepage.attacks import LinearLeak
         >>> LinearLeak()
-        LinearLeak(floor=0.0001, tolerance=0.001, same=0.01)
+        LinearLeak(floor=0.0001, tolerance=1e-05, same=0.01)
     """
 
     floor: float = 1e-4
-    tolerance: float = 1e-3
+    tolerance: float = 1e-5
     same: float = 1e-2
 
     def check(self, transcript: Transcript) -> None:
-        self._layer(transcript[0], transcript.knowledge)
-
-    def _layer(self, observed: Round, knowledge: Knowledge) -> tuple[InputLayer, str]:
-        layer = input_layer(knowledge.model, observed.params, knowledge.input_shape)
-        if layer is None:
-            raise Inapplicable(
-                "the model's first layer is not a fully connected one that reads the input itself",
-                "use a matching attack such as inverting_gradients",
-            )
-        if layer.bias is None:
-            raise Inapplicable(
-                "the model's first fully connected layer has no bias to divide by",
-                "use a matching attack such as inverting_gradients",
-            )
-        return layer, layer.bias
+        _Leak.of(transcript)
 
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        knowledge, observed = transcript.knowledge, transcript[0]
-        layer, bias_name = self._layer(observed, knowledge)
-        gradient = observed.gradient(knowledge.client)
-        weight, bias = gradient[layer.weight].double(), gradient[bias_name].double()  # [m, d], [m]
-        if not bias.abs().max() > 0:
-            raise Inapplicable(
-                "the first layer's bias gradient is zero everywhere (no neuron is active, or the loss is zero)",
-                "nothing can be divided; use another round",
-            )
-        if observed.batch_size == 1:
-            return self._single(layer, weight, bias, knowledge)
-        return self._several(layer, weight, bias, observed, knowledge, bias_name)
+        leak = _Leak.of(transcript)
+        return self._single(leak) if leak.batch_size == 1 else self._several(leak)
 
-    def _single(self, layer: InputLayer, weight: Tensor, bias: Tensor, knowledge: Knowledge) -> Reconstruction:
+    def _single(self, leak: "_Leak") -> Reconstruction:
         # Least squares over all rows of weight = bias x^T: exact without noise, and the best average with it.
-        row = bias @ weight / (bias @ bias)  # [d]
-        inputs = layer.to_inputs(row[None], knowledge.input_shape)
-        residual = (weight - bias[:, None] * row).norm() / weight.norm()
+        row = leak.bias @ leak.weight / (leak.bias @ leak.bias)  # [d]
+        residual = (leak.weight - leak.bias[:, None] * row).norm() / leak.weight.norm()
         note = f"rows agree to {residual:.1e}: the update comes from one example"
         if residual > self.tolerance:
             note = f"rows disagree by {residual:.1e}: the update was changed, or comes from more than one example"
+        inputs = leak.to_inputs(row[None])
         return Reconstruction(
-            inputs=inputs.float(),
+            inputs=inputs,
+            labels=leak.label(inputs),
             objective=residual.reshape(1).float(),
-            cost={"evaluations": 1},
+            cost={"evaluations": leak.knowledge.num_classes},
             notes=(note,),
         )
 
-    def _several(
-        self,
-        layer: InputLayer,
-        weight: Tensor,
-        bias: Tensor,
-        observed: Round,
-        knowledge: Knowledge,
-        bias_name: str,
-    ) -> Reconstruction:
-        live = (bias.abs() > self.floor * bias.abs().max()).nonzero().squeeze(1)  # [k] neurons
-        rows = weight[live] / bias[live, None]  # [k, d]
-        inputs = layer.to_inputs(rows, knowledge.input_shape).float()
-        low, high = knowledge.value_range
+    def _several(self, leak: "_Leak") -> Reconstruction:
+        size = leak.bias.abs()
+        live = (size > self.floor * size.max()).nonzero().squeeze(1)  # [k] neurons
+        inputs = leak.to_inputs(leak.weight[live] / leak.bias[live, None])
+        low, high = leak.knowledge.value_range
         slack = 0.01 * (high - low)
         inside = ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
         live, inputs = live[inside], inputs[inside]
-        labels, mismatch = self._certify(inputs, live, bias, observed, knowledge, bias_name)
+        labels, mismatch = leak.certify(inputs, live)
         sure = mismatch <= self.tolerance
         keep = _distinct(inputs[sure], mismatch[sure], self.same)
-        n = "?" if observed.batch_size is None else observed.batch_size
         note = (
-            f"{int(sure.sum())} of {len(bias)} rows come from one example alone and identify "
-            f"{len(keep)} of {n} examples; the other rows are mixtures"
+            f"{int(sure.sum())} of {len(size)} rows come from one example alone and identify {len(keep)} of "
+            f"{leak.batch_size} examples; no other row could be told from a mixture"
         )
         return Reconstruction(
             inputs=inputs[sure][keep],
             labels=labels[sure][keep],
             objective=mismatch[sure][keep],
-            cost={"evaluations": len(inputs) * knowledge.num_classes},
+            cost={"evaluations": len(inputs) * leak.knowledge.num_classes},
             notes=(note,),
         )
 
-    def _certify(
-        self,
-        inputs: Tensor,
-        neurons: Tensor,
-        bias: Tensor,
-        observed: Round,
-        knowledge: Knowledge,
-        bias_name: str,
-    ) -> tuple[Tensor, Tensor]:
-        """Best label and relative mismatch of the bias gradient, `[k]` each, for rows of the given neurons."""
-        labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
-        best = torch.full((len(inputs),), torch.inf, device=inputs.device)
-        if len(inputs) == 0 or not knowledge.client.separable(knowledge.model):
-            return labels, best
-        # With the batch size unknown the rows' scale is unknown too, and nothing can be certified.
+
+@dataclass(frozen=True)
+class _Leak:
+    """What the first layer's part of an update says.
+
+    Attributes:
+        weight: `[m, d]` its gradient, float64.
+        bias: `[m]` likewise.
+        gradient: The whole update, as a gradient.
+    """
+
+    layer: InputLayer
+    weight: Tensor
+    bias: Tensor
+    gradient: Tensors
+    observed: Round
+    knowledge: Knowledge
+    batch_size: int
+
+    @classmethod
+    def of(cls, transcript: Transcript) -> "_Leak":
+        """Read a transcript's first round; `Inapplicable` where nothing can be divided or certified."""
+        knowledge, observed = transcript.knowledge, transcript[0]
+        layer = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+        instead = "use a matching attack such as inverting_gradients"
+        if layer is None:
+            raise Inapplicable(
+                "the model's first layer is not a fully connected one that reads the input itself", instead
+            )
+        if layer.bias is None:
+            raise Inapplicable("the model's first fully connected layer has no bias to divide by", instead)
         if observed.batch_size is None:
+            raise Inapplicable(
+                "the batch size is unknown, and without it no row can be told from a mixture",
+                "name it with --batch-size",
+            )
+        if observed.batch_size > 1 and not knowledge.client.separable(knowledge.model):
+            raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", instead)
+        gradient = observed.gradient(knowledge.client)
+        weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
+        if not bias.abs().max() > 0:
+            raise Inapplicable(
+                "the first layer's bias gradient is zero everywhere (no neuron is active, or the loss is zero)",
+                "nothing can be divided; use another round",
+            )
+        return cls(layer, weight, bias, gradient, observed, knowledge, observed.batch_size)
+
+    def to_inputs(self, rows: Tensor) -> Tensor:
+        """`[k, d]` rows to `[k, *shape]` inputs in the model's own precision."""
+        like = self.observed.params[self.layer.weight]
+        return self.layer.to_inputs(rows, self.knowledge.input_shape).to(like)
+
+    def label(self, inputs: Tensor) -> Tensor | None:
+        """The label `[1]` whose bias gradient, at the only example `[1, *shape]`, is nearest the sent one."""
+        if not self.knowledge.client.separable(self.knowledge.model):
+            return None
+        trace = _Trace.of(inputs, self)
+        own = torch.cat([trace.gradients(label)[0] for label in range(self.knowledge.num_classes)])  # [classes, m]
+        nearest: Tensor = (own - self.bias).norm(dim=1).argmin()
+        return nearest.reshape(1)
+
+    def certify(self, inputs: Tensor, neurons: Tensor) -> tuple[Tensor, Tensor]:
+        """Best label and relative mismatch, `[k]` each, of rows divided at the given neurons.
+
+        If one example alone reaches neuron j, the sent bias gradient and the sent column j of the next layer's
+        weight gradient are that example's own, divided by the batch size.
+        """
+        labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        best = torch.full((len(inputs),), torch.inf, dtype=inputs.dtype, device=inputs.device)
+        if not len(inputs):
             return labels, best
-        sent = bias[neurons].to(inputs) * observed.batch_size  # [k]
-        for label in range(knowledge.num_classes):
-            own = _bias_gradients(inputs, label, observed, knowledge, bias_name)  # [k, m]
-            mine = own.gather(1, neurons[:, None]).squeeze(1)
-            mismatch = (mine - sent).abs() / sent.abs()
+        trace = _Trace.of(inputs, self)
+        sent = self.batch_size * self.bias[neurons].to(inputs)[:, None]  # [k, 1]
+        for label in range(self.knowledge.num_classes):
+            first, later = trace.gradients(label)
+            mismatch = _mismatch(first.gather(1, neurons[:, None]), sent)
+            columns = torch.full_like(best, torch.inf)
+            for slope, (name, activation, _) in zip(later, trace.later, strict=True):
+                own = activation.gather(1, neurons[:, None]) * slope  # [k, c]
+                column = self.batch_size * self.gradient[name][:, neurons].T
+                columns = torch.minimum(columns, _mismatch(own, column))
+            mismatch = torch.maximum(mismatch, columns)
             labels = torch.where(mismatch < best, label, labels)
             best = torch.minimum(best, mismatch)
         return labels, best
 
 
-def _bias_gradients(inputs: Tensor, label: int, observed: Round, knowledge: Knowledge, bias_name: str) -> Tensor:
-    """`[k, m]`: each input's own gradient of the first layer's bias, for one assumed label."""
-    params: Tensors = observed.params
-    model = knowledge.model
+@dataclass(frozen=True)
+class _Trace:
+    """One forward pass on `k` candidates, from which every label's gradients are read.
 
-    def loss(bias: Tensor, example: Tensor) -> Tensor:
-        logits = forward(model, {**params, bias_name: bias}, example[None], buffers=observed.buffers)
-        return -logits.log_softmax(-1)[0, label]
+    Attributes:
+        first: `[k, m]` what the first layer gives.
+        later: Layers that may read its `m` neurons: name of the weight, its input `[k, m]`, its output `[k, c]`.
+        logits: `[k, classes]`.
+    """
 
-    with in_mode(model, training=False):
-        gradient: Tensor = torch.vmap(torch.func.grad(loss), (None, 0))(params[bias_name], inputs)
-    return gradient
+    first: Tensor
+    later: tuple[tuple[str, Tensor, Tensor], ...]
+    logits: Tensor
+
+    @classmethod
+    def of(cls, inputs: Tensor, leak: _Leak) -> "_Trace":
+        model, observed = leak.knowledge.model, leak.observed
+        layer = model.get_submodule(leak.layer.weight.rpartition(".")[0])
+        outputs: list[Tensor] = []
+        seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+        def cut(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            outputs.append(output.detach().requires_grad_())
+            return outputs[-1]
+
+        handles = [layer.register_forward_hook(cut)]
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear) and module is not layer and module.in_features == len(leak.bias):
+
+                def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
+                    seen[f"{name}.weight"] = args[0].detach(), output
+
+                handles.append(module.register_forward_hook(keep))
+        try:
+            with torch.enable_grad(), in_mode(model, training=False):
+                logits = forward(model, observed.params, inputs, buffers=observed.buffers)
+        finally:
+            for handle in handles:
+                handle.remove()
+        later = tuple((name, *pair) for name, pair in seen.items() if pair[0].ndim == 2 and name in leak.gradient)
+        return cls(outputs[0], later, logits)
+
+    def gradients(self, label: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Each candidate's own loss gradient with respect to `first` and to the outputs of `later`."""
+        target = torch.full((len(self.logits),), label, device=self.logits.device)
+        loss = F.cross_entropy(self.logits, target, reduction="sum")
+        outputs = [output for _, _, output in self.later]
+        slopes = torch.autograd.grad(loss, [self.first, *outputs], retain_graph=True, materialize_grads=True)
+        return slopes[0], slopes[1:]
+
+
+def _mismatch(own: Tensor, sent: Tensor) -> Tensor:
+    """`[k]` relative distances of the rows of two `[k, c]` tensors; not finite where nothing was sent."""
+    relative: Tensor = (own - sent).norm(dim=1) / sent.norm(dim=1)
+    return relative.nan_to_num(nan=torch.inf)
 
 
 def _distinct(inputs: Tensor, mismatch: Tensor, same: float) -> Tensor:

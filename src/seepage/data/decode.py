@@ -65,10 +65,10 @@ def read_image(file: Path | IO[bytes], size: int | None, channels: int) -> Tenso
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """An image that Pillow converts to grey or RGB without clipping and without a warning."""
+    """An image in 8 bits; Pillow's own conversion from 16 bits clips instead of scaling."""
     if image.mode.startswith("I;16"):
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    return image.convert("RGBA") if image.mode in ("P", "PA") else image
+    return image
 
 
 @contextmanager

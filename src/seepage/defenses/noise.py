@@ -1,5 +1,6 @@
 """Gaussian noise on the update, with an optional clip of its norm."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,7 +27,7 @@ class GaussianNoise(Defense):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        if self.sigma < 0 or (self.clip is not None and self.clip <= 0):
+        if not 0 <= self.sigma < math.inf or (self.clip is not None and not 0 < self.clip < math.inf):
             raise SeepageError(
                 f"GaussianNoise needs sigma >= 0 and clip > 0, got sigma={self.sigma}, clip={self.clip}; "
                 "correct the recipe"

@@ -62,17 +62,41 @@ def _make(use: str, options: Mapping[str, Any], input_shape: tuple[int, ...], nu
     if use in MODELS:
         factory = MODELS[use]
         bind(factory, options, f"model {use!r}", given=2)
-        return factory(input_shape, num_classes, **options)
+        return _own(use, factory, options, input_shape, num_classes)
     if library in LIBRARIES and name:
         check_channels(use, input_shape)
         return _LIBRARY_MODELS[library](name, options, num_classes)
     if is_dotted(use):
         custom: Callable[..., nn.Module] = import_dotted(use)
+        if isinstance(custom, nn.Module) or not callable(custom):
+            raise SeepageError(
+                f"{use!r} is a {type(custom).__name__}, not a factory; name a function that returns the model"
+            )
         if len(inspect.signature(custom).parameters) == 0 and not options:
             return custom()
         bind(custom, options, f"model {use!r}", given=2)
         return custom(input_shape, num_classes, **options)
     raise unknown("model", use, [*MODELS, *(f"{library}:NAME" for library in LIBRARIES), "module:factory"])
+
+
+def _own(
+    use: str,
+    factory: Callable[..., nn.Module],
+    options: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    num_classes: int,
+) -> nn.Module:
+    for name, value in options.items():
+        # A whole-number option of our own networks is a size.
+        if inspect.signature(factory).parameters[name].annotation is int and value < 1:
+            raise SeepageError(f"model {use!r}: {name} must be at least 1, got {value}; correct the recipe")
+    try:
+        return factory(input_shape, num_classes, **options)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise SeepageError(
+            f"model {use!r} cannot be built for inputs of shape {input_shape} ({reason}); use another model or other data"
+        ) from error
 
 
 def check_channels(use: str, input_shape: tuple[int, ...]) -> None:
@@ -99,6 +123,8 @@ def _timm(name: str, options: Mapping[str, Any], num_classes: int) -> nn.Module:
         import timm
     except ImportError as error:
         raise SeepageError("timm is not installed; run: pip install 'seepage[timm]'") from error
+    if "checkpoint_path" in options:
+        raise SeepageError(f"timm:{name} would load a file by checkpoint_path, which may be a pickle; leave it out")
     if name not in timm.list_models():
         raise unknown("timm model", name, timm.list_models())
     try:

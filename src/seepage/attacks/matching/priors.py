@@ -32,13 +32,18 @@ class TotalVariation(Prior):
     weight: float
 
     def __call__(self, candidates: Tensor) -> Tensor:
-        down = (candidates[..., 1:, :] - candidates[..., :-1, :]).abs().flatten(1).mean(1)
-        across = (candidates[..., :, 1:] - candidates[..., :, :-1]).abs().flatten(1).mean(1)
+        down = candidates.diff(dim=-2).abs().flatten(1).mean(1)
+        across = candidates.diff(dim=-1).abs().flatten(1).mean(1)
         return self.weight * (down + across)
 
     def check(self, knowledge: Knowledge) -> None:
         if len(knowledge.input_shape) != 3:
             raise Inapplicable(
                 f"total variation needs images and an input here has shape {knowledge.input_shape}",
+                "set the attack's tv to 0",
+            )
+        if min(knowledge.input_shape[1:]) < 2:
+            raise Inapplicable(
+                f"total variation needs neighbours and images here are {knowledge.input_shape[1:]} pixels",
                 "set the attack's tv to 0",
             )

@@ -1,5 +1,6 @@
 """One restart of a search: its unknowns, its optimiser, the best point seen; and how it travels to disk."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,8 @@ def pack(state: Any, path: str, tensors: Tensors) -> Any:
         return {"pairs": [[key, pack(value, f"{path}.{key}", tensors)] for key, value in state.items()]}
     if isinstance(state, list | tuple):
         return {"items": [pack(value, f"{path}.{i}", tensors) for i, value in enumerate(state)]}
+    if isinstance(state, float) and not math.isfinite(state):
+        return {"float": repr(state)}  # JSON has no NaN, and a search that blows up leaves some
     return state
 
 
@@ -112,6 +115,8 @@ def unpack(packed: Any, tensors: Tensors) -> Any:
         return packed
     if "tensor" in packed:
         return tensors[packed["tensor"]].clone()
+    if "float" in packed:
+        return float(packed["float"])
     if "pairs" in packed:
         return {key: unpack(value, tensors) for key, value in packed["pairs"]}
     return [unpack(value, tensors) for value in packed["items"]]

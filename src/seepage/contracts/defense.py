@@ -1,0 +1,134 @@
+"""What every defense keeps."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from seepage.clients import FedSGD
+from seepage.contracts.watch import globals_kept, same, snapshot
+from seepage.functional import generator, state_of
+from seepage.models import build
+from seepage.types import Architecture, Batch, ClientView, Defense, Update
+
+Promise = Callable[[Update, Update], None]
+"""Takes the update before and after the defense; raises `AssertionError` where the defense broke its own promise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefenseCase:
+    """A defense and what it promises.
+
+    Attributes:
+        defense: The defense.
+        promise: Checks what the defense says of itself; None: it says nothing.
+        random: Whether it draws from its generator.
+        model: The client's network; its parameters give the update's names and shapes.
+        seed: Draws the update.
+    """
+
+    defense: Defense
+    promise: Promise | None = None
+    random: bool = False
+    model: Architecture = Architecture("fc2", {"hidden": 16})  # noqa: RUF009 - frozen and without state
+    seed: int = 0
+
+    def client(self) -> ClientView:
+        """A client with two examples."""
+        model = build(self.model, (1, 8, 8), 4, seed=self.seed)
+        params, buffers = state_of(model)
+        inputs = torch.rand((2, 1, 8, 8), generator=generator(self.seed, "inputs"))
+        return ClientView(model, params, Batch(inputs, torch.tensor([0, 3])), FedSGD(), buffers)
+
+    def apply(self, update: Update, draw: int = 0) -> Update:
+        """The defended update, from the generator numbered `draw`."""
+        return self.defense(update, self.client(), generator=generator(self.seed, "defense", draw))
+
+
+def random_update(client: ClientView, seed: int = 0) -> Update:
+    """Standard normal entries, named and shaped like the client's parameters."""
+    draw = generator(seed, "update")
+    return Update({name: torch.randn(p.shape, generator=draw) for name, p in client.params.items()})
+
+
+def check_defense(defense: Defense, *, promise: Promise | None = None, random: bool = False) -> None:
+    """Run every check of `DEFENSE_CHECKS`; the arguments are those of `DefenseCase`.
+
+    Raises:
+        AssertionError: With the first promise the defense breaks.
+
+    >>> from seepage import Sparsify
+    >>> check_defense(Sparsify(keep=0.5))
+    """
+    case = DefenseCase(defense=defense, promise=promise, random=random)
+    for check in DEFENSE_CHECKS.values():
+        check(case)
+
+
+def changes_the_update(case: DefenseCase) -> None:
+    """A defense that does nothing defends nothing."""
+    update = random_update(case.client(), case.seed)
+    assert not same(case.apply(update).tensors, update.tensors), "the defense left a random update as it was"
+
+
+def keeps_its_form(case: DefenseCase) -> None:
+    """Names, shapes, dtypes and kind stay, so that the server can still average the updates."""
+    single = random_update(case.client(), case.seed)
+    double = Update({name: tensor.double() for name, tensor in single.tensors.items()}, kind="delta")
+    for update in (single, double):
+        after = case.apply(update)
+        assert after.kind == update.kind, f"the defense turned a {update.kind} into a {after.kind}"
+        names = list(update.tensors), list(after.tensors)
+        assert names[0] == names[1], f"the defense changed the names from {names[0]} to {names[1]}"
+        for name, tensor in update.tensors.items():
+            form = [(t.shape, t.dtype, t.device) for t in (tensor, after.tensors[name])]
+            assert form[0] == form[1], f"the defense turned {name} from {form[0]} into {form[1]}"
+            assert after.tensors[name].isfinite().all(), f"the defense made {name} NaN or infinite"
+
+
+def all_randomness_comes_from_its_generator(case: DefenseCase) -> None:
+    """The same generator seed gives the same bits; another gives others where the defense is random."""
+    update = random_update(case.client(), case.seed)
+    first, again, other = (case.apply(update, draw).tensors for draw in (0, 0, 1))
+    assert same(first, again), "the same generator seed gave other bits"
+    if case.random:
+        assert not same(first, other), "two generator seeds gave the same bits, so the defense drew nothing"
+    else:
+        assert same(first, other), "two generator seeds gave different bits; say random=True if that is meant"
+
+
+def leaves_everything_else(case: DefenseCase) -> None:
+    """The update it is given, the client's model, parameters and batch, and the global state stay as they were."""
+    client, update = case.client(), random_update(case.client(), case.seed)
+    old = replace(update, tensors={name: tensor.clone() for name, tensor in update.tensors.items()})
+    model, params = snapshot(client.model), {name: p.clone() for name, p in client.params.items()}
+    inputs = client.batch.inputs.clone()
+    with globals_kept("the defense"):
+        case.defense(update, client, generator=generator(case.seed, "defense"))
+    assert same(update.tensors, old.tensors), "the defense changed the update it was given in place"
+    assert same(snapshot(client.model), model), "the defense changed the client's model"
+    assert same(client.params, params), "the defense changed the client's parameters"
+    assert same(client.batch.inputs, inputs), "the defense changed the private batch"
+
+
+def keeps_its_promise(case: DefenseCase) -> None:
+    """What the defense says of itself holds for small, ordinary and large updates."""
+    if case.promise is None:
+        return
+    update = random_update(case.client(), case.seed)
+    for scale in (1e-3, 1.0, 1e3):
+        scaled = replace(update, tensors={name: scale * tensor for name, tensor in update.tensors.items()})
+        case.promise(scaled, case.apply(scaled))
+
+
+DEFENSE_CHECKS: dict[str, Callable[[DefenseCase], None]] = {
+    check.__name__: check
+    for check in (
+        changes_the_update,
+        keeps_its_form,
+        all_randomness_comes_from_its_generator,
+        leaves_everything_else,
+        keeps_its_promise,
+    )
+}
+"""Every check of a defense, by name."""

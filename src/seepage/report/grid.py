@@ -1,0 +1,220 @@
+"""`grid.png`: private pictures beside what each attack made of them."""
+
+import io
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from seepage.report.pictures import Pictures, Place, open_pictures, pixels
+from seepage.report.run import Cell, Run, open_run
+from seepage.report.words import number
+from seepage.storage import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST_CELLS, MOST_ATTACKS, MOST_EXAMPLES = 8, 8, 4
+LARGEST_FILE = 1_000_000
+"""Bytes: what a README or an issue can still carry."""
+
+# Inches: a picture, the room under it for its number, and the rooms around a block of them.
+SIDE, UNDER, GAP, HEAD, MARGIN, FOOT = 0.9, 0.19, 0.08, 0.66, 0.25, 0.3
+LETTER = 0.09
+"""Inches: mean width of a letter in a heading."""
+INK, QUIET, HATCH, FLAT = "#1b2430", "#535f6d", "#b4bcc5", "#edf0f2"
+
+
+@dataclass(frozen=True)
+class Block:
+    """One cell's part of the grid.
+
+    Attributes:
+        title: Heading.
+        columns: `private`, where it is at hand, then attacks.
+        rows: Examples; each has one picture per column and the line under it. No picture: none was returned.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[tuple[Tensor | None, str]]]
+
+    @property
+    def width(self) -> float:
+        return len(self.columns) * (SIDE + GAP) - GAP
+
+    @property
+    def height(self) -> float:
+        return HEAD + len(self.rows) * (SIDE + UNDER + GAP)
+
+
+def write_grid(run: Path) -> Path:
+    """Write `grid.png` into a finished run's folder. The picture shows private examples.
+
+    At most eight cells, eight attacks and four examples per cell; those that an attack recovered best come first.
+
+    Args:
+        run: The run folder, with `result.json`.
+
+    Returns:
+        Path of the picture, smaller than 1 MB.
+
+    Raises:
+        SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
+    """
+    import matplotlib
+
+    opened = open_run(run)
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()  # a user's own style must not change the picture
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        data = _png(_figure(_blocks(opened), _footer(opened)))
+    path = run / "grid.png"
+    write_whole(path, data)
+    return path
+
+
+def _png(figure: "Figure") -> bytes:
+    data = b""
+    for dpi in (120, 100, 80, 60, 45):
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+        data = buffer.getvalue()
+        if len(data) < LARGEST_FILE:
+            break
+    return data
+
+
+# --- what to show ------------------------------------------------------------------------------------------------
+
+
+def _blocks(run: Run) -> list[Block]:
+    per_cell = 2 if len(run.cells) > 4 else MOST_EXAMPLES - (len(run.cells) > 2)
+    found = ((cell, open_pictures(run, cell)) for cell in run.cells[:MOST_CELLS])
+    return [_block(run, cell, pictures, per_cell) for cell, pictures in found if pictures.places]
+
+
+def _block(run: Run, cell: Cell, pictures: Pictures, examples: int) -> Block:
+    attacks = _attacks(run, cell, pictures)
+    places = sorted(pictures.places, key=lambda place: -_best(run, cell, attacks, place))[:examples]
+    rows = []
+    for place in places:
+        shown: list[tuple[Tensor | None, str]] = [(pictures.private(place), "")] if pictures.truth else []
+        for attack in attacks:
+            psnr = run.scores.get((cell.name, attack, *place, "psnr"))
+            shown.append((pictures.guesses[attack].at(place), "" if psnr is None else f"{number(psnr)} dB"))
+        rows.append(shown)
+    return Block(cell.heading, ["private"] * bool(pictures.truth) + attacks, rows)
+
+
+def _attacks(run: Run, cell: Cell, pictures: Pictures) -> list[str]:
+    """The attacks with pictures, in row order; where there are too many, those with the highest PSNR."""
+    rows = [row for row in run.rows_of(cell) if row.attack in pictures.guesses]
+    kept = sorted(rows, key=lambda row: -(row.psnr or 0.0))[:MOST_ATTACKS]
+    return [row.attack for row in rows if row in kept]
+
+
+def _best(run: Run, cell: Cell, attacks: list[str], place: Place) -> float:
+    return max((run.scores.get((cell.name, attack, *place, "psnr")) or 0.0 for attack in attacks), default=0.0)
+
+
+def _footer(run: Run) -> str:
+    parts = ["Private data: handle like the data themselves."]
+    if run.scored:
+        parts.append("PSNR under each picture. The best recovered examples are shown, not typical ones.")
+    if len(run.cells) > MOST_CELLS:
+        parts.append(f"{MOST_CELLS} of {len(run.cells)} cases.")
+    return " ".join(parts)
+
+
+# --- how to lay it out -------------------------------------------------------------------------------------------
+
+
+def _figure(blocks: list[Block], footer: str) -> "Figure":
+    from matplotlib.figure import Figure
+
+    if not blocks:
+        figure = Figure(figsize=(6, 1), facecolor="white")
+        figure.text(0.5, 0.5, "This run has no pictures to show.", ha="center", va="center", color=INK)
+        return figure
+    across = 2 if len(blocks) > 1 and max(len(block.columns) for block in blocks) <= 7 else 1
+    width = max(6.0, across * (max(block.width for block in blocks) + MARGIN) + MARGIN)
+    bands = [blocks[start : start + across] for start in range(0, len(blocks), across)]
+    height = sum(max(block.height for block in band) for band in bands) + MARGIN + FOOT
+    figure = Figure(figsize=(width, height), facecolor="white")
+    top = height - MARGIN / 2
+    for band in bands:
+        for place, block in enumerate(band):
+            _draw(figure, block, MARGIN + place * (width - MARGIN) / across, top, (width - MARGIN) / across)
+        top -= max(block.height for block in band)
+    figure.text(MARGIN / width, FOOT / 2 / height, footer, fontsize=7, color=QUIET, va="center", parse_math=False)
+    return figure
+
+
+def _draw(figure: "Figure", block: Block, left: float, top: float, room: float) -> None:
+    """Draw a block with its top left corner at `(left, top)`, in inches from the bottom left."""
+    title = _short(block.title, int((room - MARGIN) / LETTER))
+    _text(figure, left, top - 0.1, title, size=9.5, weight="bold", ha="left")
+    for column, name in enumerate(block.columns):
+        x = left + column * (SIDE + GAP) + SIDE / 2
+        _text(figure, x, top - HEAD + 0.05, _wrapped(name), size=8, color=QUIET if column else INK, va="bottom")
+    for row, shown in enumerate(block.rows):
+        y = top - HEAD - SIDE - row * (SIDE + UNDER + GAP)
+        for column, (picture, line) in enumerate(shown):
+            x = left + column * (SIDE + GAP)
+            _picture(figure, x, y, picture)
+            _text(figure, x + SIDE / 2, y - UNDER / 2, line, size=7.5, va="center")
+
+
+def _picture(figure: "Figure", x: float, y: float, picture: Tensor | None) -> None:
+    width, height = figure.get_size_inches()
+    axes = figure.add_axes((x / width, y / height, SIDE / width, SIDE / height))
+    axes.set_axis_off()
+    if picture is None:
+        from matplotlib.patches import Rectangle
+
+        axes.add_patch(Rectangle((0, 0), 1, 1, facecolor=FLAT, edgecolor=HATCH, hatch="///", linewidth=0))
+        _text(figure, x + SIDE / 2, y + SIDE / 2, "not\nreturned", size=7, color=QUIET, va="center")
+        return
+    levels = pixels(picture)
+    axes.imshow(levels, interpolation="nearest" if max(levels.shape) <= 96 else "antialiased")
+
+
+def _text(
+    figure: "Figure",
+    x: float,
+    y: float,
+    text: str,
+    *,
+    size: float,
+    color: str = INK,
+    weight: str = "normal",
+    ha: str = "center",
+    va: str = "top",
+) -> None:
+    width, height = figure.get_size_inches()
+    # Names come from strangers: a dollar sign must not start a formula.
+    figure.text(
+        x / width, y / height, text, fontsize=size, color=color, fontweight=weight, ha=ha, va=va, parse_math=False
+    )
+
+
+def _short(text: str, most: int) -> str:
+    """A text of at most `most` characters on one line."""
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _wrapped(name: str) -> str:
+    """An attack's name on one or two lines, as narrow as a picture.
+
+    >>> _wrapped("inverting_gradients").splitlines()
+    ['inverting', 'gradients']
+    """
+    if len(name) <= 13:
+        return name
+    middle = min((i for i, c in enumerate(name) if c in "_- ."), key=lambda i: abs(2 * i - len(name)), default=13)
+    rest = name[middle:].lstrip("_ ")
+    return f"{_short(name[:middle], 14)}\n{_short(rest, 14)}"

@@ -1,0 +1,275 @@
+"""`report.html`: a run as one page for somebody who answers for the data, not for the code."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from seepage.report import words
+from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
+from seepage.report.run import Caution, Cell, Row, Run, open_run
+from seepage.storage import write_whole
+
+STRIP = 8
+"""Examples shown per cell."""
+
+LEVELS = {
+    "exact": "Exact copies",
+    "recognizable": "Recognizable",
+    "traces": "Traces only",
+    "nothing": "Nothing recovered",
+}
+"""The verdict in words; any other level means that nothing could be scored."""
+
+STATUSES = {
+    "ok": "finished",
+    "exhausted": "out of steps",
+    "diverged": "diverged",
+    "interrupted": "interrupted",
+    "error": "failed",
+    "inapplicable": "does not apply",
+}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One picture of a strip; without a `uri` the attack returned none."""
+
+    alt: str
+    uri: str | None = None
+    caption: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Strip:
+    """One row of pictures."""
+
+    label: str
+    remark: str
+    pictures: list[Shown]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of the matrix: how one attack fared on one cell."""
+
+    count: str
+    words: str
+    shade: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """One cell, ready to be laid out.
+
+    Attributes:
+        cell: What the client did.
+        told: What every attacker here is told.
+        rows: Attacks that were tried.
+        others: Attacks that do not apply, or failed: their reasons are given.
+        strips: Rows of pictures; empty where the data are no pictures.
+        remark: What the strips show of how many.
+    """
+
+    cell: Cell
+    told: list[str]
+    rows: list[Row]
+    others: list[Row]
+    strips: list[Strip]
+    remark: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One kind of caution.
+
+    Attributes:
+        severity: `warning` or `note`.
+        messages: Each message of this kind, with everywhere it was raised.
+    """
+
+    severity: str
+    messages: list[tuple[str, list[str]]]
+
+
+def write_report(run: Path) -> Path:
+    """Write `report.html` into a finished run's folder: one file, no script, nothing from the network.
+
+    The page holds private pictures, so it must be kept like the data.
+
+    Args:
+        run: The run folder, with `result.json`.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
+    """
+    opened = open_run(run)
+    path = run / "report.html"
+    write_whole(path, _render(opened))
+    return path
+
+
+def _render(run: Run) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("seepage", "report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters: tuple[Callable[..., str], ...] = (
+        words.breakable,
+        words.number,
+        words.signed,
+        words.scientific,
+        words.percent,
+        words.count_of,
+        words.duration,
+        words.plural,
+    )
+    environment.filters.update({filter_.__name__: filter_ for filter_ in filters})
+    return environment.get_template("template.html.j2").render(_content(run))
+
+
+def _content(run: Run) -> dict[str, Any]:
+    return {
+        "run": run,
+        "level": run.level if run.level in LEVELS else "unscored",
+        "level_words": LEVELS.get(run.level, "Not scored"),
+        "matrix": [(attack, [_entry(run, attack, cell) for cell in run.cells]) for attack in run.attacks],
+        "sections": [_section(run, cell) for cell in run.cells],
+        "findings": _findings(run),
+        "warnings": len({flag.message for flag in run.flags if flag.severity == "warning"}),
+        "statuses": STATUSES,
+        "with_options": words.with_options,
+    }
+
+
+# --- at a glance -------------------------------------------------------------------------------------------------
+
+
+def _entry(run: Run, attack: str, cell: Cell) -> Entry:
+    row = next((row for row in run.rows_of(cell) if row.attack == attack), None)
+    if row is None:
+        return Entry(words.NONE, "not run", 0)
+    if row.status in ("inapplicable", "error"):
+        return Entry(words.NONE, STATUSES[row.status], 0, row.reason)
+    if row.recovered is None:
+        return Entry(words.NONE, "not scored" if row.psnr is None else "no pictures", 0)
+    return Entry(words.count_of(row.recovered, row.examples), outcome(row), _shade(row))
+
+
+def outcome(row: Row) -> str:
+    """How an attack fared, in words.
+
+    >>> outcome(Row("cell", "dlg", psnr=18.0, recovered=0.0, nothing_recovered=True))
+    'nothing recovered'
+    """
+    if row.nothing_recovered:
+        return "nothing recovered"
+    if row.exact:
+        return "exact" if row.exact == row.recovered else f"{words.count_of(row.exact, row.examples)} exact"
+    return "recognizable" if row.recovered else "traces"
+
+
+def _shade(row: Row) -> int:
+    """0 (nothing) to 4 (all), so that a glance finds the worst."""
+    if row.nothing_recovered or not row.recovered:
+        return 0
+    return min(4, 1 + int(row.recovered * 3))
+
+
+# --- one cell ----------------------------------------------------------------------------------------------------
+
+
+def _section(run: Run, cell: Cell) -> Section:
+    rows = run.rows_of(cell)
+    tried = [row for row in rows if row.applies]
+    told = [str(item) for item in tried[0].told] if tried else []
+    pictures = open_pictures(run, cell)
+    return Section(
+        cell=cell,
+        told=[item for item in told if all(item in map(str, row.told) for row in tried)],
+        rows=tried,
+        others=[row for row in rows if not row.applies or row.reason],
+        strips=_strips(run, cell, tried, pictures),
+        remark=_remark(pictures),
+    )
+
+
+def _strips(run: Run, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
+    places = pictures.places[:STRIP]
+    strips = []
+    if pictures.truth:
+        shown = [_shown(pictures.private(place), f"Private example {i}", ()) for i, place in enumerate(places, 1)]
+        strips.append(Strip("private", "what the client holds", shown))
+    for row in rows:
+        if row.attack in pictures.guesses:
+            guesses = pictures.guesses[row.attack]
+            shown = [_guess(run, row, i, place, guesses.at(place)) for i, place in enumerate(places, 1)]
+            strips.append(Strip(row.attack, _standing(row), shown))
+    return strips
+
+
+def _standing(row: Row) -> str:
+    """What stands under an attack's name beside its pictures."""
+    if not row.scored:
+        return "not scored"
+    result = outcome(row)
+    return f"{words.count_of(row.recovered, row.examples)} {result}" if result in ("exact", "recognizable") else result
+
+
+def _guess(run: Run, row: Row, number: int, place: Place, picture: Tensor | None) -> Shown:
+    what = f"{row.attack}, example {number}"
+    if picture is None:
+        return _shown(None, f"{what}: not returned", ())
+    psnr, ssim = (run.scores.get((row.cell, row.attack, *place, metric)) for metric in ("psnr", "ssim"))
+    caption = [f"{words.number(psnr)} dB"] if psnr is not None else []
+    caption += [f"SSIM {words.number(ssim, 2)}"] if ssim is not None else []
+    return _shown(picture, ", ".join([what, *caption]), tuple(caption))
+
+
+def _shown(picture: Tensor | None, alt: str, caption: tuple[str, ...]) -> Shown:
+    return Shown(alt, None if picture is None else data_uri(picture), caption)
+
+
+def _remark(pictures: Pictures) -> str:
+    total, size = len(pictures.places), pictures.size
+    if size is None:
+        return "There are no pictures to show: the data are no pictures, or no attack returned any."
+    parts = [f"The first {STRIP} of {total:,} examples, in batch order; {total - STRIP:,} more are not shown."]
+    parts = parts if total > STRIP else [f"All {words.plural(total, 'example')}." if total > 1 else "The one example."]
+    parts += ["The private pictures are not in this folder."] * (pictures.truth is None)
+    if max(size) > LARGEST_SIDE:
+        parts.append(f"Reduced from {size[1]} \N{MULTIPLICATION SIGN} {size[0]} pixels.")
+    return " ".join(parts)
+
+
+# --- cautions ----------------------------------------------------------------------------------------------------
+
+
+def _findings(run: Run) -> list[Finding]:
+    """The flags by kind, warnings first; a message that was raised in many places is told once."""
+    titles = {cell.name: cell.heading for cell in run.cells}
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for flag in sorted(run.flags, key=lambda flag: flag.severity != "warning"):
+        severity = "warning" if flag.severity == "warning" else "note"
+        places = groups.setdefault((severity, flag.name), {}).setdefault(flag.message, [])
+        if (place := _where(flag, titles)) not in places:
+            places.append(place)
+    return [Finding(severity, list(messages.items())) for (severity, _), messages in groups.items()]
+
+
+def _where(flag: Caution, titles: dict[str, str]) -> str:
+    parts = [titles.get(flag.cell, flag.cell)] if flag.cell else []
+    parts += [flag.attack] if flag.attack else []
+    return ": ".join(parts) or "the whole run"

@@ -1,0 +1,258 @@
+"""The contract of every registered attack, and that a folder without the truth is all it needs."""
+
+import gc
+import json
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seepage import ATTACKS, Architecture, Attack, Inapplicable, LinearLeak, Reconstruction, Transcript, save_transcript
+from seepage.attacks.base import Progress, ignore
+from seepage.contracts import ATTACK_CHECKS, AttackCase, check_attack
+from seepage.contracts.watch import Killed
+
+
+def all_conv(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """A network without a fully connected layer, so without one to read labels or inputs from."""
+    return nn.Sequential(nn.Conv2d(input_shape[0], num_classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def no_bias(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8, bias=False), nn.ReLU(), nn.Linear(8, num_classes))
+
+
+def smooth(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    """Sigmoids and one hidden layer: the kind of network the first attacks were shown on, made tiny."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Sigmoid(), nn.Linear(32, num_classes))
+    for parameter in model.parameters():
+        nn.init.uniform_(parameter, -0.2, 0.2)
+    return model
+
+
+# A dotted path must name an importable module, and test files are none.
+odd = types.ModuleType("odd_models")
+for factory in (all_conv, no_bias, smooth):
+    setattr(odd, factory.__name__, factory)
+sys.modules["odd_models"] = odd
+
+FC2 = Architecture("fc2", {"hidden": 32})
+ALL_CONV, NO_BIAS, SMOOTH = (Architecture(f"odd_models:{name}") for name in ("all_conv", "no_bias", "smooth"))
+
+
+def made(name: str, **options: object) -> Attack:
+    return ATTACKS[name].make(**options)
+
+
+CASES: dict[str, list[AttackCase]] = {
+    "linear": [
+        AttackCase(attack=made("linear"), planted_db=150, refuses=(Architecture("convnet"), NO_BIAS)),
+        AttackCase(
+            attack=made("linear"), planted_db=150, model=Architecture("fc2", {"hidden": 64}), batch_size=4, found=3
+        ),
+    ],
+    "idlg": [
+        AttackCase(
+            attack=made("idlg", steps=30, line_search=True),
+            planted_db=85,
+            model=SMOOTH,
+            brief=made("idlg", steps=6),
+            refuses=(ALL_CONV,),
+        )
+    ],
+    "dlg": [
+        AttackCase(
+            attack=made("dlg", steps=30, line_search=True),
+            planted_db=90,
+            model=SMOOTH,
+            brief=made("dlg", steps=6, restarts=2),
+        ),
+        AttackCase(
+            attack=made("dlg", steps=30, line_search=True),
+            planted_db=80,
+            model=Architecture("lenet"),
+            brief=made("dlg", steps=4, line_search=True),
+        ),
+    ],
+    "sapag": [
+        AttackCase(
+            attack=made("sapag", steps=300),
+            planted_db=60,
+            model=FC2,
+            brief=made("sapag", steps=12, restarts=2),
+        )
+    ],
+    "inverting_gradients": [
+        AttackCase(
+            attack=made("inverting_gradients", steps=300),
+            planted_db=70,
+            model=FC2,
+            brief=made("inverting_gradients", steps=12, labels="joint"),
+        )
+    ],
+}
+"""At least one case for each name in `ATTACKS`. PSNRs are about 5 dB below what was measured."""
+
+ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+
+
+def test_every_attack_has_a_case() -> None:
+    assert set(CASES) == set(ATTACKS)
+
+
+@pytest.mark.parametrize("check", ATTACK_CHECKS.values(), ids=ATTACK_CHECKS)
+@pytest.mark.parametrize("case", ALL)
+def test_it_keeps(case: AttackCase, check: Callable[[AttackCase], None]) -> None:
+    check(case)
+
+
+@pytest.mark.parametrize("name", ["dlg", "idlg", "inverting_gradients", "sapag"])
+def test_iterative_attacks_keep_checkpoints(name: str) -> None:
+    case = CASES[name][0]
+    counted = Killed(None, after=0)
+    case.run(case.plant()[0], counted)
+    assert counted.saves >= 3
+
+
+READ_ALONE = """
+import sys, types
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from safetensors.torch import save_file
+from seepage import *
+from seepage.attacks.matching.distances import *
+from seepage.attacks.matching.directions import *
+from seepage.attacks.matching.labels import *
+from seepage.attacks.matching.optimizers import *
+from seepage.attacks.matching.parameters import *
+from seepage.attacks.matching.priors import *
+here = Path(sys.argv[1])
+for folder in sorted(here.iterdir()):
+    chosen = eval((folder / "attack.txt").read_text())
+    found = attack(folder / "observed", chosen, seed=0)
+    save_file({"inputs": found.inputs}, folder / "found.safetensors")
+"""
+
+
+def test_another_process_with_the_observed_folder_alone_finds_the_same(tmp_path: Path) -> None:
+    """Nothing can leak through memory that this process does not share."""
+    from safetensors.torch import load_file
+
+    expected = {}
+    for name, (case, *_) in CASES.items():
+        if ":" in case.model.use:
+            case = replace(case, model=Architecture("lenet"))  # another process cannot import this file's networks
+        transcript, _truth = case.plant()
+        save_transcript(transcript, tmp_path / name / "observed")
+        (tmp_path / name / "attack.txt").write_text(repr(case.brief or case.attack))
+        expected[name] = case.run(transcript).inputs
+    subprocess.run([sys.executable, "-c", READ_ALONE, str(tmp_path)], check=True, timeout=120)
+    for name, inputs in expected.items():
+        assert torch.equal(load_file(tmp_path / name / "found.safetensors")["inputs"], inputs), name
+
+
+def test_a_recorded_folder_holds_no_true_input(tmp_path: Path) -> None:
+    transcript, truth = CASES["linear"][1].plant()
+    save_transcript(transcript, tmp_path)
+    wanted = [row.numpy().tobytes() for row in truth]
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            assert not any(row in path.read_bytes() for row in wanted), path.name
+    facts = json.loads((tmp_path / "knowledge.json").read_text())
+    assert facts["told"] == []
+
+
+def test_a_simulated_transcript_leads_to_no_true_input_but_through_its_closure() -> None:
+    """An attack could dig a batch out of `make_round`'s closure, but finds none in what it is handed."""
+    transcript, truth = CASES["linear"][1].plant()
+    seen, todo = {id(transcript.make_round)}, [transcript, transcript[0]]  # type: ignore[attr-defined]
+    tensors = []
+    while todo:
+        thing = todo.pop()
+        if id(thing) in seen or isinstance(thing, type | types.ModuleType | types.FunctionType):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, Tensor):
+            tensors.append(thing)
+        todo += gc.get_referents(thing)
+    assert len(tensors) >= 8
+    assert not any(tensor.shape == truth.shape and torch.equal(tensor, truth) for tensor in tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faulty(Attack):
+    """An attack with one fault, to see that the contract finds it."""
+
+    fault: str
+
+    def check(self, transcript: Transcript) -> None:
+        LinearLeak().check(transcript)
+
+    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+        model, observed = transcript.knowledge.model, transcript[0]
+        try:
+            found = LinearLeak()(transcript, seed=seed)
+        except Inapplicable:
+            if self.fault == "crashes":
+                raise ValueError("no such thing") from None
+            raise
+        first = next(model.parameters())
+        match self.fault:
+            case "hook":
+                model.register_forward_hook(lambda *_: None)
+            case "mode":
+                model.eval()
+            case "params":
+                with torch.no_grad():
+                    first.add_(1)
+            case "grad":
+                first.grad = torch.zeros_like(first)
+            case "update":
+                next(iter(observed.update.tensors.values())).mul_(2)
+            case "seed":
+                found = replace(found, inputs=found.inputs + 1e-7 * torch.rand(1))
+            case "labels":
+                found = replace(found, labels=torch.zeros(len(found)))
+            case "shape":
+                found = replace(found, inputs=found.inputs.flatten(1))
+            case "nan":
+                found = replace(found, inputs=found.inputs * torch.nan)
+            case "wrong":
+                found = replace(found, inputs=found.inputs * 0)
+            case "peeks":
+                if hasattr(transcript, "make_round"):
+                    found = replace(found, inputs=found.inputs + 1e-3)
+        return found
+
+
+def test_the_contract_passes_a_sound_attack() -> None:
+    check_attack(Faulty(fault="none"), planted_db=90)
+
+
+FAULTS = {
+    "crashes": "must raise Inapplicable",
+    "hook": "the hooks",
+    "mode": "the modes",
+    "params": "the parameters",
+    "grad": "the gradients",
+    "update": "changed update/",
+    "seed": "same seed",
+    "labels": "labels must be int64",
+    "shape": "have shape",
+    "nan": "NaN",
+    "wrong": "planted inputs came back",
+    "peeks": "the recorded transcript",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_contract_finds_a_fault(fault: str) -> None:
+    with pytest.raises(AssertionError, match=FAULTS[fault]):
+        check_attack(Faulty(fault=fault), planted_db=90)
