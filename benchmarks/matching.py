@@ -4,7 +4,7 @@
     python benchmarks/matching.py memory [--sizes 8 64 256] [--microbatch 8]
 
 `speed` compares one step of seepage's engine (cosine and total variation, as in Inverting Gradients) with a
-plain double-backward loop and, where the package `breaching` can be imported, with its optimization-based attacker. They
+`speed` compares one step of the engine (cosine distance and total variation, as in Inverting Gradients) with a
 take turns in one process, so that a busy machine slows all alike; what counts is the ratio. Both clocks are printed:
 wall time, and processor time, which other programs disturb less.
 

@@ -2,9 +2,10 @@
 
 import importlib
 import inspect
+import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -59,21 +60,41 @@ def problems_with(make: Callable[..., Any], options: Mapping[str, Any], what: st
         what: How to call the thing in messages, e.g. `attack 'dlg'`.
         given: How many leading arguments the program passes itself.
     """
-    parameters = dict(list(inspect.signature(make).parameters.items())[given:])
-    hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    try:
+        parameters = dict(list(inspect.signature(make).parameters.items())[given:])
+    except (TypeError, ValueError):
+        return [f"{what} is a {type(make).__name__} that seepage cannot call; name a class or function of your own"]
+    hints = _hints(make)
+    kinds = {parameter.kind for parameter in parameters.values()}
     found = []
     for name, value in options.items():
+        if name not in parameters and inspect.Parameter.VAR_KEYWORD in kinds:
+            continue
         if name not in parameters:
             near = get_close_matches(name, parameters, n=2)
             hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
             found.append(f"{what} has no option {name!r}; {hint}it takes: {', '.join(parameters) or 'none'}")
         elif name in hints and not fits(value, hints[name]):
-            found.append(f"{what}: {name} must be {describe(hints[name])}, got {value!r}")
+            found.append(f"{what}: {name} must be {describe(hints[name])}, got {short(value)}")
     for name, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+        named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        required = parameter.default is parameter.empty and named
         if required and name not in options:
             found.append(f"{what} needs the option {name!r}")
     return found
+
+
+def _hints(make: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    except (NameError, TypeError):  # somebody's own code, whose annotations may not resolve
+        return {}
+
+
+def short(value: Any) -> str:
+    """A value's `repr`, cut to a length that fits a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def bind(make: Callable[..., Any], options: Mapping[str, Any], what: str, *, given: int = 0) -> None:
@@ -88,23 +109,35 @@ def fits(value: Any, hint: Any) -> bool:
 
     >>> fits(1, float), fits("cosine", Literal["cosine", "step"]), fits(True, int), fits(None, int | None)
     (True, True, False, True)
+    >>> fits(float("nan"), float), fits("labels", list[str])
+    (False, False)
     """
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal:
         return value in args
     if origin is Union or type(hint).__name__ == "UnionType":
         return any(fits(value, arg) for arg in args)
+    if origin in (tuple, list, Sequence):
+        return isinstance(value, list | tuple) and all(fits(item, args[0]) for item in value)
+    if origin in (dict, Mapping):
+        return isinstance(value, dict)
+    if origin is Callable:
+        return callable(value)
+    return _fits_plain(value, hint)
+
+
+def _fits_plain(value: Any, hint: Any) -> bool:
+    """`fits` for an annotation without parts."""
     if hint is type(None):
         return value is None
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is float:  # The bound leaves out NaN, infinity, and whole numbers too large for a float.
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return number and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    if hint in (str, bool):
-        return isinstance(value, hint)
-    if origin in (tuple, list) and isinstance(value, list | tuple):
-        return all(fits(item, args[0]) for item in value) if args else True
-    return True
+    if hint is Path:
+        return isinstance(value, str | os.PathLike)
+    return isinstance(value, hint) if hint in (str, bool, dict, list) else True
 
 
 def describe(hint: Any) -> str:
@@ -114,11 +147,18 @@ def describe(hint: Any) -> str:
         return "one of " + ", ".join(map(repr, args))
     if origin is Union or type(hint).__name__ == "UnionType":
         return " or ".join(describe(arg) for arg in args)
+    if origin in (tuple, list, Sequence):
+        return f"a list, each item {describe(args[0])}"
+    if origin in (dict, Mapping):
+        return "a table"
     words = {
         float: "a number",
         int: "a whole number",
         str: "a text",
         bool: "true or false",
+        dict: "a table",
+        list: "a list",
+        Path: "a path",
         type(None): "nothing",
     }
     return words.get(hint, str(hint))

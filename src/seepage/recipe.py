@@ -18,9 +18,11 @@ All mistakes are reported at once.
 
 import hashlib
 import itertools
+import math
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -30,11 +32,12 @@ import tomli_w
 from seepage import data
 from seepage.attacks import ATTACKS, Attack
 from seepage.clients import CLIENTS
+from seepage.data.dataset import Options
 from seepage.defenses import DEFENSES, Compose
 from seepage.errors import Problems, SeepageError, unknown
 from seepage.federation import Training
 from seepage.models import LIBRARIES, MODELS
-from seepage.named import import_dotted, is_dotted, problems_with
+from seepage.named import import_dotted, is_dotted, problems_with, short
 from seepage.settings import choose, copy_tables
 from seepage.storage import SCHEMA
 from seepage.types import Architecture, ClientUpdate, Defense
@@ -181,6 +184,8 @@ def _find(kind: str, use: str, registry: Mapping[str, Callable[..., Any]]) -> Ca
 
 _TABLES: dict[str, type] = {"training": Training, "batch": Batches, "knowledge": Told, "score": Scoring}
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
+MOST_CELLS = 10_000
+"""Combinations of a grid; more are taken for a mistake."""
 _KEYS = [*_PLAIN, "data", "model", "client", *_TABLES, "defense", "attack", "grid", "expect"]
 
 
@@ -194,7 +199,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SeepageError(f"cannot read the recipe {path}: {error.strerror or error}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SeepageError(f"the recipe {path} is not valid TOML: {error}; correct that line") from error
 
 
@@ -224,14 +229,18 @@ def cells(tables: Mapping[str, Any]) -> list[Recipe]:
         Problems: With every mistake in the recipe.
     """
     problems = _unknown_keys(tables)
-    recipes = []
+    recipes: list[Recipe] = []
     for choice in _combinations(tables.get("grid", {}), problems):
         cell = {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "expect")}
-        for key, value in choice.items():
-            choose(cell, key, value)
+        try:
+            for key, value in choice.items():
+                choose(cell, key, value)
+        except SeepageError as error:
+            problems.append(str(error))
+            continue
         recipe = _resolve(cell, _cell_name(choice), problems)
         if recipe is not None:
-            recipes.append(recipe)
+            recipes.append(_numbered(recipe, recipes))
     if problems:
         raise Problems("the recipe has mistakes:", dict.fromkeys(problems))
     return recipes
@@ -259,6 +268,10 @@ def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
         if head not in _KEYS or head in ("grid", "expect", "name"):
             problems.append(f"grid {key!r} is no key of a recipe")
             return [{}]
+    count = math.prod(len(values) for values in grid.values())
+    if count > MOST_CELLS:
+        problems.append(f"the grid has {count} combinations and {MOST_CELLS} are the most; make its lists shorter")
+        return [{}]
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
@@ -271,6 +284,15 @@ def _cell_name(choice: Mapping[str, Any]) -> str:
         words += [str(v) if k == "use" else f"{k}-{_word(v)}" for k, v in pairs if k != "count"]
     name = "_".join(words) or "cell"
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80].strip(".") or "cell"
+
+
+def _numbered(recipe: Recipe, others: Sequence[Recipe]) -> Recipe:
+    """The recipe with a number behind its cell name where another has the same: each cell has a folder of its own."""
+    names = {other.cell for other in others}
+    name, number = recipe.cell, 2
+    while name in names:
+        name, number = f"{recipe.cell}-{number}", number + 1
+    return replace(recipe, cell=name)
 
 
 def _word(value: Any) -> str:
@@ -288,7 +310,10 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
     for key, kind in _PLAIN.items():
         if key in tables:
             if not isinstance(tables[key], kind) or isinstance(tables[key], bool):
-                problems.append(f"{key} must be {'a whole number' if kind is int else 'a text'}, got {tables[key]!r}")
+                words = "a whole number" if kind is int else "a text"
+                problems.append(f"{key} must be {words}, got {short(tables[key])}")
+            elif kind is int:
+                problems += _seed_problems(tables[key], key)
             given[key] = tables[key]
     for key, make in _TABLES.items():
         if key in tables:
@@ -340,7 +365,7 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
 def _problems_of(part: Part, key: str) -> list[str]:
     what = f"{key} {part.use!r}"
     if key == "data":
-        return [p for p in problems_with(data.load, part.options, what, given=1) if "seed" not in part.options]
+        return _data_problems(part, what)
     if key == "model":
         if part.use in MODELS:
             return problems_with(MODELS[part.use], part.options, what, given=2)
@@ -357,6 +382,29 @@ def _problems_of(part: Part, key: str) -> list[str]:
     if not found:
         make(**part.options)  # its own checks of values
     return found
+
+
+def _data_problems(part: Part, what: str) -> list[str]:
+    """What can be said without loading the data: whether they exist, and whether the options make sense."""
+    found = problems_with(data.load, part.options, what, given=1)
+    if part.use not in data.DATA and not os.path.exists(os.path.expanduser(part.use)):
+        try:
+            data.load(part.use)
+        except SeepageError as error:
+            found.append(str(error))
+    if not found and "seed" in part.options:
+        found += _seed_problems(part.options["seed"], f"{what}: seed")
+    if not found:
+        try:
+            Options(**{key: value for key, value in part.options.items() if key in Options.__dataclass_fields__})
+        except Problems as error:
+            found += [f"{what}: {problem}" for problem in error.problems]
+    return found
+
+
+def _seed_problems(seed: int, what: str) -> list[str]:
+    """PyTorch's generators take 63 bits."""
+    return [] if 0 <= seed < 2**63 else [f"{what} must be from 0 to 2**63 - 1, got {seed}"]
 
 
 # --- writing -----------------------------------------------------------------------------------------------------
@@ -379,18 +427,32 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         "defense": [part.table() for part in first.defense],
         "attack": [part.table() for part in first.attack],
     }
-    for key in tables.get("grid", {}):
-        head, _, rest = key.partition(".")
-        if rest and head != "attack" and isinstance(out[head], dict):
-            out[head].pop(rest, None)
+    for head, option in _swept(tables.get("grid", {})):
+        # A choice of the grid that leaves this option out takes the recipe's own value, or else the default.
+        own = tables.get(head, {})
+        out[head].pop(option, None)
+        if option in own:
+            out[head][option] = own[option]
     out = {key: value for key, value in out.items() if value != [] and value != {}}
     if tables.get("grid"):
         out["grid"] = tables["grid"]
     return tomli_w.dumps(out)
 
 
+def _swept(grid: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Table and option of each value that a grid sweeps, for tables that hold one thing."""
+    pairs = []
+    for key, choices in grid.items():
+        head, _, rest = key.partition(".")
+        if head in (*_PLAIN, "attack", "defense"):
+            continue
+        options = [rest] if rest else [name for choice in choices for name in choice]
+        pairs += [(head, option) for option in options]
+    return pairs
+
+
 def run_name(text: str, name: str) -> str:
     """`NAME-HASH`: the same resolved recipe gives the same folder."""
     digest = hashlib.sha256(f"{SCHEMA}\n{text}".encode()).hexdigest()[:10]
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:40] or "audit"
+    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:40].strip("-") or "audit"
     return f"{safe}-{digest}"

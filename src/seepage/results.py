@@ -17,8 +17,8 @@ PROTOCOL = ("model", "client rule", "batch size", "update")
 """What every attacker here is told: what an honest-but-curious server sees anyway."""
 
 SCORE_KEYS = (
-    "recovered", "exact", "psnr", "psnr_low", "psnr_high", "ssim", "lpips", "cosine", "gain_db", "label_accuracy",
-    "mean_color_psnr", "grey_psnr", "random_psnr", "mean_color_ssim", "grey_ssim", "random_ssim",
+    "recovered", "exact", "psnr", "psnr_low", "psnr_high", "ssim", "lpips", "correlation", "cosine", "gain_db",
+    "label_accuracy", "mean_color_psnr", "grey_psnr", "random_psnr", "mean_color_ssim", "grey_ssim", "random_ssim",
 )  # fmt: skip
 
 
@@ -29,10 +29,10 @@ def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
         SeepageError: Where LPIPS was asked for and is missing; says how to get it.
     """
     if not scoring.lpips:
-        return ("mse", "psnr", "ssim")
+        return ("mse", "psnr", "ssim", "correlation")
     if lpips_missing(shape) is not None:
         raise SeepageError(f"score.lpips is on, but {lpips_missing(shape)}; {lpips_help()}")
-    return ("mse", "psnr", "ssim", "lpips")
+    return ("mse", "psnr", "ssim", "correlation", "lpips")
 
 
 def score_outcomes(
@@ -86,12 +86,14 @@ def make_row(
         "evaluations": _total("evaluations", found),
         "objective": _mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
         "objective_at_truth": None,
+        "visible": None,
         "returned": sum(len(r) for r in found) if found else None,
         "notes": list(dict.fromkeys(note for r in found for note in r.notes)),
     }
     if scores is not None and truth is not None:
         row |= {key: _rounded(getattr(scores, key)) for key in SCORE_KEYS}
         row |= {"alignment": scores.alignment, "objective_at_truth": _at_truth(attack, transcript, truth)}
+        row["visible"] = scores.visible
         row["notes"] += list(scores.notes)
     row["outcome"] = describe_outcome(row)
     row["nothing_recovered"] = row["outcome"] == "nothing recovered"
@@ -166,7 +168,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     }
     leaking = [row for row in best.values() if row["recovered"] or row["exact"]]
     if not leaking:
-        traces = any(row["outcome"] == "traces" for row in best.values())
+        traces = any(row["outcome"] == "traces" or row.get("visible") for row in scored)
         return ("traces" if traces else "nothing"), _quiet_verdict(best, traces)
     worst = max(leaking, key=_strength)
     level = "exact" if worst["exact"] else "recognizable"
@@ -178,7 +180,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     quiet = [row for row in best.values() if row not in leaking]
     if quiet:
         parts.append(
-            f"In {_cases(len(quiet))} these attacks recovered nothing recognizable within their steps "
+            f"In {_cases(len(quiet))} no example counts as recovered within these steps "
             f"({'; '.join(titles[row['cell']] for row in quiet)}). That is no proof of safety."
         )
     return level, " ".join(parts)
@@ -202,9 +204,13 @@ def _told(row: Mapping[str, Any]) -> str:
 
 
 def _quiet_verdict(best: Mapping[str, Mapping[str, Any]], traces: bool) -> str:
-    what = "only traces (better than the mean color, not recognizable)" if traces else "nothing"
+    if traces:
+        return (
+            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses come closer than a flat "
+            "color or show outlines; look at the pictures. A stronger attack or more steps may recover more."
+        )
     return (
-        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks recovered {what} within their steps. "
+        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks recovered nothing within their steps. "
         "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
     )
 

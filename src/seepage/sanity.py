@@ -142,6 +142,21 @@ def attack_flags(row: Mapping[str, Any]) -> list[Flag]:
     return flags
 
 
+def shape_flags(row: Mapping[str, Any]) -> list[Flag]:
+    """A flag where the eye may see more than PSNR and SSIM count."""
+    visible = row.get("visible")
+    if not visible:
+        return []
+    return [
+        Flag(
+            "outlines-visible",
+            "warning",
+            f"{visible} of {row['examples']} guesses of {row['attack']} are not counted as recovered and yet follow "
+            "their private example closely but for brightness and contrast (correlation over 0.8). Look at them.",
+        )
+    ]
+
+
 def fit_flags(alignment: str, name: str) -> list[Flag]:
     """A flag where the score fitted something the method cannot know."""
     if "+" not in alignment:

@@ -1,6 +1,7 @@
 """Files written whole or not at all, and files from others read with suspicion."""
 
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -18,6 +19,9 @@ from seepage.types import Tensors
 
 SCHEMA = 1
 """Version of everything written into a run folder; a reader refuses other versions."""
+
+LARGEST_JSON = 2**28
+"""Bytes of one JSON file; more is refused before it is read."""
 
 PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"}
 
@@ -70,13 +74,29 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file; `SeepageError` where it is missing or no JSON."""
+    """Read a JSON file; `SeepageError` where it is missing, no JSON, or has numbers that JSON has no word for."""
+    _check_regular(path, LARGEST_JSON)
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise SeepageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, RecursionError) as error:
         raise SeepageError(f"{path} is not valid JSON ({error}); record it again") from error
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def _check_regular(path: Path, largest: int | None = None) -> None:
+    """Raise for what can block or never end when read: pipes, devices, files of absurd size."""
+    if path.exists() and not path.is_file():
+        raise SeepageError(f"cannot read {path}: it is no file; check the path")
+    if largest is not None and path.exists() and path.stat().st_size > largest:
+        raise SeepageError(f"{path} is larger than {largest >> 20} MiB, which no such file is; record it again")
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -84,11 +104,11 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
             records.append(json.loads(line))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
             raise SeepageError(f"{path} line {number} is not valid JSON ({error}); delete the run folder") from error
@@ -100,7 +120,7 @@ def check_schema(record: Any, path: Path) -> None:
     found = record.get("schema") if isinstance(record, Mapping) else None
     if found != SCHEMA:
         raise SeepageError(
-            f"{path} has schema version {found!r} and this seepage reads version {SCHEMA}; "
+            f"{path} has schema version {repr(found)[:40]} and this seepage reads version {SCHEMA}; "
             "record it again, or use the seepage version that wrote it"
         )
 
@@ -111,17 +131,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     write_whole(path, save(apart, dict(metadata) if metadata else None))
 
 
+def refuse_pickle(path: Path) -> None:
+    """Raise for a file that is a pickle by its name."""
+    if path.suffix.lower() in PICKLES:
+        raise SeepageError(
+            f"{path} is a pickle file, and loading one can run any code it contains; "
+            "save it with safetensors.torch.save_file and pass that file"
+        )
+
+
 def read_tensors(path: Path) -> Tensors:
     """Read a safetensors file.
 
     Raises:
         SeepageError: For a missing or truncated file, and for pickles, which can run code when loaded.
     """
-    if path.suffix in PICKLES:
-        raise SeepageError(
-            f"{path} is a pickle file, and loading one can run any code it contains; "
-            "save it with safetensors.torch.save_file and pass that file"
-        )
+    refuse_pickle(path)
+    _check_regular(path)
     try:
         # Copies: views into the file are not aligned in memory, and kernels then round differently.
         return {name: tensor.clone() for name, tensor in load_file(path).items()}

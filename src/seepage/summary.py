@@ -36,7 +36,11 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
         for name, part in zip(attack_names(recipe.attack), recipe.attack, strict=True):
             row, scores = _score_attack(source, name, recipe.make_attack(part), transcript, truth, recipe.score, folder)
             rows.append(row)
-            found = sanity.attack_flags(row) + (sanity.fit_flags(scores.alignment, name) if scores else [])
+            found = (
+                sanity.attack_flags(row)
+                + sanity.shape_flags(row)
+                + (sanity.fit_flags(scores.alignment, name) if scores else [])
+            )
             flags += [{"cell": source.name, "attack": name, **asdict(flag)} for flag in found]
             lines += _score_lines(source.name, name, scores) if scores else []
     write_lines(folder / "scores.jsonl", lines)

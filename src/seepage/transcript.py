@@ -8,21 +8,30 @@ A folder `observed/` holds everything an attacker may read, and nothing else:
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from seepage.clients import CLIENTS
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, unknown
+from seepage.foreign import (
+    Facts,
+    check_batch_size,
+    check_rounds,
+    like_model,
+    read_auxiliary,
+    read_facts,
+    read_kind,
+    round_file,
+)
 from seepage.functional import generator
 from seepage.models import MODELS, build, trusted
-from seepage.named import bind
-from seepage.storage import SCHEMA, check_schema, read_json, read_tensors, write_json, write_tensors
+from seepage.named import is_dotted
+from seepage.storage import SCHEMA, read_tensors, refuse_pickle, write_json, write_tensors
 from seepage.types import (
     Architecture,
     Batch,
@@ -37,9 +46,6 @@ from seepage.types import (
     Update,
     check_fits,
 )
-
-LARGEST_INPUT = 2**28
-"""Values in one example of a foreign folder; more is refused before anything is allocated."""
 
 
 @dataclass(frozen=True)
@@ -148,40 +154,38 @@ class RecordedTranscript:
             raise IndexError(t)
         path = round_file(self.folder, t)
         tensors = {name: tensor.to(self.device) for name, tensor in read_tensors(path).items()}
-        parts = {part: self._ordered(_under(tensors, part)) for part in ("params", "buffers", "update")}
-        kind = bytes(tensors["kind"].tolist()).decode(errors="replace") if "kind" in tensors else "gradient"
-        if kind not in ("gradient", "delta"):
-            raise SeepageError(f"{path} holds an update of kind {kind!r}; it must be 'gradient' or 'delta'")
+        parts = {part: _under(tensors, part) for part in ("params", "buffers", "update")}
+        for part, first in (("params", self.first[0]), ("buffers", self.first[1])):
+            if parts[part]:
+                check_fits(parts[part], first, f"the {part} of {path}", "the first round's")
+        model = self.knowledge.model
+        like = dict(model.named_parameters()), dict(model.named_buffers())
         return Round(
             t=t,
-            params=parts["params"] or self._ordered(self.first[0]),
-            buffers=parts["buffers"] or self._ordered(self.first[1]),
-            update=Update(parts["update"], kind),  # type: ignore[arg-type]
+            params=like_model(parts["params"] or self.first[0], like[0], path),
+            buffers=like_model(parts["buffers"] or self.first[1], like[1], path),
+            # An update that is not finite is refused by `Round`, with advice.
+            update=Update(like_model(parts["update"], like[0], path, finite=False), read_kind(tensors, path)),
             batch_size=self.batch_size,
-            labels=self._labels(tensors.get("labels"), path),
-            indices=tensors.get("indices"),
+            labels=self._told("labels", tensors, path, self.knowledge.num_classes),
+            indices=self._told("indices", tensors, path, None),
         )
 
-    def _ordered(self, tensors: Tensors) -> Tensors:
-        """In the model's order, which files do not keep: sums over tensors must round as in the simulation."""
-        names = [*dict(self.knowledge.model.named_parameters()), *dict(self.knowledge.model.named_buffers())]
-        places = {name: place for place, name in enumerate(names)}
-        return dict(sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))))
-
-    def _labels(self, labels: Tensor | None, path: Path) -> Tensor | None:
-        if labels is None:
-            return None
-        wrong = labels.is_floating_point() or labels.ndim != 1
-        if wrong or not ((labels >= 0) & (labels < self.knowledge.num_classes)).all():
-            raise SeepageError(
-                f"{path} tells labels outside 0..{self.knowledge.num_classes - 1}; record it again with right labels"
-            )
-        return labels
-
-
-def round_file(folder: Path, t: int) -> Path:
-    """Where round `t` lies."""
-    return folder / "rounds" / f"{t:06d}.safetensors"
+    def _told(
+        self, what: Literal["labels", "indices"], tensors: Tensors, path: Path, bound: int | None
+    ) -> Tensor | None:
+        """What the attacker is told about each example: `[n]` whole numbers from 0 to below `bound`."""
+        if what not in self.knowledge.told:
+            return None  # Whatever lies in the file: a report prints what was told.
+        if what not in tensors:
+            raise SeepageError(f"{path} lacks the {what} that knowledge.json says are told; record it again")
+        told = tensors[what]
+        if told.dtype != torch.int64 or told.ndim != 1 or len(told) != (self.batch_size or len(told)):
+            raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
+        if (told < 0).any() or (bound is not None and (told >= bound).any()):
+            limits = "below 0" if bound is None else f"outside 0..{bound - 1}"
+            raise SeepageError(f"{path} tells {what} {limits}; record it again with right {what}")
+        return told
 
 
 def _under(tensors: Mapping[str, Tensor], part: str) -> Tensors:
@@ -276,76 +280,60 @@ def open_transcript(
     Raises:
         SeepageError: Where a file is missing, truncated, of another schema version, or does not fit the model.
     """
-    path = folder / "knowledge.json"
-    if not path.exists():
-        raise SeepageError(
-            f"{folder} has no knowledge.json, so it is no recorded update; "
-            "name a folder that seepage record or seepage audit wrote (…/observed)"
-        )
-    facts = read_json(path)
-    check_schema(facts, path)
-    try:
-        return _opened(folder, facts, architecture, batch_size, device, trust)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SeepageError(f"{path} is damaged ({type(error).__name__}: {error}); record it again") from error
-
-
-def _opened(
-    folder: Path,
-    facts: Mapping[str, Any],
-    architecture: Architecture | None,
-    batch_size: int | None,
-    device: str,
-    trust: bool,
-) -> RecordedTranscript:
-    shape = tuple(int(side) for side in facts["input_shape"])
-    num_classes = int(facts["num_classes"])
-    if not shape or min(shape) < 1 or math.prod(shape) > LARGEST_INPUT or not 1 <= num_classes <= 10**6:
-        raise SeepageError(
-            f"{folder} names inputs of shape {shape} and {num_classes} classes, which cannot be; record it again"
-        )
-    recorded = Architecture(str(facts["architecture"]["use"]), dict(facts["architecture"]["options"]))
-    named = architecture or recorded
-    if architecture is None and not trust and not trusted(named):
-        raise SeepageError(
-            f"{folder} was recorded with the model {named.use!r}, which is somebody's own code and is not run "
-            f"unasked; if you trust it, add --model {named.use}"
-        )
+    facts = read_facts(folder)
+    named = _architecture(folder, facts, architecture, trust)
+    check_rounds(folder, facts.rounds)
     state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors").items()}
     first = _under(state, "params"), _under(state, "buffers")
-    model = _fitting_model(named, shape, num_classes, first)
-    told: set[Told] = {item for item in facts["told"] if item in get_args(Told)}
-    client = dict(facts["client"])
-    rule = client.pop("use")
-    if rule not in CLIENTS:
-        raise SeepageError(f"{folder} names the unknown client rule {rule!r}; use the seepage version that wrote it")
-    bind(CLIENTS[rule], client, f"client {rule!r}")
+    shape = tuple(facts.input_shape)
+    model = _fitting_model(named, shape, facts.num_classes, first)
+    low, high = facts.value_range
+    told = frozenset(item for item in get_args(Told) if item in facts.told)
     knowledge = Knowledge(
         model=model.to(device),
-        client=CLIENTS[rule](**client),
+        client=facts.make_client(),
         input_shape=shape,
-        num_classes=num_classes,
-        value_range=(float(facts["value_range"][0]), float(facts["value_range"][1])),
-        told=frozenset(told),
-        auxiliary=_auxiliary(folder, device) if "auxiliary" in told else None,
+        num_classes=facts.num_classes,
+        value_range=(low, high),
+        told=told,
+        auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in told else None,
         architecture=named,
     )
-    size = facts.get("batch_size") or batch_size
-    return RecordedTranscript(folder, knowledge, int(facts["rounds"]), first, size, device)
+    size = _batch_size(folder, facts, batch_size)
+    return RecordedTranscript(folder, knowledge, facts.rounds, first, size, device)
 
 
-def _auxiliary(folder: Path, device: str) -> Tensor:
-    return read_tensors(folder / "auxiliary.safetensors")["inputs"].to(device)
+def _architecture(folder: Path, facts: Facts, chosen: Architecture | None, trust: bool) -> Architecture:
+    """The chosen architecture or the recorded one, with the recorded options where only the name was chosen."""
+    recorded = facts.named
+    if chosen is not None:
+        return recorded if chosen.use == recorded.use and not chosen.options else chosen
+    if trust or trusted(recorded):
+        return recorded
+    if not is_dotted(recorded.use):
+        raise unknown(f"model in {folder}", recorded.use, MODELS)
+    raise SeepageError(
+        f"{folder} was recorded with the model {recorded.use!r}, which is somebody's own code and is not run "
+        f"unasked; if you trust it, add --model {recorded.use}"
+    )
+
+
+def _batch_size(folder: Path, facts: Facts, given: int | None) -> int | None:
+    if facts.batch_size is not None and given is not None and given != facts.batch_size:
+        raise SeepageError(
+            f"{folder} was recorded with batch size {facts.batch_size}, not {given}; leave out --batch-size"
+        )
+    check_batch_size(given, facts.input_shape, "--batch-size")
+    return facts.batch_size if given is None else given
 
 
 def _fitting_model(
     architecture: Architecture, shape: tuple[int, ...], num_classes: int, state: tuple[Tensors, Tensors]
 ) -> torch.nn.Module:
-    """Build the recorded model, having checked its size on the meta device first where that runs our code only."""
+    """Build the recorded model, having checked its size on the meta device, where nothing is allocated."""
     what, whose = "the recorded model", f"the model {architecture.use!r}"
-    if architecture.use in MODELS:
-        with torch.device("meta"):
-            sketch = build(architecture, shape, num_classes)
+    sketch = _sketch(architecture, shape, num_classes)
+    if sketch is not None:
         check_fits(state[0], dict(sketch.named_parameters()), what, whose)
     model = build(architecture, shape, num_classes)
     wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -354,8 +342,17 @@ def _fitting_model(
     return model
 
 
+def _sketch(architecture: Architecture, shape: tuple[int, ...], num_classes: int) -> torch.nn.Module | None:
+    try:
+        with torch.device("meta"):
+            return build(architecture, shape, num_classes)
+    except SeepageError:
+        return None  # Some networks look at their values while they are built, and those have none here.
+
+
 def list_transcripts(folder: Path) -> list[Path]:
     """The transcript folders at or right below a folder: `observed/` itself, or one per cell of a grid."""
+    refuse_pickle(folder)
     if (folder / "knowledge.json").exists():
         return [folder]
     below = sorted(path.parent for path in folder.glob("*/knowledge.json"))
@@ -386,8 +383,3 @@ def open_truth(folder: Path) -> list[Batch]:
         return [Batch(tensors[f"{t}/inputs"], tensors[f"{t}/labels"], tensors.get(f"{t}/indices")) for t in rounds]
     except KeyError as error:
         raise SeepageError(f"{path} lacks {error}; record it again") from error
-
-
-def with_told(knowledge: Knowledge, told: Sequence[Told]) -> Knowledge:
-    """The same knowledge, told something more."""
-    return replace(knowledge, told=knowledge.told | frozenset(told))

@@ -16,7 +16,7 @@ from seepage.types import Tensors
 SHAPE = (3, 6, 6)
 
 
-def network(name: str) -> nn.Module:
+def network(name: str) -> nn.Sequential:
     """Networks with everything that behaves differently when a client trains."""
     torch.manual_seed(1)
     parts: dict[str, list[nn.Module]] = {
@@ -104,7 +104,7 @@ def test_dropout_is_off_in_both_modes() -> None:
     plain = nn.Sequential(nn.Flatten(), nn.Identity(), dropped[2])
     params, _ = state_of(dropped)
     for mode in ("train", "eval"):
-        update = FedSGD(mode=mode)(dropped, params, batch_of(4))  # type: ignore[arg-type]
+        update = FedSGD(mode=mode)(dropped, params, batch_of(4))
         assert_close(update.tensors, by_backward(plain, batch_of(4), training=True))
 
 

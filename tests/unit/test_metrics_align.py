@@ -72,9 +72,7 @@ def test_the_order_of_the_guesses_does_not_matter(n: int, k: int, seed: int) -> 
     truth, guesses = examples(n, seed), examples(k, seed + 1)
     shuffled = guesses[torch.randperm(k, generator=generator(seed))]
     for method in ("hungarian", "nearest"):
-        assert torch.equal(
-            align(guesses, truth, method=method).guesses, align(shuffled, truth, method=method).guesses
-        )
+        assert torch.equal(align(guesses, truth, method=method).guesses, align(shuffled, truth, method=method).guesses)
 
 
 @pytest.mark.parametrize("k", [0, 2])

@@ -255,3 +255,13 @@ def test_importing_the_metrics_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_correlation_is_numpys_and_blind_to_brightness_and_contrast() -> None:
+    draw = torch.Generator().manual_seed(3)
+    truth, guess = (torch.rand((5, 3, 8, 8), generator=draw) for _ in range(2))
+    expected = [np.corrcoef(g.flatten(), t.flatten())[0, 1] for g, t in zip(guess.numpy(), truth.numpy(), strict=True)]
+    assert image_module.correlation(guess, truth).tolist() == pytest.approx(expected, abs=1e-6)
+    assert image_module.correlation(0.3 + 0.2 * truth, truth).tolist() == pytest.approx([1.0] * 5, abs=1e-6)
+    assert image_module.correlation(1 - truth, truth).tolist() == pytest.approx([-1.0] * 5, abs=1e-6)
+    assert image_module.correlation(torch.full_like(truth, 0.3), truth).tolist() == [0.0] * 5

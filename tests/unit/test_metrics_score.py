@@ -180,9 +180,7 @@ def test_scores_do_not_depend_on_the_value_range(span: tuple[float, float]) -> N
     for name in ("mse", "psnr", "ssim"):
         assert torch.allclose(plain.values[name], moved.values[name], atol=1e-5)
     for name in ("grey", "mean_color", "random"):
-        assert torch.allclose(
-            plain.baseline_values[name]["psnr"], moved.baseline_values[name]["psnr"], atol=1e-5
-        )
+        assert torch.allclose(plain.baseline_values[name]["psnr"], moved.baseline_values[name]["psnr"], atol=1e-5)
 
 
 def test_indices_on_both_sides_make_the_alignment_identity() -> None:
@@ -257,9 +255,7 @@ def test_missing_lpips_weights_give_none_and_a_note(tmp_path, monkeypatch: pytes
 
 def test_features_have_a_cosine_and_nothing_else() -> None:
     features = torch.randn(3, 20, generator=torch.Generator().manual_seed(0))
-    guesses = Reconstruction(
-        -2 * features[:2], space="feature", ambiguity=frozenset({"order", "sign", "scale"})
-    )
+    guesses = Reconstruction(-2 * features[:2], space="feature", ambiguity=frozenset({"order", "sign", "scale"}))
     found = score(guesses, Batch(features, torch.arange(3)))
     assert found.cosine == pytest.approx(1.0)
     values = {(row.metric, row.example): row.value for row in found.rows}
@@ -305,10 +301,7 @@ def test_labels_must_be_one_per_guess() -> None:
 
 def parts() -> list[Scores]:
     sizes = (2, 3, 1)
-    return [
-        score(Reconstruction(images(n, 9) * 0.3 + 0.7 * images(n, n), torch.arange(n)), batch(n, n))
-        for n in sizes
-    ]
+    return [score(Reconstruction(images(n, 9) * 0.3 + 0.7 * images(n, n), torch.arange(n)), batch(n, n)) for n in sizes]
 
 
 def test_joined_batches_keep_their_rows_and_pool_their_examples() -> None:

@@ -14,7 +14,7 @@ __all__ = ["Attack", "Checkpoint", "Inapplicable", "Progress", "Silent", "ignore
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a search stood: tensors, and JSON for all that is no tensor."""
+    """Where a search stood: tensors, and JSON (without NaN) for all that is no tensor; `facts["step"]` counts up."""
 
     tensors: Tensors
     facts: dict[str, Any]

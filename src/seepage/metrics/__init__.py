@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from seepage.metrics.align import METHODS, Alignment, align
 from seepage.metrics.baselines import baselines
 from seepage.metrics.image import (
+    correlation,
     cosine,
     is_image,
     lpips,
@@ -42,6 +43,7 @@ METRICS: dict[str, Metric] = {
     "psnr": Metric("peak signal-to-noise ratio per example; exact = 150", "dB", True),
     "ssim": Metric("structural similarity of images, Gaussian window of 11", "", True),
     "lpips": Metric("learned perceptual distance of images (VGG-16), if its weights are on disk", "", False),
+    "correlation": Metric("correlation with the truth, blind to brightness and contrast", "", True),
     "cosine": Metric("cosine between guess and truth; the only metric of inner features", "", True),
     "label": Metric("1 where the label was guessed right", "", True),
 }
@@ -56,6 +58,7 @@ __all__ = [
     "align",
     "baselines",
     "bootstrap_interval",
+    "correlation",
     "cosine",
     "is_image",
     "label_accuracy",

@@ -146,9 +146,7 @@ _ASSIGN: dict[str, Callable[[Tensor], Tensor]] = {"hungarian": _hungarian, "near
 METHODS: tuple[str, ...] = ("identity", *_ASSIGN)
 
 
-def _costs(
-    g: Tensor, x: Tensor, value_range: tuple[float, float] | None, fit: Collection[Ambiguity]
-) -> Tensor:
+def _costs(g: Tensor, x: Tensor, value_range: tuple[float, float] | None, fit: Collection[Ambiguity]) -> Tensor:
     """`[k, n]` float64: how badly each guess fits each example, after the allowed fit."""
     if value_range is None:
         cosines = _inner(_unit(g), _unit(x))

@@ -4,9 +4,7 @@ import torch
 from torch import Tensor
 
 
-def baselines(
-    truth: Tensor, *, seed: int, value_range: tuple[float, float] = (0.0, 1.0)
-) -> dict[str, Tensor]:
+def baselines(truth: Tensor, *, seed: int, value_range: tuple[float, float] = (0.0, 1.0)) -> dict[str, Tensor]:
     """Make the three guesses that every score is printed beside.
 
     Args:

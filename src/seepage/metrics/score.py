@@ -19,13 +19,12 @@ _MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
     "psnr": image.psnr,
     "ssim": image.ssim,
     "lpips": image.lpips,
+    "correlation": image.correlation,
     "cosine": image.cosine,
 }
 _IMAGES_ONLY = frozenset({"ssim", "lpips"})
 _KNOWN = (*_MEASURES, "label")
-_FEATURE_NOTE = (
-    "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
-)
+_FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
 # All batches share one noise picture, so that `random` differs between batches only by the truth.
 _NOISE_SEED = 0
 
@@ -163,8 +162,7 @@ def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[floa
     labels = reconstruction.labels
     if labels is not None and len(labels) != len(reconstruction):
         raise SeepageError(
-            f"the reconstruction has {len(reconstruction)} guesses but {len(labels)} labels; "
-            "give one label per guess"
+            f"the reconstruction has {len(reconstruction)} guesses but {len(labels)} labels; give one label per guess"
         )
     if not truth.inputs.isfinite().all():
         raise SeepageError("the truth holds NaN or infinite values: no distance to it exists; check the data")

@@ -12,6 +12,9 @@ from seepage.errors import SeepageError
 from seepage.metrics.interval import bootstrap_interval
 from seepage.types import Score
 
+VISIBLE = 0.8
+"""Correlation over which outlines are plain to the eye, by looking at pictures of the default audit."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scores:
@@ -137,6 +140,19 @@ class Scores:
     def lpips(self) -> float | None:
         """Mean LPIPS."""
         return _mean(self.values.get("lpips"))
+
+    @property
+    def correlation(self) -> float | None:
+        """Mean correlation, blind to brightness and contrast."""
+        return _mean(self.values.get("correlation"))
+
+    @property
+    def visible(self) -> int:
+        """Examples not counted as recovered whose guess correlates with them by more than 0.8."""
+        found, recovered = self.values.get("correlation"), self.recovered_each
+        if found is None or recovered is None:
+            return 0
+        return int(((found > VISIBLE) & self.matched & ~recovered).sum())
 
     @property
     def cosine(self) -> float | None:

@@ -1,7 +1,9 @@
 """Networks by name: `fc2`, `convnet`, ..., `torchvision:NAME`, `timm:NAME`, or your own `module:factory`."""
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -47,8 +49,19 @@ def build(architecture: Architecture, input_shape: tuple[int, ...], num_classes:
     >>> [tuple(p.shape) for p in model.parameters()]
     [(8, 16), (8,), (3, 8), (3,)]
     """
-    with frozen_randomness(seed):
-        model = _make(architecture.use, dict(architecture.options), input_shape, num_classes)
+    try:
+        with frozen_randomness(seed):
+            model = _make(architecture.use, dict(architecture.options), input_shape, num_classes)
+    except SeepageError:
+        raise
+    except Exception as error:  # whatever somebody's factory, or a library's, may raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = (str(error).splitlines() or [""])[0]
+        raise SeepageError(
+            f"model {architecture.use!r} cannot be built for inputs of shape {input_shape} and {num_classes} classes "
+            f"({type(error).__name__}: {reason}, {Path(place.filename).name} line {place.lineno}); "
+            "correct its options, or use another model or other data"
+        ) from error
     if not isinstance(model, nn.Module):
         raise SeepageError(
             f"{architecture.use!r} returned a {type(model).__name__}, not a torch.nn.Module; "
@@ -90,13 +103,7 @@ def _own(
         # A whole-number option of our own networks is a size.
         if inspect.signature(factory).parameters[name].annotation is int and value < 1:
             raise SeepageError(f"model {use!r}: {name} must be at least 1, got {value}; correct the recipe")
-    try:
-        return factory(input_shape, num_classes, **options)
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise SeepageError(
-            f"model {use!r} cannot be built for inputs of shape {input_shape} ({reason}); use another model or other data"
-        ) from error
+    return factory(input_shape, num_classes, **options)
 
 
 def check_channels(use: str, input_shape: tuple[int, ...]) -> None:

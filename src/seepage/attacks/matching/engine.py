@@ -20,6 +20,7 @@ from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import Search
+from seepage.errors import SeepageError
 from seepage.functional import generator, norm
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
@@ -59,6 +60,13 @@ class GradientMatching(Attack):
     restarts: int = 1
     microbatch: int | None = None
     tolerance: float = 1e-10
+
+    def __post_init__(self) -> None:
+        counts = {"steps": self.steps, "restarts": self.restarts, "microbatch": self.microbatch}
+        wrong = {name: count for name, count in counts.items() if count is not None and count < 1}
+        if wrong:
+            got = ", ".join(f"{name}={count}" for name, count in wrong.items())
+            raise SeepageError(f"gradient matching needs whole numbers from 1 up, got {got}; correct the recipe")
 
     def check(self, transcript: Transcript) -> None:
         knowledge, observed = transcript.knowledge, transcript[0]

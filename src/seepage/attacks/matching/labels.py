@@ -66,7 +66,7 @@ def largest_remainder(shares: Tensor, total: int) -> Tensor:
     """
     shares = shares.clamp(min=0)
     weight = shares.sum()
-    shares = shares * (total / weight) if weight > 0 else torch.full_like(shares, total / len(shares))
+    shares = total * (shares / weight) if weight > 0 else torch.full_like(shares, total / len(shares))
     counts = shares.floor().long()
     rest = shares - counts
     counts[rest.argsort(descending=True, stable=True)[: total - int(counts.sum())]] += 1
@@ -108,7 +108,9 @@ class SignOfLastBias(LabelInference):
 class LastLayerMinimum(LabelInference):
     """GradInversion (CVPR 2021, eq. 8): the classes with the smallest entry in their row of the last weight.
 
-    Exact when all labels differ and the last layer's inputs are non-negative.
+    Classes that are absent have no negative entry where the last layer's inputs are non-negative; a class that is
+    present has one where its example is the strongest. Exact when all labels differ and each example is the strongest
+    somewhere.
     """
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
@@ -142,7 +144,8 @@ class RowSumCount(LabelInference):
         below = sums - sums.max()
         total = below.sum()
         shares = below / total if total < 0 else torch.full_like(below, 1 / len(below))
-        counts = (n * shares).floor().long()
+        # A share that would be whole but for rounding must not fall to the number below.
+        counts = (n * shares + 1e-7).floor().long()
         for place in range(n - int(counts.sum())):
             counts[order[place % len(order)]] += 1
         return counts_to_labels(counts)

@@ -1,12 +1,15 @@
 """Optimisers and schedules, as frozen settings of PyTorch's own."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, MultiStepLR
+
+from seepage.errors import SeepageError
 
 Schedule = Literal["constant", "step", "cosine"]
 
@@ -15,10 +18,14 @@ class OptimizerSettings(ABC):
     """Settings from which an optimiser is made for each restart.
 
     Attributes:
-        first_order: Whether one step takes one gradient; then directions and projections apply to it.
+        lr: Learning rate, or step length.
     """
 
-    first_order: ClassVar[bool] = True
+    lr: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < math.inf:
+            raise SeepageError(f"a learning rate must be positive, got lr={self.lr}; correct the recipe")
 
     @abstractmethod
     def make(self, unknowns: list[Tensor]) -> torch.optim.Optimizer:
@@ -47,8 +54,6 @@ class LBFGS(OptimizerSettings):
         history: Past pairs kept.
         line_search: Use a strong-Wolfe line search; the published attacks use none.
     """
-
-    first_order: ClassVar[bool] = False
 
     lr: float = 1.0
     inner: int = 20

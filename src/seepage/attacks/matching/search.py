@@ -55,12 +55,12 @@ class Search:
             self.best = Best(objective, inputs.detach().clone(), labels.detach().clone())
 
     def save(self) -> tuple[Tensors, dict[str, Any]]:
-        """Everything needed to go on with the same bits."""
-        tensors: Tensors = {"unknowns": self.unknowns.detach()}
+        """Everything needed to go on with the same bits; copies, so that going on leaves them alone."""
+        tensors: Tensors = {"unknowns": self.unknowns.detach().clone()}
         if self.logits is not None:
-            tensors["logits"] = self.logits.detach()
+            tensors["logits"] = self.logits.detach().clone()
         facts: dict[str, Any] = {
-            "history": self.history,
+            "history": list(self.history),
             "evaluations": self.evaluations,
             "ended": self.ended,
             "optimizer": pack(self.optimizer.state_dict(), "optimizer", tensors),

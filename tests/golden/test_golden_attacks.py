@@ -1,0 +1,49 @@
+"""One number per attack, to notice when an attack gets better or worse without meaning to.
+
+The update carries a little noise, so that the noise and the attack's objective set the number and not rounding: float32
+and float64 agree on all of them to 0.1 dB. To make a number again, run
+
+    python -c "
+    import seepage
+    from seepage import *
+    data = seepage.data.load('digits', size=8)
+    batch = data.batch(data.private[:1])
+    model = build(Architecture('convnet', {'width': 8, 'activation': 'gelu'}), (1, 8, 8), 10)
+    transcript = record(model, batch, defense=GaussianNoise(sigma=1e-3))
+    print(score(attack(transcript, 'inverting_gradients', options={'steps': 400}), batch).psnr)"
+
+with the attack, options and network of the line in `GOLDEN`.
+"""
+
+from typing import Any
+
+import pytest
+
+import seepage.data
+from seepage import ATTACKS, Architecture, GaussianNoise, attack, build, record, score
+
+GELU = Architecture("convnet", {"width": 8, "activation": "gelu"})
+FC2 = Architecture("fc2", {"hidden": 32})
+
+GOLDEN: dict[str, tuple[Architecture, dict[str, Any], float]] = {
+    "linear": (FC2, {}, 57.3),
+    "idlg": (GELU, {"steps": 20, "line_search": True}, 46.0),
+    "dlg": (GELU, {"steps": 20, "line_search": True}, 46.1),
+    "sapag": (GELU, {"steps": 400}, 37.2),
+    "inverting_gradients": (GELU, {"steps": 400}, 45.9),
+}
+"""Attack: network, options, PSNR in dB."""
+
+
+def test_every_attack_has_a_number() -> None:
+    assert set(GOLDEN) == set(ATTACKS)
+
+
+@pytest.mark.parametrize("use", GOLDEN)
+def test_the_number_is_still_the_same(use: str) -> None:
+    architecture, options, psnr = GOLDEN[use]
+    data = seepage.data.load("digits", size=8)
+    batch = data.batch(data.private[:1])
+    transcript = record(build(architecture, (1, 8, 8), 10), batch, defense=GaussianNoise(sigma=1e-3))
+    found = score(attack(transcript, use, options=options), batch)
+    assert found.psnr == pytest.approx(psnr, abs=1.0)

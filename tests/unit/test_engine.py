@@ -1,0 +1,367 @@
+"""What the engine does beyond the contract: which restart wins, when it ends, and what it says of itself."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from seepage import (
+    Architecture,
+    Batch,
+    FedSGD,
+    GradientMatching,
+    Inapplicable,
+    SeepageError,
+    attack,
+    build,
+    dlg,
+    idlg,
+    inverting_gradients,
+    record,
+    sapag,
+)
+from seepage.attacks.base import Silent
+from seepage.attacks.matching import engine
+from seepage.attacks.matching.directions import Direction, Plain, Sign
+from seepage.attacks.matching.distances import L2, Cosine, GaussianKernel
+from seepage.attacks.matching.engine import has_settled
+from seepage.attacks.matching.labels import Auto, BiasCount, Joint, SignOfLastBias
+from seepage.attacks.matching.optimizers import LBFGS, Adam
+from seepage.attacks.matching.parameters import Pixels
+from seepage.attacks.matching.priors import TotalVariation
+from seepage.attacks.matching.problem import Problem
+from seepage.attacks.matching.search import Search
+from seepage.contracts import planted_inputs, recovered_db
+from seepage.contracts.watch import Changed
+from seepage.functional import generator
+from seepage.outcome import FolderProgress
+from seepage.types import Transcript
+
+SHAPE, CLASSES = (1, 6, 6), 4
+FC2 = Architecture("fc2", {"hidden": 24})
+
+
+def victim(n: int = 1, architecture: Architecture = FC2, **told: Any) -> tuple[Transcript, Batch]:
+    batch = Batch(planted_inputs(n, SHAPE), torch.arange(n) % CLASSES)
+    return record(build(architecture, SHAPE, CLASSES), batch, architecture=architecture, **told), batch
+
+
+def matching(**changes: Any) -> GradientMatching:
+    options: dict[str, Any] = {"distance": L2(), "optimizer": Adam(lr=0.05), "steps": 20, "project": True}
+    return GradientMatching(**(options | changes))
+
+
+def test_the_restart_of_the_lowest_objective_wins() -> None:
+    """Each restart has a start of its own, and the attack returns the best by the objective."""
+    transcript, _ = victim()
+    found = attack(transcript, matching(restarts=4))
+    restarts = []
+    for r in range(4):
+        run = engine._Run(matching(restarts=4), _problem(transcript), transcript.knowledge, transcript[0], None, 0)
+        restarts.append(run.searches[r].unknowns.detach())
+    assert len({tuple(start.flatten().tolist()) for start in restarts}) == 4
+    singles = [_from(transcript, start) for start in restarts]
+    best = min(singles, key=lambda single: single[0])
+    assert found.objective is not None
+    assert float(found.objective[0]) == pytest.approx(best[0], rel=1e-6)
+    assert torch.allclose(found.inputs, best[1])
+    assert found.cost == {"steps": 20, "evaluations": 80}
+
+
+def _problem(transcript: Transcript) -> Any:
+    return Problem.of(transcript[0], transcript.knowledge, L2(), None)
+
+
+def _from(transcript: Transcript, start: Tensor) -> tuple[float, Tensor]:
+    """Plain Adam from one start, written out."""
+    problem, labels = _problem(transcript), torch.tensor([0])
+    x = start.clone().requires_grad_()
+    optimizer = torch.optim.AdamW([x], lr=0.05, weight_decay=0.0)
+    best = (math.inf, start)
+    for _ in range(20):
+        evaluation = problem.evaluate(x, labels)
+        best = min(best, (evaluation.value, x.detach().clone()), key=lambda pair: pair[0])
+        x.grad = evaluation.by_inputs
+        optimizer.step()
+        with torch.no_grad():
+            x.clamp_(0, 1)
+    return best
+
+
+def test_the_objective_is_distance_plus_priors_and_so_at_the_truth() -> None:
+    transcript, batch = victim()
+    tv = TotalVariation(0.5)
+    it = matching(priors=(tv,))
+    found = it(transcript, seed=0)
+    assert found.labels is not None
+    assert found.objective is not None
+    again = it.objective_at(transcript, found.inputs, found.labels)
+    assert float(found.objective[0]) == pytest.approx(again, rel=1e-5)
+    at_truth = it.objective_at(transcript, batch.inputs, batch.labels)
+    assert at_truth == pytest.approx(float(tv(batch.inputs[None])), rel=1e-5)
+
+
+def test_priors_pull() -> None:
+    transcript, _ = victim()
+    plain = matching().__call__(transcript, seed=0).inputs
+    smooth = matching(priors=(TotalVariation(1e3),))(transcript, seed=0).inputs
+    tv = TotalVariation(1.0)
+    assert float(tv(smooth[None])) < 0.5 * float(tv(plain[None]))
+
+
+@dataclass(frozen=True)
+class Still(Direction):
+    """Nowhere to go."""
+
+    def __call__(self, gradient: Tensor) -> Tensor:
+        return torch.zeros_like(gradient)
+
+
+def test_the_direction_is_what_the_optimizer_follows() -> None:
+    transcript, _ = victim()
+    pixels = Pixels(start_from="uniform")
+    start = pixels.start(1, transcript.knowledge, generator(0, "start"))
+    assert torch.equal(matching(parameters=pixels, direction=Still())(transcript, seed=0).inputs, start)
+    # Signed Adam's first step is the learning rate in every unknown, however flat the objective there.
+    stepped = matching(parameters=pixels, direction=Sign(), steps=2, project=False, optimizer=Adam(lr=1e-3))
+    assert torch.allclose((stepped(transcript, seed=0).inputs - start).abs(), torch.tensor(1e-3), atol=1e-5)
+
+
+def test_it_ends_once_the_update_is_explained() -> None:
+    transcript, batch = victim()
+    found = attack(transcript, inverting_gradients(steps=3000, tv=0.0))
+    assert found.status == "ok"
+    assert found.cost["steps"] < 3000
+    assert float(recovered_db(found, batch.inputs)) > 60
+
+
+def test_it_says_when_steps_ran_out() -> None:
+    transcript, _ = victim()
+    assert attack(transcript, matching(steps=60, optimizer=Adam(lr=1e-3))).status == "exhausted"
+
+
+def test_settled_means_a_flat_tail() -> None:
+    assert not has_settled([(i, 1.0) for i in range(9)])
+    assert has_settled([(i, 1.0) for i in range(10)])
+    assert has_settled([(i, max(1.0, 50.0 - i)) for i in range(100)])
+    assert not has_settled([(i, 100.0 - i) for i in range(100)])
+    assert has_settled([(i, 0.0) for i in range(100)])
+
+
+def test_history_is_of_the_winner_at_growing_steps() -> None:
+    found = attack(victim()[0], matching(steps=300, restarts=2))
+    steps = [step for step, _ in found.history]
+    assert steps == sorted(set(steps))
+    assert 90 <= len(steps) <= 110
+    assert found.history[-1][1] < found.history[0][1]
+
+
+def test_candidates_stay_in_the_value_range_where_projected() -> None:
+    transcript, _ = victim()
+    for start in ("normal", "uniform", "grey"):
+        it = matching(steps=5, optimizer=Adam(lr=5.0), parameters=Pixels(start_from=start, mean=0.5, std=0.25))
+        inputs = it(transcript, seed=0).inputs
+        # The very first point is a start, not yet projected; only it may lie outside.
+        first = Pixels(start_from=start, mean=0.5, std=0.25).start(1, transcript.knowledge, generator(0, "start"))
+        inside = bool(((inputs >= 0) & (inputs <= 1)).all())
+        assert inside or torch.allclose(inputs, 0.5 + 0.25 * first)
+
+
+def test_joint_labels_are_found_with_the_inputs() -> None:
+    transcript, batch = victim(architecture=Architecture("convnet", {"width": 4, "activation": "sigmoid"}))
+    found = attack(transcript, dlg(steps=30, line_search=True))
+    assert found.labels is not None
+    assert found.labels.tolist() == batch.labels.tolist()
+
+
+def test_told_labels_are_used() -> None:
+    transcript, _ = victim(3, told=["labels"])
+    assert matching(steps=1)(transcript, seed=0).labels.tolist() == [0, 1, 2]  # type: ignore[union-attr]
+
+
+def test_microbatches_take_the_same_path() -> None:
+    transcript, _ = victim(5)
+    whole = matching(steps=15)(transcript, seed=0)
+    for size in (1, 2, 5):
+        chunked = matching(steps=15, microbatch=size)(transcript, seed=0)
+        assert torch.allclose(chunked.inputs, whole.inputs, atol=1e-3)
+
+
+class Explodes(nn.Module):
+    """A network whose loss is not a number once its input leaves [0, 1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(inputs.flatten(1).clamp(min=-1e-3).sqrt())
+        return output
+
+
+def exploding(low: float = 0.3) -> Transcript:
+    torch.manual_seed(0)
+    return record(Explodes(), Batch(low + 0.1 * torch.rand(1, *SHAPE), torch.tensor([1])))
+
+
+def test_a_search_that_blows_up_says_so_and_returns_its_last_good_point(tmp_path: Path) -> None:
+    """NaN states must also travel through a checkpoint, and JSON has no NaN."""
+    for optimizer in (LBFGS(lr=1e4), Adam(lr=0.9)):
+        it = matching(optimizer=optimizer, project=False, parameters=Pixels(start_from="grey"), tolerance=0.0)
+        kept = FolderProgress(tmp_path / "log.jsonl", tmp_path / "checkpoint", {})
+        found = it(exploding(), seed=0, progress=kept)
+        assert found.status == "diverged"
+        assert found.inputs.isfinite().all()
+        for line in (tmp_path / "log.jsonl").read_text().splitlines():
+            json.loads(line, parse_constant=pytest.fail)
+        again = it(exploding(), seed=0, progress=kept)
+        assert torch.equal(again.inputs, found.inputs)
+        assert again.status == "diverged"
+        kept.clear()
+
+
+def test_a_search_that_never_had_a_finite_value_returns_mid_grey() -> None:
+    found = matching(parameters=Pixels(mean=-10.0), project=False)(exploding(), seed=0)
+    assert found.status == "diverged"
+    assert found.inputs.shape == (1, *SHAPE)
+    assert bool((found.inputs == 0.5).all())
+
+
+def test_ctrl_c_before_the_first_value_is_an_interruption_not_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._Run, "advance", interrupt)
+    assert matching()(victim()[0], seed=0).status == "interrupted"
+
+
+def test_ctrl_c_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    transcript, _ = victim()
+    expected = matching(steps=7)(transcript, seed=0)
+    plain = engine._Run.advance
+
+    def interrupt(run: engine._Run, search: Search, step: int) -> None:
+        if step == 7:
+            raise KeyboardInterrupt
+        plain(run, search, step)
+
+    monkeypatch.setattr(engine._Run, "advance", interrupt)
+    found = matching(steps=20)(transcript, seed=0)
+    assert found.status == "interrupted"
+    assert torch.equal(found.inputs, expected.inputs)
+
+
+def test_progress_is_told_the_lowest_objective() -> None:
+    class Watch(Silent):
+        seen: list[tuple[int, int, float]] = []  # noqa: RUF012
+
+        def report(self, done: int, total: int, objective: float) -> None:
+            self.seen.append((done, total, objective))
+
+    found = matching(steps=10)(victim()[0], seed=0, progress=Watch())
+    assert [(done, total) for done, total, _ in Watch.seen] == [(i, 10) for i in range(1, 11)]
+    lows = [low for *_, low in Watch.seen]
+    assert lows == sorted(lows, reverse=True)
+    assert found.objective is not None
+    assert lows[-1] == pytest.approx(float(found.objective[0]))
+
+
+def test_labels_that_do_not_fit_the_batch_are_refused() -> None:
+    transcript, _ = victim(2)
+    odd = Changed(transcript, lambda seen: replace(seen, labels=torch.tensor([0, 1, 2])))
+    with pytest.raises(Inapplicable, match="3 labels for 2 examples"):
+        matching()(odd, seed=0)
+
+
+def test_total_variation_on_a_table_is_refused_and_can_be_left_out() -> None:
+    model = build(Architecture("fc2", {"hidden": 8}), (9,), 3)
+    transcript = record(model, Batch(torch.rand(1, 9), torch.tensor([2])))
+    with pytest.raises(Inapplicable, match="tv to 0"):
+        attack(transcript, inverting_gradients(steps=2))
+    assert attack(transcript, inverting_gradients(steps=2, tv=0)).inputs.shape == (1, 9)
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"restarts": 0}, {"steps": -3, "microbatch": 0}, {"lr": 0.0}, {"lr": float("nan")}]
+)
+def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(SeepageError, match=r"got .*; correct the recipe"):
+        dlg(**options)
+    with pytest.raises(SeepageError, match=r"got .*; correct the recipe"):
+        sapag(**options)
+
+
+PAPERS = {
+    "dlg": (
+        dlg(),
+        GradientMatching(
+            distance=L2(), optimizer=LBFGS(lr=1.0, inner=20, history=100), steps=300, labels=Joint(), project=False
+        ),
+    ),
+    "idlg": (
+        idlg(),
+        GradientMatching(distance=L2(), optimizer=LBFGS(lr=1.0), steps=300, labels=SignOfLastBias()),
+    ),
+    "inverting_gradients": (
+        inverting_gradients(),
+        GradientMatching(
+            distance=Cosine(),
+            priors=(TotalVariation(1e-4),),
+            optimizer=Adam(lr=0.1),
+            steps=24_000,
+            schedule="step",
+            direction=Sign(),
+            labels=Auto(),
+            parameters=Pixels(start_from="normal", mean=0.5, std=0.25),
+            project=True,
+        ),
+    ),
+    "sapag": (
+        sapag(),
+        GradientMatching(
+            distance=GaussianKernel(),
+            optimizer=Adam(lr=0.05, weight_decay=0.01),
+            steps=2_000,
+            schedule="cosine",
+            parameters=Pixels(mean=0.5, std=0.25),
+            project=True,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PAPERS)
+def test_a_preset_is_its_papers_composition(name: str) -> None:
+    preset, spelled_out = PAPERS[name]
+    assert preset == spelled_out
+
+
+def test_presets_pass_their_options_on() -> None:
+    assert inverting_gradients(tv=0.0, signed=False).priors == ()
+    assert inverting_gradients(tv=0.0, signed=False).direction == Plain()
+    assert inverting_gradients(labels="bias", microbatch=8, restarts=3).labels == BiasCount()
+    assert dlg(start="uniform", lr=0.5, line_search=True).optimizer == LBFGS(lr=0.5, line_search=True)
+    assert sapag(microbatch=8, restarts=3, labels="joint").microbatch == 8
+
+
+def test_idlg_is_for_one_example() -> None:
+    with pytest.raises(Inapplicable, match="for one example"):
+        attack(victim(2)[0], "idlg")
+
+
+def test_a_client_in_eval_mode_is_matched_in_eval_mode() -> None:
+    """The dummy update follows the client's own rule, batch norm and all."""
+    model = build(Architecture("convnet", {"width": 3, "batch_norm": True}), SHAPE, CLASSES)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_var.fill_(3)  # type: ignore[union-attr]
+    batch = Batch(planted_inputs(3, SHAPE), torch.tensor([0, 1, 1]))
+    for mode in ("train", "eval"):
+        transcript = record(model, batch, client=FedSGD(mode=mode))
+        assert matching().objective_at(transcript, batch.inputs, batch.labels) < 1e-10

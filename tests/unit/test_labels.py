@@ -1,0 +1,223 @@
+"""Label rules on gradients made by hand, on fresh networks, and their promises on any numbers at all."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from seepage import Architecture, Batch, FedSGD, Inapplicable, Update, build, record
+from seepage.attacks.matching.labels import (
+    LABEL_RULES,
+    Auto,
+    BiasCount,
+    Given,
+    Joint,
+    LabelInference,
+    LastLayerMinimum,
+    RowSumCount,
+    SignOfLastBias,
+    counts_to_labels,
+    largest_remainder,
+)
+from seepage.types import Knowledge, Round
+
+WIDTH = 6
+
+
+def observed(
+    features: Tensor, labels: Tensor, classes: int, *, chances: Tensor | None = None, bias: bool = True
+) -> tuple[Round, Knowledge]:
+    """A round whose last-layer gradient is written down from its formula: mean over examples of (p - y) h^T."""
+    p = torch.full((len(labels), classes), 1 / classes) if chances is None else chances
+    slope = p - nn.functional.one_hot(labels, classes)  # [n, classes]
+    weight = slope.T @ features / len(labels)
+    gradient = {"weight": weight} | ({"bias": slope.mean(0)} if bias else {})
+    layer = nn.Linear(features.shape[1], classes, bias=bias)
+    params = {name: parameter.detach() for name, parameter in layer.named_parameters()}
+    round_ = Round(0, params, Update(gradient), batch_size=len(labels))
+    return round_, Knowledge(layer, FedSGD(), (features.shape[1],), classes)
+
+
+def features(n: int, seed: int = 0) -> Tensor:
+    return torch.rand((n, WIDTH), generator=torch.Generator().manual_seed(seed))
+
+
+def named(rule: LabelInference, case: tuple[Round, Knowledge]) -> list[int]:
+    found = rule(*case)
+    assert found is not None
+    assert found.dtype == torch.int64
+    assert found.tolist() == sorted(found.tolist())
+    return found.tolist()
+
+
+BATCHES = st.integers(2, 8).flatmap(
+    lambda classes: st.tuples(st.lists(st.integers(0, classes - 1), min_size=1, max_size=20), st.just(classes))
+)
+
+
+@given(BATCHES)
+def test_the_bias_count_is_exact_where_the_output_is_uniform(batch: tuple[list[int], int]) -> None:
+    labels, classes = batch
+    case = observed(features(len(labels)), torch.tensor(labels), classes)
+    assert named(BiasCount(), case) == sorted(labels)
+
+
+@given(BATCHES, st.integers(0, 99))
+def test_the_bias_count_is_exact_on_fresh_networks_repeats_and_all(batch: tuple[list[int], int], seed: int) -> None:
+    labels, classes = batch
+    model = build(Architecture("fc2", {"hidden": 64}), (1, 4, 4), classes, seed=seed)
+    inputs = torch.rand((len(labels), 1, 4, 4), generator=torch.Generator().manual_seed(seed))
+    # The rule takes the mean output for uniform; a fresh network's is near enough while n times its error is below 1/2.
+    with torch.no_grad():
+        off = len(labels) * float((model(inputs).softmax(-1).mean(0) - 1 / classes).abs().max())
+    assume(off < 0.4)
+    transcript = record(model, Batch(inputs, torch.tensor(labels)))
+    assert named(BiasCount(), (transcript[0], transcript.knowledge)) == sorted(labels)
+
+
+@given(st.integers(2, 12), st.integers(0, 11), st.booleans(), st.integers(0, 50))
+def test_the_sign_rule_is_exact_for_one_example_whatever_the_output(
+    classes: int, label: int, bias: bool, seed: int
+) -> None:
+    label %= classes
+    draw = torch.Generator().manual_seed(seed)
+    chances = (5 * torch.randn((1, classes), generator=draw)).softmax(-1)
+    case = observed(features(1) + 0.1, torch.tensor([label]), classes, chances=chances, bias=bias)
+    assert named(SignOfLastBias(), case) == [label]
+
+
+@given(st.permutations(range(6)), st.integers(1, 6))
+def test_the_minimum_rule_is_exact_for_labels_that_differ(order: list[int], n: int) -> None:
+    labels = sorted(order[:n])
+    strongest = torch.eye(n, WIDTH) + 0.5 * features(n)
+    assert named(LastLayerMinimum(), observed(strongest, torch.tensor(labels), 6)) == labels
+
+
+@given(st.lists(st.integers(0, 4), min_size=7, max_size=40), st.integers(0, 20))
+def test_the_row_sum_count_is_exact_where_a_class_is_absent_and_features_weigh_the_same(
+    labels: list[int], seed: int
+) -> None:
+    """Class 5 never occurs, so the largest row sum is that of no example."""
+    even = features(len(labels), seed).double()
+    even = even / even.sum(1, keepdim=True)
+    case = observed(even, torch.tensor(labels), 6, chances=torch.full((len(labels), 6), 1 / 6, dtype=torch.float64))
+    assert named(RowSumCount(), case) == sorted(labels)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True))
+def test_the_row_sum_count_names_the_classes_of_a_small_batch(labels: list[int]) -> None:
+    assert named(RowSumCount(), observed(features(len(labels)) + 0.1, torch.tensor(labels), 10)) == sorted(labels)
+
+
+def slow_row_sum_count(sums: list[float], n: int) -> list[int]:
+    """FedLeak's rule once more, in plain Python."""
+    order = sorted(range(len(sums)), key=lambda j: sums[j])
+    if n <= len(sums):
+        return sorted(order[:n])
+    below = [s - max(sums) for s in sums]
+    counts = [int((n * (b / sum(below)) + 1e-7) // 1) for b in below]
+    place = 0
+    while sum(counts) < n:
+        counts[order[place % len(order)]] += 1
+        place += 1
+    return [j for j, count in enumerate(counts) for _ in range(count)]
+
+
+@given(st.lists(st.integers(-64, 64), min_size=2, max_size=8, unique=True), st.integers(1, 40))
+def test_the_row_sum_count_is_the_slow_one(rows: list[int], n: int) -> None:
+    sums = [row / 8 for row in rows]
+    layer = nn.Linear(1, len(sums))
+    params = {name: p.detach() for name, p in layer.named_parameters()}
+    update = Update({"weight": torch.tensor(sums)[:, None], "bias": torch.zeros(len(sums))})
+    case = Round(0, params, update, batch_size=n), Knowledge(layer, FedSGD(), (1,), len(sums))
+    assert named(RowSumCount(), case) == slow_row_sum_count(sums, n)
+
+
+@given(
+    st.integers(2, 8).flatmap(lambda c: st.lists(st.floats(-1, 1, width=32), min_size=2 * c, max_size=2 * c)),
+    st.integers(1, 30),
+    st.sampled_from(["bias", "count", "minimum", "sign", "auto"]),
+)
+def test_on_any_gradient_a_rule_names_as_many_labels_as_examples(numbers: list[float], n: int, name: str) -> None:
+    """Also under defenses: the numbers are arbitrary, so nothing is exact, but nothing may break."""
+    classes = len(numbers) // 2
+    layer = nn.Linear(1, classes)
+    params = {key: p.detach() for key, p in layer.named_parameters()}
+    halves = torch.tensor(numbers).reshape(2, classes)
+    round_ = Round(0, params, Update({"weight": halves[0][:, None], "bias": halves[1]}), batch_size=n)
+    case = round_, Knowledge(layer, FedSGD(), (1,), classes)
+    if (name == "sign" and n > 1) or (name == "minimum" and n > classes):
+        with pytest.raises(Inapplicable):
+            LABEL_RULES[name](*case)
+        return
+    found = named(LABEL_RULES[name], case)
+    assert len(found) == n
+    assert all(0 <= label < classes for label in found)
+
+
+@given(st.lists(st.floats(-10, 1e4), min_size=1, max_size=30), st.integers(0, 200))
+def test_largest_remainder_gives_whole_counts_that_sum_and_stray_less_than_one(shares: list[float], total: int) -> None:
+    counts = largest_remainder(torch.tensor(shares, dtype=torch.float64), total).tolist()
+    assert sum(counts) == total
+    assert min(counts) >= 0
+    kept = [max(share, 0) for share in shares]
+    if sum(kept) > 0:
+        fair = [total * share / sum(kept) for share in kept]
+        assert all(abs(count - f) < 1 + 1e-9 for count, f in zip(counts, fair, strict=True))
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=8))
+def test_whole_shares_stay_and_become_labels(counts: list[int]) -> None:
+    assume(sum(counts) > 0)
+    kept = largest_remainder(torch.tensor(counts, dtype=torch.float64), sum(counts))
+    assert kept.tolist() == counts
+    assert Counter(counts_to_labels(kept).tolist()) == {j: c for j, c in enumerate(counts) if c}
+
+
+def test_given_labels_are_those_told_and_nothing_else() -> None:
+    round_, knowledge = observed(features(3), torch.tensor([0, 2, 2]), 4)
+    with pytest.raises(Inapplicable, match="record with --told labels"):
+        Given()(round_, knowledge)
+    told = Round(0, round_.params, round_.update, batch_size=3, labels=torch.tensor([1, 1, 3]))
+    assert named(Given(), (told, knowledge)) == [1, 1, 3]
+    assert named(Auto(), (told, knowledge)) == [1, 1, 3]
+
+
+def test_joint_names_no_labels() -> None:
+    assert Joint()(*observed(features(3), torch.tensor([0, 2, 2]), 4)) is None
+
+
+def test_auto_is_the_sign_for_one_the_bias_for_more_and_joint_as_a_last_resort() -> None:
+    one, more = torch.tensor([3]), torch.tensor([1, 1, 0])
+    assert named(Auto(), observed(features(1), one, 4, bias=False)) == [3]
+    assert named(Auto(), observed(features(3), more, 4)) == [0, 1, 1]
+    assert Auto()(*observed(features(3), more, 4, bias=False)) is None
+    conv = nn.Sequential(nn.Conv2d(1, 4, 2), nn.Flatten())
+    params = {name: p.detach() for name, p in conv.named_parameters()}
+    assert Auto()(Round(0, params, Update(params), batch_size=1), Knowledge(conv, FedSGD(), (1, 2, 2), 4)) is None
+
+
+REFUSALS = [
+    ("sign", 2, True, "for one example"),
+    ("minimum", 5, True, "labels that all differ"),
+    ("bias", 2, False, "no bias"),
+]
+
+
+@pytest.mark.parametrize(("name", "n", "bias", "reason"), REFUSALS)
+def test_rules_refuse_what_their_condition_excludes(name: str, n: int, bias: bool, reason: str) -> None:
+    case = observed(features(n), torch.arange(n) % 4, 4, bias=bias)
+    with pytest.raises(Inapplicable, match=reason) as caught:
+        LABEL_RULES[name](*case)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", ["auto", "bias", "count", "minimum", "sign"])
+def test_without_the_batch_size_no_rule_counts(name: str) -> None:
+    round_, knowledge = observed(features(1), torch.tensor([1]), 4)
+    unknown = Round(0, round_.params, round_.update)
+    with pytest.raises(Inapplicable, match="batch size is unknown"):
+        LABEL_RULES[name](unknown, knowledge)
