@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import traceback
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,7 +25,7 @@ from seepage.outcome import FolderProgress, Outcome, has_outcome, save_outcome
 from seepage.recipe import Part, Recipe, make_attack
 from seepage.recording import Show, place_of
 from seepage.transcript import OneRound, RecordedTranscript, open_transcript
-from seepage.types import Architecture, Transcript
+from seepage.types import Architecture, Reconstruction, Transcript
 
 POLL = 0.3
 """Seconds between looks at the workers' progress."""
@@ -76,6 +78,7 @@ def run_task(task: Task, threads: int, log: Path) -> None:
     clocks = time.perf_counter(), time.process_time()
     try:
         found = attack(transcript, seed=task.seed, progress=progress)
+        check_reconstruction(found, transcript)
         seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
         outcome = Outcome(found.status, repr(attack), found, None, seconds, cpu_seconds)
     except Inapplicable as error:
@@ -90,6 +93,17 @@ def run_task(task: Task, threads: int, log: Path) -> None:
         raise KeyboardInterrupt
     save_outcome(outcome, task.outcome)
     progress.clear()
+
+
+def check_reconstruction(found: object, transcript: Transcript) -> None:
+    """Raise `ValueError` for what a score could make no sense of; somebody's own attack may return anything."""
+    if not isinstance(found, Reconstruction):
+        raise ValueError(f"the attack returned a {type(found).__name__} instead of a seepage.Reconstruction")
+    shape = transcript.knowledge.input_shape
+    if found.space == "input" and tuple(found.inputs.shape[1:]) != shape:
+        raise ValueError(f"the attack returned guesses of shape {tuple(found.inputs.shape[1:])} instead of {shape}")
+    if not found.inputs.isfinite().all():
+        raise ValueError("the attack returned NaN or infinite values")
 
 
 class _Meter:
@@ -110,7 +124,9 @@ class _Meter:
             whole = fresh.rpartition(b"\n")[0]
             self.offset += len(whole) + 1 if whole else 0
             for line in whole.splitlines():
-                event = json.loads(line)
+                event = _event(line)
+                if event is None:
+                    continue
                 key = (event["cell"], event["attack"], event["round"])
                 if key in self.shares and self.shares[key] < 1:
                     self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
@@ -137,6 +153,15 @@ class _Meter:
             ended.set()
             thread.join()
             self.look()
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A progress line, or None for one that a kill cut short."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and event.keys() >= {"cell", "attack", "round", "done", "total"} else None
 
 
 def run_tasks(tasks: Sequence[Task], jobs: int, threads: int, log: Path, show: Show) -> None:
@@ -174,7 +199,8 @@ def _run_in_workers(tasks: Sequence[Task], jobs: int, threads: int, log: Path, m
     them from the workers' queue.
     """
     # spawn, not fork: torch's thread pools do not survive a fork.
-    pool = ProcessPoolExecutor(jobs - 1, mp_context=multiprocessing.get_context("spawn"))
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(jobs - 1, mp_context=context, initializer=_follow, initargs=(os.getpid(),))
     before = torch.get_num_threads()
     try:
         with meter.watched():
@@ -196,6 +222,19 @@ def _run_in_workers(tasks: Sequence[Task], jobs: int, threads: int, log: Path, m
     finally:
         torch.set_num_threads(before)
     pool.shutdown()
+
+
+def _follow(parent: int) -> None:
+    """Make this worker end once its parent is gone: a killed parent cannot tell it, and it would wait forever."""
+    # Ctrl-C reaches every process of a terminal; the parent alone answers it, and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _finished(meter: _Meter, task: Task, future: "Future[None]") -> None:

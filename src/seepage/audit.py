@@ -8,12 +8,15 @@ reconstructions/[CELL/]ATTACK.*      aligned with the truth, for the report
 progress.jsonl  scores.jsonl  flags.json  result.json
 """
 
+import hashlib
 import json
 import os
 import platform
+import shutil
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,14 +25,19 @@ import torch
 
 from seepage.attacking import Source, attack_cells, own_source, threads_for
 from seepage.errors import SeepageError
-from seepage.named import bind
+from seepage.models import LIBRARIES
+from seepage.named import bind, is_dotted
 from seepage.recipe import Part, Recipe, Scoring, cells, make_attack, resolved, run_name
 from seepage.recording import Show, quiet, record_cells
+from seepage.results import check_result
 from seepage.settings import change
-from seepage.storage import SCHEMA, check_schema, check_space, read_json, write_json, write_whole
+from seepage.storage import SCHEMA, check_schema, check_space, read_json, sweep, write_json, write_whole
 from seepage.summary import summarize
 from seepage.transcript import list_transcripts, open_transcript
-from seepage.types import Architecture
+from seepage.types import Architecture, Transcript
+
+SPACE = 64 * 2**20
+"""Bytes that must be free before a run starts."""
 
 
 @dataclass(frozen=True)
@@ -71,11 +79,15 @@ def run(
     recipes = cells(tables)
     text = resolved(tables, recipes)
     folder = out or Path("runs") / run_name(text, recipes[0].name)
-    if (folder / "result.json").exists():
-        return _finished(folder, text)
+    if _claim(folder, "recipe.toml", text):
+        return Run(folder, _read_result(folder), fresh=False)
+    for device in {recipe.device for recipe in recipes}:
+        check_device(device)
     started = time.time()
-    _claim(folder, text)
-    record_cells(recipes, folder, show)
+    check_space(folder, SPACE)
+    with _undone_on_mistake(folder):
+        write_whole(folder / "recipe.toml", text)
+        record_cells(recipes, folder, show)
     sources = [own_source(recipe, recipes, folder) for recipe in recipes]
     jobs = attack_cells(sources, recipes[0].attack, folder, recipes, jobs, show)
     write_json(folder / "env.json", environment(command, started, recipes[0].device, jobs))
@@ -83,24 +95,48 @@ def run(
     return Run(folder, result, fresh=True)
 
 
-def _finished(folder: Path, text: str) -> Run:
-    result = _read_result(folder)
-    if (folder / "recipe.toml").exists() and (folder / "recipe.toml").read_text(encoding="utf-8") != text:
-        raise SeepageError(f"{folder} holds a finished run of another recipe; choose another folder with --out")
-    return Run(folder, result, fresh=False)
+def _claim(folder: Path, name: str, text: str) -> bool:
+    """Check that a folder is free for a run, or belongs to it already; returns whether the run there is finished.
 
-
-def _claim(folder: Path, text: str) -> None:
-    """Make the folder this recipe's, or go on with it if it already is."""
+    Args:
+        folder: The run folder.
+        name: The file that says what the run is.
+        text: What that file must say.
+    """
     if folder.exists() and not folder.is_dir():
         raise SeepageError(f"{folder} is a file; choose another folder with --out")
-    recipe = folder / "recipe.toml"
-    if recipe.exists() and recipe.read_text(encoding="utf-8") != text:
-        raise SeepageError(f"{folder} holds an unfinished run of another recipe; choose another folder with --out")
-    if folder.exists() and not recipe.exists() and any(folder.iterdir()):
-        raise SeepageError(f"{folder} is not empty and holds no run; choose another folder with --out")
-    check_space(folder, 64 * 2**20)
-    write_whole(recipe, text)
+    finished = (folder / "result.json").exists()
+    if (folder / name).exists():
+        if (folder / name).read_text(encoding="utf-8", errors="replace") != text:
+            state = "a finished" if finished else "an unfinished"
+            raise SeepageError(f"{folder} holds {state} run of something else; choose another folder with --out")
+        if not finished:
+            sweep(folder)
+        return finished
+    if folder.exists() and any(folder.iterdir()):
+        raise SeepageError(f"{folder} is not empty and holds no run of this; choose another folder with --out")
+    return False
+
+
+@contextmanager
+def _undone_on_mistake(folder: Path) -> Iterator[None]:
+    """Remove a folder that this block made where a mistake ends the block. What was there before stays."""
+    made = next((path for path in reversed([folder, *folder.parents]) if not path.exists()), None)
+    try:
+        yield
+    except SeepageError:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def check_device(device: str) -> None:
+    """Raise unless torch can use the device here."""
+    try:
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
 
 
 def environment(command: str, started: float, device: str, jobs: int) -> dict[str, Any]:
@@ -129,8 +165,13 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Sho
     recipes = cells(tables)
     text = resolved(tables, recipes)
     folder = out or Path("runs") / run_name(text, f"{recipes[0].name}-recorded")
-    _claim(folder, text)
-    record_cells(recipes, folder, show)
+    _claim(folder, "recipe.toml", text)
+    for device in {recipe.device for recipe in recipes}:
+        check_device(device)
+    check_space(folder, SPACE)
+    with _undone_on_mistake(folder):
+        write_whole(folder / "recipe.toml", text)
+        record_cells(recipes, folder, show)
     return folder
 
 
@@ -138,7 +179,7 @@ def attack_only(
     observed: Path,
     attacks: Sequence[Mapping[str, Any]],
     *,
-    model: str | None = None,
+    model: Architecture | None = None,
     batch_size: int | None = None,
     seed: int = 0,
     device: str = "cpu",
@@ -160,26 +201,31 @@ def attack_only(
         jobs: Attacks at a time.
         show: Progress.
         command: The command, for the record.
+
+    Raises:
+        SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
     """
     started = time.time()
-    asked = {
-        "schema": SCHEMA,
-        "observed": str(observed),
-        "attacks": [dict(table) for table in attacks],
-        "seed": seed,
-        "model": model,
-        "batch_size": batch_size,
-    }
-    parts = _parts(asked)
+    check_device(device)
+    asked = Asked(
+        observed=str(observed),
+        content=fingerprint(list_transcripts(observed)),
+        attacks=[dict(table) for table in attacks],
+        seed=seed,
+        model=None if model is None else {"use": model.use, "options": dict(model.options)},
+        batch_size=batch_size,
+    )
+    parts = asked.parts()
     for part in parts:
         make_attack(part.use, part.options)
     sources = _foreign_sources(asked)
-    text = json.dumps(asked, indent=2) + "\n"
+    text = json.dumps({"schema": SCHEMA, **asdict(asked)}, indent=2) + "\n"
     folder = out or Path("runs") / run_name(text, "attack")
-    if (folder / "result.json").exists():
+    if _claim(folder, "attack.json", text):
         return Run(folder, _read_result(folder), fresh=False)
     for source in sources:
-        source.open("cpu")[0]  # a damaged folder is refused before anything is written
+        _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
+    check_space(folder, SPACE)
     write_whole(folder / "attack.json", text)
     jobs = attack_cells(sources, parts, folder, None, jobs, show, seed=seed, device=device)
     write_json(folder / "env.json", environment(command, started, device, jobs))
@@ -187,17 +233,51 @@ def attack_only(
     return Run(folder, summarize(sources, recipes, folder, show), fresh=True)
 
 
-def _parts(asked: Mapping[str, Any]) -> tuple[Part, ...]:
-    tables = [dict(table) for table in asked["attacks"]]
-    return tuple(Part(str(table.pop("use")), table) for table in tables)
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `attack_only` was asked to do: the content of `attack.json`."""
+
+    observed: str
+    content: str
+    attacks: list[dict[str, Any]]
+    seed: int
+    model: dict[str, Any] | None
+    batch_size: int | None
+
+    def parts(self) -> tuple[Part, ...]:
+        tables = [dict(table) for table in self.attacks]
+        return tuple(Part(str(table.pop("use", "")), table) for table in tables)
+
+    def architecture(self) -> Architecture | None:
+        return None if self.model is None else Architecture(str(self.model.get("use")), self.model.get("options", {}))
 
 
-def _foreign_sources(asked: Mapping[str, Any], truth: Path | None = None) -> list[Source]:
-    found = list_transcripts(Path(asked["observed"]))
-    names = ["cell"] if len(found) == 1 else [folder.name for folder in found]
-    architecture = None if asked["model"] is None else Architecture(asked["model"])
+def _read_asked(path: Path, trust: bool) -> Asked:
+    """Read `attack.json`. It may be somebody else's, so code that it names is not run unless it is trusted."""
+    record = read_json(path)
+    check_schema(record, path)
+    known = {name: record[name] for name in Asked.__dataclass_fields__ if name in record}
+    bind(Asked, known, str(path))
+    asked = Asked(**known)
+    architecture = asked.architecture()
+    names = [part.use for part in asked.parts()] + ([architecture.use] if architecture else [])
+    own = [name for name in names if is_dotted(name) and name.partition(":")[0] not in LIBRARIES]
+    if own and not trust:
+        raise SeepageError(
+            f"{path} names somebody's own code ({', '.join(own)}), which is not run unasked; "
+            "if you trust it, add --trust"
+        )
+    return asked
+
+
+def _foreign_sources(asked: Asked, truth: Path | None = None) -> list[Source]:
+    found = list_transcripts(Path(asked.observed))
+    names = [folder.name for folder in found]
+    if len(found) == 1:
+        own = found[0].resolve().name
+        names = ["cell" if own in ("", "observed") else own]
     return [
-        Source(name, place, _truth_of(name, truth), architecture, asked["batch_size"])
+        Source(name, place, _truth_of(name, truth), asked.architecture(), asked.batch_size)
         for name, place in zip(names, found, strict=True)
     ]
 
@@ -208,13 +288,17 @@ def _truth_of(name: str, truth: Path | None) -> Path | None:
     return truth / name
 
 
-def score_run(folder: Path, truth: Path | None, settings: Sequence[str]) -> Run:
+def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trust: bool = False) -> Run:
     """Score a run of `attack_only` against the truth, or show an audit's scores.
 
     Args:
         folder: The run folder.
         truth: A `private/` folder, with one folder per cell where the run has several; None shows what is there.
         settings: `score.KEY=VALUE` thresholds.
+        trust: Run code that the run folder names; for folders of one's own.
+
+    Raises:
+        SeepageError: For an audit's folder, which has its scores, and a truth that does not belong to the run.
     """
     result = _read_result(folder)
     if truth is None:
@@ -223,19 +307,43 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str]) -> Run:
         return Run(folder, result, fresh=False)
     if not (folder / "attack.json").exists():
         raise SeepageError(f"{folder} is a finished audit and is never rewritten; audit again with other --set score.…")
-    asked = read_json(folder / "attack.json")
-    check_schema(asked, folder / "attack.json")
-    chosen = change({}, settings).get("score", {})
+    asked = _read_asked(folder / "attack.json", trust)
+    changes = change({}, settings)
+    if set(changes) - {"score"} or not isinstance(changes.get("score", {}), dict):
+        raise SeepageError("scoring takes --set score.KEY=VALUE only, such as --set score.exact_db=45")
+    chosen = changes.get("score", {})
     bind(Scoring, chosen, "[score]")
-    scoring, parts = Scoring(**chosen), _parts(asked)
+    scoring, parts = Scoring(**chosen), asked.parts()
     sources = _foreign_sources(asked, truth)
+    if fingerprint([source.observed for source in sources]) != asked.content:
+        raise SeepageError(f"{asked.observed} has changed since {folder} was made; attack it again")
     recipes = [Recipe(name="attack", attack=parts, cell=source.name, score=scoring) for source in sources]
     return Run(folder, summarize(sources, recipes, folder), fresh=True)
 
 
+def fingerprint(folders: Sequence[Path]) -> str:
+    """A digest of all files of recorded folders: the same name with other content is another recording."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        files = [folder / "knowledge.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("rounds/*"))]
+        for file in filter(Path.is_file, files):
+            digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def _read_through(transcript: Transcript) -> None:
+    """Open every round once, and read its update as the attacks will."""
+    for t in range(len(transcript)):
+        transcript[t].gradient(transcript.knowledge.client)
+
+
 def _read_result(folder: Path) -> dict[str, Any]:
-    result: dict[str, Any] = read_json(folder / "result.json")
-    check_schema(result, folder / "result.json")
+    path = folder / "result.json"
+    result: dict[str, Any] = read_json(path)
+    check_schema(result, path)
+    check_result(result, path)
     return result
 
 
@@ -244,8 +352,7 @@ def validate_folder(folder: Path) -> list[str]:
     lines = []
     for place in list_transcripts(folder):
         transcript = open_transcript(place)
-        for t in range(len(transcript)):
-            transcript[t]
+        _read_through(transcript)
         use = transcript.knowledge.architecture.use if transcript.knowledge.architecture else "?"
         lines.append(f"ok: {place}: {len(transcript)} rounds of {use}, inputs {transcript.knowledge.input_shape}")
     return lines

@@ -3,18 +3,19 @@
 import json
 import shlex
 import sys
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, unknown
 
 app = typer.Typer(
     name="seepage",
-    help="How much private data can be read back out of a federated-learning update?",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
@@ -26,11 +27,13 @@ SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Pri
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
 ToldOption = Annotated[list[str] | None, typer.Option("--told", help="Tell the attacker more: labels. Repeatable.")]
-SetOption = Annotated[list[str] | None, typer.Option("--set", help="Any recipe value: KEY=VALUE. Repeatable.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks at a time; default: one per core.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the verdict only.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")]
 GateOption = Annotated[
     str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'psnr>20'.")
 ]
@@ -42,11 +45,47 @@ def main() -> None:
     try:
         app()
     except SeepageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        _fail(f"{place}{error.strerror or error}; check the path, its permissions and the space on the disk")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        _fail("the memory is used up; use a smaller batch, model or image size, or --jobs 1")
     except KeyboardInterrupt:
         print("interrupted; what is finished is kept, and the same command goes on from there", file=sys.stderr)
         sys.exit(130)
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch has a class of its own for this on accelerators only."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"seepage {version('seepage')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _seepage(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """How much private data can be read back out of a federated-learning update?
+
+    Start with `seepage audit`: it needs no arguments, no download and a minute. Then point it at your own images
+    with `seepage audit --data FOLDER`.
+    """
 
 
 def _command() -> str:
@@ -66,33 +105,20 @@ def _tables(
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes."""
     from seepage.recipe import find_recipe, read_recipe
-    from seepage.settings import change
+    from seepage.settings import change, choose_part, put
 
-    tables = read_recipe(find_recipe(recipe or "default"))
+    tables = read_recipe(find_recipe("default" if recipe is None else recipe))
     if attacks:
-        known = {table.get("use"): table for table in tables.get("attack", []) if isinstance(table, dict)}
-        tables["attack"] = [known.get(use, {"use": use}) for use in attacks]
+        listed = tables.get("attack", [])
+        known = {table.get("use"): table for table in listed if isinstance(table, dict)} if listed else {}
+        put(tables, "attack", [known.get(use, {"use": use}) for use in attacks])
     for key, chosen in (("data", data), ("model", model)):
         if chosen is not None:
-            tables[key] = {}  # the options of the recipe's own choice do not belong to another
-    given = {"data.use": data, "model.use": model, "batch.size": batch_size, "seed": seed, "device": device}
-    changes = [f"{key}={json.dumps(value)}" for key, value in given.items() if value is not None]
-    if told:
-        changes.append(f"knowledge.told={json.dumps(told)}")
-    tables = change(tables, changes + (settings or []))
-    check_device(str(tables.get("device", "cpu")))
-    return tables
-
-
-def check_device(device: str) -> None:
-    """Raise unless torch can use the device here."""
-    import torch
-
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
+            choose_part(tables, key, chosen)
+    for key, value in (("batch.size", batch_size), ("seed", seed), ("device", device), ("knowledge.told", told)):
+        if value is not None:
+            put(tables, key, value)
+    return change(tables, settings or [])
 
 
 @app.command()
@@ -117,12 +143,12 @@ def audit(
     from seepage.results import parse_condition
     from seepage.terminal import progress_bar
 
-    condition = parse_condition(fail_if) if fail_if else None
+    condition = None if fail_if is None else parse_condition(fail_if)
     tables = _tables(recipe, data, model, batch_size, seed, device, told, attack, settings)
     with progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, show=show, command=_command())
         _write_pages(finished.folder, show, again=False)
-    _present(finished.folder, finished.result, as_json, quiet, note_old=not finished.fresh)
+    _present(finished.folder, finished, as_json, quiet)
     _gate(finished.result, condition)
 
 
@@ -136,14 +162,19 @@ def _write_pages(folder: Path, show: Any, *, again: bool) -> None:
         write_report(folder)
 
 
-def _present(folder: Path, result: Any, as_json: bool, quiet: bool, *, note_old: bool = False) -> None:
+def _present(folder: Path, finished: Any, as_json: bool, quiet: bool, *, note_old: bool = True) -> None:
+    from seepage.report.run import open_run
     from seepage.terminal import print_result
 
+    if not finished.fresh:
+        open_run(folder)  # it may be somebody else's, and damaged
     if as_json:
-        keys = ("schema", "verdict", "verdict_level", "rows", "cells", "thresholds")
-        print(json.dumps({"run": str(folder), **{key: result[key] for key in keys}}, allow_nan=False))
+        keys = ("verdict", "verdict_level", "rows", "cells", "thresholds")
+        result = {key: finished.result[key] for key in keys}
+        found = {"schema": 1, "run": str(folder), "finished_earlier": not finished.fresh, **result}
+        print(json.dumps(found, allow_nan=False))
     else:
-        print_result(folder, result, quiet=quiet, note_old=note_old)
+        print_result(folder, finished.result, quiet=quiet, note_old=note_old and not finished.fresh)
 
 
 def _gate(result: Any, condition: tuple[str, str, float] | None) -> None:
@@ -204,14 +235,22 @@ def attack(
     from seepage.audit import attack_only
     from seepage.settings import change
     from seepage.terminal import progress_bar
+    from seepage.types import Architecture
 
-    tables = change({"attack": [{"use": name} for name in use]}, settings or [])
-    check_device(device or "cpu")
+    asked: dict[str, Any] = {"attack": [{"use": name} for name in use]}
+    tables = change(asked if model is None else {**asked, "model": {"use": model}}, settings or [])
+    if set(tables) - {"attack", "model"} or ("model" in tables and model is None):
+        raise SeepageError(
+            "seepage attack takes --set attack.OPTION=VALUE and, beside --model, --set model.OPTION=VALUE; "
+            "all else was decided when the update was recorded"
+        )
+    options = tables.get("model", {})
+    architecture = None if model is None else Architecture(str(options.pop("use")), options)
     with progress_bar(off=as_json or quiet) as show:
         finished = attack_only(
             folder,
             tables["attack"],
-            model=model,
+            model=architecture,
             batch_size=batch_size,
             seed=seed or 0,
             device=device or "cpu",
@@ -221,7 +260,7 @@ def attack(
             command=_command(),
         )
         _write_pages(finished.folder, show, again=finished.fresh)
-    _present(finished.folder, finished.result, as_json, quiet, note_old=not finished.fresh)
+    _present(finished.folder, finished, as_json, quiet)
 
 
 @app.command()
@@ -229,6 +268,9 @@ def score(
     run: Annotated[Path, typer.Argument(help="A run folder of `seepage attack` or `seepage audit`.")],
     truth: Annotated[Path | None, typer.Option("--truth", help="The private/ folder with the truth.")] = None,
     settings: SetOption = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
+    ] = False,
     fail_if: GateOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -237,10 +279,10 @@ def score(
     from seepage.audit import score_run
     from seepage.results import parse_condition
 
-    condition = parse_condition(fail_if) if fail_if else None
-    finished = score_run(run, truth, settings or [])
+    condition = None if fail_if is None else parse_condition(fail_if)
+    finished = score_run(run, truth, settings or [], trust=trust)
     _write_pages(run, lambda *_: None, again=finished.fresh)
-    _present(run, finished.result, as_json, quiet)
+    _present(run, finished, as_json, quiet, note_old=False)
     _gate(finished.result, condition)
 
 
@@ -254,16 +296,23 @@ def report(run: Annotated[Path, typer.Argument(help="A finished run folder.")]) 
 
 
 @app.command("list")
-def list_(as_json: JsonOption = False) -> None:
+def list_(
+    kind: Annotated[str | None, typer.Argument(help="Only this kind, with all options; e.g. attacks.")] = None,
+    as_json: JsonOption = False,
+) -> None:
     """List attacks, defenses, clients, models, data sets, metrics and recipes."""
     from seepage.catalog import catalog
-    from seepage.terminal import print_catalog
+    from seepage.terminal import print_catalog, print_kind
 
     found = catalog()
+    if kind is not None and kind not in found:
+        raise unknown("kind", kind, found)
     if as_json:
-        print(json.dumps(found))
-    else:
+        print(json.dumps(found if kind is None else {kind: found[kind]}))
+    elif kind is None:
         print_catalog(found)
+    else:
+        print_kind(found[kind])
 
 
 @app.command()

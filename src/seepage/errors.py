@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Self
 
 
 class SeepageError(Exception):
@@ -21,13 +22,25 @@ class Inapplicable(SeepageError):
         self.reason = reason
         self.remedy = remedy
 
+    def __reduce__(self) -> tuple[type[Self], tuple[str, str]]:
+        return type(self), (self.reason, self.remedy)  # so that it survives the way back from a worker
+
 
 class Problems(SeepageError):
-    """Several mistakes found in one go, one line each."""
+    """Mistakes found in one go, one line each.
+
+    >>> print(Problems("the recipe has mistakes:", ["seed must be a whole number"]))
+    the recipe has mistakes: seed must be a whole number
+    """
 
     def __init__(self, title: str, problems: Iterable[str]) -> None:
+        self.title = title
         self.problems = tuple(problems)
-        super().__init__("\n".join([title, *(f"  - {problem}" for problem in self.problems)]))
+        several = "".join(f"\n  - {problem}" for problem in self.problems)
+        super().__init__(title + (f" {self.problems[0]}" if len(self.problems) == 1 else several))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str, tuple[str, ...]]]:
+        return type(self), (self.title, self.problems)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> SeepageError:
@@ -39,4 +52,5 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SeepageError:
     known = sorted(known)
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
-    return SeepageError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known) or '(none)'}")
+    rest = f"Known: {', '.join(known) or '(none)'}" if len(known) <= 40 else f"{len(known)} names are known."
+    return SeepageError(f"unknown {kind} {name!r}{hint} {rest}")

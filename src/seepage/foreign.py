@@ -57,7 +57,7 @@ def read_facts(folder: Path) -> Facts:
     record = read_json(path)
     check_schema(record, path)
     known = {field.name: record[field.name] for field in fields(Facts) if field.name in record}
-    problems = problems_with(Facts, known, "it")
+    problems = [problem.removeprefix("it: ") for problem in problems_with(Facts, known, "it")]
     if problems:
         raise SeepageError(f"{path} is damaged: {'; '.join(problems)}; record it again")
     facts = Facts(**known)

@@ -149,8 +149,8 @@ def describe(hint: Any) -> str:
         return " or ".join(describe(arg) for arg in args)
     if origin in (tuple, list, Sequence):
         return f"a list, each item {describe(args[0])}"
-    if origin in (dict, Mapping):
-        return "a table"
+    if origin in (dict, Mapping, Callable):
+        return "a function" if origin is Callable else "a table"
     words = {
         float: "a number",
         int: "a whole number",

@@ -204,8 +204,17 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def find_recipe(name: str) -> Path:
-    """The file of a recipe: a path, or the name of a built-in one."""
+    """The file of a recipe: a path, or the name of a built-in one.
+
+    Raises:
+        SeepageError: For an unknown name, and for data in place of a recipe.
+    """
     path = Path(name)
+    if path.is_dir() or path.suffix.lower() in (".zip", ".npz"):
+        recorded = f", or attack recorded updates with: seepage attack {path} --use NAME" if path.is_dir() else ""
+        raise SeepageError(
+            f"{path} is no recipe but looks like data; audit your own images with --data {path}{recorded}"
+        )
     if path.suffix == ".toml" or path.exists():
         return path
     built_in = {file.stem: file for file in BUILT_IN.glob("*.toml")}
@@ -379,9 +388,20 @@ def _problems_of(part: Part, key: str) -> list[str]:
     makers: dict[str, Callable[..., Any]] = {name: entry.make for name, entry in ATTACKS.items()}
     make = _find(key, part.use, makers if key == "attack" else DEFENSES)
     found = problems_with(make, part.options, what)
-    if not found:
-        make(**part.options)  # its own checks of values
-    return found
+    return found or _making_problems(make, part.options, what, Attack if key == "attack" else Defense)
+
+
+def _making_problems(make: Callable[..., Any], options: Mapping[str, Any], what: str, kind: type) -> list[str]:
+    """Make a thing to see whether its own checks of values pass, and whether it is what it should be."""
+    try:
+        made = make(**options)
+    except SeepageError:
+        raise
+    except Exception as error:  # whatever somebody's own code may raise
+        return [f"{what} cannot be made ({type(error).__name__}: {error})"]
+    if not isinstance(made, kind):
+        return [f"{what} makes a {type(made).__name__}, not a seepage.{kind.__name__}; derive it from that"]
+    return []
 
 
 def _data_problems(part: Part, what: str) -> list[str]:

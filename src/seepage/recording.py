@@ -51,7 +51,10 @@ def _record_cell(
 ) -> None:
     key = f"{recipe.data}/{recipe.seed}"
     if key not in sets:
-        sets[key] = data.load(recipe.data.use, **{"seed": recipe.seed, **recipe.data.options})
+        options = {"seed": recipe.seed, **recipe.data.options}
+        if "root" in options:
+            options["root"] = Path(options["root"])
+        sets[key] = data.load(recipe.data.use, **options)
     dataset = sets[key]
     _check_enough(recipe, dataset)
     classes = len(dataset.classes)

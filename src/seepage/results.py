@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from seepage.attacks import Attack
@@ -69,13 +70,14 @@ def make_row(
     first = outcomes[0]
     found = [outcome.reconstruction for outcome in outcomes if outcome.reconstruction is not None]
     told_extra = sorted(transcript.knowledge.told)
+    known = [item for item in PROTOCOL if item != "batch size" or transcript[0].batch_size is not None]
     row: dict[str, Any] = {
         "cell": cell,
         "attack": name,
         "options": first.attack,
         "status": worst_status(outcomes),
         "reason": next((outcome.reason for outcome in outcomes if outcome.reason), None),
-        "told": [*PROTOCOL, *told_extra],
+        "told": [*known, *told_extra],
         "told_extra": told_extra,
         "examples": _examples(transcript, truth),
         **dict.fromkeys(SCORE_KEYS),
@@ -145,6 +147,24 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
+SHOWN = (
+    "cell", "attack", "status", "reason", "told_extra", "examples", "recovered", "psnr", "psnr_low", "psnr_high",
+    "ssim", "gain_db", "seconds", "outcome",
+)  # fmt: skip
+"""What every row has had since schema 1; a reader relies on these."""
+
+
+def check_result(result: Mapping[str, Any], path: Path) -> None:
+    """Raise unless a result file has the keys that readers rely on."""
+    parts = {"rows": SHOWN, "cells": ("name", "title", "baselines")}
+    lacking = [key for key in ("verdict", "verdict_level", "thresholds", *parts) if key not in result]
+    for part, keys in parts.items():
+        for entry in result.get(part, []):
+            lacking += [key for key in keys if not isinstance(entry, Mapping) or key not in entry]
+    if lacking:
+        raise SeepageError(f"{path} is damaged: it lacks {', '.join(dict.fromkeys(lacking))}; make the run again")
+
+
 # --- verdict -----------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +176,9 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
         titles: A cell's name to its title.
     """
     scored = [row for row in rows if row["psnr"] is not None]
+    silent = _silent(rows, titles)
+    if not any(_spoke(row) for row in rows):
+        return "unscored", f"NO RESULT. {silent}"
     if not scored:
         return "unscored", (
             "NOT SCORED. The truth is not at hand, so nobody can say how close these reconstructions are; "
@@ -169,13 +192,13 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     leaking = [row for row in best.values() if row["recovered"] or row["exact"]]
     if not leaking:
         traces = any(row["outcome"] == "traces" or row.get("visible") for row in scored)
-        return ("traces" if traces else "nothing"), _quiet_verdict(best, traces)
+        return ("traces" if traces else "nothing"), f"{_quiet_verdict(best, traces)} {silent}".strip()
     worst = max(leaking, key=_strength)
     level = "exact" if worst["exact"] else "recognizable"
     parts = [
         f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
         f"Worst: {titles[worst['cell']]}, where {worst['attack']} rebuilt {_share(worst)}"
-        f" ({worst['psnr']:.0f} dB on average, {worst['gain_db']:+.0f} dB over the mean color), {_told(worst)}.",
+        f" ({worst['psnr']:.0f} dB on average{_gain(worst)}), {_told(worst)}.",
     ]
     quiet = [row for row in best.values() if row not in leaking]
     if quiet:
@@ -183,7 +206,23 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
             f"In {_cases(len(quiet))} no example counts as recovered within these steps "
             f"({'; '.join(titles[row['cell']] for row in quiet)}). That is no proof of safety."
         )
-    return level, " ".join(parts)
+    return level, " ".join([*parts, silent]).strip()
+
+
+def _silent(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
+    """A sentence about the cells of which no attack could say anything, or nothing where there are none."""
+    spoke = {row["cell"] for row in rows if _spoke(row)}
+    silent = [title for cell, title in titles.items() if cell not in spoke]
+    if not silent:
+        return ""
+    return (
+        f"In {_cases(len(silent))} no attack gave a result, since none applies or all failed ({'; '.join(silent)}). "
+        "That is no proof of safety either; the reasons stand beside each attack."
+    )
+
+
+def _spoke(row: Mapping[str, Any]) -> bool:
+    return row["status"] not in ("inapplicable", "error")
 
 
 def _cases(count: int) -> str:
@@ -197,6 +236,10 @@ def _strength(row: Mapping[str, Any]) -> tuple[float, float, float]:
 def _share(row: Mapping[str, Any]) -> str:
     kind, share = ("exactly", row["exact"]) if row["exact"] else ("recognizably", row["recovered"])
     return f"{round(share * row['examples'])} of {row['examples']} examples {kind}"
+
+
+def _gain(row: Mapping[str, Any]) -> str:
+    return "" if row["gain_db"] is None else f", {row['gain_db']:+.0f} dB over the mean color"
 
 
 def _told(row: Mapping[str, Any]) -> str:
@@ -245,8 +288,17 @@ def parse_condition(text: str) -> tuple[str, str, float]:
 
 
 def violations(rows: Sequence[Mapping[str, Any]], condition: tuple[str, str, float]) -> list[Mapping[str, Any]]:
-    """Rows that meet a `--fail-if` condition."""
+    """Rows that meet a `--fail-if` condition.
+
+    Raises:
+        SeepageError: Where no row has that score: a gate that cannot see must not let anything pass.
+    """
     key, sign, number = condition
+    if all(row.get(key) is None for row in rows):
+        raise SeepageError(
+            f"--fail-if cannot be judged: no row of this run has the score {key!r}; "
+            "score the run against the truth, or name another score"
+        )
     return [row for row in rows if row.get(key) is not None and _COMPARE[sign](row[key], number)]
 
 

@@ -92,9 +92,17 @@ def sample_flags(examples: int, batches: int) -> list[Flag]:
 
 
 def attack_flags(row: Mapping[str, Any]) -> list[Flag]:
-    """Flags about one attack's result row: diverged, not settled, or an objective that prefers a wrong answer."""
+    """Flags about one attack's result row: failed, diverged, not settled, or led astray by its objective."""
     flags = []
     name = row["attack"]
+    if row["status"] == "error":
+        flags.append(
+            Flag(
+                "failed",
+                "warning",
+                f"{name} failed ({row['reason']}); that it has no score is no evidence of safety.",
+            )
+        )
     if row["status"] == "diverged":
         flags.append(
             Flag(

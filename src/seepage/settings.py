@@ -58,6 +58,14 @@ def put(tables: dict[str, Any], key: str, value: Any) -> None:
         tables[head] = value
 
 
+def choose_part(tables: dict[str, Any], head: str, use: str) -> None:
+    """Name another `data` or `model`, in place. The options of the old one do not belong to the new one and go."""
+    own = tables.get(head)
+    swept = any(name in (head, f"{head}.use") for name in tables.get("grid", {}))
+    if swept or not isinstance(own, dict) or own.get("use") != use:
+        put(tables, head, {"use": use})
+
+
 def _put_in_list(parts: Any, head: str, option: str, value: Any) -> None:
     """Set an option of every part (attack or defense) that takes it."""
     listed = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []

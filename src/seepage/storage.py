@@ -52,6 +52,12 @@ def write_whole(path: Path, content: bytes | str) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def sweep(folder: Path) -> None:
+    """Remove what a killed writer left under temporary names. Not while another process writes to the folder."""
+    for left in folder.rglob(".writing-*"):
+        left.unlink(missing_ok=True)
+
+
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one JSON line."""
     try:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seepage import sanity
 from seepage.attacking import Source, attack_names
@@ -30,7 +31,7 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
         show(i, len(sources), f"scoring {source.name}")
         transcript = source.open("cpu")
-        truth = None if source.private is None else open_truth(source.private)
+        truth = None if source.private is None else _truth_for(transcript, source.private)
         facts.append(_facts_of(source, transcript))
         flags += _cell_flags(source.name, transcript, truth)
         for name, part in zip(attack_names(recipe.attack), recipe.attack, strict=True):
@@ -63,7 +64,7 @@ def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
     if source.private is not None and (source.private / "cell.json").exists():
         facts: dict[str, Any] = read_json(source.private / "cell.json")
         check_schema(facts, source.private / "cell.json")
-        return facts
+        return {**facts, "name": source.name}
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
     return {
@@ -84,6 +85,31 @@ def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
         "baselines": None,
         "accuracy": None,
     }
+
+
+def _truth_for(transcript: Transcript, private: Path) -> list[Batch]:
+    """The truth, which must be that of this transcript."""
+    truth, knowledge = open_truth(private), transcript.knowledge
+    problem = None
+    if len(truth) != len(transcript):
+        problem = f"has {len(truth)} batches and the recording has {len(transcript)} rounds"
+    for t, batch in enumerate(truth if problem is None else []):
+        size = transcript[t].batch_size or len(batch)
+        if tuple(batch.inputs.shape) != (size, *knowledge.input_shape) or not batch.inputs.is_floating_point():
+            problem = f"holds {tuple(batch.inputs.shape)} in batch {t}, expected {(size, *knowledge.input_shape)}"
+        elif not batch.inputs.isfinite().all():
+            problem = f"holds NaN or infinite values in batch {t}"
+        elif not _are_classes(batch.labels, knowledge.num_classes):
+            problem = f"holds labels in batch {t} that are not among the {knowledge.num_classes} classes"
+    if problem is not None:
+        raise SeepageError(f"the truth in {private} {problem}; name the private/ folder that belongs to this recording")
+    return truth
+
+
+def _are_classes(labels: Tensor, classes: int) -> bool:
+    if labels.is_floating_point():
+        return labels.shape[1:] == (classes,)
+    return labels.dtype == torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < classes)).all())
 
 
 def _cell_flags(cell: str, transcript: Transcript, truth: Sequence[Batch] | None) -> list[dict[str, Any]]:
