@@ -54,7 +54,7 @@ FORMULAS: dict[str, tuple[Distance, Callable[[Tensors, Tensors], float]]] = {
     "Cosine": (Cosine(), cosine),
     "GaussianKernel": (GaussianKernel(), kernel),
     "sum": (L2() + 0.1 * Cosine(), lambda a, b: l2(a, b) + 0.1 * cosine(a, b)),
-    "nested": (2 * (L1() + L2()) + L1(), lambda a, b: 3 * l1(a, b) + 2 * l2(a, b)),
+    "nested": (2.0 * (L1() + L2()) + L1(), lambda a, b: 3 * l1(a, b) + 2 * l2(a, b)),
 }
 ALL = [pytest.param(*pair, id=name) for name, pair in FORMULAS.items()]
 

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -20,6 +20,7 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
+@runtime_checkable
 class Progress(Protocol):
     """The audit's side of a running attack: shows how far it is, and keeps its checkpoints."""
 

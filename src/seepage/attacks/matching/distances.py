@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from seepage.functional import dot, norm
@@ -17,7 +18,7 @@ class Distance(ABC):
     """A differentiable function of the dummy gradient; 0 where the two agree."""
 
     @abstractmethod
-    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         """The distance, a scalar `[]`."""
 
     def __add__(self, other: "Distance") -> "Sum":
@@ -34,7 +35,7 @@ class Sum(Distance):
     first: Distance
     second: Distance
 
-    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.first(dummy, target) + self.second(dummy, target)
 
 
@@ -45,7 +46,7 @@ class Scaled(Distance):
     weight: float
     inner: Distance
 
-    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.weight * self.inner(dummy, target)
 
 
@@ -57,7 +58,7 @@ class L2(Distance):
     3.0
     """
 
-    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return torch.stack([(dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
 
 
@@ -65,7 +66,7 @@ class L2(Distance):
 class L1(Distance):
     """Sum of absolute differences over all tensors."""
 
-    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return torch.stack([(dummy[name] - target[name]).abs().sum() for name in target]).sum()
 
 
@@ -76,7 +77,7 @@ class Cosine(Distance):
     Blind to the gradient's length, and so to everything a confident network hides in it.
     """
 
-    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return 1 - dot(dummy, target) / (norm(dummy) * norm(target) + TINY)
 
 
@@ -88,7 +89,7 @@ class GaussianKernel(Distance):
     tensor's exponent is a relative squared error and no tensor saturates because it is large.
     """
 
-    def __call__(self, dummy: Tensors, target: Tensors) -> Tensor:
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         terms = []
         for name, observed in target.items():
             # A tensor of one entry has no spread; its own square stands in.

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
@@ -15,7 +16,7 @@ class LabelInference(ABC):
     """A rule that names a batch's labels from its update alone."""
 
     @abstractmethod
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor | None:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"] | None:
         """Labels `[n]` int64 in ascending order, or None: optimise them together with the inputs.
 
         Raises:
@@ -49,7 +50,7 @@ def _bias(observed: Round, knowledge: Knowledge) -> Tensor:
     return bias
 
 
-def counts_to_labels(counts: Tensor) -> Tensor:
+def counts_to_labels(counts: Int[Tensor, " classes"]) -> Int[Tensor, " n"]:
     """Class counts `[classes]` to sorted labels.
 
     >>> counts_to_labels(torch.tensor([2, 0, 1]))
@@ -58,7 +59,7 @@ def counts_to_labels(counts: Tensor) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
 
-def largest_remainder(shares: Tensor, total: int) -> Tensor:
+def largest_remainder(shares: Float[Tensor, " classes"], total: int) -> Int[Tensor, " classes"]:
     """Round non-negative shares to whole counts that sum to `total`, largest fractions first.
 
     >>> largest_remainder(torch.tensor([1.6, 0.2, 1.2]), 3)
@@ -77,7 +78,7 @@ def largest_remainder(shares: Tensor, total: int) -> Tensor:
 class Given(LabelInference):
     """The true labels, when the attacker is told them."""
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         if observed.labels is None:
             raise Inapplicable(
                 "the attack wants to be given the labels and this transcript does not tell them",
@@ -93,7 +94,7 @@ class SignOfLastBias(LabelInference):
     Exact for one example; with more, a class can be hidden by others, so larger batches are refused.
     """
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         if _batch_size(observed) != 1:
             raise Inapplicable(
                 f"the sign rule is for one example and this update comes from {observed.batch_size}",
@@ -113,7 +114,7 @@ class LastLayerMinimum(LabelInference):
     somewhere.
     """
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = _batch_size(observed)
         if n > knowledge.num_classes:
             raise Inapplicable(
@@ -135,7 +136,7 @@ class RowSumCount(LabelInference):
     the shares sum to one; we read it so.
     """
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = _batch_size(observed)
         sums = _last_layer(observed, knowledge)[0].sum(1)  # [classes]
         order = sums.argsort(stable=True)
@@ -159,7 +160,7 @@ class BiasCount(LabelInference):
     a trained network's output is not, and the rule then errs.
     """
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = _batch_size(observed)
         bias = _bias(observed, knowledge)
         return counts_to_labels(largest_remainder(n * (1 / knowledge.num_classes - bias), n))
@@ -177,7 +178,7 @@ class Joint(LabelInference):
 class Auto(LabelInference):
     """The labels if told; else the sign rule for one example, the bias count for more, joint as a last resort."""
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Tensor | None:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"] | None:
         if observed.labels is not None:
             return observed.labels
         rule: LabelInference = SignOfLastBias() if _batch_size(observed) == 1 else BiasCount()

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+from jaxtyping import Float
 from torch import Tensor
 
 from seepage.errors import Inapplicable
@@ -13,7 +14,7 @@ class Prior(ABC):
     """A penalty on candidates `[restarts, batch, *shape]`, one number for each restart."""
 
     @abstractmethod
-    def __call__(self, candidates: Tensor) -> Tensor:
+    def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
         """Penalties `[restarts]`."""
 
     def check(self, knowledge: Knowledge) -> None:
@@ -31,7 +32,7 @@ class TotalVariation(Prior):
 
     weight: float
 
-    def __call__(self, candidates: Tensor) -> Tensor:
+    def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
         down = candidates.diff(dim=-2).abs().flatten(1).mean(1)
         across = candidates.diff(dim=-1).abs().flatten(1).mean(1)
         return self.weight * (down + across)

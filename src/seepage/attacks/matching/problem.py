@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from seepage.attacks.matching.distances import Distance
@@ -22,8 +23,8 @@ class Evaluation:
     """
 
     value: float
-    by_inputs: Tensor
-    by_labels: Tensor | None
+    by_inputs: Float[Tensor, "n *shape"]
+    by_labels: Float[Tensor, "n classes"] | None
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,14 @@ class Problem:
             microbatch,
         )
 
-    def evaluate(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+    def evaluate(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> Evaluation:
         """Distance and exact gradients at `inputs [n, *shape]` and `labels` (`[n]` or soft `[n, classes]`)."""
         chunked = self.microbatch is not None and self.microbatch < len(inputs)
         if chunked and self.client.separable(self.model):
             return self._in_chunks(inputs, labels)
         return self._at_once(inputs, labels)
 
-    def distance_at(self, inputs: Tensor, labels: Tensor) -> float:
+    def distance_at(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> float:
         """The distance alone."""
         gradient = self.client.as_gradient(
             self.client(self.model, self.params, Batch(inputs, labels), buffers=self.buffers)
