@@ -1,7 +1,8 @@
 """What became of one attack on one round, on disk: a reconstruction, or the reason why there is none."""
 
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,11 +106,14 @@ class FolderProgress:
         log: `progress.jsonl` of the run.
         checkpoint: Path of this attack's checkpoint, without suffix.
         task: What the lines say about which attack is meant.
+        pause: Seconds between two checkpoints: writing one to disk for good can take longer than a step.
     """
 
     log: Path
     checkpoint: Path
     task: Mapping[str, Any]
+    pause: float = 2.0
+    _saved_at: list[float] = field(default_factory=list, repr=False)
 
     def report(self, done: int, total: int, objective: float) -> None:
         finite = objective if objective == objective and abs(objective) != float("inf") else None
@@ -126,9 +130,12 @@ class FolderProgress:
         return Checkpoint(tensors, facts)
 
     def save(self, checkpoint: Checkpoint) -> None:
+        if self._saved_at and time.monotonic() - self._saved_at[-1] < self.pause:
+            return
         step = torch.tensor(int(checkpoint.facts["step"]))
         write_tensors(self.checkpoint.with_suffix(".safetensors"), {**checkpoint.tensors, "step": step})
         write_json(self.checkpoint.with_suffix(".json"), checkpoint.facts)
+        self._saved_at[:] = [time.monotonic()]
 
     def clear(self) -> None:
         """Remove the checkpoint of an attack that has ended."""

@@ -331,7 +331,7 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
         given[key] = _part(tables.get(key, {}), key, problems, default)
     for key in ("defense", "attack"):
         given[key] = tuple(_part(table, key, problems) for table in _list(tables.get(key, []), key, problems))
-    if not given["attack"]:
+    if not given["attack"] and isinstance(tables.get("attack", []), list):
         problems.append('the recipe names no attack; add [[attack]] with use = "linear" or another of seepage list')
     if len(problems) > before:
         return None

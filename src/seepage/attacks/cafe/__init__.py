@@ -1,0 +1,292 @@
+"""CAFE: recover whole data sets from vertical federated learning, where every batch's indices are known.
+
+Jin et al., "CAFE: Catastrophic Data Leakage in Vertical Federated Learning", NeurIPS 2021. Step I finds each sample's
+gradient at the first fully connected layer, step II the layer's input, step III the sample itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
+from seepage.attacks.cafe import closed_form, few_rounds, positive
+from seepage.attacks.cafe.invert import Search, invert, reads_input
+from seepage.attacks.cafe.link import Linked, link
+from seepage.attacks.cafe.sites import Site, assemble, block_shape, find_sites, true_representations
+from seepage.attacks.cafe.steps import Recovered, Selective, determined, read_biases, read_indices
+from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
+
+__all__ = ["Cafe", "Recovered", "Search", "true_representations"]
+
+CHUNK = 100
+"""Samples of one party between two checkpoints."""
+
+
+@dataclass(frozen=True)
+class _View:
+    """What is read once from the transcript."""
+
+    knowledge: Knowledge
+    params: Tensors
+    buffers: Tensors
+    sites: list[Site]
+    rounds: list[int]
+    batches: list[Tensor]
+    samples: int
+    repeats: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cafe(Attack):
+    """Recover all samples of all parties from rounds with known indices, as exactly as the rounds allow.
+
+    With as many independent rounds as samples, step I is least squares and step II a small solve per batch
+    (`least_squares`). With far fewer rounds a sample is found where the spans of its rounds' weight gradients meet
+    (`few_rounds`): three epochs, or two where the features are non-negative with zeros, as after ReLU. Step III then
+    inverts each sample's features by itself. Nothing needs the truth: a rank deficit is reported as samples that are
+    not identifiable, and the residual of step III certifies each sample.
+
+    The weights of the first round are used. Where they move, `few_rounds` holds for a short window at small rates.
+
+    Args:
+        mode: `auto` takes least squares where the rounds determine every drawn sample, else few rounds.
+        samples: N; None takes the largest index.
+        weight_rounds: Least squares: covers of the samples whose weight gradients are read; 0 reads all rounds,
+            which averages noise away.
+        steps: Robust steps of each attempt of step III; later attempts are for samples that are not certain yet.
+        certain: Residual of step III below which a sample is certain.
+        invert: Whether to do step III; without it the features are returned.
+        entries: `positive` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: forged
+            entries are never positive, so only positive ones are used. Needs about eight times N rounds.
+
+    Example:
+        >>> Cafe(mode="few_rounds").steps
+        (30, 250, 350)
+    """
+
+    rounds: ClassVar[Literal["one", "all"]] = "all"
+
+    mode: Literal["auto", "least_squares", "few_rounds"] = "auto"
+    samples: int | None = None
+    weight_rounds: int = 1
+    steps: Sequence[int] = (30, 250, 350)
+    certain: float = 1e-4
+    invert: bool = True
+    entries: Literal["all", "positive"] = "all"
+
+    def check(self, transcript: Transcript) -> None:
+        self._view(transcript)
+
+    def _view(self, transcript: Transcript) -> _View:
+        """Sites and indices, checked; repeated batches are left out."""
+        if not len(transcript):
+            raise Inapplicable("there are no rounds", "record the training")
+        rounds = list(range(len(transcript)))
+        batches, samples = read_indices(transcript, rounds, self.samples)
+        first = transcript[0]
+        sites = find_sites(transcript.knowledge, first.params)
+        seen: set[tuple[int, ...]] = set()
+        fresh = []
+        for t, batch in enumerate(batches):
+            key = tuple(sorted(batch.tolist()))
+            # What is forged or noisy differs from round to round even for one batch.
+            if key not in seen or self.entries == "positive":
+                fresh.append(t)
+            seen.add(key)
+        if all(len(batch) >= samples for batch in batches):
+            raise Inapplicable(
+                f"every batch holds all {samples} samples, so all rounds show the same sum",
+                "CAFE needs batches smaller than the data set",
+            )
+        if not isinstance(transcript, Selective):
+            _refuse_training(transcript, first.params)
+        return _View(
+            transcript.knowledge,
+            first.params,
+            first.buffers,
+            sites,
+            fresh,
+            [batches[t] for t in fresh],
+            samples,
+            len(rounds) - len(fresh),
+        )
+
+    def recover(self, transcript: Transcript) -> list[Recovered]:
+        """Steps I and II alone: V and H of every party."""
+        return self._recover(transcript, self._view(transcript))[0]
+
+    def _recover(self, transcript: Transcript, view: _View) -> tuple[list[Recovered], Linked | None]:
+        found = self._steps(transcript, view)
+        linked = link(view.knowledge.model, view.params, view.sites, found)
+        if linked is not None and not _moving(transcript, view.params):
+            _drop_misfits(found, linked)
+        return found, linked
+
+    def _steps(self, transcript: Transcript, view: _View) -> list[Recovered]:
+        if self.entries == "positive":
+            biases = read_biases(transcript, view.rounds, view.sites)
+            return positive.solve(transcript, view.rounds, view.batches, view.samples, view.sites, biases)
+        if self._least_squares(view):
+            biases = read_biases(transcript, view.rounds, view.sites)
+            return closed_form.solve(
+                transcript,
+                view.rounds,
+                view.batches,
+                view.samples,
+                view.sites,
+                biases,
+                weight_rounds=self.weight_rounds,
+            )
+        return few_rounds.solve(
+            transcript, view.rounds, view.batches, view.samples, view.sites, moving=_moving(transcript, view.params)
+        )
+
+    def _least_squares(self, view: _View) -> bool:
+        if self.mode != "auto":
+            return self.mode == "least_squares"
+        table = torch.zeros(len(view.batches), view.samples, dtype=torch.float64)
+        for t, batch in enumerate(view.batches):
+            table[t, batch] = 1
+        drawn = table.sum(0) > 0
+        return len(table) >= int(drawn.sum()) and bool(determined(table)[drawn].all())
+
+    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+        view = self._view(transcript)
+        found, linked = self._recover(transcript, view)
+        notes = _notes(view, found, linked)
+        ready = torch.stack([one.known | one.silent for one in found]).all(0)
+        chosen = ready.nonzero().squeeze(1)
+        if not len(chosen):
+            raise Inapplicable(
+                f"the rounds determine none of {view.samples} samples at all {len(view.sites)} parties",
+                "record more rounds (three epochs, each shuffled anew, are enough)",
+            )
+        labels = None
+        if linked is not None and bool((linked.labels[chosen] >= 0).all()):
+            labels = linked.labels[chosen]
+        if not self.invert:
+            features = torch.cat([one.h[chosen] for one in found], dim=1).float()
+            return Reconstruction(features, labels, "feature", chosen, _open(found, chosen), notes=notes)
+        inputs, residuals = self._invert(view, found, chosen, seed, progress)
+        sure = int((residuals <= self.certain).sum())
+        notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {self.certain:g}",)
+        return Reconstruction(
+            inputs=inputs,
+            labels=labels,
+            indices=chosen,
+            ambiguity=_open(found, chosen),
+            objective=residuals,
+            status="ok" if sure >= 0.99 * len(chosen) else "exhausted",
+            cost={"rounds": len(view.rounds) + view.repeats},
+            notes=notes,
+        )
+
+    def _invert(
+        self, view: _View, found: Sequence[Recovered], chosen: Tensor, seed: int, progress: Progress
+    ) -> tuple[Tensor, Tensor]:
+        """Step III for every party, chunk by chunk, with a checkpoint after each."""
+        knowledge = view.knowledge
+        search = Search(steps=tuple(self.steps), certain=self.certain)
+        kept = progress.load()
+        parts: dict[str, Tensor] = dict(kept.tensors) if kept is not None else {}
+        pieces = chosen.split(CHUNK)
+        total = len(pieces) * len(view.sites)
+        like = view.params[view.sites[0].weight]
+        blocks, residuals = [], []
+        for m, (site, one) in enumerate(zip(view.sites, found, strict=True)):
+            shape = block_shape(site, knowledge.input_shape)
+            for number, piece in enumerate(pieces):
+                name = f"{m}/{number}"
+                if f"{name}/inputs" not in parts:
+                    x, left = self._invert_piece(view, site, one, piece, like.new_zeros(1, *shape), search, seed)
+                    parts |= {f"{name}/inputs": x, f"{name}/residuals": left}
+                    progress.save(Checkpoint(parts, {"pieces": len(parts) // 2}))
+                done = m * len(pieces) + number + 1
+                progress.report(done, total, float(parts[f"{name}/residuals"].max()))
+            blocks.append(torch.cat([parts[f"{m}/{number}/inputs"] for number in range(len(pieces))]))
+            residuals.append(torch.cat([parts[f"{m}/{number}/residuals"] for number in range(len(pieces))]))
+        whole = assemble(view.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
+        return whole, torch.stack(residuals).amax(0)
+
+    def _invert_piece(
+        self, view: _View, site: Site, one: Recovered, piece: Tensor, like: Tensor, search: Search, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        targets = one.h[piece].to(like)
+        live = ~one.silent[piece]
+        # A silent sample leaves no trace; the darkest input is the one that a ReLU network is silent about.
+        x = like.new_full((len(piece), *like.shape[1:]), view.knowledge.value_range[0])
+        residuals = torch.ones(len(piece))  # of silent samples nothing is certain
+
+        def features(blocks: Tensor) -> Tensor:
+            return site.features(view.knowledge.model, view.params, view.buffers, blocks)
+
+        if reads_input(features, like):
+            x[live] = targets[live].reshape(-1, *like.shape[1:])
+            residuals[live] = one.spread[piece][live].float()
+        elif bool(live.any()):
+            key = seed + 1000003 * view.sites.index(site) + int(piece[0])
+            found, left = invert(features, targets[live], like, view.knowledge.value_range, search, seed=key)
+            x[live], residuals[live] = found, left.cpu()
+        return x, residuals
+
+
+def _drop_misfits(found: Sequence[Recovered], linked: Linked) -> None:
+    """Samples told apart inside a cell count only where h, v, weights and a label agree at all parties."""
+    group = found[0].group
+    shared = group.bincount()[group] > 1
+    wrong = shared & ~(linked.misfit < 0.05)
+    for one in found:
+        one.known &= ~wrong
+
+
+def _moving(transcript: Transcript, first: Tensors) -> bool:
+    """Whether the weights change from the first round to the last."""
+    last = len(transcript) - 1
+    params = transcript.params(last) if isinstance(transcript, Selective) else transcript[last].params
+    return any(not torch.equal(params[name], p) for name, p in first.items())
+
+
+def _refuse_training(transcript: Transcript, first: Tensors) -> None:
+    last = transcript[len(transcript) - 1].params
+    drift = max(float((last[name] - p).norm() / p.norm().clamp(min=1e-12)) for name, p in first.items())
+    if drift > 0.05:
+        raise Inapplicable(
+            f"the weights change by {drift:.0%} between the first round and the last, and CAFE takes them as fixed",
+            "use a window of fewer rounds (few_rounds needs two or three epochs)",
+        )
+
+
+def _open(found: Sequence[Recovered], chosen: Tensor) -> frozenset[Literal["order", "sign", "scale"]]:
+    """Order is open only among samples that share all their rounds."""
+    group = found[0].group[chosen]
+    return frozenset({"order"}) if len(group.unique()) < len(group) else frozenset()
+
+
+def _notes(view: _View, found: Sequence[Recovered], linked: Linked | None) -> tuple[str, ...]:
+    known = torch.stack([one.known | one.silent for one in found]).all(0)
+    silent = torch.stack([one.silent for one in found]).any(0)
+    live = torch.cat([(one.h[one.known] > 0).double().mean(1) for one in found])
+    notes = [
+        f"{int(known.sum())} of {view.samples} samples are identifiable at all {len(found)} parties "
+        f"from {len(view.rounds)} different rounds"
+    ]
+    if len(live):
+        notes.append(f"of each sample's features {live.mean():.0%} are live (at least {live.min():.0%})")
+    undrawn = view.samples - len(torch.cat(view.batches).unique())
+    if undrawn:
+        notes.append(f"{undrawn} samples were never drawn and cannot be known")
+    if view.repeats:
+        notes.append(f"{view.repeats} rounds repeat the batch of another and were left out")
+    if bool(silent.any()):
+        notes.append(f"{int(silent.sum())} samples are silent at some party (v = 0): the darkest input stands in there")
+    group = found[0].group[known]
+    shared = int(known.sum()) - int((group.unique(return_counts=True)[1] == 1).sum())
+    if shared:
+        notes.append(f"{shared} samples share all their rounds with another and may be swapped with it")
+    if linked is not None:
+        fits = linked.misfit < 1e-2
+        notes.append(f"h, v, weights and label agree for {int(fits.sum())} samples")
+    return tuple(notes)

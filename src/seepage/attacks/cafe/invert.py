@@ -1,0 +1,227 @@
+"""Step III, sample by sample: find the input whose features are the recovered ones.
+
+First a robust search: a smoothed L1 distance, with total variation and pixel noise that both fade out. It finds the
+right pattern of active units where plain least squares stalls. Then Gauss-Newton steps, which are exact once the
+pattern is right. The residual `||h(x) - h|| / ||h||` certifies each sample without the truth.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from seepage.functional import generator
+
+Features = Callable[[Tensor], Tensor]
+"""From `[n, *block]` to `[n, d1]`, differentiable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How step III searches.
+
+    Args:
+        steps: Adam steps of the robust search: the first attempt's, then those of fresh starts for samples that are
+            not certain yet.
+        lr: First step size, in units of the value range; it falls to zero along a cosine.
+        noise: First deviation of the noise added after each step, in units of the value range.
+        variation: First weight of the total variation (L1, images only), beside features in units of
+            their mean distance at the start.
+        smooth: Feature distances below this (in units of their mean at the start) count quadratically.
+        fade: Share of the steps after which noise and variation are gone.
+        polish: Gauss-Newton steps at most.
+        inner: Conjugate-gradient steps in each.
+        certain: Residual below which a sample is certain and is let be.
+        chunk: Samples at a time.
+    """
+
+    steps: tuple[int, ...] = (30, 250, 350)
+    lr: float = 0.1
+    noise: float = 0.02
+    variation: float = 5.0
+    smooth: float = 0.007
+    fade: float = 0.6
+    polish: int = 6
+    inner: int = 15
+    certain: float = 1e-4
+    chunk: int = 50
+
+
+def reads_input(features: Features, like: Tensor) -> bool:
+    """Whether the features are the flattened block itself, so that there is nothing to invert."""
+    with torch.no_grad():
+        probe = torch.rand(like.shape, generator=generator(0, "probe")).to(like)
+        seen = features(probe)
+    return seen.shape == probe.flatten(1).shape and torch.equal(seen, probe.flatten(1))
+
+
+def invert(
+    features: Features, targets: Tensor, like: Tensor, value_range: tuple[float, float], search: Search, *, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Inputs whose features are `targets`.
+
+    Args:
+        features: The layers before the fully connected one, at known weights.
+        targets: `[n, d1]`.
+        like: A tensor of the shape of one block, `[1, *block]`, for type and device.
+        value_range: Smallest and largest value of an input.
+        search: How to search.
+        seed: Seeds the noise.
+
+    Returns:
+        `[n, *block]` inputs and `[n]` relative residuals.
+    """
+    found, residuals = _attempt(features, targets, like, value_range, search, search.steps[0], (seed, 0))
+    for attempt, steps in enumerate(search.steps[1:], start=1):
+        doubtful = (residuals > search.certain).nonzero().squeeze(1)
+        if not len(doubtful):
+            break
+        again, left = _attempt(features, targets[doubtful], like, value_range, search, steps, (seed, attempt))
+        better = left < residuals[doubtful]
+        found[doubtful[better]] = again[better]
+        residuals[doubtful[better]] = left[better]
+    return found, residuals
+
+
+def _attempt(
+    features: Features,
+    targets: Tensor,
+    like: Tensor,
+    value_range: tuple[float, float],
+    search: Search,
+    steps: int,
+    key: tuple[int, int],
+) -> tuple[Tensor, Tensor]:
+    parts = []
+    for number, target in enumerate(targets.split(search.chunk)):
+        noise = generator(key[0], f"step three/{key[1]}", number)
+        x = robust_search(features, target, like, value_range, search, steps, noise)
+        parts.append(gauss_newton(features, target, x, value_range, search))
+    x = torch.cat(parts) if parts else like[:0]
+    return x, residual(features, targets, x, search.chunk)
+
+
+def residual(features: Features, targets: Tensor, x: Tensor, chunk: int = 100) -> Tensor:
+    """`[n]` `||h(x) - h|| / ||h||`."""
+    with torch.no_grad():
+        parts = [(features(a) - b).norm(dim=1) for a, b in zip(x.split(chunk), targets.split(chunk), strict=True)]
+    return torch.cat(parts) / targets.norm(dim=1).clamp(min=1e-12) if parts else targets.new_zeros(0)
+
+
+def robust_search(
+    features: Features,
+    target: Tensor,
+    like: Tensor,
+    value_range: tuple[float, float],
+    search: Search,
+    steps: int,
+    noise: Generator,
+) -> Tensor:
+    """Adam on the smoothed L1 distance of features, from mid-range."""
+    low, high = value_range
+    span = high - low
+    x = like.new_full((len(target), *like.shape[1:]), (low + high) / 2)
+    with torch.no_grad():
+        # The scale of the features, so that the weight of the variation means the same for every network.
+        scale = (target - features(x[:1])).abs().mean().clamp(min=1e-12)
+    first, second = torch.zeros_like(x), torch.zeros_like(x)
+    for step in range(steps):
+        faded = max(0.0, 1 - step / (steps * search.fade))
+        x.requires_grad_()
+        loss = ((features(x) - target) / scale).pow(2).add(search.smooth**2).sqrt().sum()
+        if faded and x.ndim == 4:
+            loss = loss + search.variation * faded * _variation(x) / span
+        (gradient,) = torch.autograd.grad(loss, x)
+        first = 0.9 * first + 0.1 * gradient
+        second = 0.99 * second + 0.01 * gradient.pow(2)
+        size = search.lr * span * 0.5 * (1 + math.cos(math.pi * step / steps))
+        move = first / (1 - 0.9 ** (step + 1)) / ((second / (1 - 0.99 ** (step + 1))).sqrt() + 1e-12)
+        x = x.detach() - size * move
+        if faded:
+            x = x + search.noise * span * faded * torch.randn(x.shape, generator=noise).to(x)
+        x = x.clamp(low, high)
+    return x.detach()
+
+
+def _variation(x: Tensor) -> Tensor:
+    return (x[..., 1:, :] - x[..., :-1, :]).abs().sum() + (x[..., 1:] - x[..., :-1]).abs().sum()
+
+
+def gauss_newton(
+    features: Features, target: Tensor, x: Tensor, value_range: tuple[float, float], search: Search
+) -> Tensor:
+    """Gauss-Newton with conjugate gradients, per sample, inside the value range; never worse than the start.
+
+    Samples whose residual is at float32's rounding, or hardly falls any more, are left alone.
+    """
+    x = x.clone()
+    left = residual(features, target, x)
+    # At a wrong pattern of active units the steps gain little, and more of them are wasted.
+    active = left > 2e-7
+    for _ in range(search.polish):
+        todo = active.nonzero().squeeze(1)
+        if not len(todo):
+            break
+        x[todo] = _newton_step(features, target[todo], x[todo], value_range, search.inner)
+        now = residual(features, target[todo], x[todo])
+        active[todo] = (now < 0.7 * left[todo]) & (now > 2e-7)
+        left[todo] = now
+    return x
+
+
+def _newton_step(features: Features, target: Tensor, x: Tensor, value_range: tuple[float, float], inner: int) -> Tensor:
+    x = x.detach().requires_grad_()
+    h = features(x)
+    error = (target - h).detach()  # [n, d1]
+    probe = torch.zeros_like(h, requires_grad=True)
+    # J^T u is linear in u, so its own gradient in u along d is J d: no forward mode is needed.
+    (pulled,) = torch.autograd.grad(h, x, probe, create_graph=True)
+
+    def pull(u: Tensor) -> Tensor:
+        (out,) = torch.autograd.grad(h, x, u, retain_graph=True)
+        return out
+
+    def push(d: Tensor) -> Tensor:
+        (out,) = torch.autograd.grad(pulled, probe, d, retain_graph=True)
+        return out
+
+    step = _least_squares(push, pull, error, inner)
+    x = x.detach()
+    return _line_search(features, target, x, step, value_range, error.pow(2).sum(1))
+
+
+def _least_squares(
+    push: Callable[[Tensor], Tensor], pull: Callable[[Tensor], Tensor], error: Tensor, inner: int
+) -> Tensor:
+    """CGLS for `J d = error`, all samples side by side."""
+    gradient = pull(error)
+    shape = (-1, *[1] * (gradient.ndim - 1))
+    step, direction = torch.zeros_like(gradient), gradient
+    power = gradient.flatten(1).pow(2).sum(1)
+    for _ in range(inner):
+        pushed = push(direction)
+        size = power / pushed.pow(2).sum(1).clamp(min=1e-30)
+        step = step + size.reshape(shape) * direction
+        error = error - size[:, None] * pushed
+        gradient = pull(error)
+        after = gradient.flatten(1).pow(2).sum(1)
+        direction = gradient + (after / power.clamp(min=1e-30)).reshape(shape) * direction
+        power = after
+    return step
+
+
+def _line_search(
+    features: Features, target: Tensor, x: Tensor, step: Tensor, value_range: tuple[float, float], best: Tensor
+) -> Tensor:
+    chosen = x
+    shape = (-1, *[1] * (x.ndim - 1))
+    for size in (1.0, 0.5, 0.25):
+        guess = (x + size * step).clamp(*value_range)
+        with torch.no_grad():
+            error = (features(guess) - target).pow(2).sum(1)
+        better = error < best
+        chosen = torch.where(better.reshape(shape), guess, chosen)
+        best = torch.where(better, error, best)
+    return chosen

@@ -1,0 +1,282 @@
+"""CAFE as published: steps I to III by stochastic optimization, nested (Algorithm 3) or in one loop (Algorithm 4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.cafe.sites import Site, assemble, block_shape, find_sites
+from seepage.attacks.cafe.steps import gradients, read_indices
+from seepage.functional import generator
+from seepage.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
+
+Constants = dict[str, float]
+TABLE_9: dict[str, Constants] = {
+    "cifar10": {"lr_one": 5e-3, "lr_two": 8e-3, "lr_three": 2e-2, "xi": 90.0},
+    "mnist": {"lr_one": 1e-2, "lr_two": 1e-2, "lr_three": 1e-2, "xi": 25.0},
+    "linnaeus5": {"lr_one": 5e-3, "lr_two": 5e-3, "lr_three": 1e-2, "xi": 110.0},
+    "yale32": {"lr_one": 1e-2, "lr_two": 1e-2, "lr_three": 1e-2, "xi": 32.0},
+}
+"""The paper's constants by data set (supplement, table 9); alpha, beta, gamma are 1e-2, 1e-4, 1e-3 for all."""
+
+
+class RowAdam:
+    """Adam with moments per row of a table; only the rows of the current batch move.
+
+    Args:
+        table: `[N, ...]`, changed in place.
+        lr: Learning rate.
+        legacy: Correct the bias as the released code does: twice, and by the global iteration in place of the row's
+            own count, so that rows first visited late take a larger first step.
+    """
+
+    def __init__(self, table: Tensor, lr: float, *, legacy: bool = False) -> None:
+        self.table = table
+        self.lr = lr
+        self.legacy = legacy
+        self._first = torch.zeros_like(table)
+        self._second = torch.zeros_like(table)
+        self._counts = torch.zeros(len(table), dtype=torch.int64)
+
+    def step(self, rows: Tensor, gradient: Tensor, iteration: int) -> None:
+        """Move the rows against `gradient`, `[k, ...]`; `iteration` counts from 1."""
+        self._counts[rows] += 1
+        shape = (-1, *[1] * (gradient.ndim - 1))
+        count = torch.full((len(rows),), float(iteration)) if self.legacy else self._counts[rows].float()
+        first = self._first[rows] = 0.9 * self._first[rows] + 0.1 * gradient
+        second = self._second[rows] = 0.999 * self._second[rows] + 0.001 * gradient.pow(2)
+        one, two = (1 - 0.9**count).reshape(shape), (1 - 0.999**count).reshape(shape)
+        lr = self.lr * two.sqrt() / one if self.legacy else self.lr
+        self.table[rows] -= lr * (first / one) / ((second / two).sqrt() + 1e-7)
+
+
+@dataclass
+class _Tables:
+    """The unknowns, a row per sample: V and H of each party, images of each party, label logits."""
+
+    v: list[Tensor]
+    h: list[Tensor]
+    x: list[Tensor]
+    y: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedCafe(Attack):
+    """CAFE's own stochastic algorithms, one batch per iteration (Jin et al. 2021, algorithms 3 and 4).
+
+    Kept to compare with; `Cafe` needs a fraction of the rounds and of the time. The constants of `constants` are table
+    9's unless given. Iteration t reads round t; a shorter transcript is gone through again. V holds `v / K`, as in the
+    paper, so all batches must have one size.
+
+    Args:
+        loop: `nested` runs the three steps one after the other, `single_loop` all in each iteration.
+        constants: A row of table 9: `cifar10`, `mnist`, `linnaeus5`, `yale32`.
+        iterations: Nested: of steps I, II and III. Single loop: the last number counts all of them.
+        lr_one: Learning rate of step I (SGD).
+        lr_two: Of step II (Adam).
+        lr_three: Of step III (Adam).
+        alpha: Weight of the gradients' distance in equation 9; 0 saves the double backward pass.
+        beta: Weight of the truncated total variation.
+        gamma: Weight of the distance of the internal representations.
+        xi: Total variation (mean over the batch and parties, per tile) below which it is left alone.
+        thresholds: Single loop: step II starts once step I's objective was below the first, step III once step II's
+            was below the second; () runs all three from the start, as the released code does.
+        legacy_bias_correction: Correct Adam's bias as the released code does (see `RowAdam`).
+        samples: N; None takes the largest index.
+    """
+
+    rounds: ClassVar[Literal["one", "all"]] = "all"
+
+    loop: Literal["nested", "single_loop"] = "nested"
+    constants: Literal["cifar10", "mnist", "linnaeus5", "yale32"] = "mnist"
+    iterations: Sequence[int] = (8000, 8000, 8000)
+    lr_one: float | None = None
+    lr_two: float | None = None
+    lr_three: float | None = None
+    alpha: float = 1e-2
+    beta: float = 1e-4
+    gamma: float = 1e-3
+    xi: float | None = None
+    thresholds: Sequence[float] = (1e-9, 5e-9)
+    legacy_bias_correction: bool = False
+    samples: int | None = None
+
+    def _constant(self, name: str) -> float:
+        given = getattr(self, name)
+        return float(TABLE_9[self.constants][name] if given is None else given)
+
+    def check(self, transcript: Transcript) -> None:
+        batches, samples = read_indices(transcript, range(len(transcript)), self.samples)
+        find_sites(transcript.knowledge, transcript[0].params)
+        largest = max(len(batch) for batch in batches)
+        if largest >= samples:
+            raise Inapplicable("every batch holds all samples", "CAFE needs batches smaller than the data set")
+        if len({len(batch) for batch in batches}) > 1:
+            raise Inapplicable("batches differ in size and V holds v / K", "drop the odd batches, or use Cafe")
+        if self._constant("lr_one") * largest >= 1:
+            raise Inapplicable(
+                f"step I diverges with lr_one={self._constant('lr_one'):g} and batches of {largest}",
+                f"set lr_one below {1 / largest:g}",
+            )
+
+    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+        self.check(transcript)
+        run = _Run(self, transcript, seed, progress)
+        history = run.nested() if self.loop == "nested" else run.single_loop()
+        knowledge = transcript.knowledge
+        drawn = torch.cat(run.batches).unique()
+        blocks = [x[drawn] for x in run.tables.x]
+        inputs = assemble(run.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
+        return Reconstruction(
+            inputs=inputs.clamp(*knowledge.value_range),
+            labels=run.tables.y[drawn].argmax(1) if self.alpha else None,
+            indices=drawn,
+            ambiguity=frozenset(),
+            status="exhausted",
+            history=history,
+            cost={"rounds": run.read},
+            notes=(f"{run.read} rounds were read; V by {run.steps[0]}, H by {run.steps[1]} and x by {run.steps[2]}",),
+        )
+
+
+class _Run:
+    """One run of the published algorithms."""
+
+    def __init__(self, plan: PublishedCafe, transcript: Transcript, seed: int, progress: Progress) -> None:
+        self.plan, self.transcript, self.progress = plan, transcript, progress
+        self.knowledge: Knowledge = transcript.knowledge
+        first = transcript[0]
+        self.params: Tensors = first.params
+        self.buffers: Tensors = first.buffers
+        self.sites: list[Site] = find_sites(self.knowledge, first.params)
+        self.batches, samples = read_indices(transcript, range(len(transcript)), plan.samples)
+        self.tables = self._start(samples, seed)
+        legacy = plan.legacy_bias_correction
+        self._two = [RowAdam(h, plan._constant("lr_two"), legacy=legacy) for h in self.tables.h]
+        self._three = [RowAdam(x, plan._constant("lr_three"), legacy=legacy) for x in self.tables.x]
+        self._labels = RowAdam(self.tables.y, plan._constant("lr_three"), legacy=legacy)
+        self.read = 0
+        self.steps = [0, 0, 0]
+
+    def _start(self, samples: int, seed: int) -> _Tables:
+        draw = generator(seed, "cafe start")
+        low, high = self.knowledge.value_range
+
+        def uniform(low: float, high: float, *shape: int) -> Tensor:
+            return low + (high - low) * torch.rand(samples, *shape, generator=draw)
+
+        shapes = [self.params[site.weight].shape for site in self.sites]
+        return _Tables(
+            v=[uniform(-8e-4, 8e-4, shape[0]) for shape in shapes],
+            h=[uniform(0, 8e-2, shape[1]) for shape in shapes],
+            x=[uniform(low, high, *block_shape(site, self.knowledge.input_shape)) for site in self.sites],
+            y=uniform(0, 1, self.knowledge.num_classes),
+        )
+
+    def nested(self) -> tuple[tuple[int, float], ...]:
+        """Algorithm 3."""
+        steps = (self.step_one, self.step_two, self.step_three)
+        history = []
+        total = sum(self.plan.iterations)
+        for step, count in zip(steps, self.plan.iterations, strict=True):
+            for _ in range(count):
+                objective = step(self.read)
+                self.read += 1
+                if self.read % 100 == 0 or self.read == total:
+                    history.append((self.read, objective))
+                    self.progress.report(self.read, total, objective)
+        return tuple(history)
+
+    def single_loop(self) -> tuple[tuple[int, float], ...]:
+        """Algorithm 4; with thresholds a step waits until the one before was good enough once."""
+        history = []
+        total = self.plan.iterations[-1]
+        open_to = 3 if not self.plan.thresholds else 1
+        for t in range(total):
+            objectives = [step(t) for step in (self.step_one, self.step_two, self.step_three)[:open_to]]
+            if open_to < 3 and objectives[-1] < self.plan.thresholds[open_to - 1]:
+                open_to += 1
+            self.read += 1
+            if self.read % 100 == 0 or self.read == total:
+                history.append((self.read, objectives[-1]))
+                self.progress.report(self.read, total, objectives[-1])
+        return tuple(history)
+
+    def _batch(self, t: int) -> tuple[int, Tensor]:
+        place = t % len(self.batches)
+        return place, self.batches[place]
+
+    def step_one(self, t: int) -> float:
+        """One SGD step on equation 7; returns the objective before it, the mean over parties."""
+        place, rows = self._batch(t)
+        found = gradients(self.transcript, place, [site.bias for site in self.sites])
+        self.steps[0] += 1
+        total = 0.0
+        for v, site in zip(self.tables.v, self.sites, strict=True):
+            left = v[rows].sum(0) - found[site.bias]
+            v[rows] -= self.plan._constant("lr_one") * 2 * left
+            total += float(left.pow(2).sum())
+        return total / len(self.sites)
+
+    def step_two(self, t: int) -> float:
+        """One Adam step on equation 8."""
+        place, rows = self._batch(t)
+        found = gradients(self.transcript, place, [site.weight for site in self.sites])
+        self.steps[1] += 1
+        total = 0.0
+        for m, site in enumerate(self.sites):
+            v, h = self.tables.v[m][rows], self.tables.h[m][rows]
+            left = v.T @ h - found[site.weight]  # [d2, d1]
+            self._two[m].step(rows, 2 * v @ left, self.steps[1])
+            total += float(left.pow(2).sum())
+        return total / len(self.sites)
+
+    def step_three(self, t: int) -> float:
+        """One Adam step on equation 9."""
+        place, rows = self._batch(t)
+        self.steps[2] += 1
+        blocks = [x[rows].requires_grad_() for x in self.tables.x]
+        logits = self.tables.y[rows].requires_grad_()
+        objective = self.plan.gamma * sum(
+            (self._features(site, block) - h[rows]).pow(2).sum()
+            for site, block, h in zip(self.sites, blocks, self.tables.h, strict=True)
+        )
+        variation = torch.stack([_variation(block) for block in blocks]).mean()
+        if self.plan.beta and float(variation.detach()) > self.plan._constant("xi"):
+            objective = objective + self.plan.beta * variation * len(blocks)
+        if self.plan.alpha:
+            objective = objective + self.plan.alpha * self._gradient_distance(place, blocks, logits)
+        assert isinstance(objective, Tensor)
+        wanted = [*blocks, logits] if self.plan.alpha else blocks
+        found = torch.autograd.grad(objective, wanted)
+        for adam, gradient in zip([*self._three, self._labels], found, strict=False):
+            adam.step(rows, gradient, self.steps[2])
+        return float(objective.detach())
+
+    def _features(self, site: Site, block: Tensor) -> Tensor:
+        return site.features(self.knowledge.model, self.params, self.buffers, block)
+
+    def _gradient_distance(self, place: int, blocks: Sequence[Tensor], logits: Tensor) -> Tensor:
+        observed = self.transcript[place]
+        inputs = assemble(self.sites, list(blocks), self.knowledge.input_shape, sum(self.knowledge.value_range) / 2)
+        made = self.knowledge.client(
+            self.knowledge.model,
+            observed.params,
+            Batch(inputs, logits.softmax(1)),
+            buffers=observed.buffers or None,
+            create_graph=True,
+        )
+        sent = observed.gradient(self.knowledge.client)
+        mine = self.knowledge.client.as_gradient(made)
+        return torch.stack([(mine[name] - sent[name]).pow(2).sum() for name in sent]).sum()
+
+
+def _variation(block: Tensor) -> Tensor:
+    """Anisotropic total variation, summed over a tile and meant over the batch; 0 for tables."""
+    if block.ndim != 4:
+        return block.new_zeros(())
+    down, across = (block[..., 1:, :] - block[..., :-1, :]).abs(), (block[..., 1:] - block[..., :-1]).abs()
+    return (down.flatten(1).sum(1) + across.flatten(1).sum(1)).mean()

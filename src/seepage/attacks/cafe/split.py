@@ -1,0 +1,182 @@
+"""Tell apart samples that share all their rounds: only the sum of their `v h^T` is known, but h is sparse and >= 0."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Samples of one cell.
+
+    Attributes:
+        v: `[m, d2]`.
+        h: `[m, d1]`.
+        certain: The certificate holds: every h is non-negative with many exact zeros, and every scale is positive.
+    """
+
+    v: Tensor
+    h: Tensor
+    certain: bool
+
+
+def split(left: Tensor, right: Tensor, total: Tensor, *, tolerance: float = 1e-3) -> Split:
+    """Split `sum v_n h_n^T = left @ right` into its m samples.
+
+    The h of m samples span the rows of `right`, and each of them has zeros that the others do not have, so they are
+    the sparsest non-negative vectors of that span. What is left open is one scale each, which `sum v_n` fixes.
+
+    Args:
+        left: `[d2, m]`.
+        right: `[m, d1]`.
+        total: `[m]`, with `sum v_n = left @ total`.
+        tolerance: How negative an entry may be, relative to the largest.
+
+    >>> h = torch.zeros(2, 16, dtype=torch.float64)
+    >>> h[0, :10], h[1, 8:] = torch.arange(10) + 1, torch.arange(8) + 1
+    >>> v = torch.tensor([[1.0, 2, 0], [0, 1, 1]], dtype=torch.float64)
+    >>> mix = torch.tensor([[2.0, 1], [1, 1]], dtype=torch.float64)
+    >>> found = split(v.T @ mix.inverse(), mix @ h, mix @ torch.ones(2, dtype=torch.float64))
+    >>> order = found.h[:, 0].argsort(descending=True)
+    >>> torch.allclose(found.h[order], h), torch.allclose(found.v[order], v), found.certain
+    (True, True, True)
+    """
+    m = len(right)
+    if m == 1:
+        return Split((left * total).T, right / total, bool(total.abs() > 0))
+    _, _, rows = torch.linalg.svd(right, full_matrices=False)  # rows [m, d1] orthonormal
+    directions = _vertices(rows)  # [m, m]: directions @ rows are the h, unscaled
+    if directions is None:
+        return Split(left.T, right, certain=False)
+    unscaled = directions @ rows
+    own = unscaled @ torch.linalg.pinv(right)  # [m, m]: own @ right = unscaled
+    # left @ right = (left @ own^-1) @ unscaled, and the columns of the first factor are the v, up to the same scales.
+    scales = 1 / (own @ total)
+    h = scales[:, None] * unscaled
+    v = (left @ torch.linalg.inv(own) / scales).T
+    low, high = h.min(dim=1).values, h.max(dim=1).values
+    zeros = (h.abs() < tolerance * high[:, None]).double().mean(dim=1)
+    fine = (scales > 0) & (low > -tolerance * high) & (zeros > 0.02)
+    return Split(v, h, bool(fine.all()) and bool(torch.isfinite(h).all()))
+
+
+def _vertices(rows: Tensor) -> Tensor | None:
+    """`[m, m]` directions whose products with `rows` are non-negative and sparse; None where there are none.
+
+    Each feature is a point in m dimensions, inside the cone of m rays: ray n is made of the features that only sample
+    n has. Scaled to one side of a plane the points fill a simplex, whose corners successive projection finds
+    (Gillis and Vavasis 2014). Then each direction is fitted to all the features that its sample lacks.
+    """
+    size = rows.norm(dim=0)
+    raw = (rows[:, size > 1e-3 * size.max()]).T  # [k, m]
+    points = raw / raw.norm(dim=1, keepdim=True)
+    inside = _inside(points)
+    if inside is None:
+        return None
+    corners = _corners(points / (points @ inside)[:, None])
+    if corners is None:
+        return None
+    rays = torch.stack([_mean_direction(points, corner) for corner in corners], dim=1)  # [m, m]
+    if float(torch.linalg.svdvals(rays)[-1]) < 1e-6:
+        return None
+    directions = torch.linalg.inv(rays)
+    chosen = _choose(points, [fit for direction in directions for fit in _fits(points, direction)], rows.shape[0])
+    return None if chosen is None else torch.stack([_settled(raw, points, direction) for direction in chosen])
+
+
+def _inside(points: Tensor) -> Tensor | None:
+    """A direction on whose side all points lie, as far inside as can be; None where there is none."""
+    from scipy.optimize import linprog
+
+    middle = points.mean(dim=0)
+    if bool((points @ middle > 1e-2 * middle.norm()).all()):
+        return middle
+    k, m = points.shape
+    # maximize s with points @ w >= s and |w_i| <= 1
+    bounds = [(-1.0, 1.0)] * m + [(None, None)]
+    result = linprog(
+        [0.0] * m + [-1.0],
+        A_ub=torch.cat([-points, points.new_ones(k, 1)], dim=1).numpy(),
+        b_ub=[0.0] * k,
+        bounds=bounds,
+    )
+    if result.x is None or not result.x[-1] > 1e-6:
+        return None
+    return torch.from_numpy(result.x[:-1]).to(points)
+
+
+def _corners(points: Tensor) -> Tensor | None:
+    """`[m, m]` the corners of the simplex that `[k, m]` points fill, by successive projection."""
+    left = points.clone()
+    chosen = []
+    for _ in range(points.shape[1]):
+        sizes = left.norm(dim=1)
+        best = int(sizes.argmax())
+        if not sizes[best] > 1e-9:
+            return None
+        chosen.append(best)
+        axis = left[best] / sizes[best]
+        left = left - (left @ axis)[:, None] * axis
+    return points[chosen]
+
+
+def _mean_direction(points: Tensor, corner: Tensor) -> Tensor:
+    """The principal direction of the points that lie on the corner's ray."""
+    axis: Tensor = corner / corner.norm()
+    near = points[(points - axis).norm(dim=1) < 1e-3]
+    if len(near) < 2:
+        return axis
+    principal: Tensor = torch.linalg.eigh(near.T @ near).eigenvectors[:, -1]
+    return _signed(principal, axis)
+
+
+def _fits(points: Tensor, direction: Tensor) -> list[Tensor]:
+    """The direction, and it made orthogonal to as many features as can be: those that its sample lacks.
+
+    Least squares with weights that single out what is nearly orthogonal already; the widths narrow from pass to pass.
+    A wide start mends a poor direction, but may wander to another sample's.
+    """
+    direction = direction / direction.norm()
+    found = [direction]
+    for first in (-2.0, -0.5):
+        fitted = direction
+        for power in torch.linspace(first, -5.0, 12).tolist():
+            reach = points @ fitted
+            weight = 1 / (reach.pow(2) + 10 ** (2 * power))
+            fitted = torch.linalg.eigh((points * weight[:, None]).T @ points).eigenvectors[:, 0]
+        found.append(_signed(fitted, direction))
+    return found
+
+
+def _choose(points: Tensor, found: Sequence[Tensor], m: int) -> Tensor | None:
+    """The m different directions that are orthogonal to most features and have none on their wrong side."""
+    together = torch.stack(list(found))
+    reach = points @ together.T  # [k, c]
+    lacking = (reach.abs() < 1e-4).sum(dim=0)
+    lacking[reach.min(dim=0).values < -1e-3] = -1
+    # Any m - 1 features can be made zero; only a sample's own zeros are more.
+    lacking[lacking < m + 3] = -1
+    kept: list[Tensor] = []
+    for i in lacking.argsort(descending=True, stable=True).tolist():
+        if lacking[i] < 0:
+            break
+        if all(float((together[i] - other).norm()) > 1e-2 for other in kept):
+            kept.append(together[i])
+        if len(kept) == m:
+            chosen = torch.stack(kept)
+            return chosen if float(torch.linalg.svdvals(chosen)[-1]) > 1e-4 else None
+    return None
+
+
+def _settled(raw: Tensor, points: Tensor, direction: Tensor) -> Tensor:
+    """The direction fitted once more to the features it is orthogonal to, large ones (less rounding) counting more."""
+    lacking = raw[(points @ direction).abs() < 1e-4]
+    if len(lacking) < raw.shape[1]:
+        return direction
+    return _signed(torch.linalg.svd(lacking, full_matrices=True)[2][-1], direction)
+
+
+def _signed(axis: Tensor, like: Tensor) -> Tensor:
+    return axis * torch.sign(axis @ like)

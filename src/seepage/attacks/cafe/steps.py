@@ -1,0 +1,222 @@
+"""What all modes of CAFE share: the rounds at hand, and steps I and II as the linear algebra they are.
+
+Letters as in the paper: N samples, K per batch, `s_t` the batch as a 0/1 vector; for a party's first fully connected
+layer `u = W h + b` and each sample n, `h_n` `[d1]` is its input and `v_n` `[d2]` the gradient of the sample's own loss
+with respect to `u_n`. A round shows, with K_t its batch size,
+
+    grad b_t = 1/K_t sum_{n in t} v_n            grad W_t = 1/K_t sum_{n in t} v_n h_n^T    [d2, d1]
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Inapplicable
+from seepage.attacks.cafe.sites import Site
+from seepage.types import Tensors, Transcript
+
+ROUNDING = 1e-6
+"""Relative error of what steps I and II start from, for float32 gradients: their rounding, and what it does to V."""
+SILENT = 1e-5
+"""A sample whose `v` is below this share of the largest is silent: it leaves no trace in any round. Rounding of
+float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
+
+
+@runtime_checkable
+class Selective(Protocol):
+    """A transcript that gives single tensors of a round for less than the whole round."""
+
+    def indices(self, t: int) -> Tensor | None: ...
+
+    def select(self, t: int, names: Collection[str]) -> Tensors: ...
+
+    def params(self, t: int) -> Tensors: ...
+
+
+def gradients(transcript: Transcript, t: int, names: Collection[str]) -> Tensors:
+    """The gradients of round `t` of the named tensors; NaN is refused."""
+    if isinstance(transcript, Selective):
+        found = transcript.select(t, names)
+    else:
+        whole = transcript[t].gradient(transcript.knowledge.client)
+        found = {name: whole[name] for name in names}
+    for name, tensor in found.items():
+        if not torch.isfinite(tensor).all():
+            raise Inapplicable(
+                f"round {t} holds NaN or infinite values in {name!r}", "record the round again, or leave it out"
+            )
+    return found
+
+
+def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | None = None) -> tuple[list[Tensor], int]:
+    """The batch of each round, and N: as told, else one more than the largest index.
+
+    Raises:
+        Inapplicable: Where the rounds do not show indices, or an index is out of range or repeated in a batch.
+    """
+    batches = []
+    for t in rounds:
+        chosen = transcript.indices(t) if isinstance(transcript, Selective) else transcript[t].indices
+        if chosen is None:
+            raise Inapplicable(
+                f"round {t} does not show which samples its batch holds, and CAFE is built on that",
+                "record with the indices told (vertical FL always shows them), or use a matching attack",
+            )
+        chosen = chosen.long().cpu()
+        if len(chosen) == 0 or chosen.unique().numel() != chosen.numel():
+            raise Inapplicable(
+                f"round {t} names a sample twice or holds none", "draw batches without repeats, or leave the round out"
+            )
+        batches.append(chosen)
+    if not batches:
+        raise Inapplicable("there are no rounds", "record at least as many rounds as samples divided by the batch size")
+    low, high = min(int(b.min()) for b in batches), max(int(b.max()) for b in batches)
+    if low < 0 or (samples is not None and high >= samples):
+        raise Inapplicable(
+            f"a batch names sample {low if low < 0 else high}, outside 0..{(samples or high + 1) - 1}",
+            "number the samples from 0, or set samples to the size of the data set",
+        )
+    return batches, samples or high + 1
+
+
+@dataclass
+class Recovered:
+    """What steps I and II know of one party's layer.
+
+    Attributes:
+        v: `[N, d2]` float64, gradients of each sample's own loss.
+        h: `[N, d1]` float64, inputs of the layer.
+        v_known: `[N]` bool, where the rounds determine `v`.
+        known: `[N]` bool, where they determine `h`.
+        silent: `[N]` bool, `v = 0`: the sample leaves no trace, so `h` cannot be known.
+        spread: `[N]` how much an error of the gradients grows in `h` (relative); infinite where unknown.
+        group: `[N]` samples with one number share all their rounds and may be swapped among themselves.
+        notes: Sentences for the report.
+    """
+
+    v: Tensor
+    h: Tensor
+    v_known: Tensor
+    known: Tensor
+    silent: Tensor
+    spread: Tensor
+    group: Tensor
+    notes: list[str] = field(default_factory=list)
+
+
+def step_one(batches: Sequence[Tensor], bias: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+    """Step I in closed form: least squares of `S V = B` in float64, with `S_t = s_t / K_t`.
+
+    Args:
+        batches: The samples of each round.
+        bias: `[T, d2]` bias gradients.
+        samples: N.
+
+    Returns:
+        `[N, d2]` V, and `[N]` which rows the rounds determine. Rows in a rank deficit are a minimum-norm guess and
+        marked as not determined.
+
+    >>> v = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
+    >>> batches = [torch.tensor(b) for b in ([0, 1], [1, 2], [0, 2])]
+    >>> bias = torch.stack([v[b].mean(0) for b in batches])
+    >>> guess, known = step_one(batches, bias, 3)
+    >>> torch.allclose(guess, v), known.tolist()
+    (True, [True, True, True])
+    """
+    table = torch.zeros(len(batches), samples, dtype=torch.float64)
+    for t, chosen in enumerate(batches):
+        table[t, chosen] = 1 / len(chosen)
+    known = determined(table)
+    driver = "gels" if bool(known.all()) and len(table) >= samples else "gelsd"
+    return torch.linalg.lstsq(table, bias.double(), driver=driver).solution, known
+
+
+def determined(table: Tensor) -> Tensor:
+    """Which unknowns of a linear system `[T, N]` are determined: those on which every null vector is zero."""
+    values, vectors = torch.linalg.eigh(table.T @ table)
+    null = vectors[:, values <= 1e-11 * values[-1].clamp(min=1e-300)]
+    clear: Tensor = null.pow(2).sum(1) < 1e-10
+    return clear
+
+
+def silent_rows(v: Tensor, known: Tensor) -> Tensor:
+    """`[N]` bool: determined rows of V that are zero, to rounding."""
+    norms = v.norm(dim=1)
+    scale = norms[known].max() if bool(known.any()) else norms.new_tensor(1.0)
+    zero: Tensor = norms <= SILENT * scale
+    return known & zero
+
+
+def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor, Tensor, Tensor]:
+    """Step II for one batch: solve `V_s^T H_s = K grad W` in float64.
+
+    Args:
+        v: `[k, d2]` rows of the batch's samples, none of them zero.
+        weight: `[d2, d1]`, K times the weight gradient.
+        rcond: Singular values below this share of the largest count as zero.
+
+    Returns:
+        `[k, d1]` H, `[k]` which rows are determined (all, if V_s has rank k), and `[k]` the norm of the row of the
+        pseudo-inverse: how much of the gradient's error reaches the row.
+    """
+    scale = v.norm(dim=1).clamp(min=1e-300)  # [k] columns of one length, so that rank is not a matter of scale
+    left, values, right = torch.linalg.svd((v / scale[:, None]).T, full_matrices=False)  # [d2, k], [k], [k, k]
+    keep = values > rcond * values[0]
+    inverse = (right[keep].T / values[keep]) @ left[:, keep].T / scale[:, None]  # [k, d2]
+    null = right[~keep]
+    rows_known = null.pow(2).sum(0) < 1e-10
+    if v.shape[0] > v.shape[1]:
+        rows_known = _determined_rows(v, rcond)
+    return inverse @ weight, rows_known, inverse.norm(dim=1)
+
+
+def _determined_rows(v: Tensor, rcond: float) -> Tensor:
+    """Rows of H that `V_s^T H_s` determines where there are more samples than neurons."""
+    scaled = v / v.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    _, values, right = torch.linalg.svd(scaled.T, full_matrices=True)
+    rank = int((values > rcond * values[0]).sum())
+    clear: Tensor = right[rank:].pow(2).sum(0) < 1e-10
+    return clear
+
+
+def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
+    """Few rounds that hold every drawn sample, found greedily; with `times` > 1 at least that often where possible.
+
+    >>> cover([torch.tensor(b) for b in ([0, 1], [1, 2], [2, 3], [0, 3])], 4)
+    [0, 2]
+    """
+    table = torch.zeros(len(batches), samples)
+    for t, chosen in enumerate(batches):
+        table[t, chosen] = 1
+    need = torch.minimum(table.sum(0), torch.tensor(float(times)))
+    chosen_rounds: list[int] = []
+    left = table.clone()
+    while bool((need > 0).any()):
+        t = int((left @ (need > 0).float()).argmax())
+        chosen_rounds.append(t)
+        need = need - table[t]
+        left[t] = 0
+    return sorted(chosen_rounds)
+
+
+def read_biases(transcript: Transcript, rounds: Sequence[int], sites: Sequence[Site]) -> list[Tensor]:
+    """`[T, d2]` bias gradients of each site."""
+    names = [site.bias for site in sites]
+    found = [gradients(transcript, t, names) for t in rounds]
+    return [torch.stack([one[name] for one in found]).double().cpu() for name in names]
+
+
+def groups(batches: Sequence[Tensor], samples: int) -> Tensor:
+    """`[N]` numbers: samples with the same number are in exactly the same rounds.
+
+    >>> groups([torch.tensor([0, 1, 2]), torch.tensor([0, 3])], 4).tolist()
+    [2, 1, 1, 0]
+    """
+    table = torch.zeros(samples, len(batches), dtype=torch.bool)
+    for t, chosen in enumerate(batches):
+        table[chosen, t] = True
+    which: Tensor = torch.unique(table, dim=0, return_inverse=True)[1]
+    return which

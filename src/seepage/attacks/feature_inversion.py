@@ -1,0 +1,190 @@
+"""From an inner layer's input back to the image: feature inversion of what CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.cocktail_party import CocktailParty
+from seepage.attacks.matching.distances import Cosine
+from seepage.attacks.matching.labels import LABEL_RULES
+from seepage.attacks.matching.optimizers import Adam, Schedule, make_schedule
+from seepage.attacks.matching.problem import Problem
+from seepage.attacks.mixing_layer import find_layer
+from seepage.functional import forward, generator, in_mode
+from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
+
+RECORDS = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureInversion(Attack):
+    """Find images whose embedding is the recovered one (Kariyappa et al., ICML 2023, eq. 11 and 12).
+
+    The embeddings come from `source`, an attack on a fully connected layer behind convolutions. Images start as
+    noise; one minus the cosine of embeddings plus total variation, Adam at 0.1 with a cosine schedule, projection to
+    the value range in each step, as the authors do. With `matching` above 0 the images together also match the
+    update by its cosine (eq. 12).
+
+    Args:
+        source: The attack that recovers embeddings.
+        steps: Adam steps; the authors use 25,000.
+        lr: Learning rate.
+        tv: Weight of the total variation.
+        matching: Weight of the gradient's cosine (eq. 12); 0: eq. 11.
+        largest: Invert at most this many embeddings, those of best certificate first; None: all.
+        chunk: Images per forward pass.
+        schedule: Learning rate over the steps.
+
+    Example:
+        >>> FeatureInversion(steps=100).tv
+        0.1
+    """
+
+    source: CocktailParty = CocktailParty()  # noqa: RUF009 - frozen and without state
+    steps: int = 25_000
+    lr: float = 0.1
+    tv: float = 0.1
+    matching: float = 0.0
+    largest: int | None = None
+    chunk: int = 64
+    schedule: Schedule = "cosine"
+
+    def check(self, transcript: Transcript) -> None:
+        self.source.check(transcript)
+        layer = find_layer(transcript.knowledge, transcript[0], self.source.layer)
+        if layer.reads_input is not None:
+            raise Inapplicable(
+                "the fully connected layer reads the input itself, so there is no embedding to invert",
+                "use cocktail_party alone",
+            )
+        if len(transcript.knowledge.input_shape) != 3:
+            raise Inapplicable("feature inversion needs images", "use cocktail_party with space='feature'")
+        if self.matching > 0 and transcript[0].batch_size is None:
+            raise Inapplicable("matching the gradient needs the batch size", "name it, or set matching to 0")
+
+    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+        self.check(transcript)
+        knowledge, observed = transcript.knowledge, transcript[0]
+        found = self.source(transcript, seed=seed)
+        targets = found.inputs[: self.largest]
+        layer = find_layer(knowledge, observed, self.source.layer)
+        network = Embedding(knowledge.model, layer.name, observed.params, observed.buffers)
+        search = _Search(self, knowledge, observed, network, targets, seed)
+        for step in range(self.steps):
+            value = search.step()
+            if step % max(1, self.steps // RECORDS) == 0:
+                search.history.append((step, value))
+                progress.report(step, self.steps, value)
+        objective = search.mismatch()
+        return Reconstruction(
+            inputs=search.images.detach(),
+            objective=objective,
+            status="exhausted",
+            history=tuple(search.history),
+            cost={"steps": self.steps, "evaluations": self.steps},
+            notes=(*found.notes, f"embeddings agree to a mean cosine of {1 - float(objective.mean()):.4f}"),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """The part of a model in front of a named layer."""
+
+    model: nn.Module
+    layer: str
+    params: Tensors
+    buffers: Tensors
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """`[k, *shape]` images to the `[k, e]` inputs of the layer."""
+        seen: list[Tensor] = []
+        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            with in_mode(self.model, training=False):
+                forward(self.model, self.params, images, buffers=self.buffers)
+        finally:
+            handle.remove()
+        return seen[0].flatten(1)
+
+
+class _Search:
+    """Images, optimiser and objective of one call."""
+
+    def __init__(
+        self,
+        attack: FeatureInversion,
+        knowledge: Knowledge,
+        observed: Round,
+        network: Embedding,
+        targets: Tensor,
+        seed: int,
+    ) -> None:
+        self.attack, self.network, self.targets = attack, network, targets
+        self.low, self.high = knowledge.value_range
+        count = len(targets)
+        if attack.matching > 0:
+            assert observed.batch_size is not None  # `check` refused it
+            count = observed.batch_size
+        start = torch.randn((count, *knowledge.input_shape), generator=generator(seed, "images")).to(targets)
+        middle, spread = (self.low + self.high) / 2, (self.high - self.low) / 4
+        self.images = (middle + spread * start).clamp(self.low, self.high).requires_grad_()
+        self.optimizer = Adam(lr=attack.lr * spread).make([self.images])
+        self.schedule = make_schedule(self.optimizer, attack.schedule, attack.steps)
+        self.history: list[tuple[int, float]] = []
+        self.problem: Problem | None = None
+        self.labels: Tensor | None = None
+        if attack.matching > 0:
+            self.problem = Problem.of(observed, knowledge, Cosine(), attack.chunk)
+            self.labels = LABEL_RULES["auto"](observed, knowledge)
+
+    def step(self) -> float:
+        """One step; the mean objective before it."""
+        total, slopes = 0.0, []
+        for part, target in zip(
+            self.images.detach().split(self.attack.chunk), self._padded().split(self.attack.chunk), strict=True
+        ):
+            leaf = part.requires_grad_()
+            value = self._objective(leaf, target).sum()
+            slopes.append(torch.autograd.grad(value, leaf)[0])
+            total += value.item()
+        slope = torch.cat(slopes)
+        if self.problem is not None and self.labels is not None:
+            matched = self.problem.evaluate(self.images.detach(), self.labels)
+            slope = slope + self.attack.matching * matched.by_inputs
+            total += self.attack.matching * matched.value
+        self.images.grad = slope
+        self.optimizer.step()
+        self.schedule.step()
+        with torch.no_grad():
+            self.images.clamp_(self.low, self.high)
+        return total / len(self.images)
+
+    def _padded(self) -> Tensor:
+        """Targets, with zeros for images that have none."""
+        missing = len(self.images) - len(self.targets)
+        return torch.cat([self.targets, self.targets.new_zeros(missing, self.targets.shape[1])])
+
+    def _objective(self, images: Tensor, targets: Tensor) -> Tensor:
+        """`[k]`: one minus cosine, plus total variation in units of a quarter of the value range."""
+        known = targets.abs().amax(1) > 0
+        apart = 1 - torch.nn.functional.cosine_similarity(self.network(images), targets)
+        across = (images[..., :, 1:] - images[..., :, :-1]).abs().flatten(1).mean(1)
+        down = (images[..., 1:, :] - images[..., :-1, :]).abs().flatten(1).mean(1)
+        return apart.where(known, 0.0) + self.attack.tv * 4 / (self.high - self.low) * (across + down)
+
+    def mismatch(self) -> Tensor:
+        """`[k]` one minus the cosine of embeddings."""
+        with torch.no_grad():
+            parts = [self.network(part) for part in self.images.detach().split(self.attack.chunk)]
+        found: Tensor = 1 - torch.nn.functional.cosine_similarity(torch.cat(parts), self._padded())
+        return found
+
+
+def cpa_fia(
+    *, steps: int = 25_000, matching: float = 0.0, tv: float = 0.1, layer: str | None = None
+) -> FeatureInversion:
+    """CPA + FIA (`matching=0`, eq. 11) or CPA + FIA + GMA (`matching=1`, eq. 12) with the authors' constants."""
+    base = FeatureInversion(steps=steps, matching=matching, tv=tv)
+    return replace(base, source=CocktailParty(layer=layer))

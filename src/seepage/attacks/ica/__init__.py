@@ -1,0 +1,28 @@
+"""Blind source separation, pure maths: spectrum and rank, fields, unmixing, sparse rows, the published objective."""
+
+from seepage.attacks.ica.fields import difference_fields, opponent
+from seepage.attacks.ica.published import EMBEDDINGS, IMAGES, Objective, search
+from seepage.attacks.ica.sparse import sparsest, unmix_sparse, zero_share
+from seepage.attacks.ica.spectrum import Spectrum, noise_floor, spectrum, whitener
+from seepage.attacks.ica.unmix import SparseScore, fast_ica, maximum_likelihood, unmix, unmix_rest
+
+__all__ = [
+    "EMBEDDINGS",
+    "IMAGES",
+    "Objective",
+    "SparseScore",
+    "Spectrum",
+    "difference_fields",
+    "fast_ica",
+    "maximum_likelihood",
+    "noise_floor",
+    "opponent",
+    "search",
+    "sparsest",
+    "spectrum",
+    "unmix",
+    "unmix_rest",
+    "unmix_sparse",
+    "whitener",
+    "zero_share",
+]

@@ -1,0 +1,116 @@
+"""Fake gradients: send the true gradient clipped entry by entry to sorted random numbers (CAFE, Algorithm 5)."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from seepage import functional
+from seepage.errors import SeepageError
+from seepage.types import ClientView, Defense, Tensors, Update
+
+
+@dataclass(frozen=True)
+class Forged:
+    """One tensor as sent.
+
+    Attributes:
+        tensor: The fake gradient.
+        distance: Euclidean distance of the chosen candidate from the true gradient, both sorted.
+        draws: How often candidates were drawn; more than one where none was within tau.
+        within: Whether the chosen candidate is within tau.
+        kept: Share of entries that are sent as they are.
+    """
+
+    tensor: Tensor
+    distance: float
+    draws: int
+    within: bool
+    kept: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FakeGradients(Defense):
+    """Clip each tensor's entries to the nearest of many sorted Gaussian candidates (Jin et al. 2021, Algorithm 5).
+
+    For every tensor: draw candidates with independent entries from N(0, sigma2) and sort each in descending order; sort
+    the true entries by magnitude; take the candidate nearest to them; send `min(psi, max(g, -psi))` entry by entry.
+
+    As written the candidates are sorted by value, so their second half is negative: the smaller half of the gradient is
+    replaced by negative random numbers, and the larger half, being far below psi, is sent as it is. Sorted by
+    magnitude nothing is changed at all while gradients are below psi. Both are here to be measured.
+
+    Args:
+        candidates: nu, candidates per tensor and draw.
+        sigma2: Variance of their entries, absolute.
+        order: `value` is the algorithm as written, `magnitude` sorts the candidates' magnitudes instead.
+        tau: Largest distance of the nearest candidate from the gradient; None takes any. The published loop draws
+            until one is near enough, which may be never.
+        redraws: Draws at most per tensor; then the nearest of the last draw is used (`forge` says so).
+        most: Random numbers per tensor and draw at most: large tensors get fewer candidates, at least one. Sorted
+            candidates of many entries hardly differ.
+
+    Example:
+        >>> defense = FakeGradients(candidates=10)
+        >>> forged = defense.forge(torch.linspace(-1e-3, 1e-3, 200), seed=0)
+        >>> 0.4 < forged.kept < 0.6, forged.draws, forged.within
+        (True, 1, True)
+    """
+
+    tensorwise: ClassVar[bool] = True
+    """Each tensor is forged by itself, with randomness of its own: some tensors of a round can be made alone."""
+
+    candidates: int = 1000
+    sigma2: float = 1.1
+    order: Literal["value", "magnitude"] = "value"
+    tau: float | None = None
+    redraws: int = 10
+    most: int = 2**20
+
+    def __post_init__(self) -> None:
+        if self.candidates < 1 or self.redraws < 1 or self.most < 1 or not self.sigma2 > 0:
+            raise SeepageError(
+                f"FakeGradients needs candidates, redraws and most of at least 1 and sigma2 > 0, got {self}; "
+                "correct the recipe"
+            )
+        if self.tau is not None and not self.tau > 0:
+            raise SeepageError(f"FakeGradients needs tau > 0, got tau={self.tau}; leave it out to take any distance")
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        forged = self.forge_all(update.tensors, generator)
+        return replace(update, tensors={name: one.tensor for name, one in forged.items()})
+
+    def forge_all(self, tensors: Tensors, generator: Generator) -> dict[str, Forged]:
+        """Every tensor's forgery, with what there is to report about it."""
+        seed = int(torch.randint(2**31, (), generator=generator))
+        return {
+            name: self.forge(tensor, seed=functional.generator(seed, name).initial_seed() % 2**31)
+            for name, tensor in tensors.items()
+        }
+
+    def forge(self, tensor: Tensor, *, seed: int) -> Forged:
+        """The forgery of one tensor."""
+        flat = tensor.flatten()
+        places = flat.abs().argsort(descending=True, stable=True)
+        ordered = flat[places]
+        count = max(1, min(self.candidates, self.most // max(1, len(flat))))
+        near = torch.inf
+        for draw in range(1, self.redraws + 1):
+            psi, near = self._nearest(ordered, count, functional.generator(seed, "candidates", draw))
+            if self.tau is None or near <= self.tau:
+                break
+        fake = torch.empty_like(flat)
+        fake[places] = torch.minimum(psi, torch.maximum(ordered, -psi))
+        kept = float((fake == flat).double().mean())
+        within = self.tau is None or near <= self.tau
+        return Forged(fake.reshape(tensor.shape), near, draw, within, kept)
+
+    def _nearest(self, ordered: Tensor, count: int, draw: Generator) -> tuple[Tensor, float]:
+        psi = torch.randn(count, len(ordered), generator=draw).to(ordered) * self.sigma2**0.5
+        if self.order == "magnitude":
+            psi = psi.abs()
+        psi = psi.sort(dim=1, descending=True).values
+        distances = (psi - ordered).norm(dim=1)
+        best = int(distances.argmin())
+        return psi[best], float(distances[best])

@@ -1,0 +1,174 @@
+"""CAFE's step III, the whole attack on planted images, the published loops and the adaptive attacker."""
+
+import pytest
+import torch
+
+from seepage.attacks.base import Checkpoint, Inapplicable, Silent
+from seepage.attacks.cafe import Cafe, Search
+from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
+from seepage.attacks.cafe.published import PublishedCafe, RowAdam
+from seepage.clients import FedSGD
+from seepage.data import load
+from seepage.defenses.fake_gradients import FakeGradients
+from seepage.functional import frozen_randomness, state_of
+from seepage.models.vertical import vertical
+from seepage.types import Batch, Knowledge
+from seepage.vertical import IndexedVictim, RandomDraws
+
+
+def digits(samples, rounds, size, *, seed=0, defense=None, **options):
+    """Parties that share packaged digits."""
+    album = load("digits")
+    data = album.batch(album.private[:samples])
+    shape = tuple(data.inputs.shape[1:])
+    with frozen_randomness(seed):
+        model = vertical(shape, 10, **({"hidden": 32, "channels": 16} | options))
+    params, buffers = state_of(model)
+    knowledge = Knowledge(model, FedSGD(), shape, 10, told=frozenset({"indices"}))
+    design = RandomDraws(samples=samples, batch_size=size, seed=seed)
+    return IndexedVictim(knowledge, params, data, design, rounds, buffers, defense)
+
+
+def psnr(guess, true):
+    return -10 * (guess - true).pow(2).flatten(1).mean(1).clamp(min=1e-15).log10()
+
+
+def test_planted_digits_come_back_exactly():
+    victim = digits(16, 24, 4, parties=2)
+    result = Cafe(steps=(30, 150))(victim.transcript(), seed=0)
+    true = victim.data.inputs[result.indices]
+    assert len(result) == 16
+    certain = result.objective < 1e-4
+    assert certain.float().mean() > 0.8
+    assert psnr(result.inputs, true)[certain].min() > 50  # the residual tells, without the truth
+    assert torch.equal(result.labels, victim.data.labels[result.indices])
+
+
+def test_gauss_newton_solves_a_linear_map_at_once():
+    draw = torch.Generator().manual_seed(0)
+    matrix = torch.randn(30, 12, generator=draw)
+    x = torch.rand(5, 12, generator=draw)
+    found = gauss_newton(lambda z: z @ matrix.T, x @ matrix.T, torch.full((5, 12), 0.5), (0.0, 1.0), Search(inner=20))
+    assert torch.allclose(found, x, atol=1e-4)
+
+
+def test_the_search_never_leaves_the_value_range_and_residuals_are_its_own():
+    draw = torch.Generator().manual_seed(1)
+    matrix = torch.randn(20, 6, generator=draw)
+    targets = torch.randn(3, 20, generator=draw)  # nothing maps there
+    search = Search(steps=(10, 10))
+    x, left = invert(lambda z: z @ matrix.T, targets, torch.zeros(1, 6), (-1.0, 2.0), search, seed=0)
+    assert x.min() >= -1
+    assert x.max() <= 2
+    assert torch.allclose(left, residual(lambda z: z @ matrix.T, targets, x))
+    assert left.min() > 0.1
+
+
+def test_features_that_are_the_input_need_no_search():
+    assert reads_input(lambda z: z.flatten(1), torch.zeros(1, 2, 3))
+    assert not reads_input(lambda z: 2 * z.flatten(1), torch.zeros(1, 2, 3))
+
+
+def test_an_interrupted_search_goes_on_where_it_was():
+    victim = digits(6, 10, 2, parties=2)
+
+    class Kept(Silent):
+        def __init__(self):
+            self.saved: list[Checkpoint] = []
+
+        def save(self, checkpoint):
+            self.saved.append(checkpoint)
+
+        def load(self):
+            return self.saved[0] if self.saved else None
+
+    attack, kept = Cafe(steps=(5,)), Kept()
+    whole = attack(victim.transcript(), seed=0, progress=kept)
+    assert len(kept.saved) == 2
+    again = attack(victim.transcript(), seed=0, progress=kept)
+    assert torch.equal(whole.inputs, again.inputs)
+
+
+def test_row_adam_equals_torchs_adam_where_every_row_moves():
+    draw = torch.Generator().manual_seed(0)
+    mine, theirs = torch.rand(4, 3, generator=draw), torch.nn.Parameter(torch.zeros(4, 3))
+    theirs.data.copy_(mine)
+    ours, other = RowAdam(mine, 0.1), torch.optim.Adam([theirs], lr=0.1, eps=1e-7)
+    for t in range(1, 6):
+        gradient = torch.randn(4, 3, generator=draw)
+        ours.step(torch.arange(4), gradient, t)
+        theirs.grad = gradient
+        other.step()
+    assert torch.allclose(mine, theirs.detach(), atol=1e-6)
+
+
+def test_the_legacy_correction_scales_late_first_visits():
+    """A row first visited in iteration t moves `lr sqrt(1 - b2^t) / (1 - b1^t)` times the twice-corrected ratio."""
+    t, gradient = 400, torch.ones(1, 1)
+    row = torch.zeros(1, 1)
+    RowAdam(row, 0.1, legacy=True).step(torch.tensor([0]), gradient, t)
+    one, two = 1 - 0.9**t, 1 - 0.999**t
+    expected = -0.1 * (two**0.5 / one) * (0.1 / one) / ((0.001 / two) ** 0.5)
+    assert row.item() == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"iterations": (300, 300, 500)},
+        {"loop": "single_loop", "iterations": (500,), "thresholds": ()},
+        {"loop": "single_loop", "iterations": (600,), "thresholds": (1e-3, 1e-1), "legacy_bias_correction": True},
+    ],
+)
+def test_published_loops_get_closer_to_the_truth(options):
+    victim = digits(6, 60, 2, parties=2, channels=4)
+    attack = PublishedCafe(alpha=0.0, **options)
+    result = attack(victim.transcript(), seed=0)
+    true = victim.data.inputs[result.indices]
+    assert psnr(result.inputs, true).mean() > psnr(torch.full_like(true, 0.5), true).mean() + 0.5
+    assert result.status == "exhausted"
+    assert result.cost["rounds"] == sum(options["iterations"])
+
+
+def test_published_equation_nine_with_gradients_runs_and_guesses_labels():
+    victim = digits(4, 8, 2, parties=2, channels=2)
+    result = PublishedCafe(iterations=(3, 3, 3))(victim.transcript(), seed=0)
+    assert result.labels.shape == (4,)
+    assert torch.isfinite(result.inputs).all()
+
+
+def test_a_rate_that_diverges_is_refused():
+    victim = digits(30, 8, 20, parties=2, channels=2)
+    with pytest.raises(Inapplicable, match="diverges"):
+        PublishedCafe(lr_one=0.06).check(victim.transcript())
+
+
+def test_fake_gradients_stop_the_naive_attacker_and_not_the_one_who_knows():
+    defense = FakeGradients(candidates=2)
+    victim = digits(8, 250, 2, parties=2, defense=defense, hidden=96, channels=4)
+    naive = Cafe(invert=False)(victim.transcript(), seed=0)
+    aware = Cafe(entries="positive", invert=False)(victim.transcript(), seed=0)
+    clean = Cafe(invert=False)(IndexedVictim(**_fields(victim, defense=None)).transcript(), seed=0)
+
+    def error(result):
+        rows = [result.indices.tolist().index(n) for n in common]
+        true = [clean.indices.tolist().index(n) for n in common]
+        apart = (result.inputs[rows] - clean.inputs[true]).norm(dim=1) / clean.inputs[true].norm(dim=1)
+        return float(apart.median())
+
+    common = set(naive.indices.tolist()) & set(aware.indices.tolist()) & set(clean.indices.tolist())
+    assert len(common) >= 4
+    assert error(naive) > 1
+    assert error(aware) < 0.1
+
+
+def _fields(victim, **changed):
+    names = ("knowledge", "params", "data", "design", "rounds", "buffers", "defense", "seed", "server")
+    return {name: getattr(victim, name) for name in names} | changed
+
+
+def test_batches_are_told_to_the_attack_and_nothing_else():
+    victim = digits(6, 8, 2)
+    observed = victim.transcript()[0]
+    assert observed.labels is None
+    assert isinstance(victim.batch(0), Batch)

@@ -1,0 +1,68 @@
+"""Feature inversion: the gradient of its objective, and images from the embeddings of an invertible network."""
+
+import pytest
+import torch
+from torch import nn
+
+from seepage import Batch, Inapplicable, attack, record
+from seepage.attacks.cocktail_party import CocktailParty
+from seepage.attacks.feature_inversion import Embedding, FeatureInversion, cpa_fia
+from seepage.data import load
+from seepage.functional import state_of
+from seepage.metrics.align import align
+from seepage.metrics.image import psnr
+from seepage.models import fc2
+
+
+def photographs(n: int) -> Batch:
+    data = load("photos")
+    batch = data.batch(torch.randperm(len(data), generator=torch.Generator().manual_seed(1))[:n])
+    return Batch(nn.functional.avg_pool2d(batch.inputs, 2), batch.labels)
+
+
+def network() -> nn.Sequential:
+    """Wider than its input, so that an image can be read back from its embedding."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 24, 3, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(24 * 256, 32),
+            nn.ReLU(),
+            nn.Linear(32, 13),
+        )
+
+
+@pytest.mark.parametrize("matching", [0.0, 0.1])
+def test_images_come_back_from_their_embeddings(matching: float) -> None:
+    batch, net = photographs(4), network()
+    found = attack(record(net, batch), FeatureInversion(steps=200, lr=0.2, tv=0.001, matching=matching))
+    grey = psnr(torch.full_like(batch.inputs, 0.5), batch.inputs).mean()
+    matched = align(found.inputs, batch.inputs)
+    assert psnr(matched.guesses, batch.inputs).mean() > grey + 5
+    assert found.objective is not None
+    assert found.objective.max() < 0.05
+    assert found.history[-1][1] < found.history[0][1]
+
+
+def test_the_embedding_is_what_the_layer_reads() -> None:
+    net, batch = network(), photographs(3)
+    embedding = Embedding(net, "3", *state_of(net))
+    torch.testing.assert_close(embedding(batch.inputs), net[:3](batch.inputs))
+    assert not net[3]._forward_pre_hooks
+
+
+def test_only_the_first_are_inverted_when_asked() -> None:
+    found = attack(record(network(), photographs(4)), FeatureInversion(steps=2, largest=2))
+    assert len(found) == 2
+
+
+def test_a_layer_that_reads_the_input_is_refused() -> None:
+    with pytest.raises(Inapplicable, match="no embedding to invert"):
+        attack(record(fc2((3, 16, 16), 13), photographs(2)), cpa_fia(steps=1))
+
+
+def test_the_preset_names_its_source() -> None:
+    assert cpa_fia(steps=5, layer="3").source == CocktailParty(layer="3")
+    assert cpa_fia().steps == 25_000
