@@ -3,8 +3,18 @@
 The way of the data is drawn at the top of `seepage.types`; the verbs are `record`, `attack` and `score`.
 """
 
-from seepage.api import attack, record
-from seepage.attacks import ATTACKS, Attack, GradientMatching, LinearLeak, dlg, idlg, inverting_gradients, sapag
+from seepage.api import attack, observe, record
+from seepage.attacks import (
+    ATTACKS,
+    Attack,
+    CocktailParty,
+    GradientMatching,
+    LinearLeak,
+    dlg,
+    idlg,
+    inverting_gradients,
+    sapag,
+)
 from seepage.clients import CLIENTS, FedSGD
 from seepage.defenses import DEFENSES, Compose, GaussianNoise, Sparsify
 from seepage.errors import Inapplicable, SeepageError
@@ -34,6 +44,7 @@ __all__ = [
     "Attack",
     "Batch",
     "ClientUpdate",
+    "CocktailParty",
     "Compose",
     "Defense",
     "FedSGD",
@@ -55,6 +66,7 @@ __all__ = [
     "dlg",
     "idlg",
     "inverting_gradients",
+    "observe",
     "open_transcript",
     "open_truth",
     "record",

@@ -1,11 +1,11 @@
-"""The three verbs from code: `record` an update, `attack` it, `score` the result."""
+"""The verbs from code: `record` an update or `observe` somebody else's, `attack` it, `score` the result."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from seepage.attacks import Attack
 from seepage.attacks.base import Progress, ignore
@@ -14,7 +14,18 @@ from seepage.errors import SeepageError
 from seepage.functional import forward, in_mode, state_of
 from seepage.recipe import make_attack
 from seepage.transcript import OneRound, SimulatedTranscript, Victim, open_transcript
-from seepage.types import Architecture, Batch, ClientUpdate, Defense, Knowledge, Reconstruction, Told, Transcript
+from seepage.types import (
+    Architecture,
+    Batch,
+    ClientUpdate,
+    Defense,
+    Knowledge,
+    Reconstruction,
+    Round,
+    Told,
+    Transcript,
+    Update,
+)
 
 
 def record(
@@ -56,8 +67,13 @@ def record(
         raise SeepageError("record needs at least one private example; pass a Batch with inputs and labels")
     params, buffers = state_of(model)
     shape = tuple(batches[0].inputs.shape[1:])
-    with torch.no_grad(), in_mode(model, training=False):
-        classes = forward(model, params, batches[0].inputs[:1], buffers=buffers).shape[-1]
+    classes = _classes_of(model, batches[0].inputs[:1])
+    for labels in (batch.labels for batch in batches):
+        if not labels.is_floating_point() and not ((labels >= 0) & (labels < classes)).all():
+            raise SeepageError(
+                f"the batch has labels from {labels.min()} to {labels.max()} and the model {classes} classes; "
+                f"number the labels from 0 to {classes - 1}"
+            )
     knowledge = Knowledge(
         model=model,
         client=client or FedSGD(),
@@ -68,6 +84,72 @@ def record(
         architecture=architecture,
     )
     return Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, seed).transcript()
+
+
+def _classes_of(model: nn.Module, inputs: Tensor) -> int:
+    with torch.no_grad(), in_mode(model, training=False):
+        return forward(model, {}, inputs).shape[-1]
+
+
+def observe(
+    model: nn.Module,
+    update: Update,
+    input_shape: tuple[int, ...],
+    *,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    labels: Tensor | None = None,
+    client: ClientUpdate | None = None,
+    value_range: tuple[float, float] = (0.0, 1.0),
+    architecture: Architecture | None = None,
+) -> SimulatedTranscript:
+    """An update that somebody else sent, to be attacked with no truth at hand.
+
+    Args:
+        model: The model that was sent out, at the weights before the update. It is not changed.
+        update: A gradient, or `Update.from_states(before, after)`. Entries beyond the trainable parameters, such as
+            batch-norm statistics, are left out.
+        input_shape: Shape of one example, e.g. `(3, 32, 32)`.
+        batch_size: Examples behind the update, if you know.
+        lr: Learning rate of the one SGD step that made a difference of weights; it turns it into a gradient.
+        labels: `[n]` the examples' labels, if the attacker is told them.
+        client: The client's rule; None: FedSGD in train mode.
+        value_range: Smallest and largest value an input can take.
+        architecture: How to build the model by name; needed only to save the transcript to a folder.
+
+    Raises:
+        SeepageError: For an update that does not fit the model, or is not finite.
+
+    >>> from seepage import Update, attack, observe
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 4))
+    >>> before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    >>> image, label = torch.rand(1, 1, 8, 8), torch.tensor([2])
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> nn.functional.cross_entropy(model(image), label).backward()
+    >>> optimizer.step()
+    >>> update = Update.from_states(before, model.state_dict())
+    >>> _ = model.load_state_dict(before)
+    >>> found = attack(observe(model, update, (1, 8, 8), batch_size=1, lr=0.1), "linear")
+    >>> torch.allclose(found.inputs, image, atol=1e-3)
+    True
+    """
+    params, buffers = state_of(model)
+    sent = Update({name: tensor for name, tensor in update.tensors.items() if name not in buffers}, update.kind)
+    if lr is not None and sent.kind == "delta":
+        sent = Update({name: -tensor / lr for name, tensor in sent.tensors.items()})
+    classes = _classes_of(model, torch.zeros(1, *input_shape, device=next(iter(params.values())).device))
+    knowledge = Knowledge(
+        model=model,
+        client=client or FedSGD(),
+        input_shape=input_shape,
+        num_classes=classes,
+        value_range=value_range,
+        told=frozenset() if labels is None else frozenset(["labels"]),
+        architecture=architecture,
+    )
+    seen = Round(t=0, params=params, update=sent, buffers=buffers, batch_size=batch_size, labels=labels)
+    return SimulatedTranscript(knowledge, lambda t: seen, 1)
 
 
 def attack(

@@ -204,7 +204,8 @@ def _run_in_workers(tasks: Sequence[Task], jobs: int, threads: int, log: Path, m
     before = torch.get_num_threads()
     try:
         with meter.watched():
-            running = {pool.submit(run_task, task, threads, log): task for task in tasks}
+            with _deaf_to_ctrl_c():
+                running = {pool.submit(run_task, task, threads, log): task for task in tasks}
             for future, task in running.items():
                 future.add_done_callback(partial(_finished, meter, task))
             for future, task in reversed(running.items()):
@@ -224,10 +225,21 @@ def _run_in_workers(tasks: Sequence[Task], jobs: int, threads: int, log: Path, m
     pool.shutdown()
 
 
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start workers that ignore Ctrl-C: it reaches every process of a terminal, and this one ends them itself."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may set signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _follow(parent: int) -> None:
     """Make this worker end once its parent is gone: a killed parent cannot tell it, and it would wait forever."""
-    # Ctrl-C reaches every process of a terminal; the parent alone answers it, and ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
         while os.getppid() == parent:

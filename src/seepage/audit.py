@@ -308,10 +308,9 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     if not (folder / "attack.json").exists():
         raise SeepageError(f"{folder} is a finished audit and is never rewritten; audit again with other --set score.…")
     asked = _read_asked(folder / "attack.json", trust)
-    changes = change({}, settings)
-    if set(changes) - {"score"} or not isinstance(changes.get("score", {}), dict):
+    if not all(setting.strip().startswith("score.") for setting in settings):
         raise SeepageError("scoring takes --set score.KEY=VALUE only, such as --set score.exact_db=45")
-    chosen = changes.get("score", {})
+    chosen = change({}, settings).get("score", {})
     bind(Scoring, chosen, "[score]")
     scoring, parts = Scoring(**chosen), asked.parts()
     sources = _foreign_sources(asked, truth)

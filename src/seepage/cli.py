@@ -8,10 +8,25 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from seepage.errors import SeepageError, unknown
 
+
+class _Interrupted(Exception):
+    """Ctrl-C, under a name that typer does not answer in its own way."""
+
+
+class _Commands(TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise _Interrupted from error
+
+
 app = typer.Typer(
+    cls=_Commands,
     name="seepage",
     no_args_is_help=True,
     add_completion=False,
@@ -53,7 +68,7 @@ def main() -> None:
         if not _is_out_of_memory(error):
             raise
         _fail("the memory is used up; use a smaller batch, model or image size, or --jobs 1")
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Interrupted):
         print("interrupted; what is finished is kept, and the same command goes on from there", file=sys.stderr)
         sys.exit(130)
 

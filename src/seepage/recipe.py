@@ -93,6 +93,7 @@ class Told:
     told: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "told", tuple(self.told))  # a list, where it comes from TOML
         for item in self.told:
             if item != "labels":
                 raise unknown("thing to tell in knowledge.told", item, ["labels"])

@@ -39,8 +39,10 @@ def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
 def score_outcomes(
     outcomes: Sequence[Outcome], truth: Sequence[Batch], value_range: tuple[float, float], scoring: Scoring
 ) -> Scores | None:
-    """Scores of one attack over all batches of a cell, or None where some batch has no reconstruction."""
+    """Scores of one attack over all batches of a cell, or None where a batch has none or only features."""
     found = [outcome.reconstruction for outcome in outcomes]
+    if any(reconstruction is not None and reconstruction.space == "feature" for reconstruction in found):
+        return None
     parts = [
         score(
             reconstruction,
@@ -89,6 +91,7 @@ def make_row(
         "objective": _mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
         "objective_at_truth": None,
         "visible": None,
+        "space": found[0].space if found else None,
         "returned": sum(len(r) for r in found) if found else None,
         "notes": list(dict.fromkeys(note for r in found for note in r.notes)),
     }
@@ -113,7 +116,7 @@ def describe_outcome(row: Mapping[str, Any]) -> str:
     if row["status"] in ("inapplicable", "error"):
         return "does not apply" if row["status"] == "inapplicable" else "failed"
     if row["psnr"] is None:
-        return "not scored"
+        return "features only" if row.get("space") == "feature" else "not scored"
     if row["exact"]:
         return "exact" if row["exact"] == 1 else "partly exact"
     if row["recovered"]:

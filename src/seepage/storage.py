@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
@@ -172,8 +171,3 @@ def check_space(folder: Path, needed: int) -> None:
             f"the disk of {folder} has {free / 2**20:.0f} MiB free and this run needs about "
             f"{needed / 2**20:.0f} MiB; free some space or choose another folder with --out"
         )
-
-
-def byte_tensor(text: str) -> Tensor:
-    """A string as a uint8 tensor, so that it can travel in a safetensors file."""
-    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)

@@ -57,6 +57,30 @@ CASES: dict[str, list[AttackCase]] = {
             attack=made("linear"), planted_db=150, model=Architecture("fc2", {"hidden": 64}), batch_size=4, found=3
         ),
     ],
+    "cocktail_party": [
+        AttackCase(
+            attack=made("cocktail_party"),
+            planted_db=100,
+            model=Architecture("fc2", {"hidden": 64}),
+            needs_batch_size=False,
+            refuses=(ALL_CONV,),
+        ),
+        AttackCase(
+            attack=made("cocktail_party"),
+            planted_db=80,
+            input_shape=(3, 16, 16),
+            model=Architecture("fc2", {"hidden": 64}),
+            batch_size=6,
+            needs_batch_size=False,
+        ),
+        AttackCase(
+            attack=made("cocktail_party", mode="published", steps=50),
+            planted_db=5,
+            input_shape=(3, 16, 16),
+            model=Architecture("fc2", {"hidden": 64}),
+            batch_size=4,
+        ),
+    ],
     "idlg": [
         AttackCase(
             attack=made("idlg", steps=30, line_search=True),

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from seepage.attacks.base import Attack, Inapplicable
+from seepage.attacks.cocktail_party import CocktailParty
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.matching import GradientMatching, dlg, idlg, inverting_gradients, sapag
 
 __all__ = [
     "ATTACKS",
     "Attack",
+    "CocktailParty",
     "Entry",
     "GradientMatching",
     "Inapplicable",
@@ -44,6 +46,12 @@ ATTACKS: dict[str, Entry] = {
         "a fully connected first layer with bias",
         "Phong et al. 2017; Geiping et al. 2020, prop. 3.1",
         "milliseconds (closed form)",
+    ),
+    "cocktail_party": Entry(
+        CocktailParty,
+        "a fully connected first layer, no more examples than neurons",
+        "Kariyappa et al. 2023",
+        "seconds (unmixing by independent components)",
     ),
     "idlg": Entry(idlg, "one example; a fully connected last layer", "Zhao et al. 2020", "seconds (L-BFGS)"),
     "dlg": Entry(dlg, "a network with smooth activations, few examples", "Zhu et al. 2019", "seconds (L-BFGS)"),

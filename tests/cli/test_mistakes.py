@@ -1,0 +1,237 @@
+"""A user's mistakes: one sentence with what, why and the remedy, exit code 2, and no file touched."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Refused = Callable[..., str]
+
+UNKNOWN = {
+    "attack": (["--attack", "lineer"], "linear"),
+    "model": (["--model", "fc3"], "fc2"),
+    "data": (["--data", "facez"], "faces"),
+    "client": (["--set", "client.use=fedsgdd"], "fedsgd"),
+    "defense": (["--set", 'defense=[{use="sparsifi"}]'], "sparsify"),
+    "thing to tell": (["--told", "label"], "labels"),
+    "key": (["--set", "bach.size=3"], "batch"),
+    "option of a table": (["--set", "batch.siez=3"], "size"),
+    "option of the model": (["--set", "model.hiden=3"], "hidden"),
+    "option of the data": (["--set", "data.sise=3"], "size"),
+    "library model": (["--model", "torchvision:resnet19", "--set", "data.channels=3"], "resnet18"),
+    "score": (["--fail-if", "pnsr>20"], "psnr"),
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_an_unknown_name_lists_near_ones(kind: str, refused: Refused) -> None:
+    arguments, near = UNKNOWN[kind]
+    message = refused("audit", "tiny.toml", *arguments)
+    assert f"did you mean '{near}'" in message
+
+
+def test_an_unknown_recipe_and_kind_list_what_there_is(refused: Refused) -> None:
+    assert "did you mean 'default'" in refused("audit", "defalt")
+    assert "did you mean 'attacks'" in refused("list", "attack")
+    assert "linear" in refused("audit", "tiny.toml", "--attack", "xyz")
+
+
+WRONG = {
+    "a text for a number": ("batch.size=big", "whole number"),
+    "a fraction for a count": ("batch.size=1.5", "whole number"),
+    "true for a number": ("batch.size=true", "whole number"),
+    "NaN": ("score.exact_db=nan", "number"),
+    "infinity": ("score.exact_db=inf", "number"),
+    "NaN for a rate": ("training.lr=nan", "number"),
+    "no list": ("knowledge.told=labels", "a list"),
+    "a number for a list": ("knowledge.told=3", "a list"),
+    "a number for a table": ("data=3", "table"),
+    "a number for a list of tables": ("attack=3", "[[attack]]"),
+    "a number among tables": ("attack=[3]", "table"),
+    "a number for a name": ("data.use=3", "table"),
+    "a number for a path": ("data.root=3", "a path"),
+    "a number for a function": ("data.progress=3", "a function"),
+    "a number for a grid": ("grid=3", "[grid]"),
+    "a number for a grid's list": ("grid.seed=3", "list"),
+    "a table below a number": ("seed.x=3", "whole number"),
+    "zero examples": ("batch.size=0", "at least 1"),
+    "more examples than there are": ("batch.size=99999", "lower batch.size"),
+    "no steps": ("training.steps=-1", "steps >= 0"),
+    "a size below 1": ("data.size=-3", "between 1 and"),
+    "an absurd size": ("data.size=100000", "between 1 and"),
+    "five channels": ("data.channels=5", "1 (grey) or 3 (RGB)"),
+    "no width": ("model.hidden=0", "at least 1"),
+    "a width below zero": ("model.hidden=-3", "at least 1"),
+    "a width beyond all memory": ("model.hidden=10000000000000", "cannot be built"),
+    "a seed below zero": ("seed=-1", "2**63"),
+    "a seed of 100 bits": (f"seed={2**100}", "2**63"),
+    "a data seed of 100 bits": (f"data.seed={2**100}", "2**63"),
+    "no attack at all": ("attack=[]", "names no attack"),
+    "an option no attack takes": ("attack.stepz=3", "takes the option"),
+    "an option no defense takes": ("defense.keep=0.1", "takes the option"),
+    "an attack's bad value": ("attack.labels=guess", "one of"),
+    "an attack's value of the wrong type": ("attack.steps=x", "whole number"),
+    "a setting without =": ("nothing", "KEY=VALUE"),
+    "a setting without a key": ("=3", "KEY=VALUE"),
+    "a device torch cannot use": ('device="meta"', "--device cpu"),
+    "a device that is none": ('device="gpu"', "--device cpu"),
+    "a device by number": ("device=3", "a text"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_wrong_setting_is_refused(what: str, refused: Refused) -> None:
+    setting, words = WRONG[what]
+    assert words in refused("audit", "tiny.toml", "--jobs", 1, "--set", setting)
+
+
+def test_a_setting_below_a_plain_value_is_refused(refused: Refused) -> None:
+    assert "set seed itself" in refused("audit", "tiny.toml", "--set", "seed=1", "--set", "seed.x=2")
+    assert "takes the option" in refused("audit", "tiny.toml", "--set", "attack=3", "--set", "attack.steps=2")
+
+
+def test_a_grid_too_large_to_be_meant_is_refused(refused: Refused) -> None:
+    numbers = list(range(200))
+    grid = f'grid={{"seed"={numbers}, "batch.size"={numbers}, "training.steps"={numbers}}}'
+    assert "8000000 combinations" in refused("audit", "tiny.toml", "--set", grid)
+
+
+def test_a_grid_over_a_value_that_is_no_table_is_refused(refused: Refused) -> None:
+    message = refused("audit", "tiny.toml", "--set", 'data="faces"', "--set", 'grid={"data.size"=[8]}')
+    assert "has no options" in message
+
+
+def test_all_mistakes_of_a_recipe_are_reported_at_once(home: Path, cli: Callable[..., object]) -> None:
+    (home / "bad.toml").write_text(
+        'seed = "x"\nsurplus = 1\n[data]\nuse = "facez"\nseed = 3\nsizes = 8\n[model]\nuse = "fc9"\n'
+        "[batch]\nsize = 0\n[knowledge]\ntold = 3\n[[defense]]\nuse = 'sparsify'\nkeep = 7\n"
+        "[[attack]]\nuse = 'dgl'\n[[attack]]\nuse = 'dlg'\nsteps = 'many'\n"
+    )
+    found = cli("audit", "bad.toml")
+    assert found.code == 2
+    problems = [line for line in found.err.splitlines() if line.startswith("  - ")]
+    for words in (
+        "seed must",
+        "surplus",
+        "sizes",
+        "unknown data",
+        "'fc9'",
+        "batch.size",
+        "told",
+        "(0, 1]",
+        "'dgl'",
+        "'many'",
+    ):
+        assert sum(words in problem for problem in problems) == 1, (words, problems)
+    assert len(problems) == 10
+    assert not (home / "runs").exists()
+
+
+def test_a_recipe_that_is_no_toml_is_refused(home: Path, refused: Refused) -> None:
+    (home / "bad.toml").write_text("[data\nuse = 3")
+    assert "line 1" in refused("audit", "bad.toml")
+    (home / "bad.toml").write_bytes(b"\xff\xfe")
+    assert "not valid TOML" in refused("validate", "bad.toml")
+    (home / "bad.toml").write_text("x = " + "[" * 100_000)
+    assert "not valid TOML" in refused("validate", "bad.toml")
+
+
+def test_a_missing_recipe_and_data_in_its_place_are_refused(home: Path, refused: Refused) -> None:
+    assert "No such file" in refused("audit", "nofile.toml")
+    (home / "photos").mkdir()
+    assert "--data photos" in refused("audit", "photos")
+    assert "--data photos.zip" in refused("audit", "photos.zip")
+    assert "no recipe" in refused("audit", "")
+
+
+@pytest.mark.parametrize("condition", ["psnr", "psnr=20", "psnr>", "psnr>x", ">20", "", "psnr>20 and ssim>1"])
+def test_a_condition_that_is_none_is_refused(condition: str, refused: Refused) -> None:
+    assert "SCORE>NUMBER" in refused("audit", "tiny.toml", "--fail-if", condition)
+
+
+OWN_CODE = {
+    "no such module": (["--model", "nomodule:x"], "cannot import"),
+    "no such function": (["--model", "os:sistem"], "did you mean"),
+    "a factory that wants other arguments": (["--model", "os:system"], "cannot be built"),
+    "no factory": (["--model", "os:name"], "not a factory"),
+    "no attack": (["--attack", "os:getcwd"], "not a seepage.Attack"),
+    "nothing to call": (["--attack", "os:name"], "cannot call"),
+    "a type without a signature": (["--attack", "builtins:dict"], "cannot call"),
+    "a defense that is none": (["--set", 'defense=[{use="os:getcwd"}]'], "not a seepage.Defense"),
+    "a factory of no module": (["--model", "mine:number"], "not a torch.nn.Module"),
+    "a model with other outputs": (["--model", "mine:five"], "logits of shape"),
+    "a model that fails": (["--model", "mine:broken"], "mine.py line 7"),
+    "a model that cannot take the images": (["--model", "mine:narrow"], "cannot take inputs"),
+}
+MINE = """
+from torch import nn
+def number(shape, classes): return 3
+def five(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
+def narrow(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(9, classes))
+def broken(shape, classes):
+    raise KeyError("oh")
+"""
+
+
+@pytest.mark.parametrize("what", OWN_CODE)
+def test_own_code_that_does_not_work_is_refused(
+    what: str, home: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "mine.py").write_text(MINE)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    arguments, words = OWN_CODE[what]
+    assert words in refused("audit", "tiny.toml", "--jobs", 1, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["audit", "tiny.toml", "--data", "weights.pt"], "pickle"),
+        (["attack", "update.pt", "--use", "linear"], "any code"),
+        (["audit", "tiny.toml", "--data", "nowhere/photos"], "no file or folder"),
+        (["attack", "nowhere", "--use", "linear"], "is no folder"),
+        (["attack", "tiny.toml", "--use", "linear"], "is no folder"),
+        (["attack", ".", "--use", "linear"], "no recorded update"),
+        (["score", "nowhere"], "result.json"),
+        (["score", "tiny.toml"], "result.json"),
+        (["report", "nowhere"], "no finished run"),
+        (["report", "."], "no finished run"),
+        (["validate", "."], "no recorded update"),
+        (["validate", "nowhere"], "unknown recipe"),
+        (["validate", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
+        (["record", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
+        (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file"),
+        (["audit", "tiny.toml", "--out", "."], "not empty"),
+        (["record", "tiny.toml", "--out", "."], "not empty"),
+        (["audit", "tiny.toml", "--out", "tiny.toml/below"], "--out"),
+        (["audit", "tiny.toml", "--out", "/proc/run"], "--out"),
+    ],
+)
+def test_paths_that_are_not_what_they_should_be(arguments: list[str], words: str, home: Path, refused: Refused) -> None:
+    for name in ("weights.pt", "update.pt"):
+        (home / name).write_bytes(b"\x80\x04.")
+    assert words in refused(*arguments)
+
+
+def test_typers_own_mistakes_exit_with_2(cli: Callable[..., object]) -> None:
+    for arguments in (
+        ["attac"],
+        ["audit", "--jbos", "3"],
+        ["audit", "--jobs", "0"],
+        ["attack", "x"],
+        ["audit", "--seed", "x"],
+    ):
+        found = cli(*arguments)
+        assert found.code == 2
+        assert "Traceback" not in found.err
+
+
+def test_the_program_itself_shows_no_traceback(home: Path) -> None:
+    command = [sys.executable, "-m", "seepage.cli", "audit", "tiny.toml", "--attack", "lineer"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert found.stderr.startswith("error: ")
+    assert found.stderr.count("\n") == 1

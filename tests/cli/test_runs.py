@@ -1,0 +1,244 @@
+"""Run folders: what is equal, what is kept, what is never overwritten, and what the numbers are called."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+Refused = Callable[..., str]
+
+
+def rows_of(result: Any) -> list[dict[str, Any]]:
+    """Rows without what differs from one run to the next."""
+    return [{k: v for k, v in row.items() if k not in ("seconds", "cpu_seconds")} for row in result["rows"]]
+
+
+def test_one_job_and_two_give_equal_rows(cli: Cli, run: Path) -> None:
+    found = cli("audit", "tiny.toml", "--jobs", 2, "--json", "--out", "two")
+    assert found.code == 0
+    assert rows_of(found.json) == rows_of(json.loads((run / "result.json").read_text()))
+
+
+def test_the_same_recipe_has_the_same_folder_and_another_has_another(cli: Cli) -> None:
+    first = cli("audit", "tiny.toml", "--attack", "linear", "--jobs", 1, "--json").json
+    assert first["finished_earlier"] is False
+    again = cli("audit", "tiny.toml", "--attack", "linear", "--jobs", 1, "--json").json
+    assert again["finished_earlier"] is True
+    assert again["run"] == first["run"]
+    other = cli("audit", "tiny.toml", "--attack", "linear", "--jobs", 1, "--seed", 1, "--json").json
+    assert other["run"] != first["run"]
+    assert Path(other["run"]).parent == Path("runs")
+
+
+def test_a_name_cannot_leave_the_folder_of_runs(cli: Cli, home: Path) -> None:
+    arguments = ("--attack", "linear", "--jobs", 1, "--json", "--set", "name=../../up")
+    place = Path(cli("audit", "tiny.toml", *arguments).json["run"])
+    assert place.parent == Path("runs")
+    assert sorted(path.name for path in home.iterdir()) == ["runs", "tiny.toml"]
+
+
+def test_a_folder_of_something_else_is_never_touched(cli: Cli, run: Path, refused: Refused) -> None:
+    assert "another folder" in refused("audit", "tiny.toml", "--seed", 5, "--out", run)
+    assert "another folder" in refused("attack", run / "observed", "--use", "linear", "--out", run)
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert "another folder" in refused("audit", "tiny.toml", "--out", "blind")
+    assert "another folder" in refused("attack", run / "observed", "--use", "idlg", "--out", "blind")
+    (run / "result.json").unlink()
+    assert "unfinished" in refused("audit", "tiny.toml", "--seed", 5, "--out", run)
+
+
+def test_an_attack_on_other_content_is_another_run(cli: Cli) -> None:
+    assert cli("record", "tiny.toml", "--out", "rec").code == 0
+    first = cli("attack", "rec/observed", "--use", "linear", "--jobs", 1, "--json").json
+    assert cli("attack", "rec", "--use", "linear", "--jobs", 1, "--json").code == 0
+    shutil.rmtree("rec")
+    assert cli("record", "tiny.toml", "--seed", 1, "--out", "rec").code == 0
+    second = cli("attack", "rec/observed", "--use", "linear", "--jobs", 1, "--json").json
+    assert second["finished_earlier"] is False
+    assert second["run"] != first["run"]
+
+
+def test_a_recorded_folder_can_be_audited_on(cli: Cli, run: Path) -> None:
+    found = cli("record", "tiny.toml", "--out", "rec", "--json")
+    assert found.json == {"schema": 1, "run": "rec"}
+    before = Path("rec/observed/model.safetensors").stat().st_mtime_ns
+    result = cli("audit", "tiny.toml", "--out", "rec", "--jobs", 1, "--json").json
+    assert Path("rec/observed/model.safetensors").stat().st_mtime_ns == before
+    assert rows_of(result) == rows_of(json.loads((run / "result.json").read_text()))
+
+
+def test_without_truth_every_score_is_null_and_with_it_the_audits_own(cli: Cli, run: Path) -> None:
+    arguments = ("--use", "linear", "--use", "inverting_gradients", "--set", "attack.steps=5", "--jobs", 1, "--json")
+    blind = cli("attack", run / "observed", *arguments, "--out", "blind").json
+    scores = ("psnr", "psnr_low", "psnr_high", "ssim", "recovered", "exact", "gain_db", "label_accuracy", "alignment")
+    assert all(row[key] is None for row in blind["rows"] for key in scores)
+    assert blind["verdict"].startswith("NOT SCORED")
+    scored = cli("score", "blind", "--truth", run / "private", "--json").json
+    assert rows_of(scored) == rows_of(json.loads((run / "result.json").read_text()))
+    assert scored["verdict"] == json.loads((run / "result.json").read_text())["verdict"]
+    assert "Not scored" not in Path("blind/report.html").read_text()
+    assert rows_of(cli("score", "blind", "--json").json) == rows_of(scored)
+
+
+def test_thresholds_can_be_changed_when_scoring(cli: Cli, run: Path, refused: Refused) -> None:
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    truth = ("--truth", run / "private")
+    strict = cli("score", "blind", *truth, "--set", "score.exact_db=1000", "--json").json
+    assert strict["thresholds"]["exact_db"] == 1000
+    assert (strict["rows"][0]["exact"], strict["rows"][0]["recovered"]) == (0, 1)
+    assert "did you mean 'exact_db'" in refused("score", "blind", *truth, "--set", "score.exact=4")
+    assert "score.KEY" in refused("score", "blind", *truth, "--set", "attack.steps=4")
+    assert "--truth" in refused("score", "blind", "--set", "score.exact_db=4")
+    assert "never rewritten" in refused("score", run, *truth)
+
+
+def test_the_gate_is_exit_code_1_and_names_the_rows(cli: Cli, run: Path) -> None:
+    found = cli("audit", "tiny.toml", "--out", run, "--quiet", "--fail-if", "psnr > 20")
+    assert found.code == 1
+    assert found.err == "failed: 1 rows have psnr > 20: linear on cell (150)\n"
+    assert cli("score", run, "--fail-if", "psnr>20", "--quiet").code == 1
+    assert cli("score", run, "--fail-if", "psnr>=151", "--quiet").code == 0
+    assert cli("score", run, "--fail-if", "ssim<-1", "--json").code == 0
+
+
+def test_a_gate_that_cannot_see_lets_nothing_pass(cli: Cli, run: Path) -> None:
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    found = cli("score", "blind", "--fail-if", "psnr>20", "--quiet")
+    assert found.code == 2
+    assert "cannot be judged" in found.err
+
+
+GRID = ("--set", 'grid={"model.hidden"=[8,16]}', "--attack", "linear", "--jobs", 1, "--json")
+
+
+def test_a_grid_has_a_folder_per_cell_also_when_attacked_blind(cli: Cli) -> None:
+    audit = cli("audit", "tiny.toml", *GRID, "--out", "grid").json
+    assert [cell["name"] for cell in audit["cells"]] == ["hidden-8", "hidden-16"]
+    wanted = {row["cell"]: row["psnr"] for row in audit["rows"]}
+    assert cli("attack", "grid/observed", "--use", "linear", "--jobs", 1, "--out", "all").code == 0
+    scored = cli("score", "all", "--truth", "grid/private", "--json").json
+    assert {row["cell"]: row["psnr"] for row in scored["rows"]} == wanted
+    assert cli("attack", "grid/observed/hidden-8", "--use", "linear", "--jobs", 1, "--out", "one").code == 0
+    for truth in ("grid/private", "grid/private/hidden-8"):
+        one = cli("score", "one", "--truth", truth, "--json").json
+        assert {row["cell"]: row["psnr"] for row in one["rows"]} == {"hidden-8": wanted["hidden-8"]}
+        assert one["verdict"].startswith("LEAKS")
+    assert cli("validate", "grid").out.count("ok: ") == 2
+
+
+def test_combinations_that_would_share_a_name_do_not_share_a_folder(cli: Cli) -> None:
+    grid = 'grid={"data.size"=[8], "batch"=[{count=1}, {count=2}]}'
+    result = cli("audit", "tiny.toml", "--set", grid, "--attack", "linear", "--jobs", 1, "--json").json
+    assert [row["examples"] for row in result["rows"]] == [1, 2]
+    assert len({row["cell"] for row in result["rows"]}) == 2
+
+
+def test_an_unknown_batch_size_is_asked_for(cli: Cli, observed: Path, refused: Refused) -> None:
+    path = observed / "knowledge.json"
+    path.write_text(path.read_text().replace('"batch_size": 1', '"batch_size": null'))
+    arguments = ("attack", observed, "--use", "inverting_gradients", "--set", "attack.steps=2", "--jobs", 1, "--json")
+    row = cli(*arguments).json["rows"][0]
+    assert row["status"] == "inapplicable"
+    assert "--batch-size" in row["reason"]
+    assert "batch size" not in row["told"]
+    row = cli(*arguments, "--batch-size", 1).json["rows"][0]
+    assert row["examples"] == 2
+    assert row["returned"] == 2
+    assert "batch size" in row["told"]
+    path.write_text(path.read_text().replace('"batch_size": null', '"batch_size": 1'))
+    assert "leave out --batch-size" in refused(*arguments, "--batch-size", 3)
+
+
+def test_settings_that_attack_cannot_take_are_refused(observed: Path, refused: Refused) -> None:
+    for setting in ("batch.size=3", "score.exact_db=3", "model.hidden=3"):
+        assert "--set attack.OPTION" in refused("attack", observed, "--use", "linear", "--set", setting)
+    assert "did you mean 'linear'" in refused("attack", observed, "--use", "liner")
+    assert "takes the option" in refused("attack", observed, "--use", "linear", "--set", "attack.steps=3")
+
+
+WRONG_TRUTH = {
+    "another count": (("batch.count=3",), "3 batches"),
+    "another size": (("data.size=9",), "(1, 1, 9, 9)"),
+    "another batch": (("batch.size=2",), "(2, 1, 8, 8)"),
+    "other classes": (("data.use=digits",), "classes"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG_TRUTH)
+def test_a_truth_of_something_else_is_refused(what: str, cli: Cli, run: Path, refused: Refused) -> None:
+    settings, words = WRONG_TRUTH[what]
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert cli("record", "tiny.toml", *(f"--set={setting}" for setting in settings), "--out", "other").code == 0
+    message = refused("score", "blind", "--truth", "other/private")
+    assert words in message
+    assert "belongs to this recording" in message
+
+
+def test_a_truth_that_is_not_there_or_a_recording_that_changed_is_refused(
+    cli: Cli, run: Path, refused: Refused
+) -> None:
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert "truth.safetensors does not exist" in refused("score", "blind", "--truth", "nowhere")
+    (run / "observed" / "knowledge.json").write_text((run / "observed" / "knowledge.json").read_text() + "\n")
+    assert "has changed" in refused("score", "blind", "--truth", run / "private")
+
+
+DAMAGE = {
+    "no JSON": lambda result: "{",
+    "another schema": lambda result: json.dumps({**result, "schema": 7}),
+    "no rows": lambda result: json.dumps({k: v for k, v in result.items() if k != "rows"}),
+    "rows that are none": lambda result: json.dumps({**result, "rows": [3]}),
+    "a row without a name": lambda result: json.dumps({**result, "rows": [{"attack": "dlg"}]}),
+    "a score in words": lambda result: json.dumps({**result, "rows": [{**result["rows"][0], "psnr": "high"}]}),
+    "NaN": lambda result: json.dumps({**result, "rows": [{**result["rows"][0], "psnr": float("nan")}]}),
+    "cells that are none": lambda result: json.dumps({**result, "cells": {}}),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_result_is_refused(what: str, run: Path, refused: Refused) -> None:
+    path = run / "result.json"
+    path.write_text(DAMAGE[what](json.loads(path.read_text())))
+    assert "result.json" in refused("score", run, "--json")
+    assert "result.json" in refused("audit", "tiny.toml", "--out", run)
+
+
+def test_a_damaged_request_is_refused(cli: Cli, run: Path, refused: Refused) -> None:
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    asked = json.loads(Path("blind/attack.json").read_text())
+    for change in ({"schema": 2}, {"attacks": 3}, {"attacks": [3]}, {"observed": 3}, {"model": 3}, {"seed": "x"}):
+        Path("blind/attack.json").write_text(json.dumps({**asked, **change}))
+        assert "attack.json" in refused("score", "blind", "--truth", run / "private")
+
+
+def test_a_report_is_written_again_bit_by_bit(cli: Cli, audited: Path, home: Path) -> None:
+    shutil.copytree(audited, home / "run")
+    assert cli("report", "run").out == "run/report.html\n"
+    first = {name: Path("run", name).read_bytes() for name in ("report.html", "grid.png")}
+    assert cli("report", "run").code == 0
+    assert {name: Path("run", name).read_bytes() for name in first} == first
+
+
+def test_the_table_fits_80_columns(cli: Cli, audited: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("score", audited).out.splitlines()
+    assert max(len(line) for line in lines if "report.html" not in line and "grid.png" not in line) <= 80
+    header = next(line for line in lines if line.startswith("attack"))
+    assert header.split() == ["attack", "PSNR", "dB", "SSIM", "gain", "found", "seconds", "outcome"]
+    assert any(
+        line.split()[0] == "inverting_gradients" and line.endswith("nothing recovered") for line in lines if line
+    )
+
+
+def test_the_program_helps(cli: Cli) -> None:
+    assert cli("--version").out.startswith("seepage ")
+    for arguments in (("-h",), ("audit", "--help"), ("attack", "-h")):
+        found = cli(*arguments)
+        assert found.code == 0
+        assert "Usage" in found.out
+    assert set(cli("list", "attacks", "--json").json) == {"attacks"}
+    assert "options: keep" in cli("list", "defenses").out

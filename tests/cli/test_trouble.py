@@ -1,0 +1,257 @@
+"""Trouble from outside: a full disk, no rights, a kill, Ctrl-C, faulty code. What is finished is kept, nothing is half."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seepage import audit, storage
+
+Cli = Callable[..., Any]
+Refused = Callable[..., str]
+
+
+class FullDisk:
+    """`os.fsync` of a disk that is full after so many files."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def __call__(self, descriptor: int) -> None:
+        self.room -= 1
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def files_of(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("room", [0, 1, 3, 5])
+def test_a_disk_that_fills_up_while_recording_leaves_nothing(
+    room: int, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage.os, "fsync", FullDisk(room))
+    message = refused("audit", "tiny.toml", "--jobs", 1)
+    assert "No space left on device" in message
+    assert "free some space" in message
+
+
+@pytest.mark.parametrize("room", [7, 10, 14, 17, 19, 22])
+def test_a_disk_that_fills_up_later_leaves_whole_files_and_the_run_goes_on(
+    room: int, cli: Cli, audited: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(storage.os, "fsync", FullDisk(room))
+        found = cli("audit", "tiny.toml", "--jobs", 1, "--out", "run", "--json")
+    assert (found.code, found.out) == (2, "")
+    assert "No space left on device" in found.err
+    whole = files_of(audited) | {"report.html", "grid.png"}
+    left = files_of(home / "run")
+    assert {path for path in left if "-checkpoint" not in path and not path.endswith("progress.jsonl")} <= whole
+    for path in (home / "run").rglob("*.json"):
+        json.loads(path.read_text())
+    assert cli("audit", "tiny.toml", "--jobs", 1, "--out", "run").code == 0
+    assert files_of(home / "run") >= whole
+    assert not [path for path in files_of(home / "run") if "checkpoint" in path or ".writing" in path]
+
+
+def test_too_little_space_is_said_before_anything_is_done(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = storage.shutil.disk_usage("/")
+    monkeypatch.setattr(storage.shutil, "disk_usage", lambda path: usage._replace(free=2**20))
+    assert "has 1 MiB free" in refused("audit", "tiny.toml", "--jobs", 1)
+
+
+def test_a_folder_without_rights_is_a_sentence(cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(self: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+
+    (home / "locked").mkdir()
+    monkeypatch.setattr(Path, "iterdir", denied)
+    found = cli("audit", "tiny.toml", "--jobs", 1, "--out", "locked")
+    assert (found.code, found.out) == (2, "")
+    assert found.err == "error: locked: Permission denied; check the path, its permissions and the space on the disk\n"
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
+def test_used_up_memory_is_a_sentence(error: Exception, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("seepage.recording.train", train)
+    found = cli("audit", "tiny.toml", "--jobs", 1)
+    assert (found.code, found.out) == (2, "")
+    assert found.err == "error: the memory is used up; use a smaller batch, model or image size, or --jobs 1\n"
+
+
+def test_a_fault_of_our_own_shows_where_it_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(*arguments: object, **options: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr("seepage.recording.train", train)
+    with pytest.raises(RuntimeError, match="a fault"):
+        cli("audit", "tiny.toml", "--jobs", 1)
+
+
+OWN = """
+from dataclasses import dataclass
+import torch
+from seepage import Attack, Inapplicable, Reconstruction
+
+@dataclass(frozen=True, kw_only=True)
+class Bad(Attack):
+    how: str = "raise"
+    def check(self, transcript): pass
+    def __call__(self, transcript, *, seed, progress=None):
+        shape = transcript.knowledge.input_shape
+        if self.how == "raise":
+            return {}["nothing"]
+        if self.how == "inapplicable":
+            raise Inapplicable("it is Sunday", "come back on Monday")
+        return {
+            "nothing": None,
+            "not_finite": Reconstruction(torch.full((1, *shape), torch.nan)),
+            "shape": Reconstruction(torch.ones(1, 3)),
+            "none": Reconstruction(torch.ones(0, *shape)),
+            "many": Reconstruction(torch.ones(9, *shape)),
+            "huge": Reconstruction(torch.full((1, *shape), 1e30)),
+        }[self.how]
+"""
+
+
+@pytest.fixture
+def own(home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (home / "own.py").write_text(OWN)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    return "own:Bad"
+
+
+FAULTS = {
+    "raise": ("error", "KeyError: 'nothing' (own.py line 13)"),
+    "nothing": ("error", "returned a NoneType"),
+    "not_finite": ("error", "NaN"),
+    "shape": ("error", "shape (3,)"),
+    "inapplicable": ("inapplicable", "it is Sunday; come back on Monday"),
+    "none": ("ok", None),
+    "many": ("ok", None),
+    "huge": ("ok", None),
+}
+
+
+@pytest.mark.parametrize("how", FAULTS)
+def test_an_attack_that_fails_is_a_row_and_the_others_go_on(how: str, own: str, cli: Cli) -> None:
+    status, reason = FAULTS[how]
+    arguments = ("--attack", own, "--attack", "linear", "--set", f"attack.how={how}", "--jobs", 1, "--json")
+    found = cli("audit", "tiny.toml", *arguments, "--out", "run")
+    assert found.code == 0
+    bad, linear = found.json["rows"]
+    assert (bad["attack"], bad["status"], linear["exact"]) == ("own.Bad", status, 1)
+    if reason is not None:
+        assert reason in bad["reason"]
+        assert bad["psnr"] is None
+    flags = {flag["name"] for flag in json.loads(Path("run/flags.json").read_text())["flags"]}
+    assert ("failed" in flags) == (status == "error")
+
+
+def test_a_run_in_which_nothing_works_does_not_call_itself_safe(own: str, cli: Cli) -> None:
+    result = cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--json").json
+    assert result["verdict_level"] == "unscored"
+    assert result["verdict"].startswith("NO RESULT")
+    assert "no proof of safety" in result["verdict"]
+    assert cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--fail-if", "psnr>20").code == 2
+
+
+def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(audit, "run", interrupted)
+    found = cli("audit", "tiny.toml")
+    assert (found.code, found.out) == (130, "")
+    assert "the same command goes on from there" in found.err
+
+
+LONG = ("tiny.toml", "--set", "attack.steps=400", "--json", "--out")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_run_stopped_by_ctrl_c_goes_on_from_its_checkpoint(jobs: int, cli: Cli, home: Path) -> None:
+    child = start(home, "audit", *LONG, "run", "--jobs", str(jobs))
+    until(lambda: any(home.glob("run/attacks/*/*/*-checkpoint.json")), child)
+    os.killpg(child.pid, signal.SIGINT)  # as a terminal does: to every process of the group
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (130, "")
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert not (home / "run/result.json").exists()
+    resumed = cli("audit", *LONG, "run", "--jobs", 1).json
+    assert resumed["finished_earlier"] is False
+    assert steps(home / "run", 0) == sorted(steps(home / "run", 0)), "it went on, and did not begin anew"
+    whole = cli("audit", *LONG, "whole", "--jobs", 1).json
+    assert [row["psnr"] for row in resumed["rows"]] == [row["psnr"] for row in whole["rows"]]
+
+
+def test_no_worker_outlives_a_killed_run(home: Path) -> None:
+    child = start(home, "audit", *LONG, "run", "--jobs", "2", "--set", "attack.steps=20000")
+    until(lambda: any(home.glob("run/attacks/*/*/*-checkpoint.json")) and group(child.pid) != [], child)
+    child.kill()
+    child.communicate(timeout=30)  # ends when the last process that holds the pipe has ended
+    assert group(child.pid) == []
+
+
+def start(home: Path, *arguments: str) -> "subprocess.Popen[str]":
+    """The program itself, in a process group of its own."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-m", "seepage.cli", *arguments]
+    return subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def until(condition: Callable[[], bool], child: "subprocess.Popen[str]") -> None:
+    ends = time.monotonic() + 100
+    while not condition():
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < ends, "took too long"
+        time.sleep(0.02)
+
+
+def group(leader: int) -> list[int]:
+    """Python processes of a process group that are alive."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[2]) == leader and fields[0] != "Z" and b"spawn_main" in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
+
+
+def steps(run: Path, t: int) -> list[int]:
+    """How far the attack on round `t` said it was, line by line."""
+    events = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+    return [event["done"] for event in events if event["round"] == t and event["attack"] == "inverting_gradients"]
+
+
+def test_a_progress_line_cut_short_does_not_stop_a_run(cli: Cli, home: Path) -> None:
+    assert cli("record", "tiny.toml", "--out", "run").code == 0
+    (home / "run/progress.jsonl").write_text('{"cell": "cell", "att')
+    found = cli("audit", "tiny.toml", "--out", "run", "--jobs", 1)
+    assert found.code == 0
+    assert "Traceback" not in found.err
+
+
+def test_no_attack_changes_the_number_of_threads(cli: Cli) -> None:
+    before = torch.get_num_threads()
+    assert cli("audit", "tiny.toml", "--attack", "linear", "--jobs", 1).code == 0
+    assert torch.get_num_threads() == before

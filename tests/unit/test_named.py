@@ -1,0 +1,121 @@
+"""Names and options: what a signature admits, and sentences for the rest."""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Optional
+
+import pytest
+
+from seepage.errors import Problems, SeepageError
+from seepage.named import bind, describe, fits, import_dotted, is_dotted, problems_with, short
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thing:
+    size: int
+    rate: float = 0.1
+    kind: Literal["a", "b"] = "a"
+    names: Sequence[str] = ()
+    limit: int | None = None
+
+
+def test_a_right_call_has_no_problems() -> None:
+    options = {"size": 3, "rate": 1, "kind": "b", "names": ["x"], "limit": None}
+    assert problems_with(Thing, options, "thing") == []
+    bind(Thing, options, "thing")
+
+
+def test_all_problems_of_a_call_are_told_at_once() -> None:
+    found = problems_with(Thing, {"siez": 3, "rate": "fast", "kind": "c", "names": "x", "limit": 1.5}, "thing")
+    assert found == [
+        "thing has no option 'siez'; did you mean 'size'? it takes: size, rate, kind, names, limit",
+        "thing: rate must be a number, got 'fast'",
+        "thing: kind must be one of 'a', 'b', got 'c'",
+        "thing: names must be a list, each item a text, got 'x'",
+        "thing: limit must be a whole number or nothing, got 1.5",
+        "thing needs the option 'size'",
+    ]
+    with pytest.raises(Problems) as error:
+        bind(Thing, {"x": 1}, "thing")
+    assert error.value.problems == tuple(problems_with(Thing, {"x": 1}, "thing"))
+
+
+def given_two(shape: tuple[int, ...], classes: int, *, width: int = 3) -> None: ...
+
+
+def open_ended(first: int, *rest: int, **options: int) -> None: ...
+
+
+def unresolvable(x: "Nowhere" = 1) -> None: ...  # type: ignore[name-defined]
+
+
+def test_signatures_of_all_kinds() -> None:
+    assert problems_with(given_two, {"width": 3}, "x", given=2) == []
+    assert problems_with(given_two, {"classes": 3}, "x", given=2) == ["x has no option 'classes'; it takes: width"]
+    assert problems_with(open_ended, {"anything": 3}, "x", given=1) == []
+    assert problems_with(open_ended, {}, "x") == ["x needs the option 'first'"]
+    assert problems_with(functools.partial(given_two, (1,), 2), {"width": 3}, "x") == []
+    assert problems_with(unresolvable, {"x": 5}, "x") == []
+    assert problems_with(lambda: None, {"x": 5}, "x") == ["x has no option 'x'; it takes: none"]
+    for nothing in (3, "text", None, dict):
+        assert "cannot call" in problems_with(nothing, {}, "x")[0]  # type: ignore[arg-type]
+
+
+RIGHT = [
+    (3, int), (3, float), (-1e308, float), (True, bool), ("x", str), (None, type(None)), (None, int | None),
+    (3, Optional[int]), ("b", Literal["a", "b"]), ([1, 2], list[int]), ((1, 2), tuple[int, ...]), ([], Sequence[str]),
+    ({"a": 1}, dict[str, Any]), ({}, Mapping[str, int]), ({}, dict), ([], list), ("here", Path), (Path(), Path),
+    (len, Callable[[Any], int]), (object(), object), (3, Any), ("x", int | str),
+]  # fmt: skip
+WRONG = [
+    (3.0, int), (True, int), ("3", int), (True, float), (float("nan"), float), (float("inf"), float), (10**400, float),
+    (1, bool), (3, str), (None, int), ("c", Literal["a", "b"]), ([1], Literal[1]), ("ab", list[str]), ([1, "2"], list[int]),
+    ({"a"}, Sequence[str]), ({}, list), ([], dict), ([], dict[str, int]), (3, Path), (3, Callable[[], None]), (1.5, int | str),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "hint"), RIGHT, ids=str)
+def test_a_value_that_fits(value: Any, hint: Any) -> None:
+    assert fits(value, hint)
+
+
+@pytest.mark.parametrize(("value", "hint"), WRONG, ids=lambda x: str(x)[:30])
+def test_a_value_that_does_not_fit(value: Any, hint: Any) -> None:
+    assert not fits(value, hint)
+    assert describe(hint)
+    assert "typing" not in describe(hint)
+
+
+def test_long_values_are_cut() -> None:
+    assert short([1, 2]) == "[1, 2]"
+    assert len(short("x" * 10**6)) == 80
+
+
+@pytest.mark.parametrize("use", ["mod:thing", "a.b_c:D1", "_x:_y"])
+def test_a_dotted_name(use: str) -> None:
+    assert is_dotted(use)
+
+
+@pytest.mark.parametrize("use", ["fc2", ":x", "x:", "a:b:c", "a b:c", "../a:b", "a-b:c", "a/b:c", "1a:b", "", "a:b\n"])
+def test_no_dotted_name(use: str) -> None:
+    assert not is_dotted(use)
+
+
+def test_a_dotted_name_is_looked_for_in_the_current_folder_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    Path("seepage_test_module.py").write_text("def thing(): return 3\n")
+    before = list(sys.path)
+    assert import_dotted("seepage_test_module:thing")() == 3
+    assert sys.path == before
+    with pytest.raises(SeepageError, match="has no 'thong'; did you mean thing"):
+        import_dotted("seepage_test_module:thong")
+    with pytest.raises(SeepageError, match=r"cannot import 'seepage_no_module'.*run seepage in the folder"):
+        import_dotted("seepage_no_module:thing")
+    assert sys.path == before
+    sys.modules.pop("seepage_test_module")
