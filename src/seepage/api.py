@@ -12,7 +12,7 @@ from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
 from seepage.errors import SeepageError
 from seepage.functional import forward, in_mode, state_of
-from seepage.recipe import make_attack
+from seepage.parts import make_attack
 from seepage.transcript import OneRound, SimulatedTranscript, Victim, open_transcript
 from seepage.types import (
     Architecture,

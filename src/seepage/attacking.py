@@ -22,7 +22,8 @@ from seepage.attacks import Inapplicable
 from seepage.errors import SeepageError
 from seepage.functional import generator
 from seepage.outcome import FolderProgress, Outcome, has_outcome, save_outcome
-from seepage.recipe import Part, Recipe, make_attack
+from seepage.parts import Part, make_attack
+from seepage.recipe import Recipe
 from seepage.recording import Show, place_of
 from seepage.transcript import OneRound, RecordedTranscript, open_transcript
 from seepage.types import Architecture, Reconstruction, Transcript

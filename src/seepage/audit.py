@@ -27,7 +27,8 @@ from seepage.attacking import Source, attack_cells, own_source, threads_for
 from seepage.errors import SeepageError
 from seepage.models import LIBRARIES
 from seepage.named import bind, is_dotted
-from seepage.recipe import Part, Recipe, Scoring, cells, make_attack, resolved, run_name
+from seepage.parts import Part, make_attack
+from seepage.recipe import Recipe, Scoring, cells, resolved, run_name
 from seepage.recording import Show, quiet, record_cells
 from seepage.results import check_result
 from seepage.settings import change

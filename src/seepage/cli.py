@@ -235,7 +235,10 @@ def record(
 @app.command()
 def attack(
     folder: Annotated[Path, typer.Argument(help="An observed/ folder, also somebody else's.")],
-    use: Annotated[list[str], typer.Option("--use", help="Attack name or module:Attack. Repeatable.")],
+    use: Annotated[
+        list[str] | None,
+        typer.Option("--use", help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable."),
+    ] = None,
     model: ModelOption = None,
     batch_size: SizeOption = None,
     seed: SeedOption = None,
@@ -248,11 +251,12 @@ def attack(
 ) -> None:
     """Attack recorded updates without the truth at hand."""
     from seepage.audit import attack_only
+    from seepage.recipe import find_recipe, read_recipe
     from seepage.settings import change
     from seepage.terminal import progress_bar
     from seepage.types import Architecture
 
-    asked: dict[str, Any] = {"attack": [{"use": name} for name in use]}
+    asked = {"attack": [{"use": name} for name in use] if use else read_recipe(find_recipe("default"))["attack"]}
     tables = change(asked if model is None else {**asked, "model": {"use": model}}, settings or [])
     if set(tables) - {"attack", "model"} or ("model" in tables and model is None):
         raise SeepageError(

@@ -19,50 +19,28 @@ All mistakes are reported at once.
 import hashlib
 import itertools
 import math
-import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
-from seepage import data
-from seepage.attacks import ATTACKS, Attack
+from seepage.attacks import Attack
 from seepage.clients import CLIENTS
-from seepage.data.dataset import Options
 from seepage.defenses import DEFENSES, Compose
 from seepage.errors import Problems, SeepageError, unknown
 from seepage.federation import Training
-from seepage.models import LIBRARIES, MODELS
-from seepage.named import import_dotted, is_dotted, problems_with, short
+from seepage.named import problems_with, short
+from seepage.parts import Part, find_part, make_attack, problems_of, seed_problems
 from seepage.settings import choose, copy_tables
 from seepage.storage import SCHEMA
 from seepage.types import Architecture, ClientUpdate, Defense
 
 BUILT_IN = Path(__file__).with_name("recipes")
 """Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A thing by name, with its options: one table of a recipe.
-
-    >>> str(Part("dlg", {"steps": 20}))
-    'dlg(steps=20)'
-    """
-
-    use: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        inside = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"{self.use}({inside})" if inside else self.use
-
-    def table(self) -> dict[str, Any]:
-        return {"use": self.use, **self.options}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +101,10 @@ class Recipe:
     name: str = "audit"
     seed: int = 0
     device: str = "cpu"
-    data: Part = Part("album")
-    model: Part = Part("fc2")
+    data: Part = Part("album")  # noqa: RUF009
+    model: Part = Part("fc2")  # noqa: RUF009
     training: Training = Training()  # noqa: RUF009
-    client: Part = Part("fedsgd")
+    client: Part = Part("fedsgd")  # noqa: RUF009
     batch: Batches = Batches()
     knowledge: Told = Told()
     defense: tuple[Part, ...] = ()
@@ -142,43 +120,13 @@ class Recipe:
         return CLIENTS[self.client.use](**self.client.options)
 
     def make_defense(self) -> Defense | None:
-        parts = tuple(_find("defense", part.use, DEFENSES)(**part.options) for part in self.defense)
+        parts = tuple(find_part("defense", part.use, DEFENSES)(**part.options) for part in self.defense)
         if not parts:
             return None
         return parts[0] if len(parts) == 1 else Compose(parts)
 
     def make_attack(self, part: Part) -> Attack:
         return make_attack(part.use, part.options)
-
-
-def make_attack(use: str, options: Mapping[str, Any]) -> Attack:
-    """An attack by registry name or dotted path.
-
-    Raises:
-        SeepageError: For an unknown name, wrong options, or a thing that is no attack.
-
-    >>> make_attack("linear", {"tolerance": 0.01})
-    LinearLeak(floor=0.0001, tolerance=0.01, same=0.01)
-    """
-    make = _find("attack", use, {name: entry.make for name, entry in ATTACKS.items()})
-    found = problems_with(make, options, f"attack {use!r}")
-    if found:
-        raise Problems(f"attack {use!r} cannot be made:", found)
-    attack = make(**options)
-    if not isinstance(attack, Attack):
-        raise SeepageError(
-            f"{use!r} makes a {type(attack).__name__}, not a seepage.attacks.Attack; derive it from that"
-        )
-    return attack
-
-
-def _find(kind: str, use: str, registry: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    if use in registry:
-        return registry[use]
-    if is_dotted(use):
-        found: Callable[..., Any] = import_dotted(use)
-        return found
-    raise unknown(kind, use, [*registry, f"module:{kind.capitalize()}"])
 
 
 # --- reading -----------------------------------------------------------------------------------------------------
@@ -323,7 +271,7 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
                 words = "a whole number" if kind is int else "a text"
                 problems.append(f"{key} must be {words}, got {short(tables[key])}")
             elif kind is int:
-                problems += _seed_problems(tables[key], key)
+                problems += seed_problems(tables[key], key)
             given[key] = tables[key]
     for key, make in _TABLES.items():
         if key in tables:
@@ -366,66 +314,10 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
     options = dict(table)
     part = Part(str(options.pop("use", default)), options)
     try:
-        problems += _problems_of(part, key)
+        problems += problems_of(part, key)
     except SeepageError as error:
         problems.append(str(error))
     return part
-
-
-def _problems_of(part: Part, key: str) -> list[str]:
-    what = f"{key} {part.use!r}"
-    if key == "data":
-        return _data_problems(part, what)
-    if key == "model":
-        if part.use in MODELS:
-            return problems_with(MODELS[part.use], part.options, what, given=2)
-        if part.use.partition(":")[0] in LIBRARIES or is_dotted(part.use):
-            return []  # checked when it is built
-        raise unknown("model", part.use, [*MODELS, *(f"{library}:NAME" for library in LIBRARIES), "module:factory"])
-    if key == "client":
-        if part.use not in CLIENTS:
-            raise unknown("client", part.use, CLIENTS)
-        return problems_with(CLIENTS[part.use], part.options, what)
-    makers: dict[str, Callable[..., Any]] = {name: entry.make for name, entry in ATTACKS.items()}
-    make = _find(key, part.use, makers if key == "attack" else DEFENSES)
-    found = problems_with(make, part.options, what)
-    return found or _making_problems(make, part.options, what, Attack if key == "attack" else Defense)
-
-
-def _making_problems(make: Callable[..., Any], options: Mapping[str, Any], what: str, kind: type) -> list[str]:
-    """Make a thing to see whether its own checks of values pass, and whether it is what it should be."""
-    try:
-        made = make(**options)
-    except SeepageError:
-        raise
-    except Exception as error:  # whatever somebody's own code may raise
-        return [f"{what} cannot be made ({type(error).__name__}: {error})"]
-    if not isinstance(made, kind):
-        return [f"{what} makes a {type(made).__name__}, not a seepage.{kind.__name__}; derive it from that"]
-    return []
-
-
-def _data_problems(part: Part, what: str) -> list[str]:
-    """What can be said without loading the data: whether they exist, and whether the options make sense."""
-    found = problems_with(data.load, part.options, what, given=1)
-    if part.use not in data.DATA and not os.path.exists(os.path.expanduser(part.use)):
-        try:
-            data.load(part.use)
-        except SeepageError as error:
-            found.append(str(error))
-    if not found and "seed" in part.options:
-        found += _seed_problems(part.options["seed"], f"{what}: seed")
-    if not found:
-        try:
-            Options(**{key: value for key, value in part.options.items() if key in Options.__dataclass_fields__})
-        except Problems as error:
-            found += [f"{what}: {problem}" for problem in error.problems]
-    return found
-
-
-def _seed_problems(seed: int, what: str) -> list[str]:
-    """PyTorch's generators take 63 bits."""
-    return [] if 0 <= seed < 2**63 else [f"{what} must be from 0 to 2**63 - 1, got {seed}"]
 
 
 # --- writing -----------------------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ def _record_cell(
     )
     defense = recipe.make_defense()
     victim = Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, recipe.seed)
+    _check_computes(victim, recipe)
     save_truth(batches, private)
     facts = _cell_facts(recipe, dataset, batches, sum(p.numel() for p in params.values()))
     rest = order[len(drawn) * recipe.batch.size :][:256]
@@ -121,6 +122,17 @@ def _check_takes(model: torch.nn.Module, recipe: Recipe, dataset: data.Dataset) 
             f"the model {recipe.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; "
             f"it must return logits of shape (2, {len(dataset.classes)})"
         )
+
+
+def _check_computes(victim: Victim, recipe: Recipe) -> None:
+    """Compute one update, so that batch norm on a single value is one sentence and not a traceback."""
+    try:
+        victim.update(0)
+    except ValueError as error:
+        raise SeepageError(
+            f"the client cannot compute an update of {recipe.model} on a batch of {recipe.batch.size} ({error}); "
+            "use a larger --batch-size, larger images (--set data.size=64), or --set client.mode=eval"
+        ) from error
 
 
 def _cell_facts(recipe: Recipe, dataset: data.Dataset, batches: Sequence[Batch], parameters: int) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from seepage.attacks import Attack
 from seepage.errors import SeepageError, unknown
-from seepage.metrics import Scores, lpips_help, lpips_missing, score
+from seepage.metrics import Scores, lpips_missing, score
 from seepage.outcome import Outcome
 from seepage.recipe import Scoring
 from seepage.transcript import OneRound
@@ -24,16 +24,9 @@ SCORE_KEYS = (
 
 
 def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The metrics to measure; LPIPS only where it was asked for and its weights are on this machine.
-
-    Raises:
-        SeepageError: Where LPIPS was asked for and is missing; says how to get it.
-    """
-    if not scoring.lpips:
-        return ("mse", "psnr", "ssim", "correlation")
-    if lpips_missing(shape) is not None:
-        raise SeepageError(f"score.lpips is on, but {lpips_missing(shape)}; {lpips_help()}")
-    return ("mse", "psnr", "ssim", "correlation", "lpips")
+    """The metrics to measure; LPIPS only where it was asked for and its weights are on this machine."""
+    lpips = ("lpips",) if scoring.lpips and lpips_missing(shape) is None else ()
+    return ("mse", "psnr", "ssim", "correlation", *lpips)
 
 
 def score_outcomes(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage.functional import forward, has_batch_norm, has_dropout, in_mode, norm
+from seepage.metrics import lpips_help, lpips_missing
 from seepage.types import Batch, Transcript
 
 Severity = Literal["note", "warning"]
@@ -89,6 +90,14 @@ def sample_flags(examples: int, batches: int) -> list[Flag]:
             "Raise batch.count for more.",
         )
     ]
+
+
+def metric_flags(lpips: bool, shape: tuple[int, ...]) -> list[Flag]:
+    """A flag where LPIPS was asked for and cannot be measured; a run does not fail for it."""
+    missing = lpips_missing(shape) if lpips else None
+    if missing is None:
+        return []
+    return [Flag("lpips-missing", "note", f"LPIPS was not measured: {missing} {lpips_help()}")]
 
 
 def attack_flags(row: Mapping[str, Any]) -> list[Flag]:

@@ -33,7 +33,7 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
         transcript = source.open("cpu")
         truth = None if source.private is None else _truth_for(transcript, source.private)
         facts.append(_facts_of(source, transcript))
-        flags += _cell_flags(source.name, transcript, truth)
+        flags += _cell_flags(source.name, transcript, truth, recipe.score)
         for name, part in zip(attack_names(recipe.attack), recipe.attack, strict=True):
             row, scores = _score_attack(source, name, recipe.make_attack(part), transcript, truth, recipe.score, folder)
             rows.append(row)
@@ -112,13 +112,16 @@ def _are_classes(labels: Tensor, classes: int) -> bool:
     return labels.dtype == torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < classes)).all())
 
 
-def _cell_flags(cell: str, transcript: Transcript, truth: Sequence[Batch] | None) -> list[dict[str, Any]]:
+def _cell_flags(
+    cell: str, transcript: Transcript, truth: Sequence[Batch] | None, scoring: Scoring
+) -> list[dict[str, Any]]:
     knowledge = transcript.knowledge
     found = sanity.model_flags(knowledge.model, getattr(knowledge.client, "mode", "train"))
     losses = sanity.example_losses(transcript, list(truth)) if truth is not None else []
     found += sanity.update_flags(transcript, losses)
     if truth is not None:
         found += sanity.sample_flags(sum(len(batch) for batch in truth), len(truth))
+        found += sanity.metric_flags(scoring.lpips, knowledge.input_shape)
     return [{"cell": cell, "attack": None, **asdict(flag)} for flag in found]
 
 

@@ -17,9 +17,9 @@ UNKNOWN = {
     "defense": (["--set", 'defense=[{use="sparsifi"}]'], "sparsify"),
     "thing to tell": (["--told", "label"], "labels"),
     "key": (["--set", "bach.size=3"], "batch"),
-    "option of a table": (["--set", "batch.siez=3"], "size"),
+    "option of a table": (["--set", "batch.sizze=3"], "size"),
     "option of the model": (["--set", "model.hiden=3"], "hidden"),
-    "option of the data": (["--set", "data.sise=3"], "size"),
+    "option of the data": (["--set", "data.sizze=3"], "size"),
     "library model": (["--model", "torchvision:resnet19", "--set", "data.channels=3"], "resnet18"),
     "score": (["--fail-if", "pnsr>20"], "psnr"),
 }
@@ -153,7 +153,7 @@ def test_a_condition_that_is_none_is_refused(condition: str, refused: Refused) -
 
 OWN_CODE = {
     "no such module": (["--model", "nomodule:x"], "cannot import"),
-    "no such function": (["--model", "os:sistem"], "did you mean"),
+    "no such function": (["--model", "os:system_"], "did you mean"),
     "a factory that wants other arguments": (["--model", "os:system"], "cannot be built"),
     "no factory": (["--model", "os:name"], "not a factory"),
     "no attack": (["--attack", "os:getcwd"], "not a seepage.Attack"),
@@ -162,7 +162,8 @@ OWN_CODE = {
     "a defense that is none": (["--set", 'defense=[{use="os:getcwd"}]'], "not a seepage.Defense"),
     "a factory of no module": (["--model", "mine:number"], "not a torch.nn.Module"),
     "a model with other outputs": (["--model", "mine:five"], "logits of shape"),
-    "a model that fails": (["--model", "mine:broken"], "mine.py line 7"),
+    "a model that fails": (["--model", "mine:broken"], "mine.py line 8"),
+    "a model that cannot train on one example": (["--model", "mine:normed"], "--batch-size"),
     "a model that cannot take the images": (["--model", "mine:narrow"], "cannot take inputs"),
 }
 MINE = """
@@ -170,6 +171,7 @@ from torch import nn
 def number(shape, classes): return 3
 def five(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, 5))
 def narrow(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(9, classes))
+def normed(shape, classes): return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, classes))
 def broken(shape, classes):
     raise KeyError("oh")
 """

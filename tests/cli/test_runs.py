@@ -127,6 +127,12 @@ def test_a_grid_has_a_folder_per_cell_also_when_attacked_blind(cli: Cli) -> None
         one = cli("score", "one", "--truth", truth, "--json").json
         assert {row["cell"]: row["psnr"] for row in one["rows"]} == {"hidden-8": wanted["hidden-8"]}
         assert one["verdict"].startswith("LEAKS")
+    Path("grid/observed/hidden-8").rename("sent")
+    assert cli("attack", "sent", "--use", "linear", "--jobs", 1, "--out", "renamed").code == 0
+    renamed = cli("score", "renamed", "--truth", "grid/private/hidden-8", "--json").json
+    assert [row["cell"] for row in renamed["rows"]] == [cell["name"] for cell in renamed["cells"]] == ["sent"]
+    assert renamed["verdict"] == one["verdict"]
+    Path("sent").rename("grid/observed/hidden-8")
     assert cli("validate", "grid").out.count("ok: ") == 2
 
 
@@ -232,6 +238,19 @@ def test_the_table_fits_80_columns(cli: Cli, audited: Path, monkeypatch: pytest.
     assert any(
         line.split()[0] == "inverting_gradients" and line.endswith("nothing recovered") for line in lines if line
     )
+
+
+def test_asking_for_perceptual_scores_never_fails(cli: Cli) -> None:
+    arguments = ("--set", "score.lpips=true", "--attack", "linear", "--jobs", 1, "--json", "--out", "run")
+    row = cli("audit", "tiny.toml", *arguments).json["rows"][0]
+    assert (row["lpips"], row["exact"]) == (None, 1.0)
+    flags = json.loads(Path("run/flags.json").read_text())["flags"]
+    assert [flag["severity"] for flag in flags if flag["name"] == "lpips-missing"] == ["note"]
+
+
+def test_without_a_choice_the_default_attacks_are_run(cli: Cli, observed: Path) -> None:
+    rows = cli("attack", observed, "--set", "attack.steps=1", "--jobs", 1, "--json").json["rows"]
+    assert {"linear", "dlg", "inverting_gradients"} <= {row["attack"] for row in rows}
 
 
 def test_the_program_helps(cli: Cli) -> None:

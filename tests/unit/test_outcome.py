@@ -59,17 +59,16 @@ def test_a_damaged_outcome_is_refused(key: str, tmp_path: Path) -> None:
     path = tmp_path / "000000.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in record.items() if name != key}))
-    with pytest.raises(SeepageError, match="000000.json is damaged"):
+    with pytest.raises(SeepageError, match=r"000000\.json is damaged"):
         open_outcome(tmp_path / "000000")
     path.write_text(json.dumps({**record, "schema": 2}))
     with pytest.raises(SeepageError, match="schema version 2"):
         open_outcome(tmp_path / "000000")
 
 
-def progress(folder: Path) -> FolderProgress:
-    return FolderProgress(
-        folder / "progress.jsonl", folder / "000000-checkpoint", {"cell": "c", "attack": "a", "round": 0}
-    )
+def progress(folder: Path, pause: float = 0.0) -> FolderProgress:
+    task = {"cell": "c", "attack": "a", "round": 0}
+    return FolderProgress(folder / "progress.jsonl", folder / "000000-checkpoint", task, pause)
 
 
 def test_a_checkpoint_comes_back_and_goes_when_the_attack_has_ended(tmp_path: Path) -> None:
@@ -94,6 +93,15 @@ def test_a_checkpoint_of_two_halves_is_not_used(tmp_path: Path) -> None:
     kept.save(Checkpoint({"x": torch.ones(2)}, {"step": 20}))
     (tmp_path / "000000-checkpoint.json").write_bytes(old)
     assert kept.load() is None
+
+
+def test_checkpoints_that_follow_too_fast_are_skipped_and_the_first_is_not(tmp_path: Path) -> None:
+    kept = progress(tmp_path, pause=1000.0)
+    for step in (10, 20):
+        kept.save(Checkpoint({"x": torch.ones(2)}, {"step": step}))
+    found = kept.load()
+    assert found is not None
+    assert found.facts["step"] == 10
 
 
 def test_a_report_is_one_line_and_an_objective_that_is_no_number_is_null(tmp_path: Path) -> None:

@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seepage import Compose, FedSGD, LinearLeak, Sparsify
 from seepage.attacks import ATTACKS
 from seepage.errors import Problems, SeepageError
-from seepage.recipe import Recipe, cells, find_recipe, list_recipes, make_attack, read_recipe, resolved, run_name
+from seepage.parts import make_attack
+from seepage.recipe import Recipe, cells, find_recipe, list_recipes, read_recipe, resolved, run_name
 from seepage.recording import place_of
 
 LINEAR = {"attack": [{"use": "linear"}]}
@@ -51,6 +52,8 @@ recipes = st.fixed_dictionaries(
 
 
 @given(tables=recipes)
+@example(tables={"attack": [{"use": "linear"}], "grid": {"batch": [{"size": 1, "count": 2}, {"size": 8}]}})
+@example(tables={"attack": [{"use": "linear"}], "batch": {"count": 3}, "grid": {"batch": [{"count": 2}, {"size": 8}]}})
 def test_the_resolved_recipe_repeats_the_run(tables: dict[str, Any]) -> None:
     found = cells(tables)
     text = resolved(tables, found)
@@ -148,7 +151,7 @@ def mistakes(tables: dict[str, Any]) -> tuple[str, ...]:
         ({**LINEAR, "seed": True}, "seed must be a whole number"),
         ({**LINEAR, "seed": 2**63}, "seed must be from 0"),
         ({**LINEAR, "data": {"use": "faces", "seed": -1}}, "seed must be from 0"),
-        ({**LINEAR, "data": {"use": "faces", "seed": 1, "sise": 3}}, "no option 'sise'"),
+        ({**LINEAR, "data": {"use": "faces", "seed": 1, "sizze": 3}}, "no option 'sizze'"),
         ({**LINEAR, "data": {"use": "faces", "split": 2}}, "between 0 and 1"),
         ({**LINEAR, "data": {"use": "no/such/folder"}}, "there is no file or folder"),
         ({**LINEAR, "model": {"hidden": 3, "depth": 3}}, "no option 'depth'"),
@@ -185,6 +188,6 @@ def test_a_recipe_is_found_by_path_or_name(tmp_path: Path, monkeypatch: pytest.M
     assert find_recipe("mine") == Path("mine")
     assert find_recipe("not-yet.toml") == Path("not-yet.toml")
     with pytest.raises(SeepageError, match="did you mean 'default'"):
-        find_recipe("defualt")
+        find_recipe("defalt")
     with pytest.raises(SeepageError, match=r"cannot read the recipe not-yet.toml: No such file"):
         read_recipe(Path("not-yet.toml"))

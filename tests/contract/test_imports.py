@@ -1,0 +1,38 @@
+"""Imports go one way, and `import seepage` stays light."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {
+    "torchvision", "timm", "matplotlib", "mlxtend", "sklearn", "skimage", "torchmetrics", "typer", "rich", "jinja2",
+    "PIL", "pandas", "scipy", "flwr", "opacus",
+}  # fmt: skip
+
+
+def loaded(statement: str) -> set[str]:
+    """Names of the packages that a statement imports in a fresh Python."""
+    command = [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=os.path.dirname(__file__))
+    return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_import_seepage_loads_nothing_heavy() -> None:
+    found = loaded("import seepage")
+    assert "torch" in found
+    # torch itself may load some of these; what it does not, seepage must not either.
+    assert not (found & HEAVY) - loaded("import torch, safetensors.torch, torch.func")
+
+
+def test_imports_go_one_way() -> None:
+    pytest.importorskip("importlinter")
+    if not (ROOT / "pyproject.toml").exists():
+        pytest.skip("the contracts stand in pyproject.toml, which is not here")
+    program = "from importlinter.cli import lint_imports; raise SystemExit(lint_imports(cache_dir=None))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 broken" in done.stdout

@@ -1,0 +1,159 @@
+"""The audit from code: folders, names, tasks, and what a worker is given."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seepage import audit
+from seepage.attacking import attack_cells, attack_names, check_reconstruction, own_source, threads_for
+from seepage.errors import SeepageError
+from seepage.parts import Part
+from seepage.recipe import cells
+from seepage.recording import record_cells
+from seepage.transcript import open_transcript
+from seepage.types import Reconstruction
+
+TABLES: dict[str, Any] = {
+    "data": {"use": "faces", "size": 8},
+    "model": {"use": "fc2", "hidden": 8},
+    "attack": [{"use": "linear"}],
+}
+
+
+def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
+    shown: list[tuple[float, float, str]] = []
+    show = lambda done, total, what: shown.append((done, total, what))  # noqa: E731
+    run = audit.run(TABLES, out=tmp_path / "run", jobs=1, show=show, command="seepage audit x.toml")
+    assert run.fresh
+    files = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
+    assert files == {
+        "recipe.toml", "env.json", "result.json", "flags.json", "scores.jsonl",
+        "observed/knowledge.json", "observed/model.safetensors", "observed/rounds/000000.safetensors",
+        "private/truth.safetensors", "private/cell.json",
+        "attacks/cell/linear/000000.json", "attacks/cell/linear/000000.safetensors",
+        "reconstructions/cell/linear.safetensors",
+    }  # fmt: skip
+    assert run.result == json.loads((run.folder / "result.json").read_text())
+    environment = json.loads((run.folder / "env.json").read_text())
+    assert environment["command"] == "seepage audit x.toml"
+    assert (environment["jobs"], environment["device"]) == (1, "cpu")
+    assert tomllib.loads((run.folder / "recipe.toml").read_text())["data"] == {"use": "faces", "size": 8}
+    assert any("recording" in what for _, _, what in shown)
+    assert any("linear" in what or done == total for done, total, what in shown)
+
+
+def test_a_finished_run_is_returned_and_not_touched(tmp_path: Path) -> None:
+    first = audit.run(TABLES, out=tmp_path / "run", jobs=1)
+    times = {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")}
+    again = audit.run(TABLES, out=tmp_path / "run", jobs=1)
+    assert (again.fresh, again.result) == (False, first.result)
+    assert {path: path.stat().st_mtime_ns for path in first.folder.rglob("*")} == times
+
+
+def test_a_run_without_a_recipe_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    audit.run(TABLES, out=tmp_path / "run", jobs=1)
+    (tmp_path / "run" / "recipe.toml").unlink()
+    with pytest.raises(SeepageError, match="holds no run of this"):
+        audit.run(TABLES, out=tmp_path / "run", jobs=1)
+
+
+def test_recording_again_records_nothing_and_a_missing_cell_alone_is_made(tmp_path: Path) -> None:
+    tables = {**TABLES, "grid": {"seed": [0, 1]}}
+    folder = audit.record_only(tables, out=tmp_path / "run")
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.*")}
+    (folder / "observed/seed-1/knowledge.json").unlink()
+    audit.record_only(tables, out=tmp_path / "run")
+    changed = {path for path in times if path.stat().st_mtime_ns != times[path]}
+    assert folder / "observed/seed-1/knowledge.json" in changed
+    assert not [path for path in changed if "seed-0" in str(path)]
+    assert len(open_transcript(folder / "observed/seed-1")) == 1
+
+
+def test_private_examples_are_not_trained_on_and_not_drawn_twice(tmp_path: Path) -> None:
+    from seepage import data
+    from seepage.transcript import open_truth
+
+    tables = {**TABLES, "batch": {"size": 7, "count": 4}, "training": {"steps": 1}}
+    folder = audit.record_only(tables, out=tmp_path / "run")
+    faces = data.load("faces", size=8, seed=0)
+    drawn = [int(i) for batch in open_truth(folder / "private") for i in batch.indices]  # type: ignore[union-attr]
+    assert len(drawn) == len(set(drawn)) == 28
+    assert set(drawn) <= set(faces.private.tolist())
+    assert not set(drawn) & set(faces.train.tolist())
+
+
+def test_what_an_attacker_reads_works_without_the_private_side(tmp_path: Path) -> None:
+    whole = audit.run(TABLES, out=tmp_path / "run", jobs=1)
+    (tmp_path / "run/observed").rename(tmp_path / "sent")
+    blind = audit.attack_only(tmp_path / "sent", [{"use": "linear"}], out=tmp_path / "blind", jobs=1)
+    one, two = (folder / "attacks" for folder in (whole.folder, blind.folder))
+    assert (two / "sent/linear/000000.safetensors").read_bytes() == (
+        one / "cell/linear/000000.safetensors"
+    ).read_bytes()
+
+
+def test_a_fingerprint_changes_with_every_file_and_not_with_the_place(tmp_path: Path) -> None:
+    folder = audit.record_only(TABLES, out=tmp_path / "one") / "observed"
+    other = audit.record_only(TABLES, out=tmp_path / "two") / "observed"
+    before = audit.fingerprint([folder])
+    assert audit.fingerprint([other]) == before
+    for name in ("knowledge.json", "model.safetensors", "rounds/000000.safetensors"):
+        whole = (other / name).read_bytes()
+        (other / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert audit.fingerprint([other]) != before
+        (other / name).write_bytes(whole)
+    assert audit.fingerprint([folder, other]) != before
+
+
+uses = st.lists(st.sampled_from(["dlg", "linear", "sapag", "mine:Attack", "mine.deep:Attack"]), max_size=8)
+
+
+@given(uses=uses)
+def test_each_attack_has_a_name_and_a_folder_of_its_own(uses: list[str]) -> None:
+    names = attack_names([Part(use) for use in uses])
+    assert len(set(names)) == len(uses)
+    assert all(Path(name).name == name and ":" not in name for name in names)
+    assert all(name.startswith(use.replace(":", ".")) for name, use in zip(names, uses, strict=True))
+
+
+def test_the_cores_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    assert [threads_for(jobs, "cpu") for jobs in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
+    assert threads_for(2, "cuda") == 1
+
+
+def test_attacks_that_have_an_outcome_are_not_run_again(tmp_path: Path) -> None:
+    recipes = cells(TABLES)
+    record_cells(recipes, tmp_path)
+    sources = [own_source(recipe, recipes, tmp_path) for recipe in recipes]
+    assert sources[0].trust
+    attack_cells(sources, (), tmp_path, recipes, 1, lambda *_: None)
+    (path,) = tmp_path.glob("attacks/cell/linear/000000.safetensors")
+    before = path.stat().st_mtime_ns
+    attack_cells(sources, (), tmp_path, recipes, 1, lambda *_: None)
+    assert path.stat().st_mtime_ns == before
+    path.with_suffix(".json").unlink()
+    attack_cells(sources, (), tmp_path, recipes, 1, lambda *_: None)
+    assert path.stat().st_mtime_ns != before
+
+
+def test_a_guess_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    import torch
+
+    recipes = cells(TABLES)
+    record_cells(recipes, tmp_path)
+    seen = open_transcript(tmp_path / "observed")
+    check_reconstruction(Reconstruction(torch.zeros(3, 1, 8, 8)), seen)
+    check_reconstruction(Reconstruction(torch.zeros(3, 99), space="feature"), seen)
+    for bad, words in (
+        (None, "NoneType"),
+        (Reconstruction(torch.zeros(3, 8, 8)), r"\(8, 8\)"),
+        (Reconstruction(torch.full((3, 1, 8, 8), torch.inf)), "NaN or infinite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_reconstruction(bad, seen)

@@ -1,0 +1,222 @@
+"""Rows, verdict and gate, over rows made by hand."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seepage import Batch, LinearLeak, record
+from seepage.errors import SeepageError
+from seepage.functional import generator
+from seepage.models import build
+from seepage.outcome import Outcome
+from seepage.recipe import Scoring
+from seepage.results import (
+    SCORE_KEYS,
+    SHOWN,
+    check_result,
+    describe_outcome,
+    make_row,
+    metrics_for,
+    parse_condition,
+    score_outcomes,
+    thresholds,
+    verdict,
+    violations,
+    worst_status,
+)
+from seepage.types import Architecture, Reconstruction
+
+TITLES = {"a": "case A", "b": "case B"}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A row of an attack that recovered nothing, with changes."""
+    base = {
+        "cell": "a", "attack": "dlg", "status": "ok", "reason": None, "told_extra": [], "examples": 8, "seconds": 1.0,
+        **dict.fromkeys(SCORE_KEYS), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
+    }  # fmt: skip
+    found = {**base, **changes}
+    return {**found, "outcome": describe_outcome(found)}
+
+
+NO_SCORE: dict[str, Any] = dict.fromkeys(SCORE_KEYS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"status": "inapplicable", **NO_SCORE}, "does not apply"),
+        ({"status": "error", **NO_SCORE}, "failed"),
+        (NO_SCORE, "not scored"),
+        ({"exact": 1.0, "recovered": 1.0, "gain_db": 90.0}, "exact"),
+        ({"exact": 0.25, "recovered": 1.0}, "partly exact"),
+        ({"recovered": 1.0}, "recovered"),
+        ({"recovered": 0.125}, "partly recovered"),
+        ({"gain_db": 0.5}, "traces"),
+        ({"gain_db": 0.0}, "nothing recovered"),
+        ({"gain_db": -0.5, "psnr": 35.0}, "nothing recovered"),
+        ({"gain_db": None}, "nothing recovered"),
+        ({"status": "exhausted", "recovered": 1.0}, "recovered"),
+        ({"status": "diverged"}, "nothing recovered"),
+    ],
+)
+def test_a_row_in_two_words(changes: dict[str, Any], words: str) -> None:
+    assert row(**changes)["outcome"] == words
+
+
+LEVELS = [
+    ("exact", [row(exact=0.5, recovered=0.5, gain_db=30.0), row(cell="b")]),
+    ("recognizable", [row(recovered=0.25, gain_db=5.0), row(cell="b", gain_db=1.0)]),
+    ("traces", [row(gain_db=1.0), row(cell="b")]),
+    ("nothing", [row(), row(cell="b")]),
+    ("unscored", [row(**NO_SCORE), row(cell="b", **NO_SCORE)]),
+    ("unscored", [row(status="inapplicable", **NO_SCORE), row(cell="b", status="error", **NO_SCORE)]),
+]
+
+
+@pytest.mark.parametrize(("level", "rows"), LEVELS, ids=[f"{level}{i}" for i, (level, _) in enumerate(LEVELS)])
+def test_the_level_of_a_run(level: str, rows: list[dict[str, Any]]) -> None:
+    found, text = verdict(rows, TITLES)
+    assert found == level
+    assert text == " ".join(text.split())
+    assert ("LEAKS" in text) == (level in ("exact", "recognizable"))
+    assert re.match(r"(LEAKS|TRACES|NOTHING RECOGNIZABLE|NOT SCORED|NO RESULT)\. ", text)
+
+
+def test_the_worst_row_is_named_with_what_it_was_told() -> None:
+    rows = [
+        row(attack="sapag", recovered=0.25, gain_db=9.0, psnr=22.0),
+        row(attack="linear", exact=0.5, recovered=0.5, gain_db=80.0, psnr=99.4, told_extra=["labels"]),
+        row(cell="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
+    ]
+    _, text = verdict(rows, TITLES)
+    assert "2 of 2 audited cases" in text
+    assert "case A, where linear rebuilt 4 of 8 examples exactly (99 dB on average, +80 dB over the mean color)" in text
+    assert "told labels." in text
+
+
+def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() -> None:
+    leak = row(exact=1.0, recovered=1.0, gain_db=30.0)
+    _, text = verdict([leak, row(cell="b")], TITLES)
+    assert "In 1 audited case no example counts as recovered within these steps (case B). That is no proof" in text
+    _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], TITLES)
+    assert "of 1 audited case." in text
+    assert "In 1 audited case no attack gave a result, since none applies or all failed (case B)" in text
+    for quiet in ([row(), row(cell="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
+        _, text = verdict(quiet, TITLES)
+        assert "case B" in text
+        assert "no proof of safety" in text
+
+
+def test_scores_without_a_mean_color_can_be_put_in_words() -> None:
+    level, text = verdict([row(exact=1.0, psnr=90.0, gain_db=None, recovered=None)], {"a": "case A"})
+    assert level == "exact"
+    assert "(90 dB on average)" in text
+
+
+def test_outlines_that_the_eye_sees_are_traces() -> None:
+    assert verdict([row(visible=2)], {"a": "case A"})[0] == "traces"
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        ("psnr>20", ("psnr", ">", 20.0)), (" ssim >= .5", None), ("ssim>=0.5", ("ssim", ">=", 0.5)),
+        ("gain_db < -1e1", ("gain_db", "<", -10.0)), ("recovered<=1", ("recovered", "<=", 1.0)), ("psnr>nan", None),
+        ("psnr>1e", None), ("psnr => 3", None), ("psnr>20;ssim>1", None), ("psnr>inf", None),
+    ],
+)  # fmt: skip
+def test_conditions(text: str, condition: tuple[str, str, float] | None) -> None:
+    if condition is not None:
+        assert parse_condition(text) == condition
+        return
+    with pytest.raises(SeepageError, match="SCORE>NUMBER"):
+        parse_condition(text)
+
+
+def test_a_condition_on_what_is_no_score_is_refused() -> None:
+    with pytest.raises(SeepageError, match="did you mean 'psnr'"):
+        parse_condition("pnsr>2")
+    with pytest.raises(SeepageError, match="unknown score"):
+        parse_condition("seconds>2")
+
+
+@pytest.mark.parametrize(("sign", "wanted"), [(">", [3]), (">=", [2, 3]), ("<", [1]), ("<=", [1, 2])])
+def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
+    rows = [row(psnr=float(n)) for n in (1, 2, 3)] + [row(**NO_SCORE)]
+    assert [found["psnr"] for found in violations(rows, ("psnr", sign, 2.0))] == wanted
+
+
+def test_a_score_that_no_row_has_cannot_be_judged() -> None:
+    for rows in ([], [row(**NO_SCORE)], [row()]):
+        with pytest.raises(SeepageError, match="no row of this run has the score 'lpips'"):
+            violations(rows, ("lpips", ">", 0.0))
+
+
+def test_the_worst_status_is_shown() -> None:
+    def of(*statuses: Any) -> str:
+        return worst_status([Outcome(status, "x") for status in statuses])
+
+    assert of("ok", "exhausted", "ok") == "exhausted"
+    assert of("ok", "inapplicable", "diverged") == "inapplicable"
+    assert of("inapplicable", "error") == "error"
+    assert of("ok") == "ok"
+
+
+def test_a_result_file_needs_what_readers_rely_on() -> None:
+    good: dict[str, Any] = {
+        "verdict": "", "verdict_level": "nothing", "thresholds": {}, "rows": [row()],
+        "cells": [{"name": "a", "title": "A", "baselines": None}],
+    }  # fmt: skip
+    check_result(good, Path("x"))
+    for key in good:
+        with pytest.raises(SeepageError, match=f"x is damaged: it lacks {key}"):
+            check_result({k: v for k, v in good.items() if k != key}, Path("x"))
+    for key in SHOWN:
+        rows = [{k: v for k, v in row().items() if k != key}]
+        with pytest.raises(SeepageError, match=f"it lacks {key}"):
+            check_result({**good, "rows": rows}, Path("x"))
+    assert thresholds(Scoring())["exact_db"] == 40.0
+
+
+def tiny(batches: int = 2) -> tuple[Any, list[Batch]]:
+    model = build(Architecture("fc2", {"hidden": 8}), (1, 8, 8), 3)
+    draw = generator(0, "test")
+    truth = [Batch(torch.rand(1, 1, 8, 8, generator=draw), torch.tensor([t])) for t in range(batches)]
+    return record(model, truth), truth
+
+
+def test_a_row_has_scores_only_where_there_is_a_truth() -> None:
+    transcript, truth = tiny()
+    outcomes = [Outcome("ok", "X()", Reconstruction(batch.inputs + 0.001), None, 1.0, 0.5) for batch in truth]
+    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
+    assert scores is not None
+    found = make_row("a", "x", outcomes, transcript, truth, scores, LinearLeak())
+    assert (found["examples"], found["exact"], found["recovered"], found["returned"]) == (2, 1.0, 1.0, 2)
+    assert found["psnr"] == pytest.approx(60, abs=0.5)
+    assert (found["seconds"], found["cpu_seconds"], found["outcome"]) == (2.0, 1.0, "exact")
+    blind = make_row("a", "x", outcomes, transcript, None, None, LinearLeak())
+    assert {key: blind[key] for key in SCORE_KEYS} == NO_SCORE
+    assert (blind["examples"], blind["outcome"], blind["nothing_recovered"]) == (2, "not scored", False)
+    assert set(blind) == set(found) >= set(SHOWN)
+
+
+def test_one_batch_without_a_reconstruction_leaves_the_row_without_scores() -> None:
+    transcript, truth = tiny()
+    outcomes = [Outcome("ok", "X()", Reconstruction(truth[0].inputs)), Outcome("inapplicable", "X()", None, "why")]
+    assert score_outcomes(outcomes, truth, (0.0, 1.0), Scoring()) is None
+    found = make_row("a", "x", outcomes, transcript, truth, None, LinearLeak())
+    assert (found["status"], found["reason"], found["psnr"], found["outcome"]) == (
+        "inapplicable", "why", None, "does not apply"
+    )  # fmt: skip
+
+
+def test_perceptual_scores_are_measured_only_when_asked_for_and_possible(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "lpips" not in metrics_for(Scoring(), (3, 32, 32))
+    monkeypatch.setattr("seepage.results.lpips_missing", lambda shape: "it is not here")
+    assert "lpips" not in metrics_for(Scoring(lpips=True), (3, 32, 32))
+    monkeypatch.setattr("seepage.results.lpips_missing", lambda shape: None)
+    assert "lpips" in metrics_for(Scoring(lpips=True), (3, 32, 32))

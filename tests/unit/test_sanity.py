@@ -1,0 +1,127 @@
+"""Trust flags: each is raised by what it warns of, and by nothing else."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from seepage import Batch, record, sanity
+from seepage.functional import state_of
+from seepage.transcript import SimulatedTranscript
+from seepage.types import Knowledge, Round, Update
+
+PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+NORMED = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+DROPPED = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(4, 3))
+
+
+def names(flags: list[sanity.Flag]) -> list[str]:
+    return [flag.name for flag in flags]
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "wanted"),
+    [
+        (PLAIN, "train", []),
+        (PLAIN, "eval", []),
+        (NORMED, "eval", ["batch-norm-eval"]),
+        (NORMED, "train", ["batch-norm-train"]),
+        (DROPPED, "train", ["dropout-off"]),
+    ],
+)
+def test_flags_of_a_model(model: nn.Module, mode: str, wanted: list[str]) -> None:
+    assert names(sanity.model_flags(model, mode)) == wanted
+
+
+def test_an_update_of_zeros_is_flagged() -> None:
+    params, buffers = state_of(PLAIN)
+    good = record(PLAIN, Batch(torch.rand(1, 4), torch.tensor([1])))
+    assert sanity.update_flags(good, [1.0]) == []
+    zero = Update({name: torch.zeros_like(tensor) for name, tensor in params.items()})
+    rounds = [good[0], Round(1, params, zero, buffers, 1)]
+    both = SimulatedTranscript(good.knowledge, rounds.__getitem__, 2)
+    assert names(sanity.update_flags(both, [])) == ["zero-update"]
+
+
+def test_examples_the_model_is_sure_of_are_counted() -> None:
+    seen = record(PLAIN, Batch(torch.rand(1, 4), torch.tensor([1])))
+    (flag,) = sanity.update_flags(seen, [1.0, 1e-4, 0.0, 2e-3])
+    assert flag.name == "confident-examples"
+    assert "2 of 4 examples" in flag.message
+
+
+def test_one_batch_is_little_to_rest_on() -> None:
+    assert names(sanity.sample_flags(8, 1)) == ["one-batch"]
+    assert sanity.sample_flags(8, 2) == []
+
+
+BASE: dict[str, Any] = {
+    "attack": "dlg", "status": "ok", "reason": None, "steps": 9, "examples": 8, "objective": None,
+    "objective_at_truth": None, "recovered": 0.0, "told_extra": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, []),
+        ({"status": "error", "reason": "KeyError"}, ["failed"]),
+        ({"status": "inapplicable"}, []),
+        ({"status": "diverged"}, ["diverged"]),
+        ({"status": "exhausted"}, ["not-settled"]),
+        ({"objective": 1.0, "objective_at_truth": 2.0}, ["objective-limits"]),
+        ({"objective": 2.0, "objective_at_truth": 1.0}, ["search-limits"]),
+        ({"objective": 1.0, "objective_at_truth": 1.0}, []),
+        ({"objective": 1.0, "objective_at_truth": 2.0, "recovered": 0.5}, []),
+        ({"objective": 1.0}, []),
+        ({"objective_at_truth": 1.0}, []),
+        ({"told_extra": ["labels"]}, ["told"]),
+        ({"status": "exhausted", "told_extra": ["labels"]}, ["not-settled", "told"]),
+    ],
+)
+def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
+    flags = sanity.attack_flags({**BASE, **changes})
+    assert names(flags) == wanted
+    assert all("dlg" in flag.message for flag in flags)
+
+
+def test_what_a_score_fitted_and_what_the_eye_may_see() -> None:
+    assert sanity.fit_flags("hungarian", "dlg") == []
+    assert "cannot know scale" in sanity.fit_flags("hungarian+scale", "dlg")[0].message
+    assert sanity.shape_flags({**BASE, "visible": None}) == sanity.shape_flags({**BASE, "visible": 0}) == []
+    assert "3 of 8 guesses" in sanity.shape_flags({**BASE, "visible": 3})[0].message
+
+
+def test_a_metric_that_cannot_be_measured_is_said_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sanity.metric_flags(False, (3, 32, 32)) == []
+    monkeypatch.setattr(sanity, "lpips_missing", lambda shape: f"no weights for {shape}.")
+    monkeypatch.setattr(sanity, "lpips_help", lambda: "Get them there.")
+    (flag,) = sanity.metric_flags(True, (3, 32, 32))
+    assert flag.message == "LPIPS was not measured: no weights for (3, 32, 32). Get them there."
+    monkeypatch.setattr(sanity, "lpips_missing", lambda shape: None)
+    assert sanity.metric_flags(True, (3, 32, 32)) == []
+
+
+def test_losses_are_those_of_each_example_in_eval_mode() -> None:
+    batches = [Batch(torch.rand(3, 4), torch.tensor([0, 2, 1])), Batch(torch.rand(2, 4), torch.tensor([1, 0]))]
+    losses = sanity.example_losses(record(NORMED, batches), batches)
+    plain = NORMED.eval()
+    with torch.no_grad():
+        wanted = [
+            F.cross_entropy(plain(b.inputs[i : i + 1]), b.labels[i : i + 1]).item()
+            for b in batches
+            for i in range(len(b))
+        ]
+    assert losses == pytest.approx(wanted, rel=1e-5)
+    plain.train()
+
+
+def test_a_model_that_is_told_stays_as_it_was() -> None:
+    knowledge = Knowledge(
+        DROPPED, record(DROPPED, Batch(torch.rand(1, 4), torch.tensor([1]))).knowledge.client, (4,), 3
+    )
+    before = [module.training for module in DROPPED.modules()]
+    sanity.model_flags(knowledge.model, "train")
+    assert [module.training for module in DROPPED.modules()] == before
