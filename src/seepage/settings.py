@@ -95,7 +95,9 @@ def _unsweep(tables: dict[str, Any], key: str) -> None:
     choices = grid.get(head)
     if rest and isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
         left = [{name: value for name, value in choice.items() if name != rest} for choice in choices]
-        grid[head] = [choice for i, choice in enumerate(left) if choice and choice not in left[:i]]
+        # How many batches are drawn does not make another case, as it makes no other cell name.
+        cases = [{name: value for name, value in choice.items() if name != "count"} for choice in left]
+        grid[head] = [choice for i, choice in enumerate(left) if choice and cases[i] not in cases[:i]]
         if not grid[head]:
             del grid[head]
     if not grid:
