@@ -7,20 +7,23 @@ from seepage.api import attack, observe, record
 from seepage.attacks import (
     ATTACKS,
     Attack,
+    Cafe,
     CocktailParty,
     GradientMatching,
     LinearLeak,
+    PublishedCafe,
     dlg,
     idlg,
     inverting_gradients,
     sapag,
 )
 from seepage.clients import CLIENTS, FedSGD
-from seepage.defenses import DEFENSES, Compose, GaussianNoise, Sparsify
+from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
 from seepage.errors import Inapplicable, SeepageError
 from seepage.metrics import METRICS, Scores, score
 from seepage.models import MODELS, build
-from seepage.transcript import open_transcript, open_truth, save_transcript, save_truth
+from seepage.recorded import open_transcript, save_transcript
+from seepage.truth import open_truth, save_truth
 from seepage.types import (
     Architecture,
     Batch,
@@ -43,16 +46,19 @@ __all__ = [
     "Architecture",
     "Attack",
     "Batch",
+    "Cafe",
     "ClientUpdate",
     "CocktailParty",
     "Compose",
     "Defense",
+    "FakeGradients",
     "FedSGD",
     "GaussianNoise",
     "GradientMatching",
     "Inapplicable",
     "Knowledge",
     "LinearLeak",
+    "PublishedCafe",
     "Reconstruction",
     "Round",
     "Score",

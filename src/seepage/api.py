@@ -13,7 +13,8 @@ from seepage.clients import FedSGD
 from seepage.errors import SeepageError
 from seepage.functional import forward, in_mode, state_of
 from seepage.parts import make_attack
-from seepage.transcript import OneRound, SimulatedTranscript, Victim, open_transcript
+from seepage.recorded import open_transcript
+from seepage.transcript import OneRound, SimulatedTranscript, Victim
 from seepage.types import (
     Architecture,
     Batch,

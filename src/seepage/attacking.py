@@ -11,25 +11,90 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from seepage.attacks import Inapplicable
+from seepage.attacks import Attack, Inapplicable
 from seepage.errors import SeepageError
 from seepage.functional import generator
 from seepage.outcome import FolderProgress, Outcome, has_outcome, save_outcome
 from seepage.parts import Part, make_attack
 from seepage.recipe import Recipe
-from seepage.recording import Show, place_of
-from seepage.transcript import OneRound, RecordedTranscript, open_transcript
+from seepage.recorded import RecordedTranscript, keeps_rounds, open_transcript
+from seepage.recording import Show, is_skipped, made_anew, place_of
+from seepage.transcript import OneRound
 from seepage.types import Architecture, Reconstruction, Transcript
+from seepage.vertical import IndexedTranscript
 
 POLL = 0.3
 """Seconds between looks at the workers' progress."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One cell to attack: where its rounds lie, and its truth if there is one.
+
+    Attributes:
+        name: The cell's name, and the folder's below `attacks/`.
+        observed: Folder an attacker may read.
+        private: Folder with the truth, or None.
+        architecture: The model, where the recorded one is replaced.
+        batch_size: Batch size, where the record has none.
+        trust: The folder was written by this run, so its model may be somebody's own code.
+        recipe: The recipe that recorded it, where this run did.
+    """
+
+    name: str
+    observed: Path
+    private: Path | None
+    architecture: Architecture | None = None
+    batch_size: int | None = None
+    trust: bool = False
+    recipe: Recipe | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the cell could not be recorded."""
+        return self.private is not None and is_skipped(self.private)
+
+    @property
+    def kept(self) -> bool:
+        """Whether its rounds lie in the folder; else they are made anew, which takes the private data."""
+        return self.recipe is None or keeps_rounds(self.observed)
+
+    def open(self, device: str) -> RecordedTranscript | IndexedTranscript:
+        if self.recipe is not None and self.private is not None and not self.kept:
+            return made_anew(self.recipe, self.observed, self.private, device)
+        return open_transcript(
+            self.observed,
+            architecture=self.architecture,
+            batch_size=self.batch_size,
+            device=device,
+            trust=self.trust,
+        )
+
+    def for_attack(self) -> "Source":
+        """The same without the truth, wherever the rounds can be had without it."""
+        return replace(self, private=None) if self.kept else self
+
+    def rounds(self, attack: Attack) -> int:
+        """How many runs of an attack this cell takes: one on all rounds together, or one for each round."""
+        transcript = self.open("cpu")
+        if attack.rounds == "all":
+            return 1
+        if "indices" not in transcript.knowledge.told:
+            return len(transcript)
+        # Rounds over one data set are many and alike.
+        return min(len(transcript), 1 if self.recipe is None else self.recipe.batch.count)
+
+
+def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
+    observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
+    return Source(recipe.cell, observed, private, trust=True, recipe=recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +102,8 @@ class Task:
     """One attack on one round (or, for attacks that need all rounds, on all of them).
 
     Attributes:
+        source: Where the rounds are; without the truth, unless the rounds are made anew from it.
         outcome: Where the outcome goes, without suffix.
-        trust: The folder was written by this run, so its model may be somebody's own code.
     """
 
     cell: str
@@ -47,11 +112,8 @@ class Task:
     t: int
     seed: int
     device: str
-    observed: Path
+    source: Source
     outcome: Path
-    architecture: Architecture | None = None
-    batch_size: int | None = None
-    trust: bool = False
 
     @property
     def done(self) -> bool:
@@ -66,13 +128,7 @@ def run_task(task: Task, threads: int, log: Path) -> None:
     """Attack and keep the outcome. A fault in the attack's code is an outcome too, so that the others go on."""
     torch.set_num_threads(threads)
     attack = make_attack(task.part.use, task.part.options)
-    transcript: Transcript = open_transcript(
-        task.observed,
-        architecture=task.architecture,
-        batch_size=task.batch_size,
-        device=task.device,
-        trust=task.trust,
-    )
+    transcript: Transcript = task.source.open(task.device)
     if attack.rounds == "one":
         transcript = OneRound(transcript, task.t)
     progress = FolderProgress(log, task.outcome.with_name(f"{task.outcome.name}-checkpoint"), task.facts)
@@ -265,40 +321,6 @@ def _result(future: "Future[None]", task: Task) -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class Source:
-    """One cell to attack: where its rounds lie, and its truth if there is one.
-
-    Attributes:
-        name: The cell's name, and the folder's below `attacks/`.
-        observed: Folder an attacker may read.
-        private: Folder with the truth, or None.
-        architecture: The model, where the recorded one is replaced.
-        batch_size: Batch size, where the record has none.
-    """
-
-    name: str
-    observed: Path
-    private: Path | None
-    architecture: Architecture | None = None
-    batch_size: int | None = None
-    trust: bool = False
-
-    def open(self, device: str) -> RecordedTranscript:
-        return open_transcript(
-            self.observed,
-            architecture=self.architecture,
-            batch_size=self.batch_size,
-            device=device,
-            trust=self.trust,
-        )
-
-
-def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
-    observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
-    return Source(recipe.cell, observed, private, trust=True)
-
-
 def attack_names(parts: Sequence[Part]) -> list[str]:
     """A name for each attack of a recipe: its own, numbered where one is used twice.
 
@@ -314,8 +336,8 @@ def attack_names(parts: Sequence[Part]) -> list[str]:
 
 
 def threads_for(jobs: int, device: str) -> int:
-    """Threads per attack, so that all attacks together use the cores once."""
-    return max(1, (os.cpu_count() or 1) // jobs) if device == "cpu" else 1
+    """Threads per attack, so that all attacks together use once the cores that torch may use (`OMP_NUM_THREADS`)."""
+    return max(1, torch.get_num_threads() // jobs) if device == "cpu" else 1
 
 
 def attack_cells(
@@ -334,19 +356,16 @@ def attack_cells(
     for i, source in enumerate(sources):
         own = recipes[i].attack if recipes else parts
         seed, device = (recipes[i].seed, recipes[i].device) if recipes else (seed, device)
-        transcript = source.open("cpu")
+        if source.skipped:
+            continue
         for name, part in zip(attack_names(own), own, strict=True):
-            rounds = 1 if _whole(part) else len(transcript)
+            rounds = source.rounds(make_attack(part.use, part.options))
             tasks += [_task(source, name, part, t, folder, seed, device) for t in range(rounds)]
     todo = [task for task in tasks if not task.done]
     cores = os.cpu_count() or 1
     workers = max(1, min(jobs or (cores if device == "cpu" else 1), len(todo)))
     run_tasks(todo, workers, threads_for(workers, device), folder / "progress.jsonl", show)
     return workers
-
-
-def _whole(part: Part) -> bool:
-    return make_attack(part.use, part.options).rounds == "all"
 
 
 def _task(source: Source, name: str, part: Part, t: int, folder: Path, seed: int, device: str) -> Task:
@@ -358,9 +377,6 @@ def _task(source: Source, name: str, part: Part, t: int, folder: Path, seed: int
         t=t,
         seed=own,
         device=device,
-        observed=source.observed,
+        source=source.for_attack(),
         outcome=folder / "attacks" / source.name / name / f"{t:06d}",
-        architecture=source.architecture,
-        batch_size=source.batch_size,
-        trust=source.trust,
     )

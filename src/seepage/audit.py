@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,12 +30,12 @@ from seepage.models import LIBRARIES
 from seepage.named import bind, is_dotted
 from seepage.parts import Part, make_attack
 from seepage.recipe import Recipe, Scoring, cells, resolved, run_name
+from seepage.recorded import list_transcripts, open_transcript
 from seepage.recording import Show, quiet, record_cells
 from seepage.results import check_result
 from seepage.settings import change
 from seepage.storage import SCHEMA, check_schema, check_space, read_json, sweep, write_json, write_whole
 from seepage.summary import summarize
-from seepage.transcript import list_transcripts, open_transcript
 from seepage.types import Architecture, Transcript
 
 SPACE = 64 * 2**20
@@ -172,7 +173,7 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Sho
     check_space(folder, SPACE)
     with _undone_on_mistake(folder):
         write_whole(folder / "recipe.toml", text)
-        record_cells(recipes, folder, show)
+        record_cells(recipes, folder, show, keep=sys.maxsize)
     return folder
 
 

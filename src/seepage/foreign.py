@@ -32,6 +32,7 @@ class Facts:
     told: list[str]
     rounds: int
     batch_size: int | None = None
+    kept: bool = True
 
     @property
     def named(self) -> Architecture:

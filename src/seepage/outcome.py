@@ -49,8 +49,9 @@ def save_outcome(outcome: Outcome, path: Path) -> None:
         "cpu_seconds": round(outcome.cpu_seconds, 3),
     }
     if found is not None:
-        optional = {"labels": found.labels, "indices": found.indices, "objective": found.objective}
+        optional = {name: getattr(found, name) for name in ("labels", "indices", "objective", "certified")}
         tensors: Tensors = {"inputs": found.inputs} | {k: t for k, t in optional.items() if t is not None}
+        tensors |= {f"inner/{name}": tensor for name, tensor in found.inner.items()}
         write_tensors(path.with_suffix(".safetensors"), tensors)
         facts |= {
             "space": found.space,
@@ -86,6 +87,8 @@ def _reconstruction(facts: Mapping[str, Any], tensors: Tensors) -> Reconstructio
         indices=tensors.get("indices"),
         ambiguity=frozenset(facts["ambiguity"]),
         objective=tensors.get("objective"),
+        certified=tensors.get("certified"),
+        inner={name[6:]: tensor for name, tensor in tensors.items() if name.startswith("inner/")},
         status=status,
         history=tuple((int(step), float(value)) for step, value in facts["history"]),
         cost=facts["cost"],

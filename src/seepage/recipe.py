@@ -7,11 +7,13 @@
     [training]  steps = 200                    `federation.Training`: how the model got where it is
     [client]    use = "fedsgd"
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
+    [rounds]    design = "random", count = 60  `vertical.Rounds`: one data set, batches of known indices (vertical FL)
     [knowledge] told = ["labels"]              `Told`: what the attacker is told beyond the protocol
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
     [score]     recovered_ssim = 0.6           `Scoring`: thresholds
     [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
+    [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
 
 All mistakes are reported at once.
 """
@@ -38,6 +40,7 @@ from seepage.parts import Part, find_part, make_attack, problems_of, seed_proble
 from seepage.settings import choose, copy_tables
 from seepage.storage import SCHEMA
 from seepage.types import Architecture, ClientUpdate, Defense
+from seepage.vertical import Rounds
 
 BUILT_IN = Path(__file__).with_name("recipes")
 """Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
@@ -49,7 +52,8 @@ class Batches:
 
     Args:
         size: Examples per batch.
-        count: Batches, each attacked by itself; more of them make the interval honest.
+        count: Batches, each attacked by itself; more of them make the interval honest. With `[rounds]`: of how many
+            rounds the attacks that read one round are given each by itself.
     """
 
     size: int = 1
@@ -65,7 +69,7 @@ class Told:
     """What the attacker is told beyond model, client rule, shapes, batch size and updates.
 
     Args:
-        told: Any of `labels`.
+        told: Any of `labels` and `indices` (with `[rounds]`: which examples each round holds).
     """
 
     told: Sequence[str] = ()
@@ -73,8 +77,8 @@ class Told:
     def __post_init__(self) -> None:
         object.__setattr__(self, "told", tuple(self.told))  # a list, where it comes from TOML
         for item in self.told:
-            if item != "labels":
-                raise unknown("thing to tell in knowledge.told", item, ["labels"])
+            if item not in ("labels", "indices"):
+                raise unknown("thing to tell in knowledge.told", item, ["labels", "indices"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,7 @@ class Recipe:
     training: Training = Training()  # noqa: RUF009
     client: Part = Part("fedsgd")  # noqa: RUF009
     batch: Batches = Batches()
+    rounds: Rounds | None = None
     knowledge: Told = Told()
     defense: tuple[Part, ...] = ()
     attack: tuple[Part, ...] = ()
@@ -131,11 +136,17 @@ class Recipe:
 
 # --- reading -----------------------------------------------------------------------------------------------------
 
-_TABLES: dict[str, type] = {"training": Training, "batch": Batches, "knowledge": Told, "score": Scoring}
+_TABLES: dict[str, type] = {
+    "training": Training,
+    "batch": Batches,
+    "rounds": Rounds,
+    "knowledge": Told,
+    "score": Scoring,
+}
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
 MOST_CELLS = 10_000
 """Combinations of a grid; more are taken for a mistake."""
-_KEYS = [*_PLAIN, "data", "model", "client", *_TABLES, "defense", "attack", "grid", "expect"]
+_KEYS = [*_PLAIN, "data", "model", "client", *_TABLES, "defense", "attack", "grid", "case", "expect"]
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -166,15 +177,19 @@ def find_recipe(name: str) -> Path:
         )
     if path.suffix == ".toml" or path.exists():
         return path
-    built_in = {file.stem: file for file in BUILT_IN.glob("*.toml")}
+    built_in = _built_in()
     if name in built_in:
         return built_in[name]
     raise unknown("recipe", name, [*built_in, "FILE.toml"])
 
 
 def list_recipes() -> list[str]:
-    """Names of the built-in recipes."""
-    return sorted(file.stem for file in BUILT_IN.glob("*.toml"))
+    """Names of the built-in recipes: `default`, `cafe/exact`, ..."""
+    return sorted(_built_in())
+
+
+def _built_in() -> dict[str, Path]:
+    return {file.relative_to(BUILT_IN).with_suffix("").as_posix(): file for file in BUILT_IN.rglob("*.toml")}
 
 
 # --- checking ----------------------------------------------------------------------------------------------------
@@ -189,7 +204,7 @@ def cells(tables: Mapping[str, Any]) -> list[Recipe]:
     problems = _unknown_keys(tables)
     recipes: list[Recipe] = []
     for choice in _combinations(tables.get("grid", {}), problems):
-        cell = {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "expect")}
+        cell = _base(tables)
         try:
             for key, value in choice.items():
                 choose(cell, key, value)
@@ -199,9 +214,37 @@ def cells(tables: Mapping[str, Any]) -> list[Recipe]:
         recipe = _resolve(cell, _cell_name(choice), problems)
         if recipe is not None:
             recipes.append(_numbered(recipe, recipes))
+    for case in _list(tables.get("case", []), "case", problems):
+        recipe = _case(case, _base(tables), problems)
+        if recipe is not None:
+            recipes.append(_numbered(recipe, recipes))
     if problems:
         raise Problems("the recipe has mistakes:", dict.fromkeys(problems))
     return recipes
+
+
+def _base(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """A cell's tables before anything is chosen."""
+    return {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "case", "expect")}
+
+
+def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None:
+    """A cell beyond the grid: every table of the case is laid over the recipe's."""
+    if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
+        problems.append('each [[case]] needs a name, such as name = "vertical"')
+        return None
+    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", "expect", "score")]
+    if unknowns:
+        problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
+        return None
+    for key, value in case.items():
+        own = cell.get(key)
+        if isinstance(own, dict) and isinstance(value, dict) and value.get("use", own.get("use")) == own.get("use"):
+            cell[key] = own | value
+        else:  # options of one model, or data set, are none of another's
+            cell[key] = copy_tables(value)
+    cell["name"] = case["name"]
+    return _resolve(cell, _cell_name({"case.use": case["name"]}), problems)
 
 
 def _unknown_keys(tables: Mapping[str, Any]) -> list[str]:
@@ -223,7 +266,7 @@ def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
         if not isinstance(values, list) or not values:
             problems.append(f"grid {key!r} must be a list with at least one value, got {values!r}")
             return [{}]
-        if head not in _KEYS or head in ("grid", "expect", "name"):
+        if head not in _KEYS or head in ("grid", "case", "expect", "name", "score"):
             problems.append(f"grid {key!r} is no key of a recipe")
             return [{}]
     count = math.prod(len(values) for values in grid.values())
@@ -237,9 +280,11 @@ def _cell_name(choice: Mapping[str, Any]) -> str:
     """A folder name for a combination: `fc2_size-8_steps-0`."""
     words = []
     for key, value in choice.items():
-        last = key.rpartition(".")[2]
-        pairs = value.items() if isinstance(value, dict) else [(last, value)]
-        words += [str(v) if k == "use" else f"{k}-{_word(v)}" for k, v in pairs if k != "count"]
+        head, _, rest = key.partition(".")
+        pairs = value.items() if isinstance(value, dict) else [(rest or head, value)]
+        # How many batches are drawn makes no other case.
+        named = [(k, v) for k, v in pairs if (head, k) != ("batch", "count")]
+        words += [str(v) if k == "use" else f"{k}-{_word(v)}" for k, v in named]
     name = "_".join(words) or "cell"
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80].strip(".") or "cell"
 
@@ -284,7 +329,12 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
         problems.append('the recipe names no attack; add [[attack]] with use = "linear" or another of seepage list')
     if len(problems) > before:
         return None
-    return Recipe(**given)
+    recipe = Recipe(**given)
+    try:
+        _ = recipe.rounds and recipe.rounds.drawn(recipe.batch.size, recipe.seed)
+    except SeepageError as error:
+        problems.append(str(error))
+    return recipe
 
 
 def _list(value: Any, key: str, problems: list[str]) -> list[Any]:
@@ -340,6 +390,8 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         "defense": [part.table() for part in first.defense],
         "attack": [part.table() for part in first.attack],
     }
+    if first.rounds is not None:
+        out["rounds"] = asdict(first.rounds)
     for head, option in _swept(tables.get("grid", {})):
         # A choice of the grid that leaves this option out takes the recipe's own value, or else the default.
         own = tables.get(head, {})
@@ -347,8 +399,9 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         if option in own:
             out[head][option] = own[option]
     out = {key: value for key, value in out.items() if value != [] and value != {}}
-    if tables.get("grid"):
-        out["grid"] = tables["grid"]
+    for key in ("grid", "case"):
+        if tables.get(key):
+            out[key] = tables[key]
     return tomli_w.dumps(out)
 
 

@@ -1,10 +1,13 @@
 """Record the cells of an audit: train the model, let the client compute its updates, write both sides to disk."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
 from seepage.errors import SeepageError
@@ -13,9 +16,12 @@ from seepage.functional import generator, state_of
 from seepage.metrics import baselines, psnr, ssim
 from seepage.models import build
 from seepage.recipe import Recipe
-from seepage.storage import SCHEMA, write_json
-from seepage.transcript import Victim, save_transcript, save_truth
+from seepage.recorded import open_knowledge, save_transcript
+from seepage.storage import SCHEMA, check_space, read_json, write_json
+from seepage.transcript import Victim
+from seepage.truth import Truth, open_truth, save_truth
 from seepage.types import Batch, Knowledge, Tensors
+from seepage.vertical import IndexedTranscript, IndexedVictim
 
 Show = Callable[[float, float, str], None]
 """Called with (done, total, what) while a run goes on."""
@@ -30,16 +36,49 @@ def place_of(folder: Path, part: str, recipe: Recipe, recipes: Sequence[Recipe])
     return folder / part / recipe.cell if len(recipes) > 1 else folder / part
 
 
-def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet) -> None:
-    """Write `observed/` and `private/` of every cell that does not have them yet."""
+KEPT = 2**28
+"""Bytes of rounds that are written beside their data; more of them are made anew whenever they are read."""
+
+
+class Skipped(SeepageError):
+    """This cell cannot be recorded, and the others may."""
+
+
+def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet, *, keep: int = KEPT) -> None:
+    """Write `observed/` and `private/` of every cell that does not have them yet.
+
+    A cell of several that cannot be recorded is left out: its `private/` says why.
+
+    Args:
+        recipes: The cells.
+        folder: The run folder.
+        show: Progress.
+        keep: Bytes of rounds over one data set that are written; more are made anew whenever they are read.
+
+    Raises:
+        SeepageError: For mistakes in the recipe or the data, and where no cell at all can be recorded.
+    """
     sets: dict[str, data.Dataset] = {}
     trained: dict[str, tuple[Tensors, Tensors]] = {}
+    skipped: list[Skipped] = []
     for number, recipe in enumerate(recipes):
         observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
-        if (observed / "knowledge.json").exists() and (private / "cell.json").exists():
+        if is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists()):
             continue
         show(number, len(recipes), f"recording {recipe.cell}")
-        _record_cell(recipe, observed, private, sets, trained)
+        try:
+            _record_cell(recipe, observed, private, sets, trained, keep)
+        except Skipped as error:
+            skipped.append(error)
+            if len(skipped) == len(recipes):
+                raise
+            write_json(private / "cell.json", {**_names(recipe), "skipped": str(error)})
+
+
+def is_skipped(private: Path) -> bool:
+    """Whether a cell was left out."""
+    path = private / "cell.json"
+    return path.exists() and "skipped" in read_json(path)
 
 
 def _record_cell(
@@ -48,6 +87,7 @@ def _record_cell(
     private: Path,
     sets: dict[str, data.Dataset],
     trained: dict[str, tuple[Tensors, Tensors]],
+    keep: int,
 ) -> None:
     key = f"{recipe.data}/{recipe.seed}"
     if key not in sets:
@@ -58,8 +98,7 @@ def _record_cell(
     dataset = sets[key]
     _check_enough(recipe, dataset)
     classes = len(dataset.classes)
-    model = build(recipe.architecture, dataset.input_shape, classes, seed=recipe.seed).to(recipe.device)
-    _check_takes(model, recipe, dataset)
+    model = _built(recipe, dataset)
 
     def batch_of(indices: torch.Tensor) -> Batch:
         return dataset.batch(indices).to(recipe.device)
@@ -67,10 +106,9 @@ def _record_cell(
     key = f"{key}/{recipe.model}/{recipe.training}"
     if key not in trained:
         trained[key] = train(model, state_of(model), batch_of, dataset.train, recipe.training, seed=recipe.seed)
-    params, buffers = trained[key]
+    state = trained[key]
     order = torch.randperm(len(dataset.private), generator=generator(recipe.seed, "victims"))
-    drawn = dataset.private[order[: recipe.batch.size * recipe.batch.count]].split(recipe.batch.size)
-    batches = [batch_of(indices) for indices in drawn]
+    chosen, rest = (dataset.private[part] for part in order.tensor_split([_examples(recipe)]))
     knowledge = Knowledge(
         model=model,
         client=recipe.make_client(),
@@ -79,23 +117,78 @@ def _record_cell(
         told=frozenset(recipe.knowledge.told),  # type: ignore[arg-type]
         architecture=recipe.architecture,
     )
-    defense = recipe.make_defense()
-    victim = Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, recipe.seed)
+    victim, truth = _victim(recipe, knowledge, state, [batch_of(part) for part in _parts(recipe, chosen)])
     _check_computes(victim, recipe)
-    save_truth(batches, private)
-    facts = _cell_facts(recipe, dataset, batches, sum(p.numel() for p in params.values()))
-    rest = order[len(drawn) * recipe.batch.size :][:256]
+    save_truth(truth, private)
     # Unseen examples that are not attacked either; a tiny data set may have none left.
-    test = batch_of(dataset.private[rest]) if len(rest) else None
-    facts["accuracy"] = None if test is None else round(accuracy(model, (params, buffers), test), 4)
-    save_transcript(victim.transcript(), observed)
+    test = batch_of(rest[:UNSEEN]) if len(rest) else None
+    facts = _cell_facts(recipe, dataset, list(truth), sum(p.numel() for p in state[0].values()))
+    facts["accuracy"] = None if test is None else round(accuracy(model, state, test), 4)
+    facts["accuracy_examples"] = None if test is None else len(test)
+    size = sum(p.nbytes for p in state[0].values())
+    kept = recipe.rounds is None or recipe.rounds.count * size <= keep
+    check_space(observed, size * (len(victim.transcript()) if kept else 1))
+    save_transcript(victim.transcript(), observed, rounds=kept)
     write_json(private / "cell.json", facts)
 
 
+UNSEEN = 256
+"""Examples on which the accuracy is measured, at most."""
+
+
+def _examples(recipe: Recipe) -> int:
+    """Private examples that are attacked."""
+    return recipe.batch.size * recipe.batch.count if recipe.rounds is None else recipe.rounds.samples
+
+
+def _parts(recipe: Recipe, chosen: Tensor) -> Sequence[Tensor]:
+    return chosen.split(recipe.batch.size) if recipe.rounds is None else [chosen]
+
+
+def _victim(
+    recipe: Recipe, knowledge: Knowledge, state: tuple[Tensors, Tensors], batches: Sequence[Batch]
+) -> tuple[Victim | IndexedVictim, Truth]:
+    """The client or clients, and what they hold."""
+    (params, buffers), defense = state, recipe.make_defense()
+    if recipe.rounds is None:
+        victim = Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, recipe.seed)
+        return victim, Truth(tuple(batches))
+    rounds, whole = recipe.rounds, batches[0]
+    held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
+    design = rounds.drawn(recipe.batch.size, recipe.seed)
+    indexed = IndexedVictim(knowledge, params, held, design, rounds.count, buffers, defense, recipe.seed, rounds.server)
+    draws = pad_sequence([design.indices(t) for t in range(rounds.count)], batch_first=True, padding_value=-1)
+    return indexed, Truth((held,), draws)
+
+
+def made_anew(recipe: Recipe, observed: Path, private: Path, device: str) -> IndexedTranscript:
+    """The transcript of a cell whose rounds are too many to keep, from its private data."""
+    knowledge, state = open_knowledge(observed, device=device)
+    victim, _ = _victim(recipe, knowledge, state, [open_truth(private).whole.to(device)])
+    transcript = victim.transcript()
+    assert isinstance(transcript, IndexedTranscript)  # its rounds are drawn from one data set, else they were kept
+    return transcript
+
+
+def _built(recipe: Recipe, dataset: data.Dataset) -> torch.nn.Module:
+    try:
+        model = build(recipe.architecture, dataset.input_shape, len(dataset.classes), seed=recipe.seed)
+    except SeepageError as error:
+        raise Skipped(str(error)) from error
+    model = model.to(recipe.device)
+    _check_takes(model, recipe, dataset)
+    return model
+
+
 def _check_enough(recipe: Recipe, dataset: data.Dataset) -> None:
-    needed = recipe.batch.size * recipe.batch.count
+    needed = _examples(recipe)
+    if needed > len(dataset.private) and recipe.rounds is not None:
+        raise Skipped(
+            f"the rounds draw from {needed} private examples and {dataset.name} has {len(dataset.private)}; "
+            "lower rounds.samples"
+        )
     if needed > len(dataset.private):
-        raise SeepageError(
+        raise Skipped(
             f"{recipe.batch.count} batches of {recipe.batch.size} need {needed} private examples and {dataset.name} "
             f"has {len(dataset.private)}; lower batch.size or batch.count, or raise data.split"
         )
@@ -110,7 +203,7 @@ def _check_takes(model: torch.nn.Module, recipe: Recipe, dataset: data.Dataset) 
         with torch.no_grad():
             output = model.eval()(probe)
     except Exception as error:  # whatever a stranger's forward may raise
-        raise SeepageError(
+        raise Skipped(
             f"the model {recipe.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); "
             "choose another model, or change the data with --set data.size=… or data.channels=…"
         ) from error
@@ -124,34 +217,41 @@ def _check_takes(model: torch.nn.Module, recipe: Recipe, dataset: data.Dataset) 
         )
 
 
-def _check_computes(victim: Victim, recipe: Recipe) -> None:
+def _check_computes(victim: Victim | IndexedVictim, recipe: Recipe) -> None:
     """Compute one update, so that batch norm on a single value is one sentence and not a traceback."""
     try:
         victim.update(0)
     except ValueError as error:
-        raise SeepageError(
+        raise Skipped(
             f"the client cannot compute an update of {recipe.model} on a batch of {recipe.batch.size} ({error}); "
             "use a larger --batch-size, larger images (--set data.size=64), or --set client.mode=eval"
         ) from error
 
 
-def _cell_facts(recipe: Recipe, dataset: data.Dataset, batches: Sequence[Batch], parameters: int) -> dict[str, Any]:
-    defense = recipe.make_defense()
+def _names(recipe: Recipe) -> dict[str, Any]:
+    """What a cell is called."""
+    rounds = recipe.rounds
+    drawn = "" if rounds is None else f" of {rounds.samples}, {rounds.count} rounds ({rounds.design})"
     words = [
         str(recipe.model),
-        f"batch {recipe.batch.size}",
-        f"trained {recipe.training.steps} rounds" if recipe.training.steps else "freshly initialized",
+        f"batch {recipe.batch.size}{drawn}",
+        f"trained {recipe.training.steps} steps" if recipe.training.steps else "freshly initialized",
     ]
+    title = ", ".join([*words, *(str(part) for part in recipe.defense)])
+    return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
+
+
+def _cell_facts(recipe: Recipe, dataset: data.Dataset, batches: Sequence[Batch], parameters: int) -> dict[str, Any]:
+    defense = recipe.make_defense()
     return {
-        "schema": SCHEMA,
-        "name": recipe.cell,
-        "title": ", ".join([*words, *(str(part) for part in recipe.defense)]),
+        **_names(recipe),
         "model": recipe.model.use,
         "model_options": dict(recipe.model.options),
         "data": dataset.name,
         "data_source": dataset.source,
         "batch_size": recipe.batch.size,
         "batches": recipe.batch.count,
+        "rounds": None if recipe.rounds is None else asdict(recipe.rounds),
         "training_steps": recipe.training.steps,
         "defense": None if defense is None else repr(defense),
         "client": repr(recipe.make_client()),

@@ -1,68 +1,49 @@
 """Rows, verdict and threshold gate: what the outcomes of a run amount to."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from seepage.attacks import Attack
 from seepage.errors import SeepageError, unknown
-from seepage.metrics import Scores, lpips_missing, score
+from seepage.measured import Measured, at_truth, certificates, inner_errors
 from seepage.outcome import Outcome
 from seepage.recipe import Scoring
-from seepage.transcript import OneRound
 from seepage.types import Batch, Transcript
 
 PROTOCOL = ("model", "client rule", "batch size", "update")
 """What every attacker here is told: what an honest-but-curious server sees anyway."""
 
 SCORE_KEYS = (
-    "recovered", "exact", "psnr", "psnr_low", "psnr_high", "ssim", "lpips", "correlation", "cosine", "gain_db",
-    "label_accuracy", "mean_color_psnr", "grey_psnr", "random_psnr", "mean_color_ssim", "grey_ssim", "random_ssim",
+    "recovered", "exact", "psnr", "psnr_median", "psnr_low", "psnr_high", "ssim", "lpips", "correlation", "cosine",
+    "gain_db", "label_accuracy", "mean_color_psnr", "grey_psnr", "random_psnr", "mean_color_ssim", "grey_ssim",
+    "random_ssim",
 )  # fmt: skip
-
-
-def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The metrics to measure; LPIPS only where it was asked for and its weights are on this machine."""
-    lpips = ("lpips",) if scoring.lpips and lpips_missing(shape) is None else ()
-    return ("mse", "psnr", "ssim", "correlation", *lpips)
-
-
-def score_outcomes(
-    outcomes: Sequence[Outcome], truth: Sequence[Batch], value_range: tuple[float, float], scoring: Scoring
-) -> Scores | None:
-    """Scores of one attack over all batches of a cell, or None where a batch has none or only features."""
-    found = [outcome.reconstruction for outcome in outcomes]
-    if any(reconstruction is not None and reconstruction.space == "feature" for reconstruction in found):
-        return None
-    parts = [
-        score(
-            reconstruction,
-            batch,
-            value_range=value_range,
-            metrics=metrics_for(scoring, tuple(batch.inputs.shape[1:])),
-            recovered_ssim=scoring.recovered_ssim,
-            recovered_gain_db=scoring.recovered_gain_db,
-            exact_db=scoring.exact_db,
-        )
-        for reconstruction, batch in zip(found, truth, strict=True)
-        if reconstruction is not None
-    ]
-    return Scores.concatenate(parts) if parts and len(parts) == len(outcomes) else None
 
 
 def make_row(
     cell: str,
     name: str,
     outcomes: Sequence[Outcome],
-    transcript: Transcript,
+    views: Sequence[Transcript],
     truth: Sequence[Batch] | None,
-    scores: Scores | None,
+    measured: Measured | None,
     attack: Attack,
 ) -> dict[str, Any]:
-    """One line of the result table: one attack on one cell. Null where something does not apply."""
-    first = outcomes[0]
+    """One line of the result table: one attack on one cell. Null where something does not apply.
+
+    Args:
+        cell: The cell's name.
+        name: The attack's name in this run.
+        outcomes: One per run of the attack.
+        views: What each run saw.
+        truth: The private batch behind each, where it is at hand.
+        measured: Their scores.
+        attack: The attack.
+    """
+    first, transcript = outcomes[0], views[0]
     found = [outcome.reconstruction for outcome in outcomes if outcome.reconstruction is not None]
     told_extra = sorted(transcript.knowledge.told)
     known = [item for item in PROTOCOL if item != "batch size" or transcript[0].batch_size is not None]
@@ -71,43 +52,96 @@ def make_row(
         "attack": name,
         "options": first.attack,
         "status": worst_status(outcomes),
-        "reason": next((outcome.reason for outcome in outcomes if outcome.reason), None),
+        "reason": _reason(outcomes),
         "told": [*known, *told_extra],
         "told_extra": told_extra,
-        "examples": _examples(transcript, truth),
+        "examples": _examples(views, truth),
         **dict.fromkeys(SCORE_KEYS),
         "alignment": None,
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 3) if found else None,
         "cpu_seconds": round(sum(outcome.cpu_seconds for outcome in outcomes), 3) if found else None,
+        "rounds": _total("rounds", found),
         "steps": _total("steps", found),
         "evaluations": _total("evaluations", found),
         "objective": _mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
         "objective_at_truth": None,
         "visible": None,
+        "certified": None,
+        "false_certificates": None,
+        "error_v": None,
+        "error_h": None,
         "space": found[0].space if found else None,
         "returned": sum(len(r) for r in found) if found else None,
         "notes": list(dict.fromkeys(note for r in found for note in r.notes)),
     }
-    if scores is not None and truth is not None:
+    if measured is not None and truth is not None:
+        scores = measured.scores
         row |= {key: _rounded(getattr(scores, key)) for key in SCORE_KEYS}
-        row |= {"alignment": scores.alignment, "objective_at_truth": _at_truth(attack, transcript, truth)}
+        row |= {"alignment": scores.alignment, "objective_at_truth": at_truth(attack, views, truth)}
         row["visible"] = scores.visible
         row["notes"] += list(scores.notes)
+        row |= certificates(outcomes, measured)
+        row |= inner_errors(attack, views, truth, outcomes, measured.places)
+    row["zero_update"] = row["status"] == "inapplicable" and all(map(_is_zero, views))
     row["outcome"] = describe_outcome(row)
     row["nothing_recovered"] = row["outcome"] == "nothing recovered"
     return row
 
 
 def worst_status(outcomes: Sequence[Outcome]) -> str:
-    """The status that a reader must know: the worst of the batches'."""
+    """The status that a reader must know: the worst of the batches that gave a result, or of all where none did."""
     order = ("error", "inapplicable", "interrupted", "diverged", "exhausted", "ok")
-    return next(status for status in order if any(outcome.status == status for outcome in outcomes))
+    spoke = [outcome for outcome in outcomes if outcome.reconstruction is not None] or outcomes
+    return next(status for status in order if any(outcome.status == status for outcome in spoke))
+
+
+def _reason(outcomes: Sequence[Outcome]) -> str | None:
+    """Why there is no result, with how many batches that is true of where others have one."""
+    silent = [outcome for outcome in outcomes if outcome.reason]
+    if not silent:
+        return None
+    where = f"on {len(silent)} of {len(outcomes)} batches: " if len(silent) < len(outcomes) else ""
+    return f"{where}{silent[0].reason}"
+
+
+def skipped_row(cell: str, name: str, attack: Attack, told: Sequence[str], reason: str) -> dict[str, Any]:
+    """The line of an attack on a cell that could not be recorded."""
+    blank = dict.fromkeys(
+        ("examples", *SCORE_KEYS, "alignment", "seconds", "cpu_seconds", "rounds", "steps", "evaluations", "objective",
+         "objective_at_truth", "visible", "certified", "false_certificates", "error_v", "error_h", "space", "returned")
+    )  # fmt: skip
+    return {
+        "cell": cell,
+        "attack": name,
+        "options": repr(attack),
+        "status": "inapplicable",
+        "reason": reason,
+        "told": [*PROTOCOL, *told],
+        "told_extra": list(told),
+        **blank,
+        "notes": [],
+        "zero_update": False,
+        "outcome": "not recorded",
+        "nothing_recovered": False,
+    }
+
+
+def _is_zero(transcript: Transcript) -> bool:
+    """Whether no round's update has anything in it."""
+    updates = (transcript[t].update.tensors.values() for t in range(len(transcript)))
+    return not any(bool(tensor.any()) for tensors in updates for tensor in tensors)
 
 
 def describe_outcome(row: Mapping[str, Any]) -> str:
-    """A row in two words, from its scores."""
-    if row["status"] in ("inapplicable", "error"):
-        return "does not apply" if row["status"] == "inapplicable" else "failed"
+    """A row in two words, from its scores.
+
+    >>> describe_outcome({"status": "inapplicable", "zero_update": True})
+    'zero update'
+    """
+    if row["status"] == "error":
+        return "failed"
+    if row["status"] == "inapplicable":
+        return "zero update" if row.get("zero_update") else "does not apply"
     if row["psnr"] is None:
         return "features only" if row.get("space") == "feature" else "not scored"
     if row["exact"]:
@@ -117,16 +151,13 @@ def describe_outcome(row: Mapping[str, Any]) -> str:
     return "traces" if row["gain_db"] is not None and row["gain_db"] > 0 else "nothing recovered"
 
 
-def _examples(transcript: Transcript, truth: Sequence[Batch] | None) -> int | None:
+def _examples(views: Sequence[Transcript], truth: Sequence[Batch] | None) -> int | None:
     if truth is not None:
         return sum(len(batch) for batch in truth)
-    sizes = [transcript[t].batch_size for t in range(len(transcript))]
+    if len(views) == 1 and len(views[0]) > 1 and "indices" in views[0].knowledge.told:
+        return None  # Rounds over one data set hold its examples again and again.
+    sizes = [view[t].batch_size for view in views for t in range(len(view))]
     return sum(size for size in sizes if size is not None) if None not in sizes else None
-
-
-def _at_truth(attack: Attack, transcript: Transcript, truth: Sequence[Batch]) -> float | None:
-    values = [attack.objective_at(OneRound(transcript, t), batch.inputs, batch.labels) for t, batch in enumerate(truth)]
-    return _mean([value for value in values if value is not None])
 
 
 def _total(key: str, found: Sequence[Any]) -> int | None:
@@ -141,6 +172,33 @@ def _mean(values: Sequence[float]) -> float | None:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
+
+
+def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tuple[str, str]]:
+    """Why attacks gave no result: each reason once, however many attacks and cases it was given for.
+
+    Args:
+        entries: Attack, outcome, reason and the case's title, row by row.
+        cases: Number of all cases.
+
+    Returns:
+        Attacks and sentence.
+
+    >>> reasons([("dlg", "failed", "no memory", "A"), ("dlg", "failed", "no memory", "B")], 3)
+    [('dlg', 'failed (2 of 3 cases): no memory')]
+    """
+    places: dict[tuple[str, str, str], list[str]] = {}
+    for attack, outcome, reason, title in entries:
+        places.setdefault((attack, outcome, reason), []).append(title)
+    attacks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
+    for (attack, outcome, reason), titles in places.items():
+        attacks.setdefault((outcome, reason, tuple(titles)), []).append(attack)
+    found = []
+    for (outcome, reason, where), names in attacks.items():
+        who = ", ".join(names) if len(names) <= NAMED else f"{len(names)} attacks"
+        among = f" ({where[0] if len(where) == 1 else f'{len(where)} of {cases} cases'})" if cases > 1 else ""
+        found.append((who, f"{outcome}{among}: {reason}"))
+    return found
 
 
 SHOWN = (
@@ -193,28 +251,36 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     level = "exact" if worst["exact"] else "recognizable"
     parts = [
         f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
-        f"Worst: {titles[worst['cell']]}, where {worst['attack']} rebuilt {_share(worst)}"
-        f" ({worst['psnr']:.0f} dB on average{_gain(worst)}), {_told(worst)}.",
+        f"Worst: {titles[worst['cell']]}, where the attack {worst['attack']} rebuilt {_share(worst)}.",
+        *_closeness(worst),
+        f"It was told {', '.join(worst['told_extra']) or 'nothing'} beyond the protocol.",
     ]
-    quiet = [row for row in best.values() if row not in leaking]
+    quiet = [titles[row["cell"]] for row in best.values() if row not in leaking]
     if quiet:
         parts.append(
-            f"In {_cases(len(quiet))} no example counts as recovered within these steps "
-            f"({'; '.join(titles[row['cell']] for row in quiet)}). That is no proof of safety."
+            f"In {_named(quiet, titles)} these attacks, with the steps they were given, recovered no example. "
+            "That is no proof of safety."
         )
     return level, " ".join([*parts, silent]).strip()
 
 
 def _silent(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """A sentence about the cells of which no attack could say anything, or nothing where there are none."""
+    """Sentences about the cells of which no attack could say anything, or nothing where there are none."""
     spoke = {row["cell"] for row in rows if _spoke(row)}
-    silent = [title for cell, title in titles.items() if cell not in spoke]
-    if not silent:
-        return ""
-    return (
-        f"In {_cases(len(silent))} no attack gave a result, since none applies or all failed ({'; '.join(silent)}). "
-        "That is no proof of safety either; the reasons stand beside each attack."
-    )
+    zero = {row["cell"] for row in rows if row["outcome"] == "zero update"} - spoke
+    mute = [title for cell, title in titles.items() if cell not in spoke | zero]
+    parts = []
+    if mute:
+        parts.append(
+            f"In {_named(mute, titles)} no attack gave a result: none applies, all failed, or no update could be made. "
+            "That is no proof of safety either; the reasons are listed with the results."
+        )
+    if zero:
+        parts.append(
+            f"In {_named([titles[cell] for cell in titles if cell in zero], titles)} the update is zero everywhere: "
+            "it holds nothing to attack, but the update of another round may."
+        )
+    return " ".join(parts)
 
 
 def _spoke(row: Mapping[str, Any]) -> bool:
@@ -234,12 +300,31 @@ def _share(row: Mapping[str, Any]) -> str:
     return f"{round(share * row['examples'])} of {row['examples']} examples {kind}"
 
 
-def _gain(row: Mapping[str, Any]) -> str:
-    return "" if row["gain_db"] is None else f", {row['gain_db']:+.0f} dB over the mean color"
+def _closeness(row: Mapping[str, Any]) -> list[str]:
+    """A sentence with the median: the mean of numbers that are capped at 150 dB would say little."""
+    if row.get("psnr_median") is None:
+        return []
+    flat = row.get("mean_color_psnr")
+    beside = "" if flat is None else f"; a flat square of the example's mean color has {flat:.0f} dB"
+    what = f"Median PSNR of the {row['examples']} examples" if row["examples"] != 1 else "PSNR"
+    return [f"{what}: {row['psnr_median']:.0f} dB{beside}."]
 
 
-def _told(row: Mapping[str, Any]) -> str:
-    return f"told {', '.join(row['told_extra'])}" if row["told_extra"] else "told nothing beyond the protocol"
+NAMED = 3
+"""Cases that a verdict names; of more it gives the count, and what they have in common."""
+
+_COMMA = re.compile(r", (?![^(]*\))")
+"""Stands between the parts of a title; a comma in brackets stands between options."""
+
+
+def _named(cases: Sequence[str], titles: Mapping[str, str]) -> str:
+    """A count of cases with their titles, or, of many, with the words that they share and not all titles have."""
+    if len(cases) <= NAMED:
+        return f"{_cases(len(cases))} ({'; '.join(cases)})"
+    everywhere = set.intersection(*(set(_COMMA.split(title)) for title in titles.values()))
+    shared = set.intersection(*(set(_COMMA.split(title)) for title in cases)) - everywhere
+    common = ", ".join(word for word in _COMMA.split(cases[0]) if word in shared)
+    return _cases(len(cases)) + (f" (all of them: {common})" if common else "")
 
 
 def _quiet_verdict(best: Mapping[str, Mapping[str, Any]], traces: bool) -> str:
@@ -249,12 +334,15 @@ def _quiet_verdict(best: Mapping[str, Mapping[str, Any]], traces: bool) -> str:
             "color or show outlines; look at the pictures. A stronger attack or more steps may recover more."
         )
     return (
-        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks recovered nothing within their steps. "
-        "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
+        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks, with the steps they were given, recovered "
+        "nothing. That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
     )
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------
+
+NOTHING_SENT = ("zero update", "not recorded")
+"""Outcomes of cells whose clients sent nothing that could be read."""
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*")
 _COMPARE = {
@@ -287,13 +375,17 @@ def violations(rows: Sequence[Mapping[str, Any]], condition: tuple[str, str, flo
     """Rows that meet a `--fail-if` condition.
 
     Raises:
-        SeepageError: Where no row has that score: a gate that cannot see must not let anything pass.
+        SeepageError: Where a cell has no row with that score: a gate that cannot see must not let anything pass. A
+            cell in which nothing was sent has nothing to leak, and passes.
     """
     key, sign, number = condition
-    if all(row.get(key) is None for row in rows):
+    seen = {row["cell"] for row in rows if row.get(key) is not None or row["outcome"] in NOTHING_SENT}
+    blind = list(dict.fromkeys(row["cell"] for row in rows if row["cell"] not in seen))
+    if blind or not rows:
+        where = f" in {', '.join(blind[:NAMED])}{' and others' if len(blind) > NAMED else ''}" if blind else ""
         raise SeepageError(
-            f"--fail-if cannot be judged: no row of this run has the score {key!r}; "
-            "score the run against the truth, or name another score"
+            f"--fail-if cannot be judged: no attack has the score {key!r}{where}; score the run against the truth, "
+            "name another score, or leave out cases that no attack applies to"
         )
     return [row for row in rows if row.get(key) is not None and _COMPARE[sign](row[key], number)]
 

@@ -55,15 +55,16 @@ def model_flags(model: nn.Module, mode: str) -> list[Flag]:
     return flags
 
 
-def update_flags(transcript: Transcript, losses: list[float]) -> list[Flag]:
+def update_flags(transcript: Transcript, rounds: int, losses: list[float]) -> list[Flag]:
     """Flags about the updates themselves, and about examples with next to no loss.
 
     Args:
         transcript: The victim's rounds.
+        rounds: How many of the first ones to look at.
         losses: Loss of each private example at the model sent.
     """
     flags = []
-    if any(not norm(transcript[t].update.tensors) > 0 for t in range(len(transcript))):
+    if any(not norm(transcript[t].update.tensors) > 0 for t in range(rounds)):
         flags.append(Flag("zero-update", "warning", "At least one update is zero everywhere and can leak nothing."))
     silent = sum(loss < 1e-3 for loss in losses)
     if silent:
@@ -126,6 +127,15 @@ def attack_flags(row: Mapping[str, Any]) -> list[Flag]:
                 "not-settled",
                 "note",
                 f"{name} was still improving when its {row['steps']} steps ended; more steps may recover more.",
+            )
+        )
+    if row.get("false_certificates"):
+        flags.append(
+            Flag(
+                "false-certificate",
+                "warning",
+                f"{name} vouches for {row['false_certificates']} guesses that are not exact: do not rely on what it "
+                "calls certain here.",
             )
         )
     reached, truth = row.get("objective"), row.get("objective_at_truth")

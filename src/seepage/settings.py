@@ -60,10 +60,19 @@ def put(tables: dict[str, Any], key: str, value: Any) -> None:
 
 def choose_part(tables: dict[str, Any], head: str, use: str) -> None:
     """Name another `data` or `model`, in place. The options of the old one do not belong to the new one and go."""
+    drop_cases(tables, head)
     own = tables.get(head)
     swept = any(name in (head, f"{head}.use") for name in tables.get("grid", {}))
     if swept or not isinstance(own, dict) or own.get("use") != use:
         put(tables, head, {"use": use})
+
+
+def drop_cases(tables: dict[str, Any], head: str) -> None:
+    """Take out, in place, the cases that set `head` themselves: who chooses it by hand does not ask for those."""
+    cases = [case for case in tables.get("case", []) if not (isinstance(case, dict) and head in case)]
+    tables["case"] = cases
+    if not cases:
+        del tables["case"]
 
 
 def _put_in_list(parts: Any, head: str, option: str, value: Any) -> None:

@@ -5,11 +5,11 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor
 
@@ -145,8 +145,8 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
-def read_tensors(path: Path) -> Tensors:
-    """Read a safetensors file.
+def read_tensors(path: Path, names: Collection[str] | None = None) -> Tensors:
+    """Read a safetensors file, or only the named tensors of it.
 
     Raises:
         SeepageError: For a missing or truncated file, and for pickles, which can run code when loaded.
@@ -155,7 +155,10 @@ def read_tensors(path: Path) -> Tensors:
     _check_regular(path)
     try:
         # Copies: views into the file are not aligned in memory, and kernels then round differently.
-        return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        if names is None:
+            return {name: tensor.clone() for name, tensor in load_file(path).items()}
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in names if name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise SeepageError(f"{path} does not exist; check the path") from error
     except (SafetensorError, OSError, ValueError) as error:

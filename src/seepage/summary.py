@@ -1,25 +1,26 @@
 """Score the outcomes of a run, raise its trust flags, and write its results."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from seepage import sanity
 from seepage.attacking import Source, attack_names
 from seepage.attacks import Attack
 from seepage.errors import SeepageError
-from seepage.metrics import Scores, align
+from seepage.measured import score_outcomes
+from seepage.metrics import Alignment, Scores
 from seepage.outcome import Outcome, open_outcome
 from seepage.recipe import Recipe, Scoring
 from seepage.recording import Show, quiet
-from seepage.results import make_row, score_outcomes, thresholds, verdict
+from seepage.results import make_row, skipped_row, thresholds, verdict
 from seepage.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
-from seepage.transcript import open_truth
-from seepage.types import Batch, Reconstruction, Tensors, Transcript
+from seepage.transcript import OneRound
+from seepage.truth import Truth, misfit, open_truth
+from seepage.types import Tensors, Transcript
 
 
 def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: Show = quiet) -> dict[str, Any]:
@@ -30,12 +31,18 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
     facts: list[dict[str, Any]] = []
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
         show(i, len(sources), f"scoring {source.name}")
+        named = list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
+        if source.skipped:
+            facts.append(_facts_on_disk(source))
+            reason, told = facts[-1]["skipped"], sorted(recipe.knowledge.told)
+            rows += [skipped_row(source.name, name, attack, told, reason) for name, attack in named]
+            continue
         transcript = source.open("cpu")
-        truth = None if source.private is None else _truth_for(transcript, source.private)
+        truth = None if source.private is None else _truth_for(transcript, source)
         facts.append(_facts_of(source, transcript))
-        flags += _cell_flags(source.name, transcript, truth, recipe.score)
-        for name, part in zip(attack_names(recipe.attack), recipe.attack, strict=True):
-            row, scores = _score_attack(source, name, recipe.make_attack(part), transcript, truth, recipe.score, folder)
+        flags += _cell_flags(source, transcript, truth, recipe.score)
+        for name, attack in named:
+            row, scores = _score_attack(Attacked(source, name, attack, folder), transcript, truth, recipe.score)
             rows.append(row)
             found = (
                 sanity.attack_flags(row)
@@ -43,7 +50,7 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
                 + (sanity.fit_flags(scores.alignment, name) if scores else [])
             )
             flags += [{"cell": source.name, "attack": name, **asdict(flag)} for flag in found]
-            lines += _score_lines(source.name, name, scores) if scores else []
+            lines += _score_lines(source.name, name, scores, truth) if scores else []
     write_lines(folder / "scores.jsonl", lines)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
     level, words = verdict(rows, {fact["name"]: fact["title"] for fact in facts})
@@ -60,17 +67,22 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
     return result
 
 
+def _facts_on_disk(source: Source) -> dict[str, Any]:
+    assert source.private is not None
+    facts: dict[str, Any] = read_json(source.private / "cell.json")
+    check_schema(facts, source.private / "cell.json")
+    return {**facts, "name": source.name}
+
+
 def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
     if source.private is not None and (source.private / "cell.json").exists():
-        facts: dict[str, Any] = read_json(source.private / "cell.json")
-        check_schema(facts, source.private / "cell.json")
-        return {**facts, "name": source.name}
+        return _facts_on_disk(source)
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
     return {
         "schema": SCHEMA,
         "name": source.name,
-        "title": f"{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
+        "title": f"{source.name}: {use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
         "model": use,
         "model_options": dict(knowledge.architecture.options) if knowledge.architecture else {},
         "data": None,
@@ -87,99 +99,104 @@ def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
     }
 
 
-def _truth_for(transcript: Transcript, private: Path) -> list[Batch]:
+def _truth_for(transcript: Transcript, source: Source) -> Truth:
     """The truth, which must be that of this transcript."""
-    truth, knowledge = open_truth(private), transcript.knowledge
-    problem = None
-    if len(truth) != len(transcript):
-        problem = f"has {len(truth)} batches and the recording has {len(transcript)} rounds"
-    for t, batch in enumerate(truth if problem is None else []):
-        size = transcript[t].batch_size or len(batch)
-        if tuple(batch.inputs.shape) != (size, *knowledge.input_shape) or not batch.inputs.is_floating_point():
-            problem = f"holds {tuple(batch.inputs.shape)} in batch {t}, expected {(size, *knowledge.input_shape)}"
-        elif not batch.inputs.isfinite().all():
-            problem = f"holds NaN or infinite values in batch {t}"
-        elif not _are_classes(batch.labels, knowledge.num_classes):
-            problem = f"holds labels in batch {t} that are not among the {knowledge.num_classes} classes"
+    assert source.private is not None
+    truth = open_truth(source.private)
+    # Rounds over one data set are many, and each takes its time to be made or read.
+    looked = 1 if truth.draws is not None else len(transcript)
+    problem = misfit(truth, len(transcript), [transcript[t].batch_size for t in range(looked)], transcript.knowledge)
     if problem is not None:
-        raise SeepageError(f"the truth in {private} {problem}; name the private/ folder that belongs to this recording")
+        raise SeepageError(
+            f"the truth in {source.private} {problem}; name the private/ folder that belongs to this recording"
+        )
     return truth
 
 
-def _are_classes(labels: Tensor, classes: int) -> bool:
-    if labels.is_floating_point():
-        return labels.shape[1:] == (classes,)
-    return labels.dtype == torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < classes)).all())
-
-
-def _cell_flags(
-    cell: str, transcript: Transcript, truth: Sequence[Batch] | None, scoring: Scoring
-) -> list[dict[str, Any]]:
+def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:
     knowledge = transcript.knowledge
     found = sanity.model_flags(knowledge.model, getattr(knowledge.client, "mode", "train"))
     losses = sanity.example_losses(transcript, list(truth)) if truth is not None else []
-    found += sanity.update_flags(transcript, losses)
+    drawn = "indices" in knowledge.told
+    found += sanity.update_flags(transcript, 1 if drawn else len(transcript), losses)
     if truth is not None:
         found += sanity.sample_flags(sum(len(batch) for batch in truth), len(truth))
         found += sanity.metric_flags(scoring.lpips, knowledge.input_shape)
-    return [{"cell": cell, "attack": None, **asdict(flag)} for flag in found]
+    return [{"cell": source.name, "attack": None, **asdict(flag)} for flag in found]
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One attack on one cell, and where its outcomes lie."""
+
+    source: Source
+    name: str
+    attack: Attack
+    folder: Path
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """By round; an attack on all rounds together has one, at 0."""
+        place = self.folder / "attacks" / self.source.name / self.name
+        found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
+        if not found:
+            raise SeepageError(f"{place} has no outcome, so the run was cut short; run the same command again to go on")
+        return {t: open_outcome(path.with_suffix("")) for t, path in found.items()}
 
 
 def _score_attack(
-    source: Source,
-    name: str,
-    attack: Attack,
-    transcript: Transcript,
-    truth: Sequence[Batch] | None,
-    scoring: Scoring,
-    folder: Path,
+    one: Attacked, transcript: Transcript, truth: Truth | None, scoring: Scoring
 ) -> tuple[dict[str, Any], Scores | None]:
-    place = folder / "attacks" / source.name / name
-    outcomes = [open_outcome(path.with_suffix("")) for path in sorted(place.glob("*.json")) if path.stem.isdigit()]
-    if not outcomes:
-        raise SeepageError(f"{place} has no outcome, so the run was cut short; run the same command again to go on")
-    value_range = transcript.knowledge.value_range
-    scores = None if truth is None else score_outcomes(outcomes, truth, value_range, scoring)
-    _write_aligned(folder / "reconstructions" / source.name / f"{name}.safetensors", outcomes, truth, value_range)
-    return make_row(source.name, name, outcomes, transcript, truth, scores, attack), scores
-
-
-def _write_aligned(
-    path: Path, outcomes: Sequence[Outcome], truth: Sequence[Batch] | None, value_range: tuple[float, float]
-) -> None:
-    """The guesses for the report: in the truth's order where there is one, else as they are."""
+    outcomes = one.outcomes()
+    everything = one.attack.rounds == "all"
+    views = [transcript if everything else OneRound(transcript, t) for t in outcomes]
+    batches = None
+    if truth is not None:
+        batches = [truth.whole if everything else truth.of_round(t) for t in outcomes]
+    value_range, found = transcript.knowledge.value_range, list(outcomes.values())
+    measured = None if batches is None else score_outcomes(found, batches, value_range, scoring)
     tensors: Tensors = {}
-    for t, outcome in enumerate(outcomes):
-        found = outcome.reconstruction
-        if found is None or found.space != "input":
-            continue
-        if truth is None:
-            tensors[f"{t:06d}/inputs"] = found.inputs.clamp(*value_range)
-            tensors[f"{t:06d}/matched"] = torch.ones(len(found), dtype=torch.bool)
-        else:
-            tensors |= _aligned_round(t, found, truth[t], value_range)
+    if measured is not None and truth is not None:
+        for t, place, outcome in zip(outcomes, measured.places, found, strict=True):
+            tensors |= _aligned_round(t, place, truth, whole=everything) if outcome.reconstruction else {}
+    elif truth is None:
+        for t, outcome in outcomes.items():
+            tensors |= _as_found(t, outcome, value_range)
     if tensors:
-        write_tensors(path, tensors)
+        write_tensors(one.folder / "reconstructions" / one.source.name / f"{one.name}.safetensors", tensors)
+    row = make_row(one.source.name, one.name, found, views, batches, measured, one.attack)
+    return row, None if measured is None else measured.scores
 
 
-def _aligned_round(t: int, found: Reconstruction, batch: Batch, value_range: tuple[float, float]) -> Tensors:
-    indexed = found.indices is not None and batch.indices is not None
-    aligned = align(
-        found.inputs,
-        batch.inputs,
-        method="identity" if indexed else "hungarian",
-        value_range=value_range,
-        ambiguity=found.ambiguity,
-        guess_indices=found.indices,
-        truth_indices=batch.indices,
-    )
-    return {f"{t:06d}/inputs": aligned.guesses.float(), f"{t:06d}/matched": aligned.matched}
+def _as_found(t: int, outcome: Outcome, value_range: tuple[float, float]) -> Tensors:
+    """The guesses for the report as they are, where there is no truth to sort them by."""
+    found = outcome.reconstruction
+    if found is None or found.space != "input":
+        return {}
+    matched = torch.ones(len(found), dtype=torch.bool)
+    return {f"{t:06d}/inputs": found.inputs.clamp(*value_range), f"{t:06d}/matched": matched}
 
 
-def _score_lines(cell: str, attack: str, scores: Scores) -> list[dict[str, Any]]:
+def _aligned_round(t: int, place: Alignment, truth: Truth, *, whole: bool) -> Tensors:
+    """The guesses for the report in the truth's order: the round's, or the data set's where rounds draw from one."""
+    guesses, matched = place.guesses.float(), place.matched
+    if truth.draws is not None and not whole:
+        drawn = truth.of_round(t).indices
+        spread = torch.full((len(truth[0]), *guesses.shape[1:]), 0.5)
+        known = torch.zeros(len(truth[0]), dtype=torch.bool)
+        spread[drawn], known[drawn] = guesses, matched
+        t, guesses, matched = 0, spread, known
+    return {f"{t:06d}/inputs": guesses, f"{t:06d}/matched": matched}
+
+
+def _score_lines(cell: str, attack: str, scores: Scores, truth: Truth | None) -> list[dict[str, Any]]:
+    """A line per example and metric; of rounds over one data set `example` is the place in that, and the round 0."""
     per_example = len(scores.metrics)
-    batches = [int(b) for b in scores.batches for _ in range(per_example)]
-    return [
-        {"schema": SCHEMA, "cell": cell, "attack": attack, "round": batch, **asdict(row)}
-        for batch, row in zip(batches, scores.rows, strict=True)
-    ]
+    rounds = [int(b) for b in scores.batches for _ in range(per_example)]
+    lines = []
+    for t, row in zip(rounds, scores.rows, strict=True):
+        facts = asdict(row)
+        if truth is not None and truth.draws is not None and scores.examples != len(truth[0]):
+            facts["example"] = int(truth.draws[t][row.example])
+            t = 0
+        lines.append({"schema": SCHEMA, "cell": cell, "attack": attack, "round": t, **facts})
+    return lines

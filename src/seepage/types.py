@@ -226,7 +226,13 @@ class ClientUpdate(ABC):
 
 
 class Defense(ABC):
-    """What a client does to its update before sending it. All randomness comes from `generator`."""
+    """What a client does to its update before sending it. All randomness comes from `generator`.
+
+    Attributes:
+        tensorwise: Each tensor is changed by itself, with randomness of its own: some can be made alone.
+    """
+
+    tensorwise: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, update: Update, client: "ClientView", *, generator: Generator) -> Update:
@@ -256,6 +262,8 @@ class Reconstruction:
         indices: `[k]` data-set slots, when the protocol shows them; then no matching is needed.
         ambiguity: What the method cannot know and a score may therefore fit.
         objective: `[k]` the attack's own objective per guess (lower is better), or None.
+        certified: `[k]` bool: guesses that the attack vouches for without the truth; None: it cannot tell.
+        inner: Quantities it found on the way, `[k, d]` by their name in the paper; NaN where unknown.
         status: `ok`: converged or exact. `exhausted`: the step budget ended first.
         history: `(step, objective)` of the best restart.
         cost: Work done, e.g. `{"evaluations": 300}`. Seconds are measured by the audit.
@@ -268,6 +276,8 @@ class Reconstruction:
     indices: Tensor | None = None
     ambiguity: frozenset[Ambiguity] = frozenset({"order"})
     objective: Tensor | None = None
+    certified: Tensor | None = None
+    inner: Mapping[str, Tensor] = field(default_factory=dict)
     status: Status = "ok"
     history: tuple[tuple[int, float], ...] = ()
     cost: Mapping[str, float] = field(default_factory=dict)

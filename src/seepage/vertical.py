@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, unknown
 from seepage.functional import forward, generator, in_mode
 from seepage.types import Batch, ClientView, Defense, Knowledge, Round, Tensors, Update
 
@@ -116,6 +116,19 @@ DESIGNS: dict[str, type[Design]] = {
 }
 
 
+def make_design(use: str, samples: int, batch_size: int, seed: int) -> Design:
+    """A design by its name in `DESIGNS`; `seed` is for those that draw.
+
+    Raises:
+        SeepageError: For an unknown name, and a batch that is not smaller than the data set.
+    """
+    if use not in DESIGNS:
+        raise unknown("design of rounds", use, DESIGNS)
+    if use == "partitions":
+        return Partitions(samples=samples, batch_size=batch_size)
+    return (RandomDraws if use == "random" else ShuffledEpochs)(samples=samples, batch_size=batch_size, seed=seed)
+
+
 # --- the weights while rounds go on --------------------------------------------------------------------------------
 
 
@@ -134,6 +147,49 @@ class ServerStep:
     def __post_init__(self) -> None:
         if self.optimizer not in ("none", "sgd", "adam") or not self.lr > 0:
             raise SeepageError(f"the server's step must be none, sgd or adam with lr > 0, got {self}; correct it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Rounds over one data set with known indices, in place of independent batches: the `[rounds]` of a recipe.
+
+    Args:
+        design: `random` draws (the paper's protocol), shuffled `epochs`, or the server's own `partitions`.
+        count: Number of rounds.
+        samples: N, examples that all parties hold.
+        optimizer: How the server changes the weights meanwhile; `none` leaves them frozen.
+        lr: Its learning rate.
+    """
+
+    design: str = "random"
+    count: int = 60
+    samples: int = 800
+    optimizer: Literal["none", "sgd", "adam"] = "none"
+    lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or self.samples < 2:
+            raise SeepageError(
+                f"rounds.count must be at least 1 and rounds.samples at least 2, got {self.count} and {self.samples}"
+            )
+        if self.design not in DESIGNS:
+            raise unknown("design of rounds", self.design, DESIGNS)
+        _ = self.server
+
+    @property
+    def server(self) -> ServerStep:
+        return ServerStep(optimizer=self.optimizer, lr=self.lr)
+
+    def drawn(self, batch_size: int, seed: int) -> Design:
+        """Which samples each round holds.
+
+        Raises:
+            SeepageError: Where the batches do not fit the data set, or the rounds would only repeat themselves.
+        """
+        design = make_design(self.design, self.samples, batch_size, seed)
+        for problem in check_rounds(design, self.count):
+            raise SeepageError(f"{problem}; lower rounds.count")
+        return design
 
 
 @dataclass(frozen=True)
@@ -240,7 +296,7 @@ class IndexedVictim:
     def gradients(self, t: int, names: Collection[str]) -> Tensors:
         """Some tensors of round `t` alone, equal to those of the whole round, without the work for the others."""
         params, batch = self.params_at(t), self.batch(t)
-        tensorwise = self.defense is None or getattr(self.defense, "tensorwise", False)
+        tensorwise = self.defense is None or self.defense.tensorwise
         # Another client rule may do more than one gradient, and another defence may look at all tensors together.
         if type(self.knowledge.client).__name__ != "FedSGD" or not tensorwise:
             whole = self.knowledge.client.as_gradient(self._update(t, params))

@@ -17,6 +17,7 @@ from seepage import ATTACKS, Architecture, Attack, Inapplicable, LinearLeak, Rec
 from seepage.attacks.base import Progress, ignore
 from seepage.contracts import ATTACK_CHECKS, AttackCase, check_attack
 from seepage.contracts.watch import Killed
+from seepage.vertical import Rounds
 
 
 def all_conv(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -43,6 +44,7 @@ for factory in (all_conv, no_bias, smooth):
 sys.modules["odd_models"] = odd
 
 FC2 = Architecture("fc2", {"hidden": 32})
+VERTICAL = Architecture("vertical", {"channels": 32, "hidden": 48})
 ALL_CONV, NO_BIAS, SMOOTH = (Architecture(f"odd_models:{name}") for name in ("all_conv", "no_bias", "smooth"))
 
 
@@ -80,6 +82,31 @@ CASES: dict[str, list[AttackCase]] = {
             model=Architecture("fc2", {"hidden": 64}),
             batch_size=4,
         ),
+    ],
+    "cafe": [
+        AttackCase(
+            attack=made("cafe"),
+            planted_db=100,
+            model=VERTICAL,
+            batch_size=4,
+            rounds=Rounds(design=design, count=count, samples=12),
+            needs_batch_size=False,
+            refuses=(ALL_CONV, NO_BIAS),
+        )
+        for design, count in (("partitions", 9), ("random", 24))
+    ],
+    "cafe_published": [
+        AttackCase(
+            attack=made("cafe_published", iterations=(1000, 1000, 400), alpha=0.0),
+            planted_db=18,
+            model=VERTICAL,
+            batch_size=4,
+            rounds=Rounds(design="random", count=200, samples=8),
+            found=6,
+            brief=made("cafe_published", iterations=(5, 5, 5)),
+            needs_batch_size=False,
+            refuses=(ALL_CONV,),
+        )
     ],
     "idlg": [
         AttackCase(

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Generator, Tensor
 
-from seepage import DEFENSES, Compose, Defense, GaussianNoise, Sparsify, Update
+from seepage import DEFENSES, Compose, Defense, FakeGradients, GaussianNoise, Sparsify, Update
 from seepage.contracts import DEFENSE_CHECKS, DefenseCase, check_defense, random_update
 from seepage.contracts.defense import Promise
 from seepage.functional import generator
@@ -69,7 +69,25 @@ def keeps_largest(share: float) -> Promise:
     return promise
 
 
+def forges(before: Update, after: Update) -> None:
+    """The larger entries are only clipped, the smaller ones replaced by negative numbers; the middle may be either."""
+    for name, old in before.tensors.items():
+        if old.numel() < 50:
+            continue
+        true, sent = old.flatten(), after.tensors[name].flatten()
+        order = true.abs().argsort(descending=True)
+        share = int(0.4 * len(order))
+        large, small = order[:share], order[-share:]
+        assert bool((sent[large] * true[large] >= 0).all()), name
+        assert bool((sent[large].abs() <= true[large].abs()).all()), name
+        assert bool((sent[small] < 0).all()), name
+
+
 CASES: dict[str, list[DefenseCase]] = {
+    "fake_gradients": [
+        DefenseCase(defense=FakeGradients(candidates=20), promise=forges, random=True),
+        DefenseCase(defense=FakeGradients(candidates=20, order="magnitude", sigma2=0.01), random=True),
+    ],
     "gaussian_noise": [
         DefenseCase(defense=GaussianNoise(sigma=0.5), promise=noise_of(0.5), random=True),
         DefenseCase(defense=GaussianNoise(sigma=2.0, clip=3.0), promise=noise_of(2.0, 3.0), random=True),

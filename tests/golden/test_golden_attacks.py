@@ -12,15 +12,20 @@ and float64 agree on all of them to 0.1 dB. To make a number again, run
     transcript = record(model, batch, defense=GaussianNoise(sigma=1e-3))
     print(score(attack(transcript, 'inverting_gradients', options={'steps': 400}), batch).psnr)"
 
-with the attack, options and network of the line in `GOLDEN`.
+with the attack, options and network of the line in `GOLDEN`; attacks on rounds over one data set have their own below.
 """
 
 from typing import Any
 
 import pytest
+import torch
 
 import seepage.data
 from seepage import ATTACKS, Architecture, GaussianNoise, attack, build, record, score
+from seepage.clients import FedSGD
+from seepage.functional import state_of
+from seepage.types import Batch, Knowledge
+from seepage.vertical import IndexedVictim, RandomDraws
 
 GELU = Architecture("convnet", {"width": 8, "activation": "gelu"})
 FC2 = Architecture("fc2", {"hidden": 32})
@@ -37,7 +42,7 @@ GOLDEN: dict[str, tuple[Architecture, dict[str, Any], float]] = {
 
 
 def test_every_attack_has_a_number() -> None:
-    assert set(GOLDEN) == set(ATTACKS)
+    assert {*GOLDEN, *OVER_ROUNDS} == set(ATTACKS)
 
 
 @pytest.mark.parametrize("use", GOLDEN)
@@ -46,5 +51,27 @@ def test_the_number_is_still_the_same(use: str) -> None:
     data = seepage.data.load("digits", size=8)
     batch = data.batch(data.private[:1])
     transcript = record(build(architecture, (1, 8, 8), 10), batch, defense=GaussianNoise(sigma=1e-3))
+    found = score(attack(transcript, use, options=options), batch)
+    assert found.psnr == pytest.approx(psnr, abs=1.0)
+
+
+OVER_ROUNDS: dict[str, tuple[dict[str, Any], float]] = {
+    "cafe": ({}, 65.2),
+    "cafe_published": ({"iterations": (300, 300, 300), "alpha": 0.0}, 13.4),
+}
+"""Attack on 30 rounds over 12 digits of 8 x 8 pixels, batches of 4: options, mean PSNR in dB."""
+
+
+@pytest.mark.parametrize("use", OVER_ROUNDS)
+def test_the_number_over_rounds_is_still_the_same(use: str) -> None:
+    options, psnr = OVER_ROUNDS[use]
+    data = seepage.data.load("digits", size=8)
+    drawn = data.batch(data.private[:12])
+    batch = Batch(drawn.inputs, drawn.labels, torch.arange(12))
+    model = build(Architecture("vertical", {"channels": 32, "hidden": 48}), (1, 8, 8), 10)
+    params, buffers = state_of(model)
+    knowledge = Knowledge(model, FedSGD(), (1, 8, 8), 10, told=frozenset({"indices"}))
+    design, noise = RandomDraws(samples=12, batch_size=4), GaussianNoise(sigma=1e-6)
+    transcript = IndexedVictim(knowledge, params, batch, design, 30, buffers, noise).transcript()
     found = score(attack(transcript, use, options=options), batch)
     assert found.psnr == pytest.approx(psnr, abs=1.0)

@@ -14,8 +14,8 @@ from seepage.attacking import attack_cells, attack_names, check_reconstruction, 
 from seepage.errors import SeepageError
 from seepage.parts import Part
 from seepage.recipe import cells
+from seepage.recorded import open_transcript
 from seepage.recording import record_cells
-from seepage.transcript import open_transcript
 from seepage.types import Reconstruction
 
 TABLES: dict[str, Any] = {
@@ -76,7 +76,7 @@ def test_recording_again_records_nothing_and_a_missing_cell_alone_is_made(tmp_pa
 
 def test_private_examples_are_not_trained_on_and_not_drawn_twice(tmp_path: Path) -> None:
     from seepage import data
-    from seepage.transcript import open_truth
+    from seepage.truth import open_truth
 
     tables = {**TABLES, "batch": {"size": 7, "count": 4}, "training": {"steps": 1}}
     folder = audit.record_only(tables, out=tmp_path / "run")
@@ -122,7 +122,7 @@ def test_each_attack_has_a_name_and_a_folder_of_its_own(uses: list[str]) -> None
 
 
 def test_the_cores_are_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
     assert [threads_for(jobs, "cpu") for jobs in (1, 2, 3, 8, 16)] == [8, 4, 2, 1, 1]
     assert threads_for(2, "cuda") == 1
 

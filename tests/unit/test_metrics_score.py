@@ -185,12 +185,14 @@ def test_scores_do_not_depend_on_the_value_range(span: tuple[float, float]) -> N
 
 def test_indices_on_both_sides_make_the_alignment_identity() -> None:
     truth = images(3)
-    guesses = Reconstruction(truth, indices=torch.tensor([5, 6, 7]))
+    guesses = Reconstruction(truth, indices=torch.tensor([5, 6, 7]), ambiguity=frozenset())
     known = Batch(truth.flip(0), torch.arange(3), indices=torch.tensor([7, 6, 5]))
     assert score(guesses, known).alignment == "identity"
     assert score(guesses, known).psnr == 150.0
     assert score(guesses, Batch(truth, torch.arange(3))).alignment == "hungarian"
     assert score(guesses, known, method="hungarian").alignment == "hungarian"
+    swapped = Reconstruction(truth, indices=torch.tensor([5, 7, 6]), ambiguity=frozenset({"order"}))
+    assert (score(swapped, known).alignment, score(swapped, known).psnr) == ("hungarian", 150.0)
     with pytest.raises(SeepageError, match="indices"):
         score(Reconstruction(truth), known, method="identity")
 

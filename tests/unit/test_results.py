@@ -1,15 +1,22 @@
 """Rows, verdict and gate, over rows made by hand."""
 
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from seepage import Batch, LinearLeak, record
 from seepage.errors import SeepageError
 from seepage.functional import generator
+from seepage.measured import metrics_for, score_outcomes
+from seepage.metrics import Scores
 from seepage.models import build
 from seepage.outcome import Outcome
 from seepage.recipe import Scoring
@@ -19,15 +26,15 @@ from seepage.results import (
     check_result,
     describe_outcome,
     make_row,
-    metrics_for,
     parse_condition,
-    score_outcomes,
+    reasons,
     thresholds,
     verdict,
     violations,
     worst_status,
 )
-from seepage.types import Architecture, Reconstruction
+from seepage.transcript import OneRound, SimulatedTranscript
+from seepage.types import Architecture, Reconstruction, Round, Update
 
 TITLES = {"a": "case A", "b": "case B"}
 
@@ -49,6 +56,7 @@ NO_SCORE: dict[str, Any] = dict.fromkeys(SCORE_KEYS)
     ("changes", "words"),
     [
         ({"status": "inapplicable", **NO_SCORE}, "does not apply"),
+        ({"status": "inapplicable", "zero_update": True, **NO_SCORE}, "zero update"),
         ({"status": "error", **NO_SCORE}, "failed"),
         (NO_SCORE, "not scored"),
         ({"exact": 1.0, "recovered": 1.0, "gain_db": 90.0}, "exact"),
@@ -89,22 +97,38 @@ def test_the_level_of_a_run(level: str, rows: list[dict[str, Any]]) -> None:
 def test_the_worst_row_is_named_with_what_it_was_told() -> None:
     rows = [
         row(attack="sapag", recovered=0.25, gain_db=9.0, psnr=22.0),
-        row(attack="linear", exact=0.5, recovered=0.5, gain_db=80.0, psnr=99.4, told_extra=["labels"]),
+        row(
+            attack="linear",
+            exact=0.5,
+            recovered=0.5,
+            gain_db=80.0,
+            psnr=99.4,
+            psnr_median=17.6,
+            mean_color_psnr=14.2,
+            told_extra=["labels"],
+        ),
         row(cell="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
     ]
     _, text = verdict(rows, TITLES)
     assert "2 of 2 audited cases" in text
-    assert "case A, where linear rebuilt 4 of 8 examples exactly (99 dB on average, +80 dB over the mean color)" in text
-    assert "told labels." in text
+    assert "Worst: case A, where the attack linear rebuilt 4 of 8 examples exactly. Median PSNR of the 8" in text
+    assert (
+        "examples: 18 dB; a flat square of the example's mean color has 14 dB. It was told labels beyond the protocol."
+        in text
+    )
+    assert "99" not in text, "a mean that exact copies draw up misleads"
 
 
 def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() -> None:
     leak = row(exact=1.0, recovered=1.0, gain_db=30.0)
     _, text = verdict([leak, row(cell="b")], TITLES)
-    assert "In 1 audited case no example counts as recovered within these steps (case B). That is no proof" in text
+    assert (
+        "In 1 audited case (case B) these attacks, with the steps they were given, recovered no example. "
+        "That is no proof of safety."
+    ) in text
     _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], TITLES)
     assert "of 1 audited case." in text
-    assert "In 1 audited case no attack gave a result, since none applies or all failed (case B)" in text
+    assert "In 1 audited case (case B) no attack gave a result: none applies, all failed, or no update could be" in text
     for quiet in ([row(), row(cell="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
         _, text = verdict(quiet, TITLES)
         assert "case B" in text
@@ -112,9 +136,77 @@ def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() ->
 
 
 def test_scores_without_a_mean_color_can_be_put_in_words() -> None:
-    level, text = verdict([row(exact=1.0, psnr=90.0, gain_db=None, recovered=None)], {"a": "case A"})
+    rows = [row(exact=1.0, psnr=90.0, psnr_median=90.0, gain_db=None, recovered=None, examples=1)]
+    level, text = verdict(rows, {"a": "case A"})
     assert level == "exact"
-    assert "(90 dB on average)" in text
+    assert "1 of 1 examples exactly. PSNR: 90 dB. It was told nothing beyond the protocol." in text
+
+
+def quiet_cases(count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """A case that leaks, and `count` that do not, whose titles share words."""
+    titles = {"a": "fc2(hidden=8, depth=2), batch 1, fresh"}
+    titles |= {f"q{i}": f"convnet(width=4, depth=2), batch {2**i}, fresh" for i in range(count)}
+    rows = [row(cell=cell, exact=float(cell == "a"), recovered=float(cell == "a")) for cell in titles]
+    return rows, titles
+
+
+def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> None:
+    rows, titles = quiet_cases(3)
+    _, text = verdict(rows, titles)
+    assert all(titles[f"q{i}"] in text for i in range(3))
+    rows, titles = quiet_cases(4)
+    _, text = verdict(rows, titles)
+    assert "In 4 audited cases (all of them: convnet(width=4, depth=2)) these attacks" in text
+    assert "batch 8" not in text
+    titles["q0"] = "resnet, batch 4, fresh"
+    assert "In 4 audited cases these attacks" in verdict(rows, titles)[1]
+
+
+def test_a_zero_update_is_called_so_in_row_and_verdict() -> None:
+    transcript, truth = tiny()
+    nothing = [Outcome("inapplicable", "X()", None, "why")]
+    found = make_row("a", "x", nothing, views(transcript), truth, None, LinearLeak())
+    assert (found["zero_update"], found["outcome"]) == (False, "does not apply")
+    silent = [SimulatedTranscript(transcript.knowledge, lambda t: zeroed(transcript[0]), 1)]
+    found = make_row("b", "x", nothing, silent, truth[:1], None, LinearLeak())
+    assert (found["zero_update"], found["outcome"]) == (True, "zero update")
+    _, text = verdict([row(exact=1.0, recovered=1.0), found], TITLES)
+    assert "In 1 audited case (case B) the update is zero everywhere: it holds nothing to attack" in text
+    assert "no attack gave a result" not in text
+
+
+def zeroed(seen: Round) -> Round:
+    tensors = {name: torch.zeros_like(tensor) for name, tensor in seen.update.tensors.items()}
+    return replace(seen, update=Update(tensors))
+
+
+def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
+    entries = [(attack, "not recorded", "too few examples", "C") for attack in "abcd"]
+    entries += [("dlg", "failed", "no memory", case) for case in ("A", "B")]
+    entries += [(attack, "does not apply", "no bias", "B") for attack in ("linear", "cafe")]
+    assert reasons(entries, 3) == [
+        ("4 attacks", "not recorded (C): too few examples"),
+        ("dlg", "failed (2 of 3 cases): no memory"),
+        ("linear, cafe", "does not apply (B): no bias"),
+    ]
+    assert reasons([("dlg", "failed", "no memory", "A")], 1) == [("dlg", "failed: no memory")]
+
+
+@given(st.lists(st.floats(0, 150), min_size=1, max_size=9))
+def test_the_median_is_what_half_of_the_examples_reach(values: list[float]) -> None:
+    found = scores_of(values).psnr_median
+    assert found == median_low(values)
+    assert sum(value >= found for value in values) >= len(values) / 2
+    assert scores_of([*values, math.nan]).psnr_median == found
+
+
+def scores_of(values: list[float]) -> Scores:
+    count = len(values)
+    return Scores(
+        alignment="identity", metrics=("psnr",), values={"psnr": torch.tensor(values, dtype=torch.float64)},
+        baseline_values={}, matched=torch.ones(count, dtype=torch.bool), recovered_each=None, exact_each=None,
+        batches=torch.zeros(count, dtype=torch.int64), label_shares=torch.full((1,), math.nan),
+    )  # fmt: skip
 
 
 def test_outlines_that_the_eye_sees_are_traces() -> None:
@@ -150,10 +242,18 @@ def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
     assert [found["psnr"] for found in violations(rows, ("psnr", sign, 2.0))] == wanted
 
 
-def test_a_score_that_no_row_has_cannot_be_judged() -> None:
-    for rows in ([], [row(**NO_SCORE)], [row()]):
-        with pytest.raises(SeepageError, match="no row of this run has the score 'lpips'"):
+def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
+    for rows in ([], [row(**NO_SCORE)], [row()], [row(lpips=0.1), row(cell="b")]):
+        with pytest.raises(SeepageError, match="no attack has the score 'lpips'"):
             violations(rows, ("lpips", ">", 0.0))
+    with pytest.raises(SeepageError, match="'psnr' in b; score"):
+        violations([row(psnr=90.0), row(cell="b", status="error", **NO_SCORE)], ("psnr", ">", 20.0))
+
+
+def test_a_case_that_sent_nothing_is_no_reason_to_fail() -> None:
+    nothing = row(cell="b", status="inapplicable", zero_update=True, **NO_SCORE)
+    for sent in (nothing, {**nothing, "outcome": "not recorded"}):
+        assert violations([row(psnr=9.0), sent], ("psnr", ">", 20.0)) == []
 
 
 def test_the_worst_status_is_shown() -> None:
@@ -194,29 +294,54 @@ def test_a_row_has_scores_only_where_there_is_a_truth() -> None:
     outcomes = [Outcome("ok", "X()", Reconstruction(batch.inputs + 0.001), None, 1.0, 0.5) for batch in truth]
     scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     assert scores is not None
-    found = make_row("a", "x", outcomes, transcript, truth, scores, LinearLeak())
+    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["examples"], found["exact"], found["recovered"], found["returned"]) == (2, 1.0, 1.0, 2)
     assert found["psnr"] == pytest.approx(60, abs=0.5)
     assert (found["seconds"], found["cpu_seconds"], found["outcome"]) == (2.0, 1.0, "exact")
-    blind = make_row("a", "x", outcomes, transcript, None, None, LinearLeak())
+    blind = make_row("a", "x", outcomes, views(transcript), None, None, LinearLeak())
     assert {key: blind[key] for key in SCORE_KEYS} == NO_SCORE
     assert (blind["examples"], blind["outcome"], blind["nothing_recovered"]) == (2, "not scored", False)
     assert set(blind) == set(found) >= set(SHOWN)
 
 
-def test_one_batch_without_a_reconstruction_leaves_the_row_without_scores() -> None:
+def views(transcript: Any) -> list[OneRound]:
+    return [OneRound(transcript, t) for t in range(len(transcript))]
+
+
+def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
     transcript, truth = tiny()
-    outcomes = [Outcome("ok", "X()", Reconstruction(truth[0].inputs)), Outcome("inapplicable", "X()", None, "why")]
+    first = Reconstruction(truth[0].inputs, labels=torch.tensor([0]), certified=torch.tensor([True]))
+    outcomes = [Outcome("ok", "X()", first), Outcome("inapplicable", "X()", None, "why")]
+    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
+    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
+    assert (found["status"], found["reason"]) == ("ok", "on 1 of 2 batches: why")
+    assert (found["exact"], found["outcome"], found["certified"], found["false_certificates"]) == (
+        0.5, "partly exact", 0.5, 0
+    )  # fmt: skip
+
+
+def test_an_attack_that_gave_nothing_at_all_has_no_scores() -> None:
+    transcript, truth = tiny()
+    outcomes = [Outcome("inapplicable", "X()", None, "why")] * 2
     assert score_outcomes(outcomes, truth, (0.0, 1.0), Scoring()) is None
-    found = make_row("a", "x", outcomes, transcript, truth, None, LinearLeak())
+    found = make_row("a", "x", outcomes, views(transcript), truth, None, LinearLeak())
     assert (found["status"], found["reason"], found["psnr"], found["outcome"]) == (
         "inapplicable", "why", None, "does not apply"
     )  # fmt: skip
 
 
+def test_a_wrong_certificate_is_counted() -> None:
+    transcript, truth = tiny(1)
+    wrong = Reconstruction(truth[0].inputs * 0.5, certified=torch.tensor([True]))
+    outcomes = [Outcome("ok", "X()", wrong)]
+    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
+    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
+    assert (found["certified"], found["false_certificates"]) == (1.0, 1)
+
+
 def test_perceptual_scores_are_measured_only_when_asked_for_and_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "lpips" not in metrics_for(Scoring(), (3, 32, 32))
-    monkeypatch.setattr("seepage.results.lpips_missing", lambda shape: "it is not here")
+    monkeypatch.setattr("seepage.measured.lpips_missing", lambda shape: "it is not here")
     assert "lpips" not in metrics_for(Scoring(lpips=True), (3, 32, 32))
-    monkeypatch.setattr("seepage.results.lpips_missing", lambda shape: None)
+    monkeypatch.setattr("seepage.measured.lpips_missing", lambda shape: None)
     assert "lpips" in metrics_for(Scoring(lpips=True), (3, 32, 32))

@@ -38,16 +38,16 @@ def test_flags_of_a_model(model: nn.Module, mode: str, wanted: list[str]) -> Non
 def test_an_update_of_zeros_is_flagged() -> None:
     params, buffers = state_of(PLAIN)
     good = record(PLAIN, Batch(torch.rand(1, 4), torch.tensor([1])))
-    assert sanity.update_flags(good, [1.0]) == []
+    assert sanity.update_flags(good, 1, [1.0]) == []
     zero = Update({name: torch.zeros_like(tensor) for name, tensor in params.items()})
     rounds = [good[0], Round(1, params, zero, buffers, 1)]
     both = SimulatedTranscript(good.knowledge, rounds.__getitem__, 2)
-    assert names(sanity.update_flags(both, [])) == ["zero-update"]
+    assert names(sanity.update_flags(both, 2, [])) == ["zero-update"]
 
 
 def test_examples_the_model_is_sure_of_are_counted() -> None:
     seen = record(PLAIN, Batch(torch.rand(1, 4), torch.tensor([1])))
-    (flag,) = sanity.update_flags(seen, [1.0, 1e-4, 0.0, 2e-3])
+    (flag,) = sanity.update_flags(seen, 1, [1.0, 1e-4, 0.0, 2e-3])
     assert flag.name == "confident-examples"
     assert "2 of 4 examples" in flag.message
 

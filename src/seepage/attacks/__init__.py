@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from seepage.attacks.base import Attack, Inapplicable
+from seepage.attacks.cafe import Cafe
+from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cocktail_party import CocktailParty
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.matching import GradientMatching, dlg, idlg, inverting_gradients, sapag
@@ -11,11 +13,13 @@ from seepage.attacks.matching import GradientMatching, dlg, idlg, inverting_grad
 __all__ = [
     "ATTACKS",
     "Attack",
+    "Cafe",
     "CocktailParty",
     "Entry",
     "GradientMatching",
     "Inapplicable",
     "LinearLeak",
+    "PublishedCafe",
     "dlg",
     "idlg",
     "inverting_gradients",
@@ -52,6 +56,18 @@ ATTACKS: dict[str, Entry] = {
         "a fully connected first layer, no more examples than neurons",
         "Kariyappa et al. 2023",
         "seconds (unmixing by independent components)",
+    ),
+    "cafe": Entry(
+        Cafe,
+        "rounds over one data set with known indices; a fully connected layer with bias at each party",
+        "Jin et al. 2021",
+        "seconds to minutes (linear algebra, then each sample by itself)",
+    ),
+    "cafe_published": Entry(
+        PublishedCafe,
+        "as cafe, and thousands of rounds",
+        "Jin et al. 2021, algorithms 3 and 4",
+        "hours (8,000 iterations of each step)",
     ),
     "idlg": Entry(idlg, "one example; a fully connected last layer", "Zhao et al. 2020", "seconds (L-BFGS)"),
     "dlg": Entry(dlg, "a network with smooth activations, few examples", "Zhu et al. 2019", "seconds (L-BFGS)"),

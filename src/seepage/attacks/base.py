@@ -76,3 +76,10 @@ class Attack(ABC):
         The audit calls this with the truth, after the attack, to tell a wrong objective from a weak search.
         """
         return None
+
+    def inner_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> Tensors:
+        """What `Reconstruction.inner` would hold at given inputs, by the same names; empty where it holds nothing.
+
+        The audit calls this with the truth, after the attack, to say how far its steps came.
+        """
+        return {}

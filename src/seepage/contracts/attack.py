@@ -13,12 +13,14 @@ from torch import Tensor
 
 from seepage.api import record
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.clients import FedSGD
 from seepage.contracts.watch import Changed, Kept, Killed, globals_kept, same, snapshot, tensors_of
-from seepage.functional import generator
+from seepage.functional import generator, state_of
 from seepage.models import build
 from seepage.outcome import FolderProgress
-from seepage.transcript import open_transcript, save_transcript
-from seepage.types import Architecture, Batch, Reconstruction, Round, Status, Transcript
+from seepage.recorded import open_transcript, save_transcript
+from seepage.types import Architecture, Batch, Knowledge, Reconstruction, Round, Status, Transcript
+from seepage.vertical import IndexedVictim, Rounds
 
 TINY = Architecture("fc2", {"hidden": 16})
 """The network that attacks are tried on unless another is named."""
@@ -34,7 +36,8 @@ class AttackCase:
         model: The network it is planted in.
         input_shape: Shape of one planted input.
         num_classes: Classes.
-        batch_size: Planted inputs.
+        batch_size: Planted inputs, or with `rounds` how many of them each round holds.
+        rounds: Rounds over one planted data set, whose indices the attacker is told; None: one batch.
         found: How many of them must come back; None: all.
         brief: The same attack with fewer steps, for the checks that need no recovery; None: the attack itself.
         refuses: Networks on which the attack must be `Inapplicable`.
@@ -50,6 +53,7 @@ class AttackCase:
     input_shape: tuple[int, ...] = (1, 8, 8)
     num_classes: int = 4
     batch_size: int = 1
+    rounds: Rounds | None = None
     found: int | None = None
     brief: Attack | None = None
     refuses: tuple[Architecture, ...] = ()
@@ -64,12 +68,19 @@ class AttackCase:
             return self.victim()
         architecture = architecture or self.model
         model = build(architecture, self.input_shape, self.num_classes, seed=self.seed).to(self.device)
-        inputs = planted_inputs(self.batch_size, self.input_shape, self.seed)
-        labels = torch.arange(self.batch_size) % self.num_classes
-        batch = Batch(inputs, labels).to(self.device)
+        count = self.batch_size if self.rounds is None else self.rounds.samples
+        inputs, labels = planted_inputs(count, self.input_shape, self.seed), torch.arange(count) % self.num_classes
+        batch = Batch(inputs, labels, torch.arange(count)).to(self.device)
         if double:
             model, batch = model.double(), replace(batch, inputs=batch.inputs.double())
-        return record(model, batch, architecture=architecture), batch.inputs
+        if self.rounds is None:
+            return record(model, batch, architecture=architecture), batch.inputs
+        knowledge = Knowledge(
+            model, FedSGD(), self.input_shape, self.num_classes, told=frozenset({"indices"}), architecture=architecture
+        )
+        (params, buffers), design = state_of(model), self.rounds.drawn(self.batch_size, self.seed)
+        victim = IndexedVictim(knowledge, params, batch, design, self.rounds.count, buffers, server=self.rounds.server)
+        return victim.transcript(), batch.inputs
 
     def run(self, transcript: Transcript, progress: Progress = ignore) -> Reconstruction:
         """The brief attack."""

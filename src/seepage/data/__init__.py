@@ -1,4 +1,4 @@
-"""Images to audit with: packaged ones, your own folder, zip or .npz file, and torchvision's sets by name."""
+"""Data to audit with: packaged images and tables, your own folder, zip or .npz, and torchvision's sets by name."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,7 @@ from seepage.data.files import FileDataset
 from seepage.data.folder import load_folder
 from seepage.data.npz import PICKLED, load_npz
 from seepage.data.packaged import DIGITS_SOURCE, FACES_SOURCE, PACKAGED, PHOTOS_SOURCE
+from seepage.data.tables import TABLES, TableDataset, load_table
 from seepage.data.torchvision_sets import KNOWN, load_torchvision
 from seepage.errors import SeepageError, unknown
 
@@ -18,13 +19,14 @@ DATA: dict[str, str] = {
     "digits": f"{DIGITS_SOURCE}; packaged",
     "faces": f"{FACES_SOURCE}; packaged",
     "photos": f"{PHOTOS_SOURCE}; packaged",
+    **{name: f"{about}; packaged" for name, about in TABLES.items()},
     **{name: f"{known.about}; downloaded by torchvision" for name, known in KNOWN.items()},
 }
 """Every data set that has a name, with one line on what it is and where it comes from."""
 
 _PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".npy", ".joblib", ".ckpt", ".bin"}
 
-__all__ = ["ArrayDataset", "DATA", "Dataset", "FileDataset", "load"]
+__all__ = ["ArrayDataset", "DATA", "Dataset", "FileDataset", "TableDataset", "load"]
 
 
 def load(
@@ -64,6 +66,8 @@ def load(
     is_path = exists or use != path.name
     if use in PACKAGED and not is_path:
         return PACKAGED[use](options)
+    if use in TABLES and not is_path:
+        return load_table(use, options)
     if use in KNOWN and not is_path:
         return load_torchvision(use, root or _default_root(), options)
     if path.suffix.lower() in _PICKLES:

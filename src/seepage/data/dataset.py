@@ -19,14 +19,14 @@ LARGEST_SIZE = 4096
 
 @runtime_checkable
 class Dataset(Protocol):
-    """Images by index. Nothing is shuffled or augmented: the same index is always the same image.
+    """Examples by index. Nothing is shuffled or augmented: the same index is always the same example.
 
     Attributes:
         name: Short, e.g. `album`.
         source: One sentence: where the images come from, and their terms where known.
         labels: `[N]` int64 class numbers.
         classes: Name of each class number; its length is the number of classes.
-        input_shape: `(C, H, W)`.
+        input_shape: `(C, H, W)` of images, `(d,)` of rows of a table.
         train: `[a]` int64 indices that a model may be trained on.
         private: `[b]` int64 indices that victims are drawn from; none of them is in `train`.
     """
@@ -44,7 +44,7 @@ class Dataset(Protocol):
     def classes(self) -> tuple[str, ...]: ...
 
     @property
-    def input_shape(self) -> tuple[int, int, int]: ...
+    def input_shape(self) -> tuple[int, ...]: ...
 
     @property
     def train(self) -> Tensor: ...
@@ -55,7 +55,7 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Tensor) -> Batch:
-        """The examples at `indices` `[n]`: inputs float32 `[n, C, H, W]` in [0, 1], with labels and indices."""
+        """The examples at `indices` `[n]`: inputs float32 `[n, *shape]` in [0, 1], with labels and indices."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from seepage.metrics.image import (
 )
 from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.labels import label_accuracy, label_hits
-from seepage.metrics.score import score
+from seepage.metrics.score import align_guess, score
 from seepage.metrics.scores import Scores
 
 
@@ -56,6 +56,7 @@ __all__ = [
     "Metric",
     "Scores",
     "align",
+    "align_guess",
     "baselines",
     "bootstrap_interval",
     "correlation",

@@ -39,6 +39,7 @@ def score(
     recovered_ssim: float = 0.6,
     recovered_gain_db: float = 3.0,
     exact_db: float = 40.0,
+    aligned: Alignment | None = None,
 ) -> Scores:
     """Match guesses with examples and measure each pair, beside three guesses that need no attack.
 
@@ -57,10 +58,11 @@ def score(
         metrics: Names from `METRICS`. MSE and PSNR are always measured, the names say which rows come out;
             `label` is added where labels were guessed. Without `ssim`, `recovered` of images is None.
         method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry
-            indices, else hungarian.
+            indices and the attack knows which guess is whose, else hungarian.
         recovered_ssim: SSIM from which an image counts as recovered.
         recovered_gain_db: Gain over the own mean color in dB from which an example counts as recovered.
         exact_db: PSNR in dB above which an example counts as exact.
+        aligned: What `align_guess` made of the two, where it is known already.
 
     Returns:
         The scores of this batch.
@@ -79,7 +81,7 @@ def score(
             raise unknown("metric", name, _KNOWN)
     feature = reconstruction.space == "feature"
     _check(reconstruction, truth, None if feature else value_range)
-    aligned = _aligned(reconstruction, truth, None if feature else value_range, method)
+    aligned = aligned or align_guess(reconstruction, truth, None if feature else value_range, method)
     inputs = truth.inputs.detach().cpu()
     blank = _without_inputs(reconstruction, truth, tuple(dict.fromkeys(metrics)), aligned)
     if feature:
@@ -89,13 +91,23 @@ def score(
     return _with_inputs(blank, guesses, inputs, recovered_ssim, recovered_gain_db, exact_db)
 
 
-def _aligned(
+def align_guess(
     reconstruction: Reconstruction,
     truth: Batch,
     value_range: tuple[float, float] | None,
-    method: str | None,
+    method: str | None = None,
 ) -> Alignment:
-    indexed = reconstruction.indices is not None and truth.indices is not None
+    """Match an attack's guesses with a batch as `score` does.
+
+    Args:
+        reconstruction: The guesses.
+        truth: The private batch.
+        value_range: Smallest and largest value of an input; None for features.
+        method: As in `score`.
+    """
+    # An attack that gives indices and still leaves the order open cannot tell some samples apart.
+    known = "order" not in reconstruction.ambiguity
+    indexed = known and reconstruction.indices is not None and truth.indices is not None
     return align(
         reconstruction.inputs,
         truth.inputs,

@@ -117,6 +117,15 @@ class Scores:
         return _mean(self.values.get("psnr"))
 
     @property
+    def psnr_median(self) -> float | None:
+        """Median PSNR in dB: half of the examples or more reach it.
+
+        Of two middle examples the worse one counts, so that the 150 of an exact guess is averaged with nothing.
+        """
+        known = _known(self.values.get("psnr"))
+        return None if known is None else float(known.median())
+
+    @property
     def psnr_low(self) -> float | None:
         """Lower end of the 95 % bootstrap interval of `psnr`; None for a single example."""
         return None if self._psnr_interval is None else self._psnr_interval[0]
@@ -223,8 +232,14 @@ def _numbers(values: Tensor | None, length: int) -> list[float | None]:
 
 
 def _mean(values: Tensor | None) -> float | None:
+    known = _known(values)
+    return None if known is None else float(known.mean())
+
+
+def _known(values: Tensor | None) -> Tensor | None:
+    """The values that are there, or None where none is."""
     known = None if values is None else values[~values.isnan()]
-    return None if known is None or not len(known) else float(known.mean())
+    return None if known is None or not len(known) else known
 
 
 def _share(mask: Tensor | None) -> float | None:

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
-from seepage.attacks.cafe import closed_form, few_rounds, positive
+from seepage.attacks.cafe import closed_form, few_rounds, unforged
 from seepage.attacks.cafe.invert import Search, invert, reads_input
 from seepage.attacks.cafe.link import Linked, link
 from seepage.attacks.cafe.sites import Site, assemble, block_shape, find_sites, true_representations
-from seepage.attacks.cafe.steps import Recovered, Selective, determined, read_biases, read_indices
+from seepage.attacks.cafe.steps import Recovered, Selective, determined, read_biases, read_indices, refuse_silence
 from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
 
 __all__ = ["Cafe", "Recovered", "Search", "true_representations"]
@@ -57,10 +57,11 @@ class Cafe(Attack):
         weight_rounds: Least squares: covers of the samples whose weight gradients are read; 0 reads all rounds,
             which averages noise away.
         steps: Robust steps of each attempt of step III; later attempts are for samples that are not certain yet.
+        polish: Gauss-Newton steps at most after each attempt; 0 leaves the search's guess as it is.
         certain: Residual of step III below which a sample is certain.
         invert: Whether to do step III; without it the features are returned.
-        entries: `positive` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: forged
-            entries are never positive, so only positive ones are used. Needs about eight times N rounds.
+        entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
+            entries that may be true are used (see `unforged`). Needs about four times N rounds.
 
     Example:
         >>> Cafe(mode="few_rounds").steps
@@ -73,9 +74,10 @@ class Cafe(Attack):
     samples: int | None = None
     weight_rounds: int = 1
     steps: Sequence[int] = (30, 250, 350)
+    polish: int = 6
     certain: float = 1e-4
     invert: bool = True
-    entries: Literal["all", "positive"] = "all"
+    entries: Literal["all", "unforged"] = "all"
 
     def check(self, transcript: Transcript) -> None:
         self._view(transcript)
@@ -88,12 +90,13 @@ class Cafe(Attack):
         batches, samples = read_indices(transcript, rounds, self.samples)
         first = transcript[0]
         sites = find_sites(transcript.knowledge, first.params)
+        refuse_silence(transcript, sites, rounds)
         seen: set[tuple[int, ...]] = set()
         fresh = []
         for t, batch in enumerate(batches):
             key = tuple(sorted(batch.tolist()))
             # What is forged or noisy differs from round to round even for one batch.
-            if key not in seen or self.entries == "positive":
+            if key not in seen or self.entries == "unforged":
                 fresh.append(t)
             seen.add(key)
         if all(len(batch) >= samples for batch in batches):
@@ -126,9 +129,9 @@ class Cafe(Attack):
         return found, linked
 
     def _steps(self, transcript: Transcript, view: _View) -> list[Recovered]:
-        if self.entries == "positive":
+        if self.entries == "unforged":
             biases = read_biases(transcript, view.rounds, view.sites)
-            return positive.solve(transcript, view.rounds, view.batches, view.samples, view.sites, biases)
+            return unforged.solve(transcript, view.rounds, view.batches, view.samples, view.sites, biases)
         if self._least_squares(view):
             biases = read_biases(transcript, view.rounds, view.sites)
             return closed_form.solve(
@@ -169,7 +172,9 @@ class Cafe(Attack):
             labels = linked.labels[chosen]
         if not self.invert:
             features = torch.cat([one.h[chosen] for one in found], dim=1).float()
-            return Reconstruction(features, labels, "feature", chosen, _open(found, chosen), notes=notes)
+            return Reconstruction(
+                features, labels, "feature", chosen, _open(found, chosen), inner=_inner(found, chosen), notes=notes
+            )
         inputs, residuals = self._invert(view, found, chosen, seed, progress)
         sure = int((residuals <= self.certain).sum())
         notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {self.certain:g}",)
@@ -179,17 +184,24 @@ class Cafe(Attack):
             indices=chosen,
             ambiguity=_open(found, chosen),
             objective=residuals,
+            certified=residuals <= self.certain,
+            inner=_inner(found, chosen),
             status="ok" if sure >= 0.99 * len(chosen) else "exhausted",
             cost={"rounds": len(view.rounds) + view.repeats},
             notes=notes,
         )
+
+    def inner_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> Tensors:
+        first = transcript[0]
+        pairs = true_representations(transcript.knowledge, first.params, first.buffers, inputs, labels)
+        return {"v": torch.cat([v for v, _ in pairs], 1), "h": torch.cat([h for _, h in pairs], 1)}
 
     def _invert(
         self, view: _View, found: Sequence[Recovered], chosen: Tensor, seed: int, progress: Progress
     ) -> tuple[Tensor, Tensor]:
         """Step III for every party, chunk by chunk, with a checkpoint after each."""
         knowledge = view.knowledge
-        search = Search(steps=tuple(self.steps), certain=self.certain)
+        search = Search(steps=tuple(self.steps), polish=self.polish, certain=self.certain)
         kept = progress.load()
         parts: dict[str, Tensor] = dict(kept.tensors) if kept is not None else {}
         pieces = chosen.split(CHUNK)
@@ -203,7 +215,7 @@ class Cafe(Attack):
                 if f"{name}/inputs" not in parts:
                     x, left = self._invert_piece(view, site, one, piece, like.new_zeros(1, *shape), search, seed)
                     parts |= {f"{name}/inputs": x, f"{name}/residuals": left}
-                    progress.save(Checkpoint(parts, {"pieces": len(parts) // 2}))
+                    progress.save(Checkpoint(parts, {"step": len(parts) // 2}))
                 done = m * len(pieces) + number + 1
                 progress.report(done, total, float(parts[f"{name}/residuals"].max()))
             blocks.append(torch.cat([parts[f"{m}/{number}/inputs"] for number in range(len(pieces))]))
@@ -218,19 +230,26 @@ class Cafe(Attack):
         live = ~one.silent[piece]
         # A silent sample leaves no trace; the darkest input is the one that a ReLU network is silent about.
         x = like.new_full((len(piece), *like.shape[1:]), view.knowledge.value_range[0])
-        residuals = torch.ones(len(piece))  # of silent samples nothing is certain
+        residuals = like.new_ones(len(piece), device="cpu")  # of silent samples nothing is certain
 
         def features(blocks: Tensor) -> Tensor:
             return site.features(view.knowledge.model, view.params, view.buffers, blocks)
 
         if reads_input(features, like):
             x[live] = targets[live].reshape(-1, *like.shape[1:])
-            residuals[live] = one.spread[piece][live].float()
+            residuals[live] = one.spread[piece][live].to(residuals)
         elif bool(live.any()):
             key = seed + 1000003 * view.sites.index(site) + int(piece[0])
             found, left = invert(features, targets[live], like, view.knowledge.value_range, search, seed=key)
-            x[live], residuals[live] = found, left.cpu()
+            x[live], residuals[live] = found, left.to(residuals)
         return x, residuals
+
+
+def _inner(found: Sequence[Recovered], chosen: Tensor) -> Tensors:
+    """V and H of all parties, side by side; NaN where a party's part is not known."""
+    v = [one.v[chosen].masked_fill(~one.v_known[chosen, None], torch.nan) for one in found]
+    h = [one.h[chosen].masked_fill(~one.known[chosen, None], torch.nan) for one in found]
+    return {"v": torch.cat(v, 1), "h": torch.cat(h, 1)}
 
 
 def _drop_misfits(found: Sequence[Recovered], linked: Linked) -> None:

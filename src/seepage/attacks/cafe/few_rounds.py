@@ -16,10 +16,13 @@ from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.sites import Site
 from seepage.attacks.cafe.split import split
 from seepage.attacks.cafe.steps import Recovered, gradients, groups
+from seepage.functional import generator
 from seepage.types import Transcript
 
 LARGEST_CELL = 8
 """Samples that share all their rounds: more are not split."""
+BESIDE = 8
+"""Singular values looked at beyond a batch's own: they show the rounding."""
 ENOUGH = 5
 """Rounds per sample whose spans are intersected; more add work and nothing else."""
 
@@ -41,6 +44,10 @@ class Shape:
     floor: float
 
 
+Pair = tuple[Tensor, Tensor, Tensor, float]
+"""What one round says of a cell: left `[d2, m]`, right `[m, d1]`, total `[m]`, error of `right`."""
+
+
 @dataclass
 class Cell:
     """Samples that share all their rounds.
@@ -49,13 +56,15 @@ class Cell:
         members: Their numbers.
         rounds: Places of their rounds.
         basis: `[d, m]` where the rounds' spans meet, with m at most the number of members; None before it is known.
-        pairs: From each usable round: left `[d2, m]`, right `[m, d1]`, total `[m]` and the error of `right`.
+        pairs: What each usable round says.
+        shadowed: Other samples that are in all its rounds, and in more. The basis may hold some of theirs.
     """
 
     members: list[int]
     rounds: list[int]
     basis: Tensor | None = None
-    pairs: list[tuple[Tensor, Tensor, Tensor, float]] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    shadowed: frozenset[int] = frozenset()
 
 
 def solve(
@@ -109,24 +118,39 @@ def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cell]:
     for n, places in enumerate(where):
         if places:
             cells.setdefault(tuple(places), Cell([], places)).members.append(n)
+    held = [frozenset(batch.tolist()) for batch in batches]
+    for cell in cells.values():
+        common = frozenset.intersection(*(held[place] for place in cell.rounds))
+        cell.shadowed = common.difference(cell.members)
     return list(cells.values())
 
 
 def shape_of(weight: Tensor, bias: Tensor, k: int) -> Shape:
     """A round's weight gradient at the rank that stands out of its rounding, at most K."""
     matrix = weight.double().cpu() * k  # [d2, d1]
-    if matrix.shape[0] <= matrix.shape[1]:
-        # A thin factor first: the singular vectors of a d2 x d2 triangle are much cheaper.
-        right, lower = torch.linalg.qr(matrix.T)  # [d1, d2], [d2, d2]
-        left, values, _ = torch.linalg.svd(lower.T)
-        del right
-    else:
-        left, values, _ = torch.linalg.svd(matrix, full_matrices=False)
+    left, values = _left_vectors(matrix, k + BESIDE)
     top = values[0].clamp(min=1e-300)
     floor = max(float(values[k] / top) if len(values) > k else 0.0, 1e-12)
     rank = int((values[:k] > 5 * floor * top).sum())
     left = left[:, :rank]
     return Shape(left, left.T @ matrix, bias.double().cpu() * k, floor)
+
+
+def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """`[d2, most]` leading left singular vectors and their values; fewer where the matrix is small.
+
+    By one subspace iteration (Halko, Martinsson, Tropp 2011), many times faster than all of them: beyond the batch's own
+    values there is only rounding.
+    """
+    if most >= min(matrix.shape):
+        left, values, _ = torch.linalg.svd(matrix, full_matrices=False)
+        return left, values
+    left = torch.randn(len(matrix), most, dtype=matrix.dtype, generator=generator(0, "sketch"))
+    right = torch.linalg.qr(matrix.T @ left).Q  # [d1, most]
+    left = torch.linalg.qr(matrix @ right).Q  # [d2, most]
+    lower = torch.linalg.qr(matrix.T @ left).R.T  # left.T @ matrix without its right factor
+    inner, values, _ = torch.linalg.svd(lower)
+    return left @ inner, values
 
 
 def _solve_site(
@@ -149,7 +173,11 @@ def _solve_site(
         if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL:
             cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=angle)
     _add_pairs(cells, shapes, batches, side)
-    return _collect(cells, samples, d1, d2, group, apart)
+    found = _collect(cells, samples, d1, d2, group, apart)
+    for cell in cells:
+        if cell.shadowed and bool(found.known[cell.members].all()):
+            _out_of_shadow(cell, found, shapes, batches, side)
+    return found
 
 
 def _row_span(core: Tensor) -> Tensor:
@@ -227,8 +255,10 @@ def _add_pairs(cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence
         for cell in present:
             assert cell.basis is not None
             own = slice(start, start + cell.basis.shape[1])
-            cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * shape.floor))
             start = own.stop
+            # What such a basis holds of another sample is missing from that sample's own part.
+            if not any(other.shadowed.intersection(cell.members) for other in present):
+                cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * shape.floor))
 
 
 def _collect(cells: Sequence[Cell], samples: int, d1: int, d2: int, group: Tensor, most: float) -> Recovered:
@@ -252,6 +282,30 @@ def _collect(cells: Sequence[Cell], samples: int, d1: int, d2: int, group: Tenso
     return found
 
 
+def _out_of_shadow(
+    cell: Cell, found: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], side: Literal["v", "h"]
+) -> None:
+    """Find anew the factor whose basis may hold some of another sample; the dual of the basis, and so the other factor,
+    is right. Needs a round of which all samples are known.
+    """
+    for place in cell.rounds:
+        live = batches[place][~found.silent[batches[place]]]
+        if not bool(found.known[live].all()):
+            continue
+        left, core = shapes[place].left, shapes[place].core
+        if side == "v":
+            rows = (left @ (core @ torch.linalg.pinv(found.h[live]))).T
+        else:
+            rows = torch.linalg.pinv(found.v[live].T) @ left @ core
+        own = torch.isin(live, torch.tensor(cell.members))
+        (found.v if side == "v" else found.h)[live[own]] = rows[own]
+        return
+    if side == "v":
+        found.v[cell.members], found.v_known[cell.members] = 0.0, False
+    else:
+        found.known[cell.members] = False
+
+
 def _settle(cell: Cell, found: Recovered, most: float) -> None:
     """Average a cell's rounds, split it, and note how far the rounds disagree."""
     weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cell.pairs], dtype=torch.float64)
@@ -263,9 +317,7 @@ def _settle(cell: Cell, found: Recovered, most: float) -> None:
     assert isinstance(left, Tensor)
     assert isinstance(right, Tensor)
     assert isinstance(total, Tensor)
-    products = [pair[0] @ pair[1] for pair in cell.pairs]
-    size = (left @ right).norm().clamp(min=1e-300)
-    apart = max(float((product - products[0]).norm() / size) for product in products)
+    apart = max(_apart(pair, cell.pairs[0]) for pair in cell.pairs)
     parts = split(left, right, total)
     members = cell.members[: len(parts.h)]
     fine = parts.certain and apart < most and len(parts.h) == len(cell.members)
@@ -274,3 +326,13 @@ def _settle(cell: Cell, found: Recovered, most: float) -> None:
         found.known[members] = True
         found.v_known[members] = True
         found.spread[members] = max(apart, 1e-7)
+
+
+def _apart(a: Pair, b: Pair) -> float:
+    """Relative distance of two products `left @ right`, from small products: the large ones are never made."""
+
+    def inner(x: Pair, y: Pair) -> Tensor:
+        return ((x[0].T @ y[0]) * (x[1] @ y[1].T)).sum()
+
+    square = inner(a, a) + inner(b, b) - 2 * inner(a, b)
+    return float((square.clamp(min=0) / inner(b, b).clamp(min=1e-300)).sqrt())

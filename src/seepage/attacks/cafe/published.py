@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.attacks.cafe.sites import Site, assemble, block_shape, find_sites
-from seepage.attacks.cafe.steps import gradients, read_indices
+from seepage.attacks.cafe.steps import gradients, read_indices, refuse_silence
 from seepage.functional import generator
 from seepage.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
 
@@ -45,7 +45,8 @@ class RowAdam:
         """Move the rows against `gradient`, `[k, ...]`; `iteration` counts from 1."""
         self._counts[rows] += 1
         shape = (-1, *[1] * (gradient.ndim - 1))
-        count = torch.full((len(rows),), float(iteration)) if self.legacy else self._counts[rows].float()
+        visits = self._counts[rows].to(self.table.dtype)
+        count = torch.full_like(visits, iteration) if self.legacy else visits
         first = self._first[rows] = 0.9 * self._first[rows] + 0.1 * gradient
         second = self._second[rows] = 0.999 * self._second[rows] + 0.001 * gradient.pow(2)
         one, two = (1 - 0.9**count).reshape(shape), (1 - 0.999**count).reshape(shape)
@@ -110,7 +111,7 @@ class PublishedCafe(Attack):
 
     def check(self, transcript: Transcript) -> None:
         batches, samples = read_indices(transcript, range(len(transcript)), self.samples)
-        find_sites(transcript.knowledge, transcript[0].params)
+        refuse_silence(transcript, find_sites(transcript.knowledge, transcript[0].params), range(len(transcript)))
         largest = max(len(batch) for batch in batches)
         if largest >= samples:
             raise Inapplicable("every batch holds all samples", "CAFE needs batches smaller than the data set")
@@ -166,7 +167,8 @@ class _Run:
         low, high = self.knowledge.value_range
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
-            return low + (high - low) * torch.rand(samples, *shape, generator=draw)
+            drawn = low + (high - low) * torch.rand(samples, *shape, generator=draw)
+            return drawn.to(self.params[self.sites[0].weight])
 
         shapes = [self.params[site.weight].shape for site in self.sites]
         return _Tables(

@@ -82,6 +82,15 @@ def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | N
     return batches, samples or high + 1
 
 
+def refuse_silence(transcript: Transcript, sites: Sequence[Site], rounds: Sequence[int]) -> None:
+    """Raise `Inapplicable` where no round says anything of the parties' layers."""
+    names = [site.bias for site in sites]
+    if not any(bool(tensor.any()) for t in rounds for tensor in gradients(transcript, t, names).values()):
+        raise Inapplicable(
+            "every update is zero at the parties' first layers", "check that the clients trained, and record again"
+        )
+
+
 @dataclass
 class Recovered:
     """What steps I and II know of one party's layer.

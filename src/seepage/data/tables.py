@@ -1,0 +1,75 @@
+"""Tables that ship with scikit-learn: the vertical-FL case of banks and clinics, where parties hold columns."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seepage.data.dataset import Options, divide
+from seepage.errors import SeepageError
+from seepage.types import Batch
+
+TABLES: dict[str, str] = {
+    "breast_cancer": "569 patients, 30 measurements of cell nuclei, 2 diagnoses, as shipped with scikit-learn",
+    "iris": "150 flowers, 4 measurements, 3 species, as shipped with scikit-learn",
+    "wine": "178 wines, 13 measurements, 3 cultivars, as shipped with scikit-learn",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TableDataset:
+    """Rows of numbers, each column scaled to [0, 1] by its smallest and largest value.
+
+    Attributes:
+        name: Short.
+        source: One sentence: where the rows come from.
+        rows: `[N, d]` float32 in [0, 1].
+        labels: `[N]` int64.
+        classes: Name of each class number.
+        train: `[a]` int64 indices to train on.
+        private: `[b]` int64 indices to draw victims from.
+    """
+
+    name: str
+    source: str
+    rows: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    train: Tensor
+    private: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"TableDataset({self.name!r}, {len(self)} rows of {self.rows.shape[1]}, {len(self.classes)} classes)"
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape[1:])
+
+    def batch(self, indices: Tensor) -> Batch:
+        """The rows at `indices` `[n]`: inputs float32 `[n, d]` in [0, 1], with labels and indices."""
+        return Batch(self.rows[indices], self.labels[indices], indices)
+
+
+def load_table(use: str, options: Options) -> TableDataset:
+    """One of `TABLES`.
+
+    Raises:
+        SeepageError: Where `size` or `channels` is asked for, which rows have none of.
+
+    >>> load_table("iris", Options())
+    TableDataset('iris', 150 rows of 4, 3 classes)
+    """
+    if options.size is not None or options.channels is not None:
+        raise SeepageError(f"{use} is a table, and rows have no data.size or data.channels; leave them out")
+    from sklearn import datasets
+
+    bunch = getattr(datasets, f"load_{use}")()
+    values = torch.from_numpy(bunch.data).double()
+    low, high = values.amin(0), values.amax(0)
+    rows = ((values - low) / (high - low)).float()
+    labels = torch.from_numpy(bunch.target).long()
+    train, private = divide(len(rows), options, use)
+    return TableDataset(use, TABLES[use], rows, labels, tuple(map(str, bunch.target_names)), train, private)

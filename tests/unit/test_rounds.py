@@ -1,0 +1,157 @@
+"""Recipes with `[rounds]`: one data set, known indices, from the recipe to the row."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from seepage import Batch, SeepageError
+from seepage.attacking import own_source
+from seepage.audit import attack_only, record_only, run
+from seepage.recipe import cells, resolved
+from seepage.recorded import open_transcript
+from seepage.recording import record_cells
+from seepage.storage import write_tensors
+from seepage.truth import Truth, misfit, open_truth, save_truth
+
+VERTICAL: dict[str, Any] = {
+    "data": {"use": "digits", "size": 8},
+    "model": {"use": "vertical", "channels": 32, "hidden": 48},
+    "batch": {"size": 5},
+    "rounds": {"design": "epochs", "count": 12, "samples": 12},
+    "knowledge": {"told": ["indices"]},
+    "attack": [{"use": "cafe"}],
+}
+
+
+def test_rounds_are_checked_with_the_recipe() -> None:
+    def mistakes(**rounds: Any) -> str:
+        with pytest.raises(SeepageError) as caught:
+            cells({**VERTICAL, "rounds": rounds})
+        return str(caught.value)
+
+    assert "must be smaller than the data set" in mistakes(samples=5)
+    assert "'spiral'" in mistakes(design="spiral")
+    assert "lower rounds.count" in mistakes(design="partitions", samples=12, count=99)
+    assert "rounds.samples at least 2" in mistakes(samples=1)
+    assert "lr > 0" in mistakes(samples=12, optimizer="sgd", lr=0.0)
+
+
+def test_a_case_is_one_more_cell_over_the_recipes_own_tables() -> None:
+    tables = {
+        "data": {"use": "digits", "size": 8},
+        "model": {"use": "fc2", "hidden": 7},
+        "attack": [{"use": "linear"}],
+        "grid": {"batch.size": [1, 2]},
+        "case": [{"name": "other", "model": {"use": "lenet"}, "data": {"size": 9}, "batch": {"size": 3}}],
+    }
+    first, second, third = cells(tables)
+    assert [first.cell, second.cell, third.cell] == ["size-1", "size-2", "other"]
+    assert (third.model.use, dict(third.model.options)) == ("lenet", {})
+    assert (third.data.use, dict(third.data.options)) == ("digits", {"size": 9})
+    assert (first.model.options, third.batch.size, third.attack) == ({"hidden": 7}, 3, first.attack)
+    again = cells(__import__("tomllib").loads(resolved(tables, [first, second, third])))
+    assert again == [first, second, third]
+    for wrong, says in (({"model": {}}, "needs a name"), ({"name": "x", "score": {}}, "cannot set score")):
+        with pytest.raises(SeepageError, match=says):
+            cells({**tables, "case": [wrong]})
+
+
+def test_rounds_made_anew_are_those_that_are_kept(tmp_path: Path) -> None:
+    recipes = cells(VERTICAL)
+    record_cells(recipes, tmp_path / "kept")
+    record_cells(recipes, tmp_path / "anew", keep=0)
+    assert not list((tmp_path / "anew").rglob("rounds/*"))
+    kept, anew = (own_source(recipes[0], recipes, tmp_path / name) for name in ("kept", "anew"))
+    assert (kept.kept, anew.kept) == (True, False)
+    assert kept.for_attack().private is None
+    a, b = kept.open("cpu"), anew.open("cpu")
+    assert len(a) == len(b) == 12
+    for t in range(12):
+        assert torch.equal(a[t].indices, b[t].indices)  # type: ignore[arg-type]
+        assert torch.equal(a.indices(t), b.indices(t))  # type: ignore[arg-type]
+        assert a[t].batch_size == b[t].batch_size == (2 if t % 3 == 2 else 5)
+        for name, tensor in a[t].update.tensors.items():
+            assert torch.equal(tensor, b[t].update.tensors[name]), name
+            assert torch.allclose(a.select(t, [name])[name], b.select(t, [name])[name], atol=1e-7)
+    with pytest.raises(SeepageError, match="holds no rounds"):
+        open_transcript(anew.observed)
+
+
+@pytest.mark.parametrize("optimizer", ["none", "sgd"])
+def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -> None:
+    tables = {**VERTICAL, "rounds": {**VERTICAL["rounds"], "optimizer": optimizer, "lr": 1e-6}}
+    tables["attack"] = [{"use": "cafe"}, {"use": "inverting_gradients", "steps": 3}]
+    found = run(tables, out=tmp_path / "run", jobs=1)
+    cafe, matching = found.result["rows"]
+    assert (cafe["examples"], matching["examples"]) == (12, 5)
+    assert (cafe["rounds"], cafe["told_extra"]) == (12, ["indices"])
+    assert cafe["exact"] > 0.7
+    assert cafe["error_v"] < 1e-3
+    assert cafe["error_h"] < 1e-3
+    assert cafe["false_certificates"] == 0
+    assert matching["error_h"] is None
+    lines = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
+    drawn = open_truth(tmp_path / "run" / "private").of_round(0).indices
+    assert drawn is not None
+    of_matching = {line["example"] for line in lines if line["attack"] == "inverting_gradients"}
+    assert of_matching == set(drawn.tolist())
+    assert {line["example"] for line in lines if line["attack"] == "cafe"} == set(range(12))
+
+
+def test_a_recorded_folder_of_rounds_is_attacked_without_the_truth(tmp_path: Path) -> None:
+    folder = record_only(VERTICAL, out=tmp_path / "recorded")
+    found = attack_only(folder / "observed", [{"use": "cafe"}], out=tmp_path / "run", jobs=1)
+    (row,) = found.result["rows"]
+    assert (row["status"], row["psnr"], row["examples"]) == ("ok", None, None)
+    assert row["returned"] >= 10
+
+
+def test_a_cell_that_cannot_be_recorded_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    tables = {
+        "data": {"use": "digits", "size": 8},
+        "training": {"steps": 0},
+        "attack": [{"use": "linear"}],
+        "grid": {"batch": [{"size": 1}, {"size": 4000}]},
+    }
+    found = run(tables, out=tmp_path / "run", jobs=1)
+    good, left_out = found.result["rows"]
+    assert (good["status"], good["exact"]) == ("ok", 1.0)
+    assert left_out["status"] == "inapplicable"
+    assert "need 4000 private examples" in left_out["reason"]
+    assert set(good) == set(left_out)
+    assert "no attack gave a result" in found.result["verdict"]
+    again = run(tables, out=tmp_path / "run", jobs=1)
+    assert not again.fresh
+    with pytest.raises(SeepageError, match="need 4000"):
+        run({**tables, "grid": {"batch": [{"size": 4000}]}}, out=tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+def test_truth_of_rounds_survives_the_disk_and_damage_is_named(tmp_path: Path) -> None:
+    data = Batch(torch.rand(4, 1, 2, 2), torch.tensor([0, 1, 2, 0]), torch.arange(4))
+    truth = Truth((data,), torch.tensor([[0, 1, 2], [3, -1, -1]]))
+    save_truth(truth, tmp_path)
+    again = open_truth(tmp_path)
+    assert again.rounds == 2
+    assert torch.equal(again.of_round(1).inputs, data.inputs[3:])
+    assert torch.equal(again.whole.inputs, data.inputs)
+    for draws in (torch.tensor([[4]]), torch.tensor([[-2]]), torch.tensor([[-1]]), torch.tensor([1]), torch.rand(1, 1)):
+        tensors = {"data/inputs": data.inputs, "data/labels": data.labels, "data/draws": draws}
+        write_tensors(tmp_path / "truth.safetensors", tensors)
+        with pytest.raises(SeepageError, match="which of its 4 examples"):
+            open_truth(tmp_path)
+    batches = Truth((data, data))
+    assert len(batches.whole) == 8
+    assert batches.whole.indices is not None
+
+
+def test_a_truth_of_something_else_is_named(tmp_path: Path) -> None:
+    folder = record_only(VERTICAL, out=tmp_path / "recorded")
+    truth, transcript = open_truth(folder / "private"), open_transcript(folder / "observed")
+    knowledge = transcript.knowledge
+    assert misfit(truth, 12, [5], knowledge) is None
+    assert "12 batches and the recording has 8" in str(misfit(truth, 8, [5], knowledge))
+    assert "expected (4, 1, 8, 8)" in str(misfit(truth, 12, [4], knowledge))
