@@ -55,6 +55,19 @@ def state_of(model: nn.Module) -> tuple[Tensors, Tensors]:
     return params, buffers
 
 
+def unordered(labels: Tensor) -> Tensor:
+    """Labels as an attacker may be told them: sorted, so that the order of a batch is not told along.
+
+    >>> unordered(torch.tensor([2, 0, 1])), unordered(torch.tensor([[0.1, 0.9], [0.7, 0.3]]))
+    (tensor([0, 1, 2]), tensor([[0.7000, 0.3000],
+            [0.1000, 0.9000]]))
+    """
+    if not labels.is_floating_point():
+        return labels.sort().values
+    rows = sorted(labels.tolist(), key=lambda row: [-value for value in row])
+    return labels.new_tensor(rows)
+
+
 def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None) -> Tensor:
     """The model's output at `params`, leaving the module and the given buffers as they were.
 

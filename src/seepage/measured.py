@@ -16,7 +16,7 @@ from seepage.types import Batch, Reconstruction, Transcript
 def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
     """The metrics to measure; LPIPS only where it was asked for and its weights are on this machine."""
     lpips = ("lpips",) if scoring.lpips and lpips_missing(shape) is None else ()
-    return ("mse", "psnr", "ssim", "correlation", *lpips)
+    return ("mse", "psnr", "ssim", "correlation", "cosine", *lpips)
 
 
 @dataclass(frozen=True)

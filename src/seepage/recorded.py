@@ -3,7 +3,7 @@
 A folder `observed/` holds everything an attacker may read, and nothing else:
 
     knowledge.json                schema version, architecture, client rule, shapes, what is told
-    model.safetensors             params/NAME, buffers/NAME of the first round
+    model.safetensors             params/NAME, buffers/NAME of the first round; frozen/NAME: what is not trained
     rounds/000000.safetensors     update/NAME; params/ and buffers/ only where they changed; labels, indices if told
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
@@ -160,7 +160,9 @@ def save_transcript(transcript: Transcript, folder: Path, *, rounds: bool = True
             "give architecture=Architecture('fc2') or Architecture('mymodule:factory') when recording"
         )
     first = transcript[0]
-    write_tensors(folder / "model.safetensors", _over("params", first.params) | _over("buffers", first.buffers))
+    frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in first.params}
+    state = _over("params", first.params) | _over("buffers", first.buffers) | _over("frozen", frozen)
+    write_tensors(folder / "model.safetensors", state)
     for t in range(len(transcript) if rounds else 0):
         write_tensors(round_file(folder, t), _round_tensors(transcript[t], first))
     if knowledge.auxiliary is not None:
@@ -253,7 +255,7 @@ def _open_knowledge(
     state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors").items()}
     first = _under(state, "params"), _under(state, "buffers")
     shape = tuple(facts.input_shape)
-    model = _fitting_model(named, shape, facts.num_classes, first)
+    model = _fitting_model(named, shape, facts.num_classes, first, _under(state, "frozen"))
     low, high = facts.value_range
     told = frozenset(item for item in get_args(Told) if item in facts.told)
     knowledge = Knowledge(
@@ -294,17 +296,25 @@ def _batch_size(folder: Path, facts: Facts, given: int | None) -> int | None:
 
 
 def _fitting_model(
-    architecture: Architecture, shape: tuple[int, ...], num_classes: int, state: tuple[Tensors, Tensors]
+    architecture: Architecture,
+    shape: tuple[int, ...],
+    num_classes: int,
+    state: tuple[Tensors, Tensors],
+    frozen: Tensors,
 ) -> torch.nn.Module:
     """Build the recorded model, having checked its size on the meta device, where nothing is allocated."""
     what, whose = "the recorded model", f"the model {architecture.use!r}"
     sketch = _sketch(architecture, shape, num_classes)
     if sketch is not None:
-        check_fits(state[0], dict(sketch.named_parameters()), what, whose)
+        check_fits(state[0] | frozen, dict(sketch.named_parameters()), what, whose)
     model = build(architecture, shape, num_classes)
-    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    check_fits(state[0], wanted, what, whose)
+    wanted = dict(model.named_parameters())
+    check_fits(state[0] | frozen, wanted, what, whose)
     check_fits(state[1], dict(model.named_buffers()), what, whose)
+    for name, parameter in wanted.items():
+        parameter.requires_grad_(name not in frozen)
+        if name in frozen:
+            parameter.data.copy_(frozen[name])
     return model
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from seepage.functional import generator
+from seepage.functional import generator, unordered
 from seepage.types import (
     Batch,
     ClientView,
@@ -77,8 +77,7 @@ class Victim:
             update=self.update(t),
             buffers=self.buffers,
             batch_size=len(batch),
-            # Sorted, so that the batch's own order is not told with the labels.
-            labels=batch.labels.sort().values if "labels" in told else None,
+            labels=unordered(batch.labels) if "labels" in told else None,
             indices=batch.indices if "indices" in told else None,
         )
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.errors import SeepageError, unknown
-from seepage.functional import forward, generator, in_mode
+from seepage.functional import forward, generator, in_mode, unordered
 from seepage.types import Batch, ClientView, Defense, Knowledge, Round, Tensors, Update
 
 # --- which samples a batch holds -----------------------------------------------------------------------------------
@@ -340,7 +340,7 @@ class IndexedTranscript:
             update=victim.update(t),
             buffers=victim.buffers,
             batch_size=len(labels),
-            labels=labels.sort().values if "labels" in told else None,
+            labels=unordered(labels) if "labels" in told else None,
             indices=self.indices(t),
         )
 

@@ -208,3 +208,24 @@ def test_a_truth_without_labels_is_refused(tmp_path: Path) -> None:
     save_file({"000000/inputs": torch.rand(1, 2)}, tmp_path / "truth.safetensors")
     with pytest.raises(SeepageError, match="lacks '000000/labels'"):
         open_truth(tmp_path)
+
+
+def test_frozen_parameters_are_recorded_with_the_rest(tmp_path: Path) -> None:
+    architecture = Architecture("fc2", {"hidden": 5})
+    model = build(architecture, (1, 4, 4), 3, seed=7)
+    first = next(model.parameters())
+    first.requires_grad_(False)
+    batch = Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 2]))
+    seen = record(model, batch, architecture=architecture)
+    save_transcript(seen, tmp_path)
+    again = open_transcript(tmp_path)
+    assert torch.equal(next(again.knowledge.model.parameters()), first)
+    assert set(again[0].params) == set(seen[0].params)
+    mine = FedSGD()(again.knowledge.model, again[0].params, batch)
+    assert all(torch.equal(mine.tensors[name], tensor) for name, tensor in again[0].update.tensors.items())
+
+
+def test_soft_labels_are_told_whole_and_without_the_batchs_order() -> None:
+    soft = torch.tensor([[0.1, 0.9], [0.7, 0.3]])
+    seen = record(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), Batch(torch.rand(2, 1, 4, 4), soft), told=["labels"])
+    assert torch.equal(seen[0].labels, soft.flip(0))  # type: ignore[arg-type]
