@@ -41,7 +41,16 @@ ModelOption = Annotated[
 SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
-ToldOption = Annotated[list[str] | None, typer.Option("--told", help="Tell the attacker more: labels. Repeatable.")]
+DefenseOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--defense", help="Let clients use this defense; options by --set defense.OPTION=VALUE. Repeatable, in order."
+    ),
+]
+ToldOption = Annotated[
+    list[str] | None,
+    typer.Option("--told", help="Tell the attacker more: labels, or with [rounds] indices. Repeatable."),
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
 ]
@@ -50,9 +59,15 @@ JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks a
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")]
 GateOption = Annotated[
-    str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'psnr>20'.")
+    str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0'.")
 ]
-RecipeArgument = Annotated[str | None, typer.Argument(help="A recipe: FILE.toml or a name from `seepage list`.")]
+RecipeArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="A recipe: FILE.toml or a name from `seepage list`. It may name code of its own (module:name), which is "
+        "run: read a stranger's recipe first."
+    ),
+]
 
 
 def main() -> None:
@@ -116,22 +131,27 @@ def _tables(
     device: str | None,
     told: list[str] | None,
     attacks: list[str] | None,
+    defenses: list[str] | None,
     settings: list[str] | None,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes."""
     from seepage.recipe import find_recipe, read_recipe
-    from seepage.settings import change, choose_part, put
+    from seepage.settings import change, choose_part, drop_cases, put
 
     tables = read_recipe(find_recipe("default" if recipe is None else recipe))
-    if attacks:
-        listed = tables.get("attack", [])
-        known = {table.get("use"): table for table in listed if isinstance(table, dict)} if listed else {}
-        put(tables, "attack", [known.get(use, {"use": use}) for use in attacks])
+    for key, names in (("attack", attacks), ("defense", defenses)):
+        if names:
+            listed = tables.get(key)
+            listed = [table for table in listed if isinstance(table, dict)] if isinstance(listed, list) else []
+            known = {table.get("use"): table for table in listed}
+            drop_cases(tables, key)
+            put(tables, key, [known.get(use, {"use": use}) for use in names])
     for key, chosen in (("data", data), ("model", model)):
         if chosen is not None:
             choose_part(tables, key, chosen)
     for key, value in (("batch.size", batch_size), ("seed", seed), ("device", device), ("knowledge.told", told)):
         if value is not None:
+            drop_cases(tables, key.partition(".")[0])
             put(tables, key, value)
     return change(tables, settings or [])
 
@@ -143,6 +163,7 @@ def audit(
     model: ModelOption = None,
     batch_size: SizeOption = None,
     attack: Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")] = None,
+    defense: DefenseOption = None,
     told: ToldOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
@@ -159,7 +180,7 @@ def audit(
     from seepage.terminal import progress_bar
 
     condition = None if fail_if is None else parse_condition(fail_if)
-    tables = _tables(recipe, data, model, batch_size, seed, device, told, attack, settings)
+    tables = _tables(recipe, data, model, batch_size, seed, device, told, attack, defense, settings)
     with progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, show=show, command=_command())
         _write_pages(finished.folder, show, again=False)
@@ -211,6 +232,7 @@ def record(
     data: DataOption = None,
     model: ModelOption = None,
     batch_size: SizeOption = None,
+    defense: DefenseOption = None,
     told: ToldOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
@@ -223,7 +245,7 @@ def record(
     from seepage.audit import record_only
     from seepage.terminal import progress_bar
 
-    tables = _tables(recipe, data, model, batch_size, seed, device, told, None, settings)
+    tables = _tables(recipe, data, model, batch_size, seed, device, told, None, defense, settings)
     with progress_bar(off=as_json or quiet) as show:
         folder = record_only(tables, out=out, show=show)
     if as_json:

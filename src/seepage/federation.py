@@ -1,4 +1,4 @@
-"""Training over rounds: brings a fresh model to the state in which a real server would send it out."""
+"""Training: brings a fresh model to the state in which a real server would send it out."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ class Training:
     """How the model was trained before the audited round.
 
     Args:
-        steps: FedSGD rounds, one batch each; 0 leaves the model freshly initialised.
+        steps: Steps of SGD, one batch each; 0 leaves the model freshly initialised.
         lr: Server learning rate (SGD with momentum 0.9).
-        batch_size: Examples per round.
+        batch_size: Examples per step.
     """
 
     steps: int = 0
@@ -50,7 +50,7 @@ def train(
         pool: `[m]` indices the model may be trained on.
         plan: Steps, rate and batch size.
         seed: Seeds the drawing of batches.
-        progress: Called with (done, total) rounds.
+        progress: Called with (done, total) steps.
 
     Raises:
         SeepageError: Where the loss stops being finite.
@@ -68,7 +68,7 @@ def train(
         loss = F.cross_entropy(logits, batch.labels)
         if not torch.isfinite(loss):
             raise SeepageError(
-                f"the training loss is {loss.item()} after {step} rounds; lower the rate with --set training.lr="
+                f"the training loss is {loss.item()} after {step} steps; lower the rate with --set training.lr="
                 f"{plan.lr / 10:g}"
             )
         optimizer.zero_grad()

@@ -81,7 +81,7 @@ def certificates(outcomes: Sequence[Outcome], measured: Measured) -> dict[str, A
     vouched = []
     for outcome, place in zip(outcomes, measured.places, strict=True):
         found = outcome.reconstruction
-        if found is None or found.certified is None:
+        if found is None or found.certified is None or not len(found):
             vouched.append(torch.zeros(len(place.permutation), dtype=torch.bool))
         else:
             vouched.append(found.certified.cpu()[place.permutation.clamp(min=0)] & place.matched)

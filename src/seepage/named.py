@@ -80,7 +80,7 @@ def problems_with(make: Callable[..., Any], options: Mapping[str, Any], what: st
         named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         required = parameter.default is parameter.empty and named
         if required and name not in options:
-            found.append(f"{what} needs the option {name!r}")
+            found.append(f"{what} needs the option {name!r}; add {name} = VALUE to its table, or --set")
     return found
 
 

@@ -237,7 +237,9 @@ def _names(recipe: Recipe) -> dict[str, Any]:
         f"batch {recipe.batch.size}{drawn}",
         f"trained {recipe.training.steps} steps" if recipe.training.steps else "freshly initialized",
     ]
-    title = ", ".join([*words, *(str(part) for part in recipe.defense)])
+    # Where cells differ by their defense, the one without says so.
+    undefended = ["no defense"] if "defense-none" in recipe.cell else []
+    title = ", ".join([*words, *(map(str, recipe.defense) if recipe.defense else undefended)])
     return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
 
 

@@ -45,7 +45,9 @@ def make_row(
     """
     first, transcript = outcomes[0], views[0]
     found = [outcome.reconstruction for outcome in outcomes if outcome.reconstruction is not None]
-    told_extra = sorted(transcript.knowledge.told)
+    told = transcript.knowledge.told
+    # Where indices are known at all, the protocol shows them: the server itself names the batches.
+    told_extra, shown = sorted(told - {"indices"}), sorted(told & {"indices"})
     known = [item for item in PROTOCOL if item != "batch size" or transcript[0].batch_size is not None]
     row: dict[str, Any] = {
         "cell": cell,
@@ -53,7 +55,7 @@ def make_row(
         "options": first.attack,
         "status": worst_status(outcomes),
         "reason": _reason(outcomes),
-        "told": [*known, *told_extra],
+        "told": [*known, *shown, *told_extra],
         "told_extra": told_extra,
         "examples": _examples(views, truth),
         **dict.fromkeys(SCORE_KEYS),
@@ -117,7 +119,7 @@ def skipped_row(cell: str, name: str, attack: Attack, told: Sequence[str], reaso
         "status": "inapplicable",
         "reason": reason,
         "told": [*PROTOCOL, *told],
-        "told_extra": list(told),
+        "told_extra": [item for item in told if item != "indices"],
         **blank,
         "notes": [],
         "zero_update": False,
@@ -174,6 +176,10 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
+NAMED = 3
+"""Cases or attacks that a sentence names one by one; more are counted."""
+
+
 def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tuple[str, str]]:
     """Why attacks gave no result: each reason once, however many attacks and cases it was given for.
 
@@ -217,126 +223,6 @@ def check_result(result: Mapping[str, Any], path: Path) -> None:
             lacking += [key for key in keys if not isinstance(entry, Mapping) or key not in entry]
     if lacking:
         raise SeepageError(f"{path} is damaged: it lacks {', '.join(dict.fromkeys(lacking))}; make the run again")
-
-
-# --- verdict -----------------------------------------------------------------------------------------------------
-
-
-def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tuple[str, str]:
-    """The run in plain words: `(level, text)` with level `exact`, `recognizable`, `traces`, `nothing`, `unscored`.
-
-    Args:
-        rows: All rows.
-        titles: A cell's name to its title.
-    """
-    scored = [row for row in rows if row["psnr"] is not None]
-    silent = _silent(rows, titles)
-    if not any(_spoke(row) for row in rows):
-        return "unscored", f"NO RESULT. {silent}"
-    if not scored:
-        return "unscored", (
-            "NOT SCORED. The truth is not at hand, so nobody can say how close these reconstructions are; "
-            "look at them, or score them with: seepage score RUN --truth FOLDER"
-        )
-    best = {
-        cell: max((row for row in scored if row["cell"] == cell), key=_strength)
-        for cell in titles
-        if any(row["cell"] == cell for row in scored)
-    }
-    leaking = [row for row in best.values() if row["recovered"] or row["exact"]]
-    if not leaking:
-        traces = any(row["outcome"] == "traces" or row.get("visible") for row in scored)
-        return ("traces" if traces else "nothing"), f"{_quiet_verdict(best, traces)} {silent}".strip()
-    worst = max(leaking, key=_strength)
-    level = "exact" if worst["exact"] else "recognizable"
-    parts = [
-        f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
-        f"Worst: {titles[worst['cell']]}, where the attack {worst['attack']} rebuilt {_share(worst)}.",
-        *_closeness(worst),
-        f"It was told {', '.join(worst['told_extra']) or 'nothing'} beyond the protocol.",
-    ]
-    quiet = [titles[row["cell"]] for row in best.values() if row not in leaking]
-    if quiet:
-        parts.append(
-            f"In {_named(quiet, titles)} these attacks, with the steps they were given, recovered no example. "
-            "That is no proof of safety."
-        )
-    return level, " ".join([*parts, silent]).strip()
-
-
-def _silent(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
-    """Sentences about the cells of which no attack could say anything, or nothing where there are none."""
-    spoke = {row["cell"] for row in rows if _spoke(row)}
-    zero = {row["cell"] for row in rows if row["outcome"] == "zero update"} - spoke
-    mute = [title for cell, title in titles.items() if cell not in spoke | zero]
-    parts = []
-    if mute:
-        parts.append(
-            f"In {_named(mute, titles)} no attack gave a result: none applies, all failed, or no update could be made. "
-            "That is no proof of safety either; the reasons are listed with the results."
-        )
-    if zero:
-        parts.append(
-            f"In {_named([titles[cell] for cell in titles if cell in zero], titles)} the update is zero everywhere: "
-            "it holds nothing to attack, but the update of another round may."
-        )
-    return " ".join(parts)
-
-
-def _spoke(row: Mapping[str, Any]) -> bool:
-    return row["status"] not in ("inapplicable", "error")
-
-
-def _cases(count: int) -> str:
-    return "1 audited case" if count == 1 else f"{count} audited cases"
-
-
-def _strength(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    return row["exact"] or 0.0, row["recovered"] or 0.0, row["gain_db"] if row["gain_db"] is not None else -1e9
-
-
-def _share(row: Mapping[str, Any]) -> str:
-    kind, share = ("exactly", row["exact"]) if row["exact"] else ("recognizably", row["recovered"])
-    return f"{round(share * row['examples'])} of {row['examples']} examples {kind}"
-
-
-def _closeness(row: Mapping[str, Any]) -> list[str]:
-    """A sentence with the median: the mean of numbers that are capped at 150 dB would say little."""
-    if row.get("psnr_median") is None:
-        return []
-    flat = row.get("mean_color_psnr")
-    beside = "" if flat is None else f"; a flat square of the example's mean color has {flat:.0f} dB"
-    what = f"Median PSNR of the {row['examples']} examples" if row["examples"] != 1 else "PSNR"
-    return [f"{what}: {row['psnr_median']:.0f} dB{beside}."]
-
-
-NAMED = 3
-"""Cases that a verdict names; of more it gives the count, and what they have in common."""
-
-_COMMA = re.compile(r", (?![^(]*\))")
-"""Stands between the parts of a title; a comma in brackets stands between options."""
-
-
-def _named(cases: Sequence[str], titles: Mapping[str, str]) -> str:
-    """A count of cases with their titles, or, of many, with the words that they share and not all titles have."""
-    if len(cases) <= NAMED:
-        return f"{_cases(len(cases))} ({'; '.join(cases)})"
-    everywhere = set.intersection(*(set(_COMMA.split(title)) for title in titles.values()))
-    shared = set.intersection(*(set(_COMMA.split(title)) for title in cases)) - everywhere
-    common = ", ".join(word for word in _COMMA.split(cases[0]) if word in shared)
-    return _cases(len(cases)) + (f" (all of them: {common})" if common else "")
-
-
-def _quiet_verdict(best: Mapping[str, Mapping[str, Any]], traces: bool) -> str:
-    if traces:
-        return (
-            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses come closer than a flat "
-            "color or show outlines; look at the pictures. A stronger attack or more steps may recover more."
-        )
-    return (
-        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks, with the steps they were given, recovered "
-        "nothing. That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
-    )
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------

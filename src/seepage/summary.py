@@ -16,11 +16,12 @@ from seepage.metrics import Alignment, Scores
 from seepage.outcome import Outcome, open_outcome
 from seepage.recipe import Recipe, Scoring
 from seepage.recording import Show, quiet
-from seepage.results import make_row, skipped_row, thresholds, verdict
+from seepage.results import make_row, skipped_row, thresholds
 from seepage.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
 from seepage.transcript import OneRound
 from seepage.truth import Truth, misfit, open_truth
 from seepage.types import Tensors, Transcript
+from seepage.verdict import verdict
 
 
 def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: Show = quiet) -> dict[str, Any]:

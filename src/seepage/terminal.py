@@ -9,14 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from seepage.recording import Show, quiet
+from seepage.results import reasons
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
+
+BASELINES = {"mean_color": "mean color", "grey": "grey", "random": "noise"}
+
+PHASES = ("recording", "scoring", "writing")
+"""First words of what goes on before and after the attacks; an attack is named by itself: `dlg on CELL`."""
+
+
+MANY = 10
+"""Attacks that are counted; of fewer the share is told, since "0 of 1" would say nothing while a long one runs."""
 
 
 @contextmanager
@@ -26,28 +37,50 @@ def progress_bar(*, off: bool = False) -> Iterator[Show]:
         yield quiet
     elif sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        label = _Label()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("starting", total=1)
 
             def show(done: float, total: float, what: str) -> None:
-                bar.update(task, completed=done, total=total, description=what or None)
+                bar.update(task, completed=done, total=total, description=escape(label.of(total, what)))
 
             yield show
     else:
         yield _Lines().show
 
 
-class _Lines:
-    """Progress as plain lines."""
+class _Label:
+    """Words for what goes on. The meter of the attacks names none where nothing is new: then the last one stands."""
 
     def __init__(self) -> None:
-        self.last = time.monotonic()
+        self.total, self.last = 0.0, ""
+
+    def of(self, total: float, what: str) -> str:
+        """The label, for a phase with `total` things to do."""
+        if what:
+            self.last = what if what.startswith(PHASES) else f"attacking: {what}"
+        elif self.last.startswith(PHASES) or total != self.total:
+            self.last = "attacking"
+        self.total = total
+        return self.last
+
+
+class _Lines:
+    """Progress as plain lines: one where there is something new, and at most one in `LINE_EVERY` seconds."""
+
+    def __init__(self) -> None:
+        self.at, self.line, self.label = time.monotonic(), "", _Label()
 
     def show(self, done: float, total: float, what: str) -> None:
+        phase, _, rest = self.label.of(total, what).partition(" ")
+        count = f"{done:.0f} of {total:g}" if total > 1 else ""
+        if phase.startswith("attacking") and total < MANY:
+            count = f"{done / total:.0%}"
+        line = f"{phase.removesuffix(':')}: {', '.join(filter(None, (count, rest)))}"
         now = time.monotonic()
-        if now - self.last >= LINE_EVERY:
-            self.last = now
-            print(f"{done:.1f} of {total:g} {what}", file=sys.stderr)
+        if now - self.at >= LINE_EVERY and line != self.line:
+            self.at, self.line = now, line
+            print(line, file=sys.stderr, flush=True)
 
 
 def _console() -> Console:
@@ -64,14 +97,24 @@ def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_o
         return
     for cell in result["cells"]:
         rows = [row for row in result["rows"] if row["cell"] == cell["name"]]
-        console.print(Text(_title(cell), style="bold"))
+        console.print(Text(str(cell["title"]), style="bold"))
+        if cell["baselines"]:
+            console.print(Text(_baselines(cell["baselines"]), style="dim"))
         console.print(_table(rows))
-        for row in rows:
-            if row["reason"]:
-                console.print(Text(f"  {row['attack']}: {row['reason']}", style="dim"))
         console.print()
-    console.print(Text(_legend(result["thresholds"]), style="dim"))
-    console.print()
+    titles = {cell["name"]: cell["title"] for cell in result["cells"]}
+    entries = [
+        (row["attack"], row["outcome"] if row["psnr"] is None else "no result", row["reason"], titles[row["cell"]])
+        for row in result["rows"]
+        if row["reason"]
+    ]
+    for attack, words in reasons(entries, len(titles)):
+        console.print(Text(f"{attack}, {words}", style="dim"))
+    if entries:
+        console.print()
+    if any(row["psnr"] is not None or row["outcome"] == "features only" for row in result["rows"]):
+        console.print(Text(_legend(result), style="dim"))
+        console.print()
     leaks = result["verdict_level"] in ("exact", "recognizable")
     console.print(Text(result["verdict"], style="bold red" if leaks else "bold"))
     console.print()
@@ -81,12 +124,16 @@ def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_o
     console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _legend(limits: Mapping[str, Any]) -> str:
-    return (
+def _legend(result: Mapping[str, Any]) -> str:
+    limits = result["thresholds"]
+    words = (
         f"found: recovered of all examples; recovered is SSIM of at least {limits['recovered_ssim']:g} and "
         f"{limits['recovered_gain_db']:g} dB over the example's own mean color. exact: over {limits['exact_db']:g} dB. "
-        "gain: dB over the mean color. [low, high]: 95 % interval of the mean PSNR."
+        "median, mean: PSNR in dB over all examples; equal pictures count 150, which draws a mean up. "
+        "[low, high]: 95 % interval of the mean."
     )
+    features = any(row["outcome"] == "features only" for row in result["rows"])
+    return words + " features only: inner features came back, which no score compares with pictures." * features
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -96,7 +143,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("attack", no_wrap=True)
     if told:
         table.add_column("told", no_wrap=True)
-    for name in ("PSNR dB", "SSIM", "gain", "found", "seconds"):
+    for name in ("found", "median", "mean, dB", "SSIM", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
@@ -107,22 +154,18 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _title(cell: Mapping[str, Any]) -> str:
-    base = cell["baselines"]
-    if not base:
-        return str(cell["title"])
-    found = {name: _number(base.get(name, {}).get("psnr"), 1) for name in ("mean_color", "grey", "random")}
-    color, grey, noise = found.values()
-    return f"{cell['title']}  (baselines: mean color {color}, grey {grey}, random {noise} dB)"
+def _baselines(base: Mapping[str, Any]) -> str:
+    found = (f"{words} {_number(base.get(name, {}).get('psnr'), 1)}" for name, words in BASELINES.items())
+    return f"without the update: {', '.join(found)} dB"
 
 
 def _entries(row: Mapping[str, Any]) -> list[str]:
-    psnr = _number(row["psnr"], 1)
+    mean = _number(row["psnr"], 0)
     if row["psnr_low"] is not None:
-        psnr += f" [{row['psnr_low']:.0f}, {row['psnr_high']:.0f}]"
+        mean += f" [{row['psnr_low']:.0f}, {row['psnr_high']:.0f}]"
     share = "-" if row["recovered"] is None else f"{round(row['recovered'] * row['examples'])}/{row['examples']}"
-    gain = "-" if row["gain_db"] is None else f"{row['gain_db']:+.1f}"
-    return [row["attack"], psnr, _number(row["ssim"], 2), gain, share, _number(row["seconds"], 1), row["outcome"]]
+    median = _number(row.get("psnr_median"), 1)  # runs of earlier versions have none
+    return [row["attack"], share, median, mean, _number(row["ssim"], 2), _number(row["seconds"], 1), row["outcome"]]
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -132,7 +175,7 @@ def _number(value: float | None, digits: int) -> str:
 def _style(row: Mapping[str, Any]) -> str:
     if row["recovered"]:
         return "red"
-    return "dim" if row["outcome"] in ("does not apply", "nothing recovered") else ""
+    return "dim" if row["psnr"] is None or row["outcome"] == "nothing recovered" else ""
 
 
 def print_kind(entries: Sequence[Mapping[str, str]]) -> None:

@@ -234,7 +234,7 @@ def test_the_table_fits_80_columns(cli: Cli, audited: Path, monkeypatch: pytest.
     lines = cli("score", audited).out.splitlines()
     assert max(len(line) for line in lines if "report.html" not in line and "grid.png" not in line) <= 80
     header = next(line for line in lines if line.startswith("attack"))
-    assert header.split() == ["attack", "PSNR", "dB", "SSIM", "gain", "found", "seconds", "outcome"]
+    assert header.split() == ["attack", "found", "median", "mean,", "dB", "SSIM", "seconds", "outcome"]
     assert any(
         line.split()[0] == "inverting_gradients" and line.endswith("nothing recovered") for line in lines if line
     )

@@ -24,20 +24,52 @@ def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) 
     with progress_bar() as show:
         show(0.25, 1, "dlg on cell")
         show(0.5, 1, "")
-    assert "dlg on cell" in screen.getvalue()
+    assert "attacking: dlg on cell" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
 
 
-def test_a_log_gets_a_plain_line_now_and_then(
+def logged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *shown: tuple[float, float, str]
+) -> list[str]:
+    """The lines of a log, with eleven seconds between any two things that are shown."""
+    clock = iter(range(0, 1000, 11))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
+    with progress_bar() as show:
+        for done, total, what in shown:
+            show(done, total, what)
+    out, err = capsys.readouterr()
+    assert out == ""
+    return list(err.splitlines())
+
+
+def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = ((0, 8, "recording fc2_size-1"), (0, 72, ""), (8.5, 72, "dlg on fc2_size-1"), (9.6, 72, ""))
+    assert logged(monkeypatch, capsys, *shown, (1, 8, "scoring fc2_size-8"), (0.99, 1, "writing the report")) == [
+        "recording: 0 of 8, fc2_size-1",
+        "attacking: 0 of 72",
+        "attacking: 8 of 72, dlg on fc2_size-1",
+        "attacking: 10 of 72, dlg on fc2_size-1",
+        "scoring: 1 of 8, fc2_size-8",
+        "writing: the report",
+    ]
+
+
+def test_few_long_attacks_are_told_by_their_share_and_nothing_is_said_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    for total in (1, 2):
+        shown = ((share * total, total, "dlg on cell") for share in (0.01, 0.011, 0.012, 0.5))
+        lines = logged(monkeypatch, capsys, *shown, (0.9 * total, total, ""))
+        assert lines == [f"attacking: {percent}%, dlg on cell" for percent in (1, 50, 90)]
+
+
+def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     clock = iter([0.0, 1.0, 11.0, 12.0, 22.0])
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with progress_bar() as show:
         for done in range(4):
             show(done, 4, "dlg on cell")
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "1.0 of 4 dlg on cell\n3.0 of 4 dlg on cell\n")
+    assert capsys.readouterr().err.splitlines() == ["attacking: 25%, dlg on cell", "attacking: 75%, dlg on cell"]
 
 
 def test_a_quiet_run_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,16 +80,18 @@ def test_a_quiet_run_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 ROW: dict[str, Any] = {
     "cell": "a", "attack": "inverting_gradients", "status": "ok", "reason": None, "told_extra": [], "examples": 16,
-    "recovered": 0.125, "psnr": 17.25, "psnr_low": 15.5, "psnr_high": 19.5, "ssim": 0.5, "gain_db": 1.25,
+    "recovered": 0.125, "psnr": 17.25, "psnr_median": 16.75, "psnr_low": 15.5, "psnr_high": 19.5, "ssim": 0.5,
     "seconds": 12.5, "outcome": "partly recovered",
 }  # fmt: skip
-NULLS = dict.fromkeys(("recovered", "psnr", "psnr_low", "psnr_high", "ssim", "gain_db", "seconds"))
+NULLS = dict.fromkeys(("recovered", "psnr", "psnr_median", "psnr_low", "psnr_high", "ssim", "seconds"))
 
 
 def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], **options: Any) -> list[str]:
+    base = {name: {"psnr": psnr} for name, psnr in (("mean_color", 13.83), ("grey", None), ("random", 8.7))}
+    other = [{"name": "b", "title": "fc2, batch 16", "baselines": None}] * any(row["cell"] == "b" for row in rows)
     result = {
         "verdict": "LEAKS. [bold]no markup[/bold]", "verdict_level": "exact", "rows": list(rows),
-        "cells": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": None}],
+        "cells": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": base}, *other],
         "thresholds": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0},
     }  # fmt: skip
     print_result(terminal.Path("run"), result, **{"quiet": False, **options})
@@ -69,17 +103,18 @@ def test_a_row_has_its_numbers_in_words_and_digits(capsys: pytest.CaptureFixture
     (found,) = [line for line in lines if line.startswith("inverting")]
     assert found.split() == [
         "inverting_gradients",
-        "17.2",
+        "2/16",
+        "16.8",
+        "17",
         "[16,",
         "20]",
         "0.50",
-        "+1.2",
-        "2/16",
         "12.5",
         "partly",
         "recovered",
     ]
     assert "fc2, [red]batch[/red] 8" in lines, "words of strangers are printed, not obeyed"
+    assert "without the update: mean color 13.8, grey -, noise 8.7 dB" in lines
     assert "LEAKS. [bold]no markup[/bold]" in lines
 
 
@@ -93,9 +128,24 @@ def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixtur
         "outcome": "does not apply",
     }
     lines = printed(capsys, row)
-    (found,) = [line for line in lines if line.startswith("linear")]
+    (found,) = [line for line in lines if line.startswith("linear ")]
     assert found.split() == ["linear", "-", "-", "-", "-", "-", "does", "not", "apply"]
-    assert "  linear: no bias; use dlg" in lines
+    assert "linear, does not apply: no bias; use dlg" in lines
+    lines = printed(capsys, row, {**row, "cell": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"})
+    assert sum("no bias" in line for line in lines) == 1, "what is true of both cases is said once"
+    assert "linear, does not apply (2 of 2 cases): no bias; use dlg" in lines
+    assert "dlg, no result (fc2, [red]batch[/red] 8): on 1 of 2 batches: x" in lines
+
+
+def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = printed(capsys, {key: value for key, value in ROW.items() if key != "psnr_median"})
+    assert [line.split()[2:4] for line in lines if line.startswith("inverting")] == [["-", "17"]]
+
+
+def test_words_are_explained_where_they_occur(capsys: pytest.CaptureFixture[str]) -> None:
+    explained = "features only: inner features"
+    assert explained not in " ".join(printed(capsys, ROW))
+    assert explained in " ".join(printed(capsys, {**ROW, **NULLS, "outcome": "features only"}))
 
 
 def test_what_an_attacker_was_told_is_a_column_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:

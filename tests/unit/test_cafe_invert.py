@@ -13,7 +13,7 @@ from seepage.defenses.fake_gradients import FakeGradients
 from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
 from seepage.types import Batch, Knowledge
-from seepage.vertical import IndexedVictim, RandomDraws
+from seepage.vertical import IndexedVictim, RandomDraws, ServerStep
 
 
 def digits(samples, rounds, size, *, seed=0, defense=None, **options):
@@ -147,7 +147,7 @@ def test_fake_gradients_stop_the_naive_attacker_and_not_the_one_who_knows():
     defense = FakeGradients(candidates=2)
     victim = digits(8, 250, 2, parties=2, defense=defense, hidden=96, channels=4)
     naive = Cafe(invert=False)(victim.transcript(), seed=0)
-    aware = Cafe(entries="positive", invert=False)(victim.transcript(), seed=0)
+    aware = Cafe(entries="unforged", invert=False)(victim.transcript(), seed=0)
     clean = Cafe(invert=False)(IndexedVictim(**_fields(victim, defense=None)).transcript(), seed=0)
 
     def error(result):
@@ -165,6 +165,16 @@ def test_fake_gradients_stop_the_naive_attacker_and_not_the_one_who_knows():
 def _fields(victim, **changed):
     names = ("knowledge", "params", "data", "design", "rounds", "buffers", "defense", "seed", "server")
     return {name: getattr(victim, name) for name in names} | changed
+
+
+def test_attacking_while_training_follows_the_weights():
+    still = digits(12, 30, 4, parties=2, hidden=64)
+    victim = IndexedVictim(**_fields(still, server=ServerStep(optimizer="sgd", lr=3e-3)))
+    results = [Cafe(corrections=n, steps=(30, 150))(victim.transcript(), seed=0) for n in (0, 4)]
+    guesses = [psnr(result.inputs, victim.data.inputs[result.indices]) for result in results]
+    assert guesses[1].median() > guesses[0].median() + 20
+    assert bool((guesses[1][results[1].objective < 1e-4] > 50).all())
+    assert any("the weights move" in note for note in results[1].notes)
 
 
 def test_batches_are_told_to_the_attack_and_nothing_else():

@@ -9,15 +9,18 @@ from hypothesis import strategies as st
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe import Cafe, true_representations
+from seepage.attacks.cafe.few_rounds import read_shapes, shape_of
 from seepage.attacks.cafe.link import link, logit_gradients
+from seepage.attacks.cafe.moving import correct, drifts
 from seepage.attacks.cafe.sites import find_sites
 from seepage.attacks.cafe.split import split
-from seepage.attacks.cafe.steps import cover, step_one, step_two
+from seepage.attacks.cafe.steps import cover, step_one, step_two, window
+from seepage.attacks.cafe.unforged import plausible, solve_column
 from seepage.clients import FedSGD
 from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
 from seepage.types import Batch, Knowledge, Round, Update
-from seepage.vertical import IndexedVictim, Listed, RandomDraws, ShuffledEpochs
+from seepage.vertical import IndexedVictim, Listed, Partitions, RandomDraws, ServerStep, ShuffledEpochs
 
 
 def make(design, rounds, *, shape=(1, 8, 8), seed=0, dark=0.3, model=None, **options):
@@ -278,12 +281,18 @@ def test_weights_that_move_too_far_are_refused():
         Cafe().check(Recorded(victim, moved))
 
 
-def test_simulated_and_recorded_rounds_give_the_same_bits():
-    victim = make(RandomDraws(samples=8, batch_size=3), 12)
-    attack = Cafe(steps=(5,))
+@pytest.mark.parametrize("moving", [False, True])
+def test_simulated_and_recorded_rounds_give_the_same_bits(moving):
+    victim = training(1e-3) if moving else make(RandomDraws(samples=8, batch_size=3), 12)
+    attack = Cafe(steps=(5,), corrections=2)
     simulated, recorded = attack(victim.transcript(), seed=1), attack(Recorded(victim), seed=1)
     assert torch.equal(simulated.inputs, recorded.inputs)
     assert torch.equal(simulated.indices, recorded.indices)
+
+
+def test_forged_rounds_of_moving_weights_are_refused():
+    with pytest.raises(Inapplicable, match="the weights move"):
+        Cafe(entries="unforged").check(training(1e-3).transcript())
 
 
 def test_two_classes_need_all_rounds_together():
@@ -313,3 +322,83 @@ def test_a_silent_sample_is_named_and_not_certain():
     assert torch.equal(result.inputs[place], torch.zeros(1, 8, 8))
     assert result.objective[place] == 1
     assert any("silent" in note for note in result.notes)
+
+
+def test_a_sample_whose_rounds_all_hold_another_does_not_spoil_either():
+    """Samples 0 and 1 share rounds 0 and 1; sample 1 is in round 4 too, so the spans of 0's rounds meet in a plane."""
+    batches = ((0, 1, 2, 3), (0, 1, 4, 5), (2, 4, 6, 7), (3, 5, 6, 8), (1, 7, 8, 9), (2, 5, 7, 9), (3, 4, 8, 9))
+    victim = make(Listed(samples=10, batch_size=4, batches=batches), 7, shape=(1, 16, 16), hidden=48, channels=8)
+    found = Cafe(mode="few_rounds").recover(victim.transcript())
+    for one, (v, h) in zip(found, truth(victim), strict=True):
+        assert bool(one.known[:2].all())
+        assert (one.h - h)[one.known].norm() < 1e-4 * h.norm()
+        assert (one.v - v)[one.known].norm() < 1e-3 * v.norm()
+
+
+def test_shapes_equal_the_singular_value_decomposition():
+    draw = torch.Generator().manual_seed(0)
+    matrix = torch.rand(40, 5, generator=draw).double() @ torch.rand(5, 90, generator=draw).double()
+    shape = shape_of(matrix / 5, torch.zeros(40), 5)
+    left = torch.linalg.svd(matrix)[0][:, :5]
+    assert torch.allclose(shape.left @ shape.left.T, left @ left.T, atol=1e-8)
+    assert torch.allclose(shape.left @ shape.core, matrix)
+
+
+def training(lr, *, rounds=12, optimizer="sgd"):
+    """Parties that train while three partitions of nine samples are drawn."""
+    victim = make(Partitions(samples=16, batch_size=4), rounds, shape=(1, 16, 16), hidden=48, channels=8)
+    fields = ("knowledge", "params", "data", "design", "rounds", "buffers")
+    return IndexedVictim(**{n: getattr(victim, n) for n in fields}, server=ServerStep(optimizer=optimizer, lr=lr))
+
+
+def test_known_drifts_are_taken_out_of_h():
+    """With the true inputs the drifts are exact, and so h at the first weights soon is too."""
+    victim = training(1e-2)
+    transcript, sites = victim.transcript(), find_sites(victim.knowledge, victim.params)
+    batches = [victim.design.indices(t) for t in range(12)]
+    shapes = read_shapes(transcript, range(12), batches, sites)
+    found = Cafe(mode="few_rounds").recover(transcript)
+    blocks = [victim.data.inputs[(slice(None), *site.block)] for site in sites]
+    moves = drifts(transcript, range(12), batches, sites, blocks, victim.buffers)
+    for m, (one, (_, h)) in enumerate(zip(found, truth(victim), strict=True)):
+        before = (one.h - h).norm(dim=1) / h.norm(dim=1)
+        one.h = correct(one, shapes[m], batches, moves[m])
+        once = (one.h - h).norm(dim=1) / h.norm(dim=1)
+        one.h = correct(one, shapes[m], batches, moves[m])
+        twice = (one.h - h).norm(dim=1) / h.norm(dim=1)
+        assert once.median() < 0.3 * before.median()
+        assert twice.median() < 0.1 * before.median()
+
+
+def test_the_window_draws_most_samples_often_enough():
+    batches = [RandomDraws(samples=40, batch_size=8).indices(t) for t in range(90)]
+    length = window(batches, 40)
+    counts = [torch.bincount(torch.cat(batches[:t]), minlength=40) for t in (length - 1, length)]
+    assert (counts[0] >= 3).sum() < 38 <= (counts[1] >= 3).sum()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 10**6))
+def test_a_column_of_v_is_found_in_spite_of_forged_rounds(seed):
+    from scipy.sparse import csr_array
+
+    draw = torch.Generator().manual_seed(seed)
+    table = torch.stack([(torch.randperm(20, generator=draw) < 5).double() / 5 for _ in range(90)])
+    v = torch.randn(20, generator=draw).double()
+    target = table @ v
+    target[torch.randperm(90, generator=draw)[:3]] = -0.7
+    found = solve_column(csr_array(table.numpy()), target.numpy())
+    assert torch.allclose(torch.from_numpy(found), v, atol=1e-6)
+
+
+def test_plausible_entries_are_no_larger_than_the_largest_positive_one():
+    sent = torch.randn(500, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(plausible(sent), sent.abs() <= sent[sent > 0].max())
+    assert not plausible(-sent.abs()).any()
+
+
+def test_rounds_with_nan_are_named():
+    victim = make(RandomDraws(samples=8, batch_size=3), 12)
+    victim.data.inputs[3] = torch.nan
+    with pytest.raises(Inapplicable, match=r"round \d+ holds NaN"):
+        Cafe(samples=8).recover(victim.transcript())

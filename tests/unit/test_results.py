@@ -29,12 +29,12 @@ from seepage.results import (
     parse_condition,
     reasons,
     thresholds,
-    verdict,
     violations,
     worst_status,
 )
 from seepage.transcript import OneRound, SimulatedTranscript
 from seepage.types import Architecture, Reconstruction, Round, Update
+from seepage.verdict import verdict
 
 TITLES = {"a": "case A", "b": "case B"}
 
@@ -337,6 +337,34 @@ def test_a_wrong_certificate_is_counted() -> None:
     scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["certified"], found["false_certificates"]) == (1.0, 1)
+
+
+def test_an_attack_without_any_guess_vouches_for_none() -> None:
+    transcript, truth = tiny()
+    nothing = Reconstruction(truth[0].inputs[:0], labels=torch.zeros(0).long(), certified=torch.zeros(0).bool())
+    outcomes = [Outcome("ok", "X()", nothing)] * 2
+    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
+    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
+    assert (found["certified"], found["false_certificates"], found["exact"]) == (0.0, 0, 0.0)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_batches_of_which_only_some_have_labels_or_a_sign_are_joined(flip: bool) -> None:
+    """The Cocktail Party Attack on a noisy update: certain of one batch, not of the other."""
+    transcript, truth = tiny()
+    sure = Reconstruction(truth[0].inputs, labels=truth[0].labels)
+    unsure = Reconstruction(truth[1].inputs, ambiguity=frozenset({"order", "sign", "scale"}))
+    found = [sure, unsure]
+    if flip:
+        found = [replace(unsure, inputs=truth[0].inputs), Reconstruction(truth[1].inputs, labels=truth[1].labels)]
+    outcomes = [Outcome("ok", "X()", each) for each in found]
+    measured = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
+    assert measured is not None
+    row = make_row("a", "x", outcomes, views(transcript), truth, measured, LinearLeak())
+    assert (row["alignment"], row["label_accuracy"], row["examples"]) == ("hungarian+sign+scale", 0.5, 2)
+    assert row["exact"] == 1.0
+    labels = [line.value for line in measured.scores.rows if line.metric == "label"]
+    assert labels == ([None, 1.0] if flip else [1.0, None])
 
 
 def test_perceptual_scores_are_measured_only_when_asked_for_and_possible(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,8 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
     found = run(tables, out=tmp_path / "run", jobs=1)
     cafe, matching = found.result["rows"]
     assert (cafe["examples"], matching["examples"]) == (12, 5)
-    assert (cafe["rounds"], cafe["told_extra"]) == (12, ["indices"])
+    assert (cafe["rounds"], cafe["told_extra"], cafe["told"][-1]) == (12, [], "indices")
+    assert "which here shows the indices of each batch" in found.result["verdict"]
     assert cafe["exact"] > 0.7
     assert cafe["error_v"] < 1e-3
     assert cafe["error_h"] < 1e-3

@@ -52,9 +52,9 @@ def align(
     """Match guesses with examples, on the CPU.
 
     Guesses with a NaN or infinite value are set aside and match nothing. With `sign` or `scale` in
-    `ambiguity` a factor per pair is fitted to the truth by least squares: for `sign` +1 or -1, for `scale`
-    0 or more, for both any number. This helps the attacker, so it is done only where the method cannot
-    know, and the name tells of it.
+    `ambiguity` each pair is fitted to the truth: for `sign` the guess or its negative, which for inputs is
+    `low + high - guess`, for `scale` a factor of 0 or more by least squares, for both both. This helps the
+    attacker, so it is done only where the method cannot know, and the name tells of it.
 
     Args:
         guesses: `[k, *shape]`; k may be below or above n.
@@ -151,15 +151,18 @@ def _costs(g: Tensor, x: Tensor, value_range: tuple[float, float] | None, fit: C
     if value_range is None:
         cosines = _inner(_unit(g), _unit(x))
         return 1 - (cosines.abs() if "sign" in fit else cosines)
-    if "scale" in fit:
-        # the error left by the best factor: |x|^2 - <u, x>^2, with u = g / |g|
-        along = _inner(_unit(g), x)
-        along = along if "sign" in fit else along.clamp_min(0)
-        return (_squares(x) - along.square()).clamp_min(0) / x.shape[1]
-    costs = _mean_squares(g.clamp(*value_range), x)
+    costs = _costs_upright(g, x, value_range, fit)
     if "sign" in fit:
-        costs = torch.minimum(costs, _mean_squares((-g).clamp(*value_range), x))
+        costs = torch.minimum(costs, _costs_upright(sum(value_range) - g, x, value_range, fit))
     return costs
+
+
+def _costs_upright(g: Tensor, x: Tensor, value_range: tuple[float, float], fit: Collection[Ambiguity]) -> Tensor:
+    if "scale" not in fit:
+        return _mean_squares(g.clamp(*value_range), x)
+    # the error left by the best factor: |x|^2 - <u, x>^2, with u = g / |g|
+    along = _inner(_unit(g), x).clamp_min(0)
+    return (_squares(x) - along.square()).clamp_min(0) / x.shape[1]
 
 
 def _mean_squares(g: Tensor, x: Tensor) -> Tensor:
@@ -206,15 +209,17 @@ def _fill(
 def _fitted(
     guess: Tensor, truth: Tensor, value_range: tuple[float, float] | None, fit: Collection[Ambiguity]
 ) -> Tensor:
-    """The guess `[d]` times the factor, among those allowed, that brings it nearest to the truth `[d]`."""
-    if not fit:
-        return guess
-    x = truth.double()
-    if "scale" in fit:
-        u = _unit(guess[None].double())[0]
-        factor = u @ x
-        return u * (factor if "sign" in fit else factor.clamp_min(0))
+    """The guess `[d]`, turned and scaled as allowed, that is nearest to the truth `[d]`."""
     if value_range is None:
-        return -guess if _unit(guess[None].double())[0] @ x < 0 else guess
-    errors = [(g.double().clamp(*value_range) - x).square().sum() for g in (guess, -guess)]
-    return guess if errors[0] <= errors[1] else -guess
+        turned = "sign" in fit and _unit(guess[None].double())[0] @ truth.double() < 0
+        return -guess if turned else guess
+    ways = [guess, sum(value_range) - guess] if "sign" in fit else [guess]
+    fitted = [_scaled(way, truth) if "scale" in fit else way for way in ways]
+    errors = [(way.double().clamp(*value_range) - truth).square().sum() for way in fitted]
+    return fitted[int(torch.stack(errors).argmin())]
+
+
+def _scaled(guess: Tensor, truth: Tensor) -> Tensor:
+    """The guess `[d]` times the factor, 0 or more, that brings it nearest to the truth `[d]`."""
+    u = _unit(guess[None].double())[0]
+    return u * (u @ truth.double()).clamp_min(0)

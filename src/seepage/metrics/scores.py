@@ -1,9 +1,9 @@
 """What `score` returns: every number about one reconstruction, and its summaries."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isnan
+from math import isnan, nan
 
 import torch
 from torch import Tensor
@@ -51,23 +51,31 @@ class Scores:
     def concatenate(cls, scores: Sequence["Scores"]) -> "Scores":
         """Join the scores of several batches of one cell; each stays a batch of its own for the interval.
 
+        An attack may name labels, or leave the sign open, on some batches only. Then the examples of the others have
+        no value for `label`, none of their labels counts as guessed right, and the alignment lists every fit made.
+
         Raises:
             SeepageError: Where there is nothing to join, or the parts were matched or measured differently.
         """
         if not scores:
             raise SeepageError("there are no scores to join; score at least one batch")
-        kinds = {(part.alignment, part.metrics, tuple(part.values)) for part in scores}
+        kinds = {
+            (part.alignment.partition("+")[0], _without_labels(part.metrics), _without_labels(part.values))
+            for part in scores
+        }
         if len(kinds) > 1:
             raise SeepageError(
                 f"scores that were made in different ways cannot be joined, got {sorted(kinds)}; "
                 "score all batches with one method and one set of metrics"
             )
-        first, sizes = scores[0], [len(part.label_shares) for part in scores]
+        first = next((part for part in scores if "label" in part.values), scores[0])
+        sizes = [len(part.label_shares) for part in scores]
+        labeled = "label" in first.values
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
         return cls(
-            alignment=first.alignment,
+            alignment="+".join(dict.fromkeys(word for part in scores for word in part.alignment.split("+"))),
             metrics=first.metrics,
-            values=_join([part.values for part in scores]),
+            values=_join([_with_labels(part.values) if labeled else part.values for part in scores]),
             baseline_values={
                 name: _join([part.baseline_values[name] for part in scores]) for name in first.baseline_values
             },
@@ -75,7 +83,7 @@ class Scores:
             recovered_each=_join_masks([part.recovered_each for part in scores]),
             exact_each=_join_masks([part.exact_each for part in scores]),
             batches=torch.cat([part.batches + offset for part, offset in zip(scores, offsets, strict=True)]),
-            label_shares=torch.cat([part.label_shares for part in scores]),
+            label_shares=torch.cat([part.label_shares.nan_to_num(0.0 if labeled else nan) for part in scores]),
             notes=tuple(dict.fromkeys(note for part in scores for note in part.notes)),
         )
 
@@ -214,6 +222,15 @@ class Scores:
 
     def _baseline(self, name: str, metric: str) -> float | None:
         return _mean(self.baseline_values.get(name, {}).get(metric))
+
+
+def _without_labels(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if name != "label")
+
+
+def _with_labels(values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """The values with a column for labels, NaN where none was named."""
+    return {"label": torch.full_like(next(iter(values.values())), nan), **values}
 
 
 def _join(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

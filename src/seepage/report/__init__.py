@@ -2,5 +2,6 @@
 
 from seepage.report.grid import write_grid
 from seepage.report.page import write_report
+from seepage.report.sheet import write_sheet
 
-__all__ = ["write_grid", "write_report"]
+__all__ = ["write_grid", "write_report", "write_sheet"]

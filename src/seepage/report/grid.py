@@ -1,6 +1,7 @@
 """`grid.png`: private pictures beside what each attack made of them."""
 
 import io
+import textwrap
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,10 @@ from seepage.report.words import number
 from seepage.storage import write_whole
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_CELLS, MOST_ATTACKS, MOST_EXAMPLES = 8, 8, 4
+MOST_CELLS, MOST_ATTACKS, MOST_EXAMPLES = 10, 8, 4
 LARGEST_FILE = 1_000_000
 """Bytes: what a README or an issue can still carry."""
 
@@ -27,19 +29,36 @@ LETTER = 0.09
 INK, QUIET, HATCH, FLAT = "#1b2430", "#535f6d", "#b4bcc5", "#edf0f2"
 
 
+NOT_RETURNED = "not returned"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One place of the grid.
+
+    Attributes:
+        picture: `[C, H, W]`, or None.
+        words: The line under the picture; without a picture, why there is none.
+    """
+
+    picture: Tensor | None
+    words: str
+
+
 @dataclass(frozen=True)
 class Block:
     """One cell's part of the grid.
 
     Attributes:
         title: Heading.
-        columns: `private`, where it is at hand, then attacks.
-        rows: Examples; each has one picture per column and the line under it. No picture: none was returned.
+        columns: `private`, where it is at hand, then attacks. Cells that the same attacks were run on have the same
+            columns, so that these are in line.
+        rows: Examples; each has one place per column.
     """
 
     title: str
     columns: list[str]
-    rows: list[list[tuple[Tensor | None, str]]]
+    rows: list[list[Shown]]
 
     @property
     def width(self) -> float:
@@ -53,7 +72,7 @@ class Block:
 def write_grid(run: Path) -> Path:
     """Write `grid.png` into a finished run's folder. The picture shows private examples.
 
-    At most eight cells, eight attacks and four examples per cell; those that an attack recovered best come first.
+    At most ten cells, eight attacks and four examples per cell; those that an attack recovered best come first.
 
     Args:
         run: The run folder, with `result.json`.
@@ -92,28 +111,44 @@ def _png(figure: "Figure") -> bytes:
 
 def _blocks(run: Run) -> list[Block]:
     per_cell = 2 if len(run.cells) > 4 else MOST_EXAMPLES - (len(run.cells) > 2)
-    found = ((cell, open_pictures(run, cell)) for cell in run.cells[:MOST_CELLS])
-    return [_block(run, cell, pictures, per_cell) for cell, pictures in found if pictures.places]
+    opened = [(cell, open_pictures(run, cell)) for cell in run.cells[:MOST_CELLS]]
+    found = [(cell, pictures) for cell, pictures in opened if pictures.places]
+    attacks = _attacks(run, found)
+    held = any(pictures.truth for _, pictures in found)
+    blocks = []
+    for cell, pictures in found:
+        own = {row.attack for row in run.rows_of(cell)}
+        blocks.append(_block(run, cell, pictures, [attack for attack in attacks if attack in own], per_cell, held))
+    return blocks
 
 
-def _block(run: Run, cell: Cell, pictures: Pictures, examples: int) -> Block:
-    attacks = _attacks(run, cell, pictures)
+def _block(run: Run, cell: Cell, pictures: Pictures, attacks: list[str], examples: int, held: bool) -> Block:
     places = sorted(pictures.places, key=lambda place: -_best(run, cell, attacks, place))[:examples]
     rows = []
     for place in places:
-        shown: list[tuple[Tensor | None, str]] = [(pictures.private(place), "")] if pictures.truth else []
-        for attack in attacks:
-            psnr = run.scores.get((cell.name, attack, *place, "psnr"))
-            shown.append((pictures.guesses[attack].at(place), "" if psnr is None else f"{number(psnr)} dB"))
-        rows.append(shown)
-    return Block(cell.heading, ["private"] * bool(pictures.truth) + attacks, rows)
+        picture = pictures.private(place)
+        private = [Shown(picture, "" if picture is not None else "not here")] * held
+        rows.append([*private, *(_shown(run, cell, pictures, attack, place) for attack in attacks)])
+    return Block(cell.heading, ["private"] * held + attacks, rows)
 
 
-def _attacks(run: Run, cell: Cell, pictures: Pictures) -> list[str]:
-    """The attacks with pictures, in row order; where there are too many, those with the highest PSNR."""
-    rows = [row for row in run.rows_of(cell) if row.attack in pictures.guesses]
-    kept = sorted(rows, key=lambda row: -(row.psnr or 0.0))[:MOST_ATTACKS]
-    return [row.attack for row in rows if row in kept]
+def _shown(run: Run, cell: Cell, pictures: Pictures, attack: str, place: Place) -> Shown:
+    if attack not in pictures.guesses:
+        return Shown(None, next(row.outcome for row in run.rows_of(cell) if row.attack == attack))
+    picture = pictures.guesses[attack].at(place)
+    psnr = run.scores.get((cell.name, attack, *place, "psnr"))
+    return Shown(picture, NOT_RETURNED if picture is None else "" if psnr is None else f"{number(psnr)} dB")
+
+
+def _attacks(run: Run, found: list[tuple[Cell, Pictures]]) -> list[str]:
+    """The attacks with pictures of any cell, in row order; of too many those with the highest PSNR anywhere."""
+    best: dict[str, float] = {}
+    for cell, pictures in found:
+        for row in run.rows_of(cell):
+            if row.attack in pictures.guesses:
+                best[row.attack] = max(best.get(row.attack, 0.0), row.psnr or 0.0)
+    kept = sorted(best, key=lambda attack: -best[attack])[:MOST_ATTACKS]
+    return [attack for attack in run.attacks if attack in kept]
 
 
 def _best(run: Run, cell: Cell, attacks: list[str], place: Place) -> float:
@@ -162,24 +197,35 @@ def _draw(figure: "Figure", block: Block, left: float, top: float, room: float) 
         _text(figure, x, top - HEAD + 0.05, _wrapped(name), size=8, color=QUIET if column else INK, va="bottom")
     for row, shown in enumerate(block.rows):
         y = top - HEAD - SIDE - row * (SIDE + UNDER + GAP)
-        for column, (picture, line) in enumerate(shown):
+        for column, place in enumerate(shown):
             x = left + column * (SIDE + GAP)
-            _picture(figure, x, y, picture)
-            _text(figure, x + SIDE / 2, y - UNDER / 2, line, size=7.5, va="center")
+            if place.picture is None:
+                _box(figure, x, y, place.words)
+            else:
+                _picture(figure, x, y, place.picture)
+                _text(figure, x + SIDE / 2, y - UNDER / 2, place.words, size=7.5, va="center")
 
 
-def _picture(figure: "Figure", x: float, y: float, picture: Tensor | None) -> None:
+def _picture(figure: "Figure", x: float, y: float, picture: Tensor) -> None:
+    levels = pixels(picture)
+    _axes(figure, x, y).imshow(levels, interpolation="nearest" if max(levels.shape) <= 96 else "antialiased")
+
+
+def _box(figure: "Figure", x: float, y: float, words: str) -> None:
+    """A place without a picture; hatched where the attack ran and returned none for this example."""
+    from matplotlib.patches import Rectangle
+
+    hatch = "///" if words == NOT_RETURNED else None
+    box = Rectangle((0, 0), 1, 1, facecolor=FLAT, edgecolor=HATCH, hatch=hatch, linewidth=0)
+    _axes(figure, x, y).add_patch(box)
+    _text(figure, x + SIDE / 2, y + SIDE / 2, textwrap.fill(words, 9), size=7, color=QUIET, va="center")
+
+
+def _axes(figure: "Figure", x: float, y: float) -> "Axes":
     width, height = figure.get_size_inches()
     axes = figure.add_axes((x / width, y / height, SIDE / width, SIDE / height))
     axes.set_axis_off()
-    if picture is None:
-        from matplotlib.patches import Rectangle
-
-        axes.add_patch(Rectangle((0, 0), 1, 1, facecolor=FLAT, edgecolor=HATCH, hatch="///", linewidth=0))
-        _text(figure, x + SIDE / 2, y + SIDE / 2, "not\nreturned", size=7, color=QUIET, va="center")
-        return
-    levels = pixels(picture)
-    axes.imshow(levels, interpolation="nearest" if max(levels.shape) <= 96 else "antialiased")
+    return axes
 
 
 def _text(

@@ -10,18 +10,24 @@ from torch import Tensor
 from seepage.report import words
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import Caution, Cell, Row, Run, open_run
+from seepage.results import reasons
 from seepage.storage import write_whole
 
 STRIP = 8
 """Examples shown per cell."""
 
+FEWEST = 30
+"""Examples that an accuracy must rest on to be shown: of fewer it may be off by more than 18 points."""
+
 LEVELS = {
     "exact": "Exact copies",
-    "recognizable": "Recognizable",
+    "recognizable": "Recognizable copies",
     "traces": "Traces only",
     "nothing": "Nothing recovered",
 }
 """The verdict in words; any other level means that nothing could be scored."""
+
+NO_REASON = "no reason was recorded"
 
 STATUSES = {
     "ok": "finished",
@@ -67,15 +73,19 @@ class Section:
 
     Attributes:
         cell: What the client did.
+        accuracy: How well the model does, in words; empty where too few examples say so.
         told: What every attacker here is told.
+        told_more: Whether an attacker here is told more than that.
         rows: Attacks that were tried.
-        others: Attacks that do not apply, or failed: their reasons are given.
+        others: Attacks that do not apply, or failed.
         strips: Rows of pictures; empty where the data are no pictures.
         remark: What the strips show of how many.
     """
 
     cell: Cell
+    accuracy: str
     told: list[str]
+    told_more: bool
     rows: list[Row]
     others: list[Row]
     strips: list[Strip]
@@ -141,12 +151,16 @@ def _render(run: Run) -> str:
 
 
 def _content(run: Run) -> dict[str, Any]:
+    common, sections = _common_notes(run), [_section(run, cell) for cell in run.cells]
     return {
         "run": run,
         "level": run.level if run.level in LEVELS else "unscored",
         "level_words": LEVELS.get(run.level, "Not scored"),
         "matrix": [(attack, [_entry(run, attack, cell) for cell in run.cells]) for attack in run.attacks],
-        "sections": [_section(run, cell) for cell in run.cells],
+        "sections": sections,
+        "told": _in_all([section.told for section in sections if section.told]),
+        "remarks": _remarks(run, common),
+        "common": common,
         "findings": _findings(run),
         "warnings": len({flag.message for flag in run.flags if flag.severity == "warning"}),
         "statuses": STATUSES,
@@ -161,31 +175,40 @@ def _entry(run: Run, attack: str, cell: Cell) -> Entry:
     row = next((row for row in run.rows_of(cell) if row.attack == attack), None)
     if row is None:
         return Entry(words.NONE, "not run", 0)
-    if row.status in ("inapplicable", "error"):
-        return Entry(words.NONE, STATUSES[row.status], 0, row.reason)
     if row.recovered is None:
-        return Entry(words.NONE, "not scored" if row.psnr is None else "no pictures", 0)
-    return Entry(words.count_of(row.recovered, row.examples), outcome(row), _shade(row))
-
-
-def outcome(row: Row) -> str:
-    """How an attack fared, in words.
-
-    >>> outcome(Row("cell", "dlg", psnr=18.0, recovered=0.0, nothing_recovered=True))
-    'nothing recovered'
-    """
-    if row.nothing_recovered:
-        return "nothing recovered"
-    if row.exact:
-        return "exact" if row.exact == row.recovered else f"{words.count_of(row.exact, row.examples)} exact"
-    return "recognizable" if row.recovered else "traces"
+        return Entry(words.NONE, row.outcome, 0, row.reason)
+    return Entry(words.count_of(row.recovered, row.examples), row.outcome, _shade(row))
 
 
 def _shade(row: Row) -> int:
     """0 (nothing) to 4 (all), so that a glance finds the worst."""
-    if row.nothing_recovered or not row.recovered:
-        return 0
-    return min(4, 1 + int(row.recovered * 3))
+    return min(4, 1 + int(row.recovered * 3)) if row.recovered else 0
+
+
+def _remarks(run: Run, common: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """What there is to say about an attack once for all cells: why it gave no result, and what it notes on each."""
+    titles = {cell.name: cell.heading for cell in run.cells}
+    entries = [
+        (row.attack, "no result" if row.scored else row.outcome, row.reason or NO_REASON, titles.get(row.cell, ""))
+        for row in run.rows
+        if row.reason or not row.applies
+    ]
+    return [*reasons(entries, len(titles)), *((attack, f"every case: {note}") for attack, note in common)]
+
+
+def _common_notes(run: Run) -> list[tuple[str, str]]:
+    """Notes that an attack made on every cell it was tried on, where there are several."""
+    found = []
+    for attack in run.attacks:
+        tried = [row for row in run.rows if row.attack == attack and row.applies]
+        notes = dict.fromkeys(str(note) for row in tried for note in row.notes)
+        found += [(attack, note) for note in notes if len(tried) > 1 and all(note in row.notes for row in tried)]
+    return found
+
+
+def _in_all(lists: list[list[str]]) -> list[str]:
+    """What is in every list, in order."""
+    return [item for item in lists[0] if all(item in found for found in lists)] if lists else []
 
 
 # --- one cell ----------------------------------------------------------------------------------------------------
@@ -198,12 +221,21 @@ def _section(run: Run, cell: Cell) -> Section:
     pictures = open_pictures(run, cell)
     return Section(
         cell=cell,
+        accuracy=_accuracy(cell),
         told=[item for item in told if all(item in map(str, row.told) for row in tried)],
+        told_more=any(row.told_extra for row in tried),
         rows=tried,
         others=[row for row in rows if not row.applies or row.reason],
         strips=_strips(run, cell, tried, pictures),
         remark=_remark(pictures),
     )
+
+
+def _accuracy(cell: Cell) -> str:
+    examples = cell.accuracy_examples or 0
+    if cell.accuracy is None or examples < FEWEST:
+        return ""
+    return f"{words.percent(cell.accuracy)} of {words.plural(examples, 'unseen example')} named right"
 
 
 def _strips(run: Run, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
@@ -224,8 +256,7 @@ def _standing(row: Row) -> str:
     """What stands under an attack's name beside its pictures."""
     if not row.scored:
         return "not scored"
-    result = outcome(row)
-    return f"{words.count_of(row.recovered, row.examples)} {result}" if result in ("exact", "recognizable") else result
+    return f"{words.count_of(row.recovered, row.examples)} recovered" if row.recovered else row.outcome
 
 
 def _guess(run: Run, row: Row, number: int, place: Place, picture: Tensor | None) -> Shown:

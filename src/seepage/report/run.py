@@ -24,6 +24,14 @@ class Baseline:
 
 
 @dataclass(frozen=True)
+class Rounds:
+    """Rounds that draw their batches from one data set."""
+
+    count: int
+    samples: int
+
+
+@dataclass(frozen=True)
 class Cell:
     """What one client did; the fields are the keys of `result.json`."""
 
@@ -36,16 +44,24 @@ class Cell:
     batches: int | None = None
     training_steps: int | None = None
     accuracy: Number = None
+    accuracy_examples: int | None = None
     defense: str | None = None
     client: str | None = None
     classes: list[Any] = field(default_factory=list)
     baselines: dict[str, Any] | None = None
     parameters: int | None = None
+    rounds: dict[str, Any] | None = None
+    skipped: str | None = None
 
     @property
     def heading(self) -> str:
         """The title, or the name where there is none."""
         return self.title or self.name
+
+    @property
+    def drawn(self) -> Rounds | None:
+        """How the batches were drawn, where they were drawn from one data set."""
+        return None if self.rounds is None else parse(Rounds, self.rounds, f"the rounds of cell {self.name!r}")
 
     def baseline(self, name: str) -> Baseline:
         """One baseline; empty where it was not measured."""
@@ -59,6 +75,7 @@ class Row:
 
     cell: str
     attack: str
+    outcome: str
     status: str = "ok"
     options: str = ""
     reason: str | None = None
@@ -68,6 +85,7 @@ class Row:
     recovered: Number = None
     exact: Number = None
     psnr: Number = None
+    psnr_median: Number = None
     psnr_low: Number = None
     psnr_high: Number = None
     ssim: Number = None
@@ -79,7 +97,6 @@ class Row:
     evaluations: Number = None
     objective: Number = None
     objective_at_truth: Number = None
-    nothing_recovered: bool = False
     notes: list[Any] = field(default_factory=list)
 
     @property
@@ -91,6 +108,11 @@ class Row:
     def scored(self) -> bool:
         """Whether there is a truth that the attack was measured against."""
         return self.psnr is not None or self.recovered is not None
+
+    @property
+    def nothing_recovered(self) -> bool:
+        """Whether the guesses are no closer than a flat color."""
+        return self.outcome == "nothing recovered"
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Numbers as a reader wants them: short, with a real minus sign, and a dash where there is none."""
 
+import re
 from collections.abc import Mapping
 from math import isfinite
 
@@ -100,9 +101,9 @@ def with_options(name: str | None, options: Mapping[str, object]) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A name that a browser may break after its underscores; escaped.
+    """A name that a browser may break after its underscores and opening brackets; escaped.
 
-    >>> breakable("a_<b>")
-    Markup('a_<wbr>&lt;b&gt;')
+    >>> breakable("a_<b> f(x)")
+    Markup('a_<wbr>&lt;b&gt; f(<wbr>x)')
     """
-    return Markup("_<wbr>").join(escape(part) for part in name.split("_"))
+    return Markup("<wbr>").join(escape(part) for part in re.split(r"(?<=_)|(?<=\w\()", name))

@@ -97,8 +97,9 @@ class SignOfLastBias(LabelInference):
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         if _batch_size(observed) != 1:
             raise Inapplicable(
-                f"the sign rule is for one example and this update comes from {observed.batch_size}",
-                "use 'bias', 'count' or 'joint' labels",
+                "the sign of the last layer names the label of one example and this update comes from "
+                f"{observed.batch_size or 'an unknown number'}",
+                "attack batches of one, or use an attack that infers several labels, such as inverting_gradients",
             )
         weight, bias = _last_layer(observed, knowledge)
         evidence = bias if bias is not None else weight.sum(1)

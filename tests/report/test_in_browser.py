@@ -1,10 +1,9 @@
 """The report as a real browser shows it. Skipped where no Chromium is installed."""
 
 import json
-import runpy
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +16,6 @@ from typing import Any
 import pytest
 
 from seepage.report import write_report
-
-build_run = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "test_report.py"))["build_run"]
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next(filter(None, map(shutil.which, NAMES)), None)
@@ -137,11 +134,11 @@ def look(folder: Path, *extra: str) -> Sight:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, build_run: Callable[..., Path]) -> Path:
     """A run with long names, many cells and more examples than fit on a line."""
     cells = ("fc2_size-12_steps-0", "a_cell_with_one_very_long_name_" + "that_goes_on" * 6, "b", "c", "d")
     attacks = ("linear", "dlg", "inverting_gradients")
-    return Path(build_run(tmp_path_factory.mktemp("run"), cells=cells, attacks=attacks, batches=(12,)))
+    return build_run(tmp_path_factory.mktemp("run"), cells=cells, attacks=attacks, batches=(12,))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -1,0 +1,129 @@
+"""A run in plain words, from its rows."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from seepage.results import NAMED
+
+
+def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tuple[str, str]:
+    """The run in plain words: `(level, text)` with level `exact`, `recognizable`, `traces`, `nothing`, `unscored`.
+
+    Args:
+        rows: All rows.
+        titles: A cell's name to its title.
+    """
+    scored = [row for row in rows if row["psnr"] is not None]
+    silent = _silent(rows, titles)
+    if not any(_spoke(row) for row in rows):
+        return "unscored", f"NO RESULT. {silent}"
+    if not scored:
+        return "unscored", (
+            "NOT SCORED. The truth is not at hand, so nobody can say how close these reconstructions are; "
+            "look at them, or score them with: seepage score RUN --truth FOLDER"
+        )
+    best = {
+        cell: max((row for row in scored if row["cell"] == cell), key=_strength)
+        for cell in titles
+        if any(row["cell"] == cell for row in scored)
+    }
+    leaking = [row for row in best.values() if row["recovered"] or row["exact"]]
+    if not leaking:
+        traces = any(row["outcome"] == "traces" or row.get("visible") for row in scored)
+        return ("traces" if traces else "nothing"), f"{_quiet_verdict(best, traces)} {silent}".strip()
+    worst = max(leaking, key=_strength)
+    level = "exact" if worst["exact"] else "recognizable"
+    parts = [
+        f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
+        f"Worst: {titles[worst['cell']]}, where the attack {worst['attack']} rebuilt {_share(worst)}.",
+        *_closeness(worst),
+        f"It was told {_told(worst)}.",
+    ]
+    quiet = [titles[row["cell"]] for row in best.values() if row not in leaking]
+    if quiet:
+        parts.append(
+            f"In {_named(quiet, titles)} these attacks, with the steps they were given, recovered no example. "
+            "That is no proof of safety."
+        )
+    return level, " ".join([*parts, silent]).strip()
+
+
+def _silent(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
+    """Sentences about the cells of which no attack could say anything, or nothing where there are none."""
+    spoke = {row["cell"] for row in rows if _spoke(row)}
+    zero = {row["cell"] for row in rows if row["outcome"] == "zero update"} - spoke
+    mute = [title for cell, title in titles.items() if cell not in spoke | zero]
+    parts = []
+    if mute:
+        parts.append(
+            f"In {_named(mute, titles)} no attack gave a result: none applies, all failed, or no update could be made. "
+            "That is no proof of safety either; the reasons are listed with the results."
+        )
+    if zero:
+        parts.append(
+            f"In {_named([titles[cell] for cell in titles if cell in zero], titles)} the update is zero everywhere: "
+            "it holds nothing to attack, but the update of another round may."
+        )
+    return " ".join(parts)
+
+
+def _spoke(row: Mapping[str, Any]) -> bool:
+    return row["status"] not in ("inapplicable", "error")
+
+
+def _cases(count: int) -> str:
+    return "1 audited case" if count == 1 else f"{count} audited cases"
+
+
+def _strength(row: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """How bad a case is: by the share of examples that came back, then by how many they are."""
+    exact, recovered = row["exact"] or 0.0, row["recovered"] or 0.0
+    median = row["psnr_median"] if row.get("psnr_median") is not None else -1e9
+    return exact, recovered, exact * (row["examples"] or 0), median
+
+
+def _told(row: Mapping[str, Any]) -> str:
+    shown = ", which here shows the indices of each batch" if "indices" in row.get("told", ()) else ""
+    return f"{', '.join(row['told_extra']) or 'nothing'} beyond the protocol{shown}"
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    kind, share = ("exactly", row["exact"]) if row["exact"] else ("recognizably", row["recovered"])
+    return f"{round(share * row['examples'])} of {row['examples']} examples {kind}"
+
+
+def _closeness(row: Mapping[str, Any]) -> list[str]:
+    """A sentence with the median: the mean of numbers that are capped at 150 dB would say little."""
+    if row.get("psnr_median") is None:
+        return []
+    flat = row.get("mean_color_psnr")
+    beside = "" if flat is None else f"; a flat square of the example's mean color has {flat:.0f} dB"
+    what = f"Median PSNR of the {row['examples']} examples" if row["examples"] != 1 else "PSNR"
+    return [f"{what}: {row['psnr_median']:.0f} dB{beside}."]
+
+
+_COMMA = re.compile(r", (?![^(]*\))")
+"""Stands between the parts of a title; a comma in brackets stands between options."""
+
+
+def _named(cases: Sequence[str], titles: Mapping[str, str]) -> str:
+    """A count of cases with their titles, or, of many, with the words that they share and not all titles have."""
+    if len(cases) <= NAMED:
+        return f"{_cases(len(cases))} ({'; '.join(cases)})"
+    everywhere = set.intersection(*(set(_COMMA.split(title)) for title in titles.values()))
+    shared = set.intersection(*(set(_COMMA.split(title)) for title in cases)) - everywhere
+    common = ", ".join(word for word in _COMMA.split(cases[0]) if word in shared)
+    return _cases(len(cases)) + (f" (all of them: {common})" if common else "")
+
+
+def _quiet_verdict(best: Mapping[str, Mapping[str, Any]], traces: bool) -> str:
+    if traces:
+        return (
+            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses come closer than a flat "
+            "color or show outlines; look at the pictures. A stronger attack or more steps may recover more."
+        )
+    return (
+        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks, with the steps they were given, recovered "
+        "nothing. That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
+    )

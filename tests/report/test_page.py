@@ -1,0 +1,311 @@
+"""The report: what stands on it, and what does not."""
+
+import base64
+import io
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from seepage.errors import SeepageError
+from seepage.report import write_grid
+from seepage.report.pictures import LARGEST_SIDE
+from seepage.truth import open_truth
+
+Build = Callable[..., Path]
+Change = Callable[..., None]
+Read = Callable[[Path], Any]
+Picture = Callable[[Path], Image.Image]
+
+
+def decode(attributes: dict[str, str | None]) -> np.ndarray[Any, Any]:
+    kind, _, data = str(attributes["src"]).partition(",")
+    assert kind == "data:image/png;base64"
+    image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+    image.load()
+    assert image.format == "PNG"
+    return np.asarray(image)
+
+
+def test_the_page_stands_alone(tmp_path: Path, build_run: Build, report: Read) -> None:
+    run = build_run(tmp_path)
+    page, text = report(run), (run / "report.html").read_text(encoding="utf-8")
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & {tag for tag, _ in page.tags}
+    for tag, attributes in page.tags:
+        assert not any(name.startswith("on") for name in attributes), (tag, attributes)
+        for name in ("src", "href", "srcset", "action", "poster", "background"):
+            assert str(attributes.get(name) or "#").startswith(("data:image/png;base64,", "#")), (tag, name)
+    css = text[text.index("<style>") : text.index("</style>")]
+    assert "url(" not in css
+    assert "@import" not in css
+    policies = [meta["content"] for meta in page.all("meta") if "http-equiv" in meta]
+    assert policies
+    assert str(policies[0]).startswith("default-src 'none'; img-src data:;")
+
+
+def test_the_page_can_be_found_ones_way_in(tmp_path: Path, build_run: Build, report: Read) -> None:
+    page = report(build_run(tmp_path))
+    assert page.all("html") == [{"lang": "en"}]
+    assert any(meta.get("name") == "viewport" for meta in page.all("meta"))
+    counts = Counter(tag for tag, _ in page.tags)
+    assert (counts["main"], counts["h1"], counts["title"]) == (1, 1, 1)
+    assert all(head.get("scope") in ("row", "col") for head in page.all("th"))
+    identities = [str(attributes["id"]) for _, attributes in page.tags if "id" in attributes]
+    assert len(identities) == len(set(identities))
+    assert {str(link["href"])[1:] for link in page.all("a")} <= set(identities)
+    assert all(attributes["aria-labelledby"] in identities for attributes in page.all("section"))
+
+
+def test_pictures_are_the_private_ones_and_the_guesses(tmp_path: Path, build_run: Build, report: Read) -> None:
+    run = build_run(tmp_path, cells=("a", "b"), attacks=("dlg",))
+    images = report(run).all("img")
+    shown = {str(image["alt"]): decode(image) for image in reversed(images)}  # the first cell's overwrite the last's
+    wanted = (open_truth(run / "private" / "a")[0].inputs * 255).round().numpy().transpose(0, 2, 3, 1)
+    for i in range(3):
+        np.testing.assert_array_equal(shown[f"Private example {i + 1}"], wanted[i])
+    brighter = np.clip(wanted[2] / 255 + 0.1, 0, 1) * 255
+    guess = next(levels for alt, levels in shown.items() if alt.startswith("dlg, example 3"))
+    assert np.abs(guess - brighter).max() <= 1
+    assert all(image["alt"] for image in images)
+    # 2 cells x 3 private, and 3 guesses of which one was not returned; the attack does not apply to the other cell.
+    assert len(images) == 6 + 2
+
+
+def test_what_was_not_returned_is_marked_and_not_shown(tmp_path: Path, build_run: Build, report: Read) -> None:
+    page = report(build_run(tmp_path, cells=("a",), attacks=("linear",)))
+    marks = [attributes for attributes in page.all("div") if attributes.get("class") == "missing"]
+    assert [mark["aria-label"] for mark in marks] == ["linear, example 2: not returned"]
+    assert "not returned" in page.words
+    assert "20.5 dB" in page.words
+    assert "22.5 dB" in page.words
+    assert "21.5 dB" not in page.words  # the score of the mid-gray stand-in
+
+
+def test_numbers_reach_the_table(tmp_path: Path, build_run: Build, report: Read) -> None:
+    text = report(build_run(tmp_path)).words
+    for wanted in ("41.2", "39.8", "38.0 to 44.0", "0.90", "+24.0", "2/3", "1/3", "100 %", "1.2 s"):
+        assert wanted in text, wanted
+    assert "mean color scores 17.1 dB, SSIM 0.20" in text
+    assert "an SSIM of at least 0.65 and a gain of at least 3.0 dB" in text
+    assert "fc2(hidden=8), 97,290 parameters; freshly initialized; 7 % of 120 unseen examples named right" in text
+
+
+@pytest.mark.parametrize(("examples", "shown"), [(29, False), (30, True), (None, False), (0, False)])
+def test_an_accuracy_of_few_examples_is_not_shown(
+    tmp_path: Path, build_run: Build, report: Read, change: Change, examples: int | None, shown: bool
+) -> None:
+    run = build_run(tmp_path, cells=("a",))
+    change(run, lambda result: result["cells"][0].update(accuracy_examples=examples, accuracy=1.0))
+    assert ("unseen" in report(run).words) == shown
+    change(run, lambda result: result["cells"][0].pop("accuracy_examples"))
+    assert "unseen" not in report(run).words
+
+
+def test_rounds_over_one_data_set_say_how_much_they_drew_from(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    run = build_run(tmp_path, cells=("a",))
+    rounds = {"design": "epochs", "count": 12, "samples": 24, "later": None}
+    change(run, lambda result: result["cells"][0].update(rounds=rounds))
+    assert "on 12 batches of 3 examples, drawn from 24 examples from album" in report(run).words
+    change(run, lambda result: result["cells"][0].update(rounds={"count": 12}))
+    with pytest.raises(SeepageError, match="lacks 'samples'"):
+        report(run)
+
+
+def test_training_is_counted_in_steps(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
+    run = build_run(tmp_path, cells=("a",))
+    change(run, lambda result: result["cells"][0].update(training_steps=100))
+    assert "trained for 100 steps" in report(run).words
+
+
+UNSCORED = dict.fromkeys(
+    ("psnr", "psnr_median", "psnr_low", "psnr_high", "recovered", "exact", "ssim", "gain_db", "label_accuracy")
+)
+NOTHING = {"outcome": "nothing recovered", "psnr": 39.0, "recovered": 0.0, "exact": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("level", "wanted"),
+    [
+        ("exact", "Exact copies"),
+        ("recognizable", "Recognizable copies"),
+        ("traces", "Traces only"),
+        ("nothing", "Nothing recovered"),
+        ("a new word", "Not scored"),
+    ],
+)
+def test_the_verdict_says_its_level_in_words(
+    tmp_path: Path, level: str, wanted: str, build_run: Build, report: Read
+) -> None:
+    page = report(build_run(tmp_path, level=level))
+    verdict = page.words[: page.words.index("The question.")]
+    assert f"{wanted} Some of it leaks." in verdict
+    assert "1 warning limits" in verdict
+    assert "contains private data" in page.words
+    assert "honest-but-curious server" in page.words
+
+
+def test_nothing_recovered_is_said_whatever_the_psnr(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    assert "nothing recovered" not in report(run).words
+    change(run, lambda result: result["rows"][0].update(NOTHING))
+    page = report(run)
+    assert page.words.count("nothing recovered") == 3  # matrix, table, pictures
+    assert "39.0" in page.words
+    assert not [cell for cell in page.all("td") if str(cell.get("class")) in ("shade1", "shade2", "shade3", "shade4")]
+
+
+def test_what_does_not_apply_is_one_line_with_its_reason(tmp_path: Path, build_run: Build, report: Read) -> None:
+    page = report(build_run(tmp_path))
+    assert "dlg, does not apply (convnet_size-3 (title)): the batch is too large; use another attack" in page.words
+    assert "dlg: does not apply (why)" in page.words
+    titled = [cell for cell in page.all("td") if cell.get("title")]
+    assert [cell["title"] for cell in titled] == ["the batch is too large; use another attack"]
+    assert "— does not apply" in page.words
+
+
+def test_a_failed_attack_gives_its_reason(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
+    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    failed = UNSCORED | {"status": "error", "outcome": "failed", "reason": "it fell over"}
+    change(run, lambda result: result["rows"][0].update(failed))
+    assert "dlg, failed: it fell over" in report(run).words
+
+
+def test_what_all_cases_have_in_common_is_said_once(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    run = build_run(tmp_path, cells=("a", "b", "c"), attacks=("linear", "dlg", "cafe"))
+
+    def spoil(result: dict[str, Any]) -> None:
+        for row in result["rows"]:
+            row["notes"] = ["said of all", f"true of {row['cell']}"]
+            if row["attack"] == "cafe":
+                row |= UNSCORED | {"status": "inapplicable", "outcome": "does not apply", "reason": "there is no layer"}
+
+    change(run, spoil)
+    text = report(run).words
+    assert text.count("there is no layer") == 1
+    assert "cafe, does not apply (3 of 3 cases): there is no layer" in text
+    assert text.count("said of all") == 2, "once for each attack that was tried"
+    assert [text.count(f"true of {cell}") for cell in "abc"] == [2, 2, 2]
+    assert text.count("It is always told: model, update.") == 1
+    assert "Attacker is told" not in text
+    change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["cell"] == "b"])
+    text = report(run).words
+    assert text.count("It is always told: model, update.") == 1
+    assert text.count("Attacker is told model, update, indices") == 1
+
+
+def test_what_an_attacker_was_told_is_a_column_only_where_it_was(
+    tmp_path: Path, build_run: Build, report: Read
+) -> None:
+    assert "Told more" not in report(build_run(tmp_path / "plain", attacks=("linear",))).words
+    assert "Told more" in report(build_run(tmp_path / "told", attacks=("linear", "dlg"))).words
+
+
+@pytest.mark.parametrize("outcome", ["features only", "zero update"])
+def test_other_outcomes_are_in_the_matrix(
+    tmp_path: Path, build_run: Build, report: Read, change: Change, outcome: str
+) -> None:
+    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    change(run, lambda result: result["rows"][0].update(UNSCORED, outcome=outcome))
+    page = report(run)
+    assert f"\N{EM DASH} {outcome}" in page.words
+    assert f"{outcome.capitalize()} " in page.words, "it is explained"
+
+
+def test_a_case_that_was_not_recorded_says_why_once(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    run = build_run(tmp_path, cells=("a", "b"))
+    why = UNSCORED | {"status": "inapplicable", "outcome": "not recorded", "reason": "too few examples", "told": []}
+
+    def skip(result: dict[str, Any]) -> None:
+        result["cells"][1] = {"name": "b", "title": "case B", "baselines": None, "skipped": "too few examples"}
+        result["rows"] = [row | why if row["cell"] == "b" else row for row in result["rows"]]
+
+    change(run, skip)
+    text = report(run).words
+    assert "linear, dlg, not recorded (case B): too few examples" in text
+    assert "This case could not be recorded, so nothing was attacked: too few examples" in text
+    assert text.count("too few examples") == 2
+    assert "rule not recorded" not in text
+
+
+def test_all_scores_may_be_null(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
+    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    bare: dict[str, Any] = {"cell": "a", "attack": "dlg", "outcome": "not scored", "told": []}
+    change(run, lambda result: result.update(rows=[bare], cells=[{"name": "a", "batch_size": None}]))
+    (run / "scores.jsonl").unlink()
+    page = report(run)
+    assert "not scored" in page.words
+    assert "None" not in page.words
+    assert "nan" not in page.words
+
+
+def test_a_run_without_truth_shows_reconstructions_alone(
+    tmp_path: Path, build_run: Build, report: Read, picture: Picture
+) -> None:
+    run = build_run(tmp_path, truth=False)
+    page = report(run)
+    assert "no score is possible" in page.words
+    assert "private pictures are not in this folder" in page.words
+    alts = [str(image["alt"]) for image in page.all("img")]
+    assert alts
+    assert not any(alt.startswith("Private") for alt in alts)
+    assert " dB," not in page.words.split("How to read")[0]
+    assert picture(write_grid(run)).format == "PNG"
+
+
+def test_a_single_cell_may_keep_its_truth_without_a_folder(tmp_path: Path, build_run: Build, report: Read) -> None:
+    run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
+    (run / "private" / "a" / "truth.safetensors").rename(run / "private" / "truth.safetensors")
+    assert "Private example 1" in [image["alt"] for image in report(run).all("img")]
+
+
+def test_no_more_than_eight_examples_over_all_rounds(tmp_path: Path, build_run: Build, report: Read) -> None:
+    page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), batches=(5, 6)))
+    private = [str(image["alt"]) for image in page.all("img") if str(image["alt"]).startswith("Private")]
+    assert private == [f"Private example {i}" for i in range(1, 9)]
+    assert "The first 8 of 11 examples, in batch order; 3 more are not shown." in page.words
+
+
+def test_data_that_are_no_pictures_give_numbers_only(
+    tmp_path: Path, build_run: Build, report: Read, picture: Picture
+) -> None:
+    run = build_run(tmp_path, shape=(7,))
+    page = report(run)
+    assert page.all("img") == []
+    assert "41.2" in page.words
+    assert "no pictures to show" in page.words
+    assert picture(write_grid(run)).format == "PNG"
+
+
+def test_large_pictures_are_reduced_and_gray_ones_shown(tmp_path: Path, build_run: Build, report: Read) -> None:
+    page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), shape=(1, 200, 300), batches=(1,)))
+    assert {decode(image).shape for image in page.all("img")} == {(85, LARGEST_SIDE, 3)}
+    assert "Reduced from 300 \N{MULTIPLICATION SIGN} 200 pixels." in page.words
+
+
+def test_flags_come_warnings_first_and_each_message_once(tmp_path: Path, build_run: Build, report: Read) -> None:
+    text = report(build_run(tmp_path)).words
+    flags = text[text.index("Trust flags") : text.index("How to read the numbers")]
+    assert flags.index("Warning Mind the gap. (the whole run)") < flags.index("Note It was told.")
+    assert flags.count("It was told.") == 1
+    assert "raised in 4 places" in flags
+
+
+def test_how_the_run_was_made(tmp_path: Path, build_run: Build, report: Read) -> None:
+    text = report(build_run(tmp_path / "my-run")).words
+    made = text[text.index("How this run was made") :]
+    for wanted in ("seepage audit r.toml", "Seed 7", "1 min 15 s", "PyTorch 2.8.0", "Device cpu", 'name = "r"'):
+        assert wanted in made, wanted
+    assert "my-run" in text
+    assert str(tmp_path) not in text  # a path would tell about the machine

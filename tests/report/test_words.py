@@ -1,0 +1,31 @@
+"""Numbers in words, and the styles of the page."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seepage.report import words as say
+
+
+@given(st.floats(-1e6, 1e6), st.integers(0, 4))
+def test_a_number_reads_back(value: float, digits: int) -> None:
+    text = say.number(value, digits).replace("\N{MINUS SIGN}", "-")
+    assert float(text) == pytest.approx(value, abs=0.51 * 10**-digits)
+    assert text != "-0.00"
+    assert say.signed(value, digits)[0] in "+\N{MINUS SIGN}"
+
+
+def test_what_is_no_number_is_a_dash() -> None:
+    for value in (None, float("nan"), float("inf")):
+        assert {f(value) for f in (say.number, say.signed, say.scientific, say.percent, say.duration)} == {"—"}
+        assert say.count_of(value, 8) == "—"
+
+
+def test_the_page_uses_the_styles_it_names() -> None:
+    """A class in the template without a rule in the style sheet would be a silent slip."""
+    folder = Path(say.__file__).parent
+    css = (folder / "style.css").read_text(encoding="utf-8")
+    for name in ("exact", "recognizable", "traces", "nothing", "unscored", "shade4", "missing", "scroll", "muted"):
+        assert f".{name}" in css, name
