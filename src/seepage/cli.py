@@ -328,10 +328,22 @@ def score(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="A finished run folder.")]) -> None:
-    """Write report.html and grid.png of a finished run again."""
-    from seepage.report import write_grid, write_report
+def report(
+    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    sheet: Annotated[
+        Path | None, typer.Option("--sheet", help="Write all pictures, private and rebuilt, to this PNG instead.")
+    ] = None,
+    cell: Annotated[str | None, typer.Option("--cell", help="For --sheet: this cell.")] = None,
+    attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
+) -> None:
+    """Write report.html and grid.png of a finished run again, or all its pictures on one sheet."""
+    from seepage.report import write_grid, write_report, write_sheet
 
+    if sheet is not None:
+        print(write_sheet(run, sheet, cell=cell, attack=attack))
+        return
+    if cell or attack:
+        raise SeepageError("--cell and --attack choose what --sheet FILE.png shows; add it")
     write_grid(run)
     print(write_report(run))
 
