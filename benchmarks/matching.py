@@ -3,15 +3,15 @@
     python benchmarks/matching.py speed  [--rounds 7] [--model torchvision:resnet18] [--size 32] [--batch 8]
     python benchmarks/matching.py memory [--sizes 8 64 256] [--microbatch 8]
 
-`speed` compares one step of seepage's engine (cosine and total variation, as in Inverting Gradients) with a
-`speed` compares one step of the engine (cosine distance and total variation, as in Inverting Gradients) with a
+`speed` compares one step of the engine (cosine distance and total variation, as in Inverting Gradients) with a plain
+double-backward loop written out here, and with breaching's own step where that package is installed. All
 take turns in one process, so that a busy machine slows all alike; what counts is the ratio. Both clocks are printed:
 wall time, and processor time, which other programs disturb less.
 
 `memory` runs one step per batch size, each in a process of its own, whole and in micro-batches, and prints how far the
 peak rises above what the process needs before the step.
 
-Each result is one JSON line on stdout.
+Each result is one JSON line on stdout; those in results/matching were appended from there.
 """
 
 import argparse
@@ -191,6 +191,7 @@ def emit(kind: str, options: argparse.Namespace, result: dict[str, object]) -> N
         "torch": torch.__version__,
         "seepage": version("seepage"),
         "machine": platform.machine(),
+        "command": f"python benchmarks/matching.py {' '.join(sys.argv[1:])}",
     }
     print(json.dumps({**facts, **result}), flush=True)
 
