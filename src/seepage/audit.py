@@ -34,7 +34,7 @@ from seepage.recorded import list_transcripts, open_transcript
 from seepage.recording import Show, quiet, record_cells
 from seepage.results import check_result
 from seepage.settings import change
-from seepage.storage import SCHEMA, check_schema, check_space, read_json, sweep, write_json, write_whole
+from seepage.storage import SCHEMA, check_schema, check_space, make_private, read_json, sweep, write_json, write_whole
 from seepage.summary import summarize
 from seepage.types import Architecture, Transcript
 
@@ -80,7 +80,7 @@ def run(
     """
     recipes = cells(tables)
     text = resolved(tables, recipes)
-    folder = out or Path("runs") / run_name(text, recipes[0].name)
+    folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
     if _claim(folder, "recipe.toml", text):
         return Run(folder, _read_result(folder), fresh=False)
     for device in {recipe.device for recipe in recipes}:
@@ -88,6 +88,7 @@ def run(
     started = time.time()
     check_space(folder, SPACE)
     with _undone_on_mistake(folder):
+        make_private(folder)
         write_whole(folder / "recipe.toml", text)
         record_cells(recipes, folder, show)
     sources = [own_source(recipe, recipes, folder) for recipe in recipes]
@@ -95,6 +96,12 @@ def run(
     write_json(folder / "env.json", environment(command, started, recipes[0].device, jobs))
     result = summarize(sources, recipes, folder, show)
     return Run(folder, result, fresh=True)
+
+
+def _name_of(recipe: Recipe) -> str:
+    """What a run is called: its recipe, and the data where they are not the packaged album."""
+    data = recipe.data.use
+    return recipe.name if data == "album" else f"{recipe.name}-{Path(data).stem}"
 
 
 def _claim(folder: Path, name: str, text: str) -> bool:
@@ -166,12 +173,13 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Sho
     """Write `observed/` and `private/` of a recipe and nothing more; returns the folder."""
     recipes = cells(tables)
     text = resolved(tables, recipes)
-    folder = out or Path("runs") / run_name(text, f"{recipes[0].name}-recorded")
+    folder = out or Path("runs") / run_name(text, f"{_name_of(recipes[0])}-recorded")
     _claim(folder, "recipe.toml", text)
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     check_space(folder, SPACE)
     with _undone_on_mistake(folder):
+        make_private(folder)
         write_whole(folder / "recipe.toml", text)
         record_cells(recipes, folder, show, keep=sys.maxsize)
     return folder
@@ -228,6 +236,7 @@ def attack_only(
     for source in sources:
         _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
     check_space(folder, SPACE)
+    make_private(folder)
     write_whole(folder / "attack.json", text)
     jobs = attack_cells(sources, parts, folder, None, jobs, show, seed=seed, device=device)
     write_json(folder / "env.json", environment(command, started, device, jobs))

@@ -35,7 +35,10 @@ def catalog() -> dict[str, list[dict[str, str]]]:
         "models": [*_makers(MODELS, skip=2), *libraries, own],
         "data": [*({"name": name, "about": about} for name, about in DATA.items()), files],
         "metrics": [{"name": name, "about": m.description, "unit": m.unit} for name, m in METRICS.items()],
-        "recipes": [*({"name": name} for name in list_recipes()), {"name": "FILE.toml"}],
+        "recipes": [
+            *({"name": name, "about": about} for name, about in list_recipes().items()),
+            {"name": "FILE.toml", "about": "your own"},
+        ],
     }
 
 

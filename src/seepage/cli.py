@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import traceback
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -49,7 +50,7 @@ DefenseOption = Annotated[
 ]
 ToldOption = Annotated[
     list[str] | None,
-    typer.Option("--told", help="Tell the attacker more: labels, or with [rounds] indices. Repeatable."),
+    typer.Option("--told", help="Tell the attacker more: labels, or the indices of rounds. Repeatable."),
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
@@ -71,7 +72,10 @@ RecipeArgument = Annotated[
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130; faults of ours show a traceback."""
+    """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130.
+
+    A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that was passed.
+    """
     try:
         app()
     except SeepageError as error:
@@ -81,11 +85,19 @@ def main() -> None:
         _fail(f"{place}{error.strerror or error}; check the path, its permissions and the space on the disk")
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
-            raise
+            _fault()
         _fail("the memory is used up; use a smaller batch, model or image size, or --jobs 1")
     except (KeyboardInterrupt, _Interrupted):
         print("interrupted; what is finished is kept, and the same command goes on from there", file=sys.stderr)
         sys.exit(130)
+    except Exception:
+        _fault()
+
+
+def _fault() -> NoReturn:
+    """End with the traceback of what is being handled."""
+    traceback.print_exc()
+    _fail("this is a fault of seepage or of your own code in the traceback above; if it is seepage's, please report it")
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -221,7 +233,8 @@ def _gate(result: Any, condition: tuple[str, str, float] | None) -> None:
     found = violations(result["rows"], condition)
     if found:
         key, sign, number = condition
-        worst = ", ".join(f"{row['attack']} on {row['cell']} ({row[key]:g})" for row in found[:3])
+        titles = {cell["name"]: cell["title"] for cell in result["cells"]}
+        worst = "; ".join(f"{row['attack']} on {titles[row['cell']]}: {key} {row[key]:g}" for row in found[:3])
         print(f"failed: {len(found)} rows have {key} {sign} {number:g}: {worst}", file=sys.stderr)
         raise typer.Exit(1)
 

@@ -21,6 +21,7 @@ All mistakes are reported at once.
 import hashlib
 import itertools
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +33,7 @@ import tomli_w
 
 from seepage.attacks import Attack
 from seepage.clients import CLIENTS
+from seepage.data import DATA
 from seepage.defenses import DEFENSES, Compose
 from seepage.errors import Problems, SeepageError, unknown
 from seepage.federation import Training
@@ -180,12 +182,21 @@ def find_recipe(name: str) -> Path:
     built_in = _built_in()
     if name in built_in:
         return built_in[name]
+    if name in DATA:
+        raise SeepageError(f"{name} is a data set and no recipe; audit it with --data {name}")
     raise unknown("recipe", name, [*built_in, "FILE.toml"])
 
 
-def list_recipes() -> list[str]:
-    """Names of the built-in recipes: `default`, `cafe/exact`, ..."""
-    return sorted(_built_in())
+def list_recipes() -> dict[str, str]:
+    """The built-in recipes, `default`, `cafe/exact`, ..., with what the comment at their head says."""
+    return {name: _head(file) for name, file in sorted(_built_in().items())}
+
+
+def _head(file: Path) -> str:
+    """The first sentence of a recipe's opening comment."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    text = " ".join(line.lstrip("# ") for line in lines)
+    return re.split(r"\.\s+(?=[A-Z])", text)[0].rstrip(".")
 
 
 def _built_in() -> dict[str, Path]:

@@ -232,8 +232,9 @@ def _names(recipe: Recipe) -> dict[str, Any]:
     """What a cell is called."""
     rounds = recipe.rounds
     drawn = "" if rounds is None else f" of {rounds.samples}, {rounds.count} rounds ({rounds.design})"
+    # A case has a name of its own; other cells may differ by an option of the model.
     words = [
-        str(recipe.model),
+        recipe.model.use if recipe.name == recipe.cell else str(recipe.model),
         f"batch {recipe.batch.size}{drawn}",
         f"trained {recipe.training.steps} steps" if recipe.training.steps else "freshly initialized",
     ]

@@ -227,6 +227,8 @@ def check_result(result: Mapping[str, Any], path: Path) -> None:
 
 # --- the gate ----------------------------------------------------------------------------------------------------
 
+GATE_KEYS = (*SCORE_KEYS, "visible", "certified", "error_v", "error_h")
+"""What `--fail-if` can name."""
 NOTHING_SENT = ("zero update", "not recorded")
 """Outcomes of cells whose clients sent nothing that could be read."""
 
@@ -252,8 +254,8 @@ def parse_condition(text: str) -> tuple[str, str, float]:
     if match is None:
         raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
     key, sign, number = match.groups()
-    if key not in SCORE_KEYS:
-        raise unknown("score in --fail-if", key, SCORE_KEYS)
+    if key not in GATE_KEYS:
+        raise unknown("score in --fail-if", key, GATE_KEYS)
     return key, sign, float(number)
 
 

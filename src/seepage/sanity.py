@@ -126,7 +126,9 @@ def attack_flags(row: Mapping[str, Any]) -> list[Flag]:
             Flag(
                 "not-settled",
                 "note",
-                f"{name} was still improving when its {row['steps']} steps ended; more steps may recover more.",
+                f"{name} was still improving when its {row['steps']} steps ended; more steps may recover more."
+                if row["steps"] is not None
+                else f"{name} ended before all its guesses fitted to its own measure; more steps may recover more.",
             )
         )
     if row.get("false_certificates"):

@@ -57,6 +57,17 @@ def sweep(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can open, as what goes into it is private data; one that is there stays."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise SeepageError(
+            f"cannot make the folder {folder}: {error.strerror or error}; choose another with --out"
+        ) from error
+
+
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one JSON line."""
     try:

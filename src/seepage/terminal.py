@@ -121,14 +121,18 @@ def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_o
     if note_old:
         console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
-    console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
+    if any(row["ssim"] is not None for row in result["rows"]):
+        console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _legend(result: Mapping[str, Any]) -> str:
     limits = result["thresholds"]
+    pictures = any(row["ssim"] is not None for row in result["rows"])
+    similar = f"SSIM of at least {limits['recovered_ssim']:g} and " if pictures else ""
+    own = "the example's own mean color" if pictures else "the example's own mean"
     words = (
-        f"found: recovered of all examples; recovered is SSIM of at least {limits['recovered_ssim']:g} and "
-        f"{limits['recovered_gain_db']:g} dB over the example's own mean color. exact: over {limits['exact_db']:g} dB. "
+        f"found: recovered of all examples; recovered is {similar}{limits['recovered_gain_db']:g} dB over {own}. "
+        f"exact: over {limits['exact_db']:g} dB. "
         "median, mean: PSNR in dB over all examples; equal pictures count 150, which draws a mean up. "
         "[low, high]: 95 % interval of the mean."
     )
@@ -155,7 +159,9 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _baselines(base: Mapping[str, Any]) -> str:
-    found = (f"{words} {_number(base.get(name, {}).get('psnr'), 1)}" for name, words in BASELINES.items())
+    pictures = base.get("mean_color", {}).get("ssim") is not None
+    words = BASELINES if pictures else {"mean_color": "the example's mean", "grey": "mid-range", "random": "noise"}
+    found = (f"{what} {_number(base.get(name, {}).get('psnr'), 1)}" for name, what in words.items())
     return f"without the update: {', '.join(found)} dB"
 
 

@@ -43,10 +43,17 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     quiet = [titles[row["cell"]] for row in best.values() if row not in leaking]
     if quiet:
         parts.append(
-            f"In {_named(quiet, titles)} these attacks, with the steps they were given, recovered no example. "
-            "That is no proof of safety."
+            f"In {_named(quiet, titles)} these attacks, with the steps they were given, recovered no example"
+            f"{_outlines([row for row in best.values() if row not in leaking], scored)}. That is no proof of safety."
         )
     return level, " ".join([*parts, silent]).strip()
+
+
+def _outlines(quiet: Sequence[Mapping[str, Any]], scored: Sequence[Mapping[str, Any]]) -> str:
+    """What the limits do not count and the eye sees."""
+    cells = {row["cell"] for row in quiet}
+    most = sum(max(row.get("visible") or 0 for row in scored if row["cell"] == cell) for cell in cells)
+    return f", but {most} guess{'es show' if most > 1 else ' shows'} outlines of theirs" if most else ""
 
 
 def _silent(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
@@ -57,7 +64,8 @@ def _silent(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str
     parts = []
     if mute:
         parts.append(
-            f"In {_named(mute, titles)} no attack gave a result: none applies, all failed, or no update could be made. "
+            f"In {_named(mute, titles).replace('audited', 'further')} no attack gave a result: none applies, "
+            "all failed, or no update could be made. "
             "That is no proof of safety either; the reasons are listed with the results."
         )
     if zero:
@@ -98,7 +106,8 @@ def _closeness(row: Mapping[str, Any]) -> list[str]:
     if row.get("psnr_median") is None:
         return []
     flat = row.get("mean_color_psnr")
-    beside = "" if flat is None else f"; a flat square of the example's mean color has {flat:.0f} dB"
+    flat_guess = "a flat square of the example's mean color" if row["ssim"] is not None else "the example's own mean"
+    beside = "" if flat is None else f"; {flat_guess} has {flat:.0f} dB"
     what = f"Median PSNR of the {row['examples']} examples" if row["examples"] != 1 else "PSNR"
     return [f"{what}: {row['psnr_median']:.0f} dB{beside}."]
 

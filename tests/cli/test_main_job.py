@@ -73,7 +73,9 @@ def test_list_names_everything(cli: Cli) -> None:
     found = cli("list", "--json").json
     assert set(found) == {"attacks", "defenses", "clients", "models", "data", "metrics", "recipes"}
     assert all({"name", "needs", "paper", "cost"} <= set(entry) for entry in found["attacks"])
-    assert {"name": "default"} in found["recipes"]
+    about = {entry["name"]: entry["about"] for entry in found["recipes"]}
+    assert "seepage audit" in about["default"]
+    assert all(about.values())
     assert "inverting_gradients" in cli("list").out
 
 

@@ -114,7 +114,7 @@ def test_a_row_has_its_numbers_in_words_and_digits(capsys: pytest.CaptureFixture
         "recovered",
     ]
     assert "fc2, [red]batch[/red] 8" in lines, "words of strangers are printed, not obeyed"
-    assert "without the update: mean color 13.8, grey -, noise 8.7 dB" in lines
+    assert "without the update: the example's mean 13.8, mid-range -, noise 8.7 dB" in lines
     assert "LEAKS. [bold]no markup[/bold]" in lines
 
 

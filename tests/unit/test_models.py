@@ -168,3 +168,15 @@ def test_only_own_and_library_code_is_trusted() -> None:
     assert all(trusted(Architecture(use)) for use in [*MODELS, "torchvision:resnet18", "timm:resnet10t"])
     dotted = ["our_models:small", "os:system", "torchvision.models:resnet18"]
     assert not any(trusted(Architecture(use)) for use in dotted)
+
+
+def test_lazy_layers_learn_their_shape_before_anything_is_recorded() -> None:
+    def lazy(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.LazyLinear(7), nn.ReLU(), nn.LazyLinear(num_classes))
+
+    module = types.ModuleType("lazy_models")
+    module.lazy = lazy  # type: ignore[attr-defined]
+    sys.modules["lazy_models"] = module
+    model = build(Architecture("lazy_models:lazy"), (1, 4, 4), 3)
+    assert [tuple(p.shape) for p in model.parameters()] == [(7, 16), (7,), (3, 7), (3,)]
+    assert model.training

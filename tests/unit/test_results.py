@@ -128,7 +128,7 @@ def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() ->
     ) in text
     _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], TITLES)
     assert "of 1 audited case." in text
-    assert "In 1 audited case (case B) no attack gave a result: none applies, all failed, or no update could be" in text
+    assert "In 1 further case (case B) no attack gave a result: none applies, all failed, or no update could be" in text
     for quiet in ([row(), row(cell="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
         _, text = verdict(quiet, TITLES)
         assert "case B" in text

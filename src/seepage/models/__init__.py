@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from seepage.errors import SeepageError, unknown
 from seepage.functional import frozen_randomness
@@ -54,6 +56,7 @@ def build(architecture: Architecture, input_shape: tuple[int, ...], num_classes:
     try:
         with frozen_randomness(seed):
             model = _make(architecture.use, dict(architecture.options), input_shape, num_classes)
+            _settle(model, input_shape)
     except SeepageError:
         raise
     except Exception as error:  # whatever somebody's factory, or a library's, may raise
@@ -70,6 +73,15 @@ def build(architecture: Architecture, input_shape: tuple[int, ...], num_classes:
             "return the model from the factory"
         )
     return model
+
+
+def _settle(model: object, input_shape: tuple[int, ...]) -> None:
+    """Let lazy layers, which learn their shape from the first batch they see, see one."""
+    if isinstance(model, nn.Module) and any(is_lazy(parameter) for parameter in model.parameters()):
+        mode = model.training
+        with torch.no_grad():
+            model.eval()(torch.zeros(2, *input_shape))
+        model.train(mode)
 
 
 def _make(use: str, options: Mapping[str, Any], input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -97,7 +97,7 @@ class SignOfLastBias(LabelInference):
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         if _batch_size(observed) != 1:
             raise Inapplicable(
-                "the sign of the last layer names the label of one example and this update comes from "
+                "the sign of the last layer is a rule for one example and this update comes from "
                 f"{observed.batch_size or 'an unknown number'}",
                 "attack batches of one, or use an attack that infers several labels, such as inverting_gradients",
             )
