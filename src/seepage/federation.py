@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,18 +18,22 @@ class Training:
     """How the model was trained before the audited round.
 
     Args:
-        steps: Steps of SGD, one batch each; 0 leaves the model freshly initialised.
-        lr: Server learning rate (SGD with momentum 0.9).
+        steps: Steps, one batch each; 0 leaves the model freshly initialised.
+        lr: Learning rate.
+        optimizer: `sgd`, with momentum 0.9, or `adam`.
         batch_size: Examples per step.
     """
 
     steps: int = 0
     lr: float = 0.02
     batch_size: int = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.lr <= 0 or self.batch_size < 1:
-            raise SeepageError(f"training needs steps >= 0, lr > 0 and batch_size >= 1, got {self}; correct the recipe")
+        if self.optimizer not in ("sgd", "adam") or self.steps < 0 or self.lr <= 0 or self.batch_size < 1:
+            raise SeepageError(
+                f"training needs steps >= 0, lr > 0, batch_size >= 1 and sgd or adam, got {self}; correct the recipe"
+            )
 
 
 def train(
@@ -57,7 +62,12 @@ def train(
     """
     params = {name: tensor.clone().requires_grad_() for name, tensor in state[0].items()}
     buffers = {name: tensor.clone() for name, tensor in state[1].items()}
-    optimizer = torch.optim.SGD(list(params.values()), lr=plan.lr, momentum=0.9)
+    leaves = list(params.values())
+    optimizer: torch.optim.Optimizer
+    if plan.optimizer == "adam":
+        optimizer = torch.optim.Adam(leaves, lr=plan.lr)
+    else:
+        optimizer = torch.optim.SGD(leaves, lr=plan.lr, momentum=0.9)
     draw = generator(seed, "training")
     for step in range(plan.steps):
         chosen = pool[torch.randperm(len(pool), generator=draw)[: plan.batch_size]]

@@ -1,6 +1,6 @@
 """What an attack's guesses amount to beside the truth: scores, certificates, and the errors of its inner steps."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,10 +26,12 @@ class Measured:
     Attributes:
         scores: All numbers.
         places: For each batch, which guess belongs to which example.
+        certified: What `certificates` says of it.
     """
 
     scores: Scores
     places: tuple[Alignment, ...]
+    certified: Mapping[str, Any]
 
 
 def score_outcomes(
@@ -66,7 +68,8 @@ def score_outcomes(
                 aligned=aligned,
             )
         )
-    return Measured(Scores.concatenate(parts), tuple(places))
+    vouched = certificates(outcomes, truth, value_range, scoring.exact_db)
+    return Measured(Scores.concatenate(parts), tuple(places), vouched)
 
 
 def _no_guess(like: Reconstruction) -> Reconstruction:
@@ -76,20 +79,28 @@ def _no_guess(like: Reconstruction) -> Reconstruction:
     return replace(like, inputs=like.inputs[:0], inner={}, notes=(), history=(), **none)
 
 
-def certificates(outcomes: Sequence[Outcome], measured: Measured) -> dict[str, Any]:
-    """Share of examples whose guess the attack vouches for, and how many of these guesses are not exact after all."""
-    vouched = []
-    for outcome, place in zip(outcomes, measured.places, strict=True):
-        found = outcome.reconstruction
-        if found is None or found.certified is None or not len(found):
-            vouched.append(torch.zeros(len(place.permutation), dtype=torch.bool))
-        else:
-            vouched.append(found.certified.cpu()[place.permutation.clamp(min=0)] & place.matched)
-    if all(outcome.reconstruction is None or outcome.reconstruction.certified is None for outcome in outcomes):
+def certificates(
+    outcomes: Sequence[Outcome], truth: Sequence[Batch], value_range: tuple[float, float], exact_db: float
+) -> dict[str, Any]:
+    """Guesses the attack vouches for, per example, and how many of these are no example after all.
+
+    Each is held against its nearest example: the matching of all guesses at once may give that one to another guess.
+    """
+    found = [outcome.reconstruction for outcome in outcomes]
+    if all(reconstruction is None or reconstruction.certified is None for reconstruction in found):
         return {}
-    each, exact = torch.cat(vouched), measured.scores.exact_each
-    wrong = None if exact is None else int((each & ~exact).sum())
-    return {"certified": round(float(each.double().mean()), 4), "false_certificates": wrong}
+    vouched, wrong = 0, 0
+    for reconstruction, batch in zip(found, truth, strict=True):
+        if reconstruction is None or reconstruction.certified is None or not reconstruction.certified.any():
+            continue
+        guesses = reconstruction.inputs[reconstruction.certified].clamp(*value_range).cpu().flatten(1).double()
+        inputs = batch.inputs.cpu().flatten(1).double()
+        span = value_range[1] - value_range[0]
+        errors = torch.cdist(guesses, inputs).amin(1).square() / (inputs.shape[1] * span**2)
+        vouched += len(guesses)
+        wrong += int((errors >= 10 ** (-exact_db / 10)).sum())
+    examples = sum(len(batch) for batch in truth)
+    return {"certified": round(vouched / examples, 4), "false_certificates": wrong}
 
 
 def inner_errors(

@@ -8,7 +8,7 @@ from typing import Any
 
 from seepage.attacks import Attack
 from seepage.errors import SeepageError, unknown
-from seepage.measured import Measured, at_truth, certificates, inner_errors
+from seepage.measured import Measured, at_truth, inner_errors
 from seepage.outcome import Outcome
 from seepage.recipe import Scoring
 from seepage.types import Batch, Transcript
@@ -82,7 +82,7 @@ def make_row(
         row |= {"alignment": scores.alignment, "objective_at_truth": at_truth(attack, views, truth)}
         row["visible"] = scores.visible
         row["notes"] += list(scores.notes)
-        row |= certificates(outcomes, measured)
+        row |= measured.certified
         row |= inner_errors(attack, views, truth, outcomes, measured.places)
     row["zero_update"] = row["status"] == "inapplicable" and all(map(_is_zero, views))
     row["outcome"] = describe_outcome(row)

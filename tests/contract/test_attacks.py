@@ -83,6 +83,18 @@ CASES: dict[str, list[AttackCase]] = {
             batch_size=4,
         ),
     ],
+    "cpa_fia": [
+        AttackCase(
+            attack=made("cpa_fia", steps=300, tv=0.03, matching=matching),
+            planted_db=least,
+            model=Architecture("convnet", {"width": 32}),
+            batch_size=3,
+            brief=made("cpa_fia", steps=4, matching=matching),
+            needs_batch_size=matching > 0,
+            refuses=(FC2, ALL_CONV),
+        )
+        for matching, least in ((0.0, 12), (1.0, 15))
+    ],
     "cafe": [
         AttackCase(
             attack=made("cafe"),
@@ -103,7 +115,7 @@ CASES: dict[str, list[AttackCase]] = {
             batch_size=4,
             rounds=Rounds(design="random", count=200, samples=8),
             found=6,
-            brief=made("cafe_published", iterations=(5, 5, 5)),
+            brief=made("cafe_published", iterations=(150, 150, 100), alpha=0.0),
             needs_batch_size=False,
             refuses=(ALL_CONV,),
         )
@@ -178,6 +190,7 @@ import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
 from seepage import *
+from seepage.attacks.feature_inversion import *
 from seepage.attacks.matching.distances import *
 from seepage.attacks.matching.directions import *
 from seepage.attacks.matching.labels import *

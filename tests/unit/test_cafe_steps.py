@@ -370,11 +370,16 @@ def test_known_drifts_are_taken_out_of_h():
         assert twice.median() < 0.1 * before.median()
 
 
-def test_the_window_draws_most_samples_often_enough():
+def test_the_window_draws_most_samples_often_enough_and_alone():
     batches = [RandomDraws(samples=40, batch_size=8).indices(t) for t in range(90)]
+
+    def fine(length):
+        held = [set(batch.tolist()) for batch in batches[:length]]
+        own = [[batch for batch in held if n in batch] for n in range(40)]
+        return sum(len(rounds) >= 3 and set.intersection(*rounds) == {n} for n, rounds in enumerate(own))
+
     length = window(batches, 40)
-    counts = [torch.bincount(torch.cat(batches[:t]), minlength=40) for t in (length - 1, length)]
-    assert (counts[0] >= 3).sum() < 38 <= (counts[1] >= 3).sum()
+    assert fine(length - 1) < 38 <= fine(length)
 
 
 @settings(max_examples=20, deadline=None)

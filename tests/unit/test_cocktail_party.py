@@ -34,9 +34,9 @@ def quality(found: Reconstruction, batch: Batch) -> tuple[Tensor, Tensor]:
     """PSNR of each example, and whether its guess is certified."""
     matched = align(found.inputs, batch.inputs, ambiguity=found.ambiguity)
     sure = torch.zeros(len(batch), dtype=torch.bool)
-    if found.objective is not None:
+    if found.certified is not None:
         there = matched.matched
-        sure[there] = found.objective[matched.permutation[there]] < CocktailParty().certify
+        sure[there] = found.certified[matched.permutation[there]]
     return psnr(matched.guesses, batch.inputs), sure
 
 
@@ -76,6 +76,7 @@ def test_the_unmixing_alone_is_near() -> None:
     found = attack(record(model(), batch), CocktailParty(polish=False))
     decibels, _ = quality(found, batch)
     assert found.objective is None
+    assert found.certified is None
     assert 20 < decibels.mean() < 60
 
 
@@ -175,7 +176,7 @@ def test_a_difference_of_weights_is_polished_but_not_certified() -> None:
     found = attack(seen, CocktailParty())
     decibels, _ = quality(found, batch)
     assert decibels.mean() > rough.mean() + 5
-    assert found.objective is None
+    assert found.certified is None
 
 
 def test_an_unknown_batch_size_is_read_from_the_spectrum() -> None:
@@ -254,7 +255,21 @@ def test_embeddings_behind_a_relu_come_back(n: int, least: float) -> None:
     assert cosines.max(0).values.min() > least
     assert found.objective is not None
     if least > 0.9:
-        assert found.objective.max() < 1e-2
+        assert found.certified is not None
+        assert found.certified.all()
+    if found.certified is not None:
+        assert bool((cosines.max(1).values[found.certified] > 0.9999).all())
+
+
+def test_labels_of_embeddings_come_in_their_order() -> None:
+    net, batch = embedding_net(), photographs(4)
+    found = attack(record(net, batch), CocktailParty())
+    with torch.no_grad():
+        truth = torch.nn.functional.normalize(net[:4](batch.inputs), dim=1)
+    whose = (torch.nn.functional.normalize(found.inputs, dim=1) @ truth.T).argmax(1)
+    assert found.labels is not None
+    assert found.labels.tolist() == batch.labels[whose].tolist()
+    assert attack(record(net, batch), CocktailParty(polish=False)).labels is None  # the model is not asked
 
 
 @pytest.mark.parametrize(

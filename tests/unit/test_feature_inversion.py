@@ -1,12 +1,16 @@
 """Feature inversion: the gradient of its objective, and images from the embeddings of an invertible network."""
 
+from collections import Counter
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from seepage import Batch, Inapplicable, attack, record
 from seepage.attacks.cocktail_party import CocktailParty
-from seepage.attacks.feature_inversion import Embedding, FeatureInversion, cpa_fia
+from seepage.attacks.feature_inversion import Embedding, FeatureInversion, cpa_fia, in_order
 from seepage.data import load
 from seepage.functional import state_of
 from seepage.metrics.align import align
@@ -63,6 +67,30 @@ def test_a_layer_that_reads_the_input_is_refused() -> None:
         attack(record(fc2((3, 16, 16), 13), photographs(2)), cpa_fia(steps=1))
 
 
+def test_matching_the_gradient_too_brings_the_images_closer() -> None:
+    batch, net = photographs(4), network()
+    seen = record(net, batch)
+    decibels = {}
+    for matching in (0.0, 1.0):
+        found = attack(seen, cpa_fia(steps=200, matching=matching))
+        decibels[matching] = psnr(align(found.inputs, batch.inputs).guesses, batch.inputs).mean()
+    assert decibels[1.0] > decibels[0.0]
+
+
+@given(
+    batch=st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    found=st.lists(st.integers(0, 4), max_size=8),
+)
+def test_labels_are_put_in_the_embeddings_order(batch: list[int], found: list[int]) -> None:
+    found = found[: len(batch)]
+    labels = in_order(torch.tensor(found, dtype=torch.int64), torch.tensor(batch))
+    assert labels is not None
+    assert labels.tolist()[: len(found)] == found
+    if not Counter(found) - Counter(batch):
+        assert sorted(labels.tolist()) == sorted(batch)
+
+
 def test_the_preset_names_its_source() -> None:
     assert cpa_fia(steps=5, layer="3").source == CocktailParty(layer="3")
+    assert cpa_fia(mode="published").source.mode == "published"
     assert cpa_fia().steps == 25_000

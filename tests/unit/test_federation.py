@@ -89,7 +89,7 @@ def test_the_seed_alone_decides_what_is_drawn() -> None:
 
 def test_a_loss_that_is_not_finite_is_a_sentence_with_a_lower_rate() -> None:
     model = network()
-    with pytest.raises(SeepageError, match=r"the training loss is nan after \d+ rounds; lower the rate .*=1e\+29"):
+    with pytest.raises(SeepageError, match=r"the training loss is nan after \d+ steps; lower the rate .*=1e\+29"):
         train(model, state_of(model), batch_of, torch.arange(20), Training(steps=9, lr=1e30), seed=0)
 
 
@@ -106,3 +106,18 @@ def test_accuracy_is_a_count_in_eval_mode() -> None:
         right = (copy.deepcopy(model).eval()(INPUTS).argmax(1) == LABELS).sum().item()
     assert accuracy(model, (params, buffers), batch_of(torch.arange(20))) == pytest.approx(right / 20)
     assert model.training
+
+
+def test_adam_takes_torchs_own_steps() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    inputs, labels = torch.rand(8, 3), torch.arange(8) % 2
+    state = ({name: p.detach().clone() for name, p in model.named_parameters()}, {})
+    plan = Training(steps=3, lr=0.1, batch_size=8, optimizer="adam")
+    found, _ = train(model, state, lambda chosen: Batch(inputs[chosen], labels[chosen]), torch.arange(8), plan, seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    assert all(torch.allclose(found[name], p, atol=1e-5) for name, p in model.named_parameters())

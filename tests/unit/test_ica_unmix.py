@@ -8,8 +8,17 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from seepage.attacks.ica import difference_fields, fast_ica, maximum_likelihood, opponent, unmix, unmix_rest, whitener
-from seepage.attacks.ica.unmix import SparseScore, curvature, random_rotation
+from seepage.attacks.ica import (
+    balanced,
+    difference_fields,
+    fast_ica,
+    maximum_likelihood,
+    opponent,
+    unmix,
+    unmix_rest,
+    whitener,
+)
+from seepage.attacks.ica.unmix import SparseScore, random_rotation, slope
 from seepage.data import load
 
 
@@ -89,23 +98,56 @@ def test_unmixing_does_not_depend_on_the_mixing() -> None:
     assert matched(a, b).min() > 0.99999
 
 
-def test_curvature_is_the_likelihoods_derivative() -> None:
-    """Against finite differences of the mean negative log likelihood of a power-law density."""
+def test_slope_is_the_likelihoods_derivative() -> None:
+    """Against finite differences of the mean negative log likelihood of a multivariate t."""
     score = SparseScore()
     signals = torch.randn((3, 2, 500), dtype=torch.float64, generator=draw(4))
     signals = signals / signals.square().mean((1, 2)).sqrt()[:, None, None]
-    diagonal = (score.weights(signals) * signals.square()).mean((1, 2))
+    root = torch.randn((3, 2, 2), dtype=torch.float64, generator=draw(6))
+    precisions = root @ root.mT + 0.1 * torch.eye(2)
+    turned = precisions @ signals
+    diagonal = (score.weights(signals, precisions) * turned * signals).mean((1, 2))
 
     def cost(changed: Tensor) -> Tensor:
-        # -log p = (f / 2) log(mean y^2 + width) per place has the slope w y; divided by the row's own moment.
-        per_row = (changed.square().mean(1) + score.width).log().mean(1) / 2
+        # -log p = (f / 2) log(y^T P y / f + width) per place has the slope w P y; divided by the row's own moment.
+        distance = torch.einsum("nfp,nfg,ngp->np", changed, precisions, changed) / 2
+        per_row = (distance + score.width).log().mean(1) / 2
         return (per_row / diagonal).sum()
 
-    slope, _ = curvature(signals, score)
     change = torch.zeros((3, 3), dtype=torch.float64)
     change[0, 2] = 1e-6
     moved = torch.einsum("ij,jfp->ifp", torch.eye(3, dtype=torch.float64) + change, signals)
-    assert float((cost(moved) - cost(signals)) / 1e-6) == pytest.approx(float(slope[0, 2]), rel=1e-3, abs=1e-6)
+    expected = float(slope(signals, score, precisions)[0][0, 2])
+    assert float((cost(moved) - cost(signals)) / 1e-6) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
+def test_each_sources_own_covariance_is_found() -> None:
+    """Heavy-tailed fields of a known shape; its size is free."""
+    truth = torch.tensor([[[1.0, 0.0], [0.0, 0.2]], [[0.5, 0.4], [0.4, 0.5]]], dtype=torch.float64)
+    normal = torch.randn((2, 2, 20_000), dtype=torch.float64, generator=draw(1))
+    tails = torch.rand((2, 1, 20_000), dtype=torch.float64, generator=draw(2)).clamp(min=0.01).rsqrt()
+    signals = torch.linalg.cholesky(truth) @ normal * tails
+    found = torch.linalg.inv(SparseScore(shrink=0.0).precisions(signals))
+    found = 2 * found / found.diagonal(dim1=1, dim2=2).sum(1)[:, None, None]
+    torch.testing.assert_close(
+        found, 2 * truth / truth.diagonal(dim1=1, dim2=2).sum(1)[:, None, None], atol=0.05, rtol=0
+    )
+
+
+def test_balanced_fields_are_uncorrelated_and_commute_with_mixing() -> None:
+    fields, weights = difference_fields(photographs(6), (3, 32, 32)), torch.linalg.qr(mixing(6, 3))[0]
+    flat = balanced(fields).transpose(0, 1).flatten(1)
+    torch.testing.assert_close(flat @ flat.T / flat.shape[1], torch.eye(9, dtype=torch.float64))
+    mixed = torch.einsum("ij,jfp->ifp", weights, balanced(fields))
+    # Rotated rows have the same covariance of fields over all rows, so the change of basis is the same up to sign.
+    torch.testing.assert_close(balanced(torch.einsum("ij,jfp->ifp", weights, fields)).abs(), mixed.abs())
+
+
+def test_balancing_leaves_what_is_next_to_nothing_small() -> None:
+    grey = photographs(3).reshape(3, 3, -1).mean(1, keepdim=True).expand(-1, 3, -1).reshape(3, -1)
+    fields = balanced(difference_fields(grey, (3, 32, 32)))
+    assert fields.isfinite().all()
+    assert float(fields.square().mean((0, 2)).sort().values[:6].max()) < 1e-20
 
 
 def test_what_is_left_is_unmixed_afresh_without_the_solved() -> None:

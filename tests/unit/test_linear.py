@@ -1,6 +1,6 @@
 """The closed form: exact for one example, and for more no row is returned that is not an example."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from seepage import (
 )
 from seepage.contracts import planted_inputs, recovered_db
 from seepage.contracts.watch import Changed
-from seepage.types import Transcript
+from seepage.types import Knowledge, Round, Transcript, Update
 
 EXACT = 60.0
 """dB at which a row is the example and no mixture; rounding alone leaves more than 100."""
@@ -77,6 +77,34 @@ def test_one_example_comes_back_exactly_whatever_its_label(
     assert found.labels.tolist() == batch.labels.tolist()
     assert found.status == "ok"
     assert "one example" in found.notes[0]
+    assert found.certified is not None
+    assert found.certified.tolist() == [True]
+
+
+@given(st.floats(0.05, 20.0).filter(lambda c: abs(c - 1) > 0.05), st.integers(0, 10**6))
+def test_rows_that_agree_on_a_wrong_input_are_not_certified(factor: float, seed: int) -> None:
+    """A client that scales its weight and bias gradients apart, as clipping each tensor by itself does."""
+    model = network("fc2", 16, (1, 4, 4), 4, seed, 1.0)
+    seen = record(model, Batch(inputs_of("noise", 1, (1, 4, 4), seed), torch.tensor([1])))
+    tensors = {name: t * factor if t.shape == (16, 16) else t for name, t in seen[0].update.tensors.items()}
+    observed = replace(seen[0], update=Update(tensors))
+    found = attack(_Seen(seen.knowledge, observed), "linear")
+    assert found.certified is not None
+    assert found.certified.tolist() == [False]
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A transcript of one round, made by hand."""
+
+    knowledge: Knowledge
+    observed: Round
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, t: int) -> Round:
+        return self.observed
 
 
 CASES = st.fixed_dictionaries(
@@ -128,6 +156,8 @@ def test_chance_does_not_certify_among_many_classes_even_with_a_wide_tolerance()
             inputs = inputs_of("noise", 4, (1, 4, 4), seed)
             found = attack(record(model, Batch(inputs, torch.arange(4))), LinearLeak(tolerance=1e-3))
             assert len(found) > 0
+            assert found.certified is not None
+            assert found.certified.all()
             assert worst_row(found, inputs) > EXACT
 
 

@@ -165,7 +165,12 @@ def test_scale_is_the_least_squares_factor_of_the_best_matching(n: int, sign: bo
     guesses = torch.randn(n, *truth.shape[1:], generator=generator(seed)) + 0.3
     found = align(guesses, truth, ambiguity={"order", "scale", *(["sign"] * sign)})
     assert found.name == ("hungarian+sign+scale" if sign else "hungarian+scale")
-    fitted = torch.stack([torch.stack([g * best_factor(g, t, sign) for t in truth]) for g in guesses])
+
+    def best(g: Tensor, t: Tensor) -> Tensor:
+        ways = [g * best_factor(g, t, sign), *([(1 - g) * best_factor(1 - g, t, False)] * sign)]
+        return min(ways, key=lambda way: float((way - t).square().sum()))
+
+    fitted = torch.stack([torch.stack([best(g, t) for t in truth]) for g in guesses])
     costs = ((fitted.double() - truth.double()) ** 2).flatten(2).mean(2).numpy()
     places = found.permutation.tolist()
     assert sum(costs[p, i] for i, p in enumerate(places)) == pytest.approx(brute_force(costs), rel=1e-6)
@@ -192,6 +197,19 @@ def test_sign_alone_flips_but_never_scales() -> None:
     assert torch.equal(found.guesses, truth)
     half = align(-truth / 2, truth, ambiguity={"sign"})
     assert torch.equal(half.guesses, (truth / 2)[half.permutation])
+
+
+@given(st.integers(1, 6), seeds)
+@settings(max_examples=30, deadline=None)
+def test_a_negative_is_turned_only_where_the_sign_is_open(n: int, seed: int) -> None:
+    """As of images stretched to the value range, whose negative is `low + high - x` and not `-x`."""
+    truth = 2 * examples(n, seed) - 0.5
+    order, turn = torch.randperm(n, generator=generator(seed)), torch.rand(n, generator=generator(seed)) < 0.5
+    guesses = torch.where(turn.reshape(-1, 1, 1, 1), 1 - truth, truth)[order]
+    found = align(guesses, truth, value_range=(-0.5, 1.5), ambiguity={"sign"})
+    assert torch.allclose(found.guesses, truth, atol=1e-6)
+    closed = align(guesses, truth, value_range=(-0.5, 1.5))
+    assert torch.allclose(closed.guesses, truth, atol=1e-6) == (not turn.any())
 
 
 def test_nothing_is_fitted_where_only_the_order_is_unknown() -> None:

@@ -36,7 +36,7 @@ def test_all_problems_of_a_call_are_told_at_once() -> None:
         "thing: kind must be one of 'a', 'b', got 'c'",
         "thing: names must be a list, each item a text, got 'x'",
         "thing: limit must be a whole number or nothing, got 1.5",
-        "thing needs the option 'size'",
+        "thing needs the option 'size'; add size = VALUE to its table, or --set",
     ]
     with pytest.raises(Problems) as error:
         bind(Thing, {"x": 1}, "thing")
@@ -56,7 +56,9 @@ def test_signatures_of_all_kinds() -> None:
     assert problems_with(given_two, {"width": 3}, "x", given=2) == []
     assert problems_with(given_two, {"classes": 3}, "x", given=2) == ["x has no option 'classes'; it takes: width"]
     assert problems_with(open_ended, {"anything": 3}, "x", given=1) == []
-    assert problems_with(open_ended, {}, "x") == ["x needs the option 'first'"]
+    assert problems_with(open_ended, {}, "x") == [
+        "x needs the option 'first'; add first = VALUE to its table, or --set"
+    ]
     assert problems_with(functools.partial(given_two, (1,), 2), {"width": 3}, "x") == []
     assert problems_with(unresolvable, {"x": 5}, "x") == []
     assert problems_with(lambda: None, {"x": 5}, "x") == ["x has no option 'x'; it takes: none"]

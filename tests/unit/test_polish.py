@@ -121,6 +121,9 @@ def test_sensitivity_is_what_a_moved_image_would_change() -> None:
             now = mixture.tail.backward(outputs, errors)[0]
             changes.append(float((now - view.computed[0]).norm() / view.computed[0].norm()))
     assert float(found[0]) == pytest.approx(min(changes), rel=1e-6)
+    nearest = (truth[1:] - truth[0]).norm(dim=1).argmin()
+    alone = sensitivity(mixture, view, 0.5, among, others=1)
+    assert float(alone[0]) == pytest.approx(min(changes[2 * nearest : 2 * nearest + 2]), rel=1e-6)
 
 
 def test_conjugate_gradients_and_factors_against_numpys_solve() -> None:

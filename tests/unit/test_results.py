@@ -330,6 +330,18 @@ def test_an_attack_that_gave_nothing_at_all_has_no_scores() -> None:
     )  # fmt: skip
 
 
+def test_a_certified_guess_is_held_against_its_nearest_example() -> None:
+    """The matching with the least error in all gives the first guess, an exact copy, to the other example."""
+    far, near, other = (torch.full((1, 1, 8, 8), value) for value in (0.0, 0.4, 1.0))
+    truth = [Batch(torch.cat([near, other]), torch.tensor([0, 1]))]
+    guesses = Reconstruction(torch.cat([near, far]), certified=torch.tensor([True, False]))
+    outcomes = [Outcome("ok", "X()", guesses)]
+    measured = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
+    assert measured is not None
+    assert measured.places[0].permutation.tolist() == [1, 0]
+    assert measured.certified == {"certified": 0.5, "false_certificates": 0}
+
+
 def test_a_wrong_certificate_is_counted() -> None:
     transcript, truth = tiny(1)
     wrong = Reconstruction(truth[0].inputs * 0.5, certified=torch.tensor([True]))

@@ -7,6 +7,7 @@ from seepage.attacks.base import Attack, Inapplicable
 from seepage.attacks.cafe import Cafe
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cocktail_party import CocktailParty
+from seepage.attacks.feature_inversion import FeatureInversion, cpa_fia
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.matching import GradientMatching, dlg, idlg, inverting_gradients, sapag
 
@@ -16,10 +17,12 @@ __all__ = [
     "Cafe",
     "CocktailParty",
     "Entry",
+    "FeatureInversion",
     "GradientMatching",
     "Inapplicable",
     "LinearLeak",
     "PublishedCafe",
+    "cpa_fia",
     "dlg",
     "idlg",
     "inverting_gradients",
@@ -56,6 +59,12 @@ ATTACKS: dict[str, Entry] = {
         "a fully connected first layer, no more examples than neurons",
         "Kariyappa et al. 2023",
         "seconds (unmixing by independent components)",
+    ),
+    "cpa_fia": Entry(
+        cpa_fia,
+        "images; a fully connected layer behind convolutions, no more examples than it has neurons",
+        "Kariyappa et al. 2023, section 4",
+        "minutes to hours (25,000 Adam steps)",
     ),
     "cafe": Entry(
         Cafe,

@@ -13,6 +13,7 @@ from seepage.attacks.ica import (
     IMAGES,
     Objective,
     Spectrum,
+    balanced,
     difference_fields,
     search,
     spectrum,
@@ -64,7 +65,7 @@ class CocktailParty(Attack):
     is stretched to the value range. `fast` unmixes differences of pixels in opponent colors by FastICA and
     quasi-Newton maximum likelihood (seconds, and better), takes scale and sign from the bias gradient, and then
     polishes: the model itself says which mixing column an image must have, and images and columns are made to agree.
-    What still disagrees is not certified; `objective` holds each guess's mismatch.
+    What still disagrees is not certified: `objective` holds each guess's mismatch, `certified` what is vouched for.
 
     Args:
         mode: `fast` or `published`.
@@ -237,11 +238,11 @@ class _Run:
 
     def _fields(self, right: Tensor) -> Tensor:
         assert self.layer.reads_input is not None
-        # Back to the model's input units: a per-pixel scale of the normalisation is no part of an image.
+        # Back to the model's input units: a per-pixel scale of the normalization is no part of an image.
         rows = right / self.layer.reads_input.scale.to(right)
         if self.noisy:
             rows = blurred(rows, self.knowledge.input_shape)
-        return difference_fields(rows, self.knowledge.input_shape).float()
+        return balanced(difference_fields(rows, self.knowledge.input_shape)).float()
 
     def _start(self, kept: Spectrum, start: int) -> Unmixed:
         fields = self._fields(kept.right)
@@ -267,11 +268,14 @@ class _Run:
         if not self._exact:
             return None
         scores = view.certificates
-        low, high = self.knowledge.value_range
-        assert self.layer.reads_input is not None
-        scale = self.layer.reads_input.scale
-        step = 0.01 * (high - low) * float(scale.abs().mean()) * len(scale) ** 0.5
-        blind = scores > sensitivity(mixture, view, step, scores < self.attack.certify) / 3
+        if self.layer.reads_input is None:
+            # An embedding has no range; one that is off by a hundredth of its size is not exact.
+            step, others = 0.01 * float(view.rows.norm(dim=1).median()), 16
+        else:
+            low, high = self.knowledge.value_range
+            scale = self.layer.reads_input.scale
+            step, others = 0.01 * (high - low) * float(scale.abs().mean()) * len(scale) ** 0.5, len(scores)
+        blind = scores > sensitivity(mixture, view, step, scores < self.attack.certify, others) / 3
         return torch.where(blind, scores.clamp(min=1.0), scores)
 
     def _polished(self, mixture: Mixture, rows: Tensor, fields: Tensor) -> View:
@@ -329,14 +333,15 @@ class _Run:
             inside = ((inputs > low - slack) & (inputs < high + slack)).flatten(1).all(1)
             scores = torch.where(inside & self._certifiable, scores, scores.clamp(min=1.0))
         order = torch.arange(len(rows)) if scores is None else scores.argsort(stable=True)
-        sure = None if scores is None else int((scores < self.attack.certify).sum())
+        certified = None if scores is None else scores[order] < self.attack.certify
         return Reconstruction(
             inputs=inputs[order].clamp(low, high).to(self.gradient[self.layer.weight]),
             labels=None if found.labels is None else found.labels[order],
             objective=None if scores is None else scores[order].float(),
+            certified=certified,
             ambiguity=frozenset[Ambiguity]({"order"} if scaled else {"order", "sign", "scale"}),
             cost={"evaluations": 1},
-            notes=(*self.notes, *self._notes(len(rows), sure)),
+            notes=(*self.notes, *self._notes(len(rows), certified)),
         )
 
     @property
@@ -357,25 +362,25 @@ class _Run:
         least = 1e-6 * size.abs().median().clamp(min=1e-30)
         return found.rows / torch.where(size.abs() < least, least, size)[:, None], True
 
-    def _notes(self, r: int, sure: int | None) -> Sequence[str]:
+    def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
         told = self.observed.batch_size
         notes = [f"{r} of {'an unknown number of' if told is None else told} examples stand clear of the noise"]
         if told is None:
             notes.append(f"the spectrum says {self.spectrum.rank} examples")
         elif r < told:
             notes.append(f"{told - r} with next to no loss drown in rounding and are not identifiable")
-        if sure is not None:
-            notes.append(f"{sure} are certified without the truth (mismatch below {self.attack.certify:g})")
+        if certified is not None:
+            notes.append(
+                f"{int(certified.sum())} are certified without the truth (mismatch below {self.attack.certify:g})"
+            )
         return notes
 
-    def _polished_features(self, kept: Spectrum, rows: Tensor) -> View | None:
+    def _polished_features(self, mixture: Mixture, kept: Spectrum, view: View) -> View | None:
         """The polish works on embeddings too; kept only where most columns agree in the end."""
-        if not self._exact or len(rows) < 2:
-            return None
-        mixture = self._mixture(kept)
-        stages = stages_for(len(rows) / len(mixture.columns))
-        view = polish(mixture, rows, fields=kept.right[:, None].float(), stages=stages)
-        return view if self._certified(view) > len(rows) / 2 else None
+        if len(view.rows) > 1 and self._certified(view) < self.attack.enough * len(view.rows):
+            stages = stages_for(len(view.rows) / len(mixture.columns))
+            view = polish(mixture, view.rows, fields=kept.right[:, None].float(), stages=stages)
+        return view if self._certified(view) > len(view.rows) / 2 else None
 
     def _features(self) -> Reconstruction:
         """Embeddings of an inner layer: sparse rows if a ReLU feeds it, else plain unmixing."""
@@ -385,7 +390,12 @@ class _Run:
             rows = unmix_sparse(kept.right, draw=draw)
         else:
             rows = unmix(kept.right[:, None].float(), draw=draw).double()
-        view = self._polished_features(kept, rows)
+        view, scores, labels = None, None, None
+        if self._exact:
+            mixture = self._mixture(kept)
+            first = mixture.look(mixture.scaled(rows))
+            view, labels = self._polished_features(mixture, kept, first), first.labels
+            scores = None if view is None else self._scores(mixture, view)
         rows = rows if view is None else view.rows
         scaled, known = self._scaled(Unmixed(kept.right, rows))
         features = scaled @ kept.right
@@ -394,12 +404,18 @@ class _Run:
             flip = features.relu().norm(dim=1) < (-features).relu().norm(dim=1)
             features = torch.where(flip[:, None], -features, features).relu()
         zeros = zero_share(rows @ kept.right)
-        mismatch = 1 - zeros if view is None else view.certificates
+        mismatch = 1 - zeros if scores is None else scores
+        certified = None if scores is None or not self._certifiable else scores < self.attack.certify
         return Reconstruction(
             inputs=features.to(self.gradient[self.layer.weight]),
-            labels=None if view is None else view.labels,
+            labels=labels if view is None else view.labels,
             space="feature",
             objective=mismatch.float() if self.layer.sparse or view is not None else None,
+            certified=certified,
             ambiguity=frozenset[Ambiguity]({"order"} if known else {"order", "scale"}),
-            notes=(*self.notes, *self._notes(len(rows), None), f"exact zeros per embedding: {float(zeros.mean()):.0%}"),
+            notes=(
+                *self.notes,
+                *self._notes(len(rows), certified),
+                f"exact zeros per embedding: {float(zeros.mean()):.0%}",
+            ),
         )

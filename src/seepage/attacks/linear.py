@@ -55,10 +55,14 @@ class LinearLeak(Attack):
         if residual > self.tolerance:
             note = f"rows disagree by {residual:.1e}: the update was changed, or comes from more than one example"
         inputs = leak.to_inputs(row[None])
+        labels, turned = leak.label(inputs)
+        # Where weight and bias were scaled apart, the rows agree with each other but not with the model.
+        certified = (residual <= self.tolerance) & leak.inside(inputs) & (turned <= 100 * self.tolerance)
         return Reconstruction(
             inputs=inputs,
-            labels=leak.label(inputs),
+            labels=labels,
             objective=residual.reshape(1).float(),
+            certified=certified,
             cost={"evaluations": leak.knowledge.num_classes},
             notes=(note,),
         )
@@ -67,9 +71,7 @@ class LinearLeak(Attack):
         size = leak.bias.abs()
         live = (size > self.floor * size.max()).nonzero().squeeze(1)  # [k] neurons
         inputs = leak.to_inputs(leak.weight[live] / leak.bias[live, None])
-        low, high = leak.knowledge.value_range
-        slack = 0.01 * (high - low)
-        inside = ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
+        inside = leak.inside(inputs)
         live, inputs = live[inside], inputs[inside]
         labels, mismatch = leak.certify(inputs, live)
         sure = mismatch <= self.tolerance
@@ -82,6 +84,7 @@ class LinearLeak(Attack):
             inputs=inputs[sure][keep],
             labels=labels[sure][keep],
             objective=mismatch[sure][keep],
+            certified=torch.ones(len(keep), dtype=torch.bool, device=inputs.device),
             cost={"evaluations": len(inputs) * leak.knowledge.num_classes},
             notes=(note,),
         )
@@ -138,14 +141,25 @@ class _Leak:
         like = self.observed.params[self.layer.weight]
         return self.layer.to_inputs(rows, self.knowledge.input_shape).to(like)
 
-    def label(self, inputs: Tensor) -> Tensor | None:
-        """The label `[1]` whose bias gradient, at the only example `[1, *shape]`, is nearest the sent one."""
+    def inside(self, inputs: Tensor) -> Tensor:
+        """`[k]` bool: which of `[k, *shape]` inputs lie in the value range, give or take rounding."""
+        low, high = self.knowledge.value_range
+        slack = 0.01 * (high - low)
+        return ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
+
+    def label(self, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
+        """The label `[1]` whose bias gradient, at the only example `[1, *shape]`, is nearest the sent one.
+
+        And by how much the two differ in direction, `[1]`. Where batch norm in train mode makes the model's own
+        gradient another, there is no label, and the difference is infinite.
+        """
         if not self.knowledge.client.separable(self.knowledge.model):
-            return None
+            return None, torch.full((1,), torch.inf, device=inputs.device)
         trace = _Trace.of(inputs, self)
         own = torch.cat([trace.gradients(label)[0] for label in range(self.knowledge.num_classes)])  # [classes, m]
-        nearest: Tensor = (own - self.bias).norm(dim=1).argmin()
-        return nearest.reshape(1)
+        nearest = (own - self.bias).norm(dim=1).argmin().reshape(1)
+        sent = F.normalize(self.bias[None], dim=1)
+        return nearest, _mismatch(F.normalize(own[nearest].to(sent), dim=1), sent)
 
     def certify(self, inputs: Tensor, neurons: Tensor) -> tuple[Tensor, Tensor]:
         """Best label and relative mismatch, `[k]` each, of rows divided at the given neurons.

@@ -212,19 +212,20 @@ def polish(
     return best
 
 
-def sensitivity(mixture: Mixture, view: View, step: float, among: Tensor) -> Tensor:
+def sensitivity(mixture: Mixture, view: View, step: float, among: Tensor, others: int | None = None) -> Tensor:
     """How much of an error a certificate would notice: `[r]`, for the rows `among [r]` bool; infinite for the others.
 
-    Image i is moved by `step` (Euclidean, in the layer's input) along its difference to each other image, both
-    ways, as far as that difference reaches. The smallest relative change of the computed column is returned. A mismatch
-    well below it rules such an error out; one above it says nothing.
+    Image i is moved by `step` (Euclidean, in the layer's input) along its difference to each other image, or to the
+    nearest `others` of them, both ways, as far as that difference reaches. The smallest relative change of the
+    computed column is returned. A mismatch well below it rules such an error out; one above it says nothing.
     """
     r = len(view.rows)
     least = torch.full((r,), torch.inf).to(view.rows)
     for i in among.nonzero()[:, 0].tolist():
         apart = (view.rows - view.rows[i]).norm(dim=1)  # the right singular vectors are orthonormal
-        far = apart > step
-        if not far.any():
+        far = apart.argsort(stable=True)
+        far = far[apart[far] > step][:others]
+        if not len(far):
             continue
         way = (view.outputs[far] - view.outputs[i]) * (step / apart[far])[:, None]
         moved = view.outputs[i] + torch.cat([way, -way])
@@ -303,7 +304,8 @@ def _with_prior(
     r = len(rows)
     signals = (rows.to(fields) @ fields.flatten(1)).view_as(fields)
     size = signals.square().mean((1, 2)).sqrt()
-    slope, moments = (t.double() for t in curvature(signals / size[:, None, None], score))
+    signals = signals / size[:, None, None]
+    slope, moments = (t.double() for t in curvature(signals, score, score.precisions(signals)))
     # The likelihood is in rows of unit size: E_ij there is E_ij size_j / size_i here.
     ratio = size.double()[None, :] / size.double()[:, None]
     count = trust * fields.shape[1] * fields.shape[2]

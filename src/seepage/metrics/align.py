@@ -52,8 +52,8 @@ def align(
     """Match guesses with examples, on the CPU.
 
     Guesses with a NaN or infinite value are set aside and match nothing. With `sign` or `scale` in
-    `ambiguity` each pair is fitted to the truth: for `sign` the guess or its negative, which for inputs is
-    `low + high - guess`, for `scale` a factor of 0 or more by least squares, for both both. This helps the
+    `ambiguity` a factor per pair is fitted to the truth by least squares: for `sign` +1 or -1, for `scale`
+    0 or more, for both any number; for `sign` of inputs also the negative `low + high - guess`. This helps the
     attacker, so it is done only where the method cannot know, and the name tells of it.
 
     Args:
@@ -151,18 +151,23 @@ def _costs(g: Tensor, x: Tensor, value_range: tuple[float, float] | None, fit: C
     if value_range is None:
         cosines = _inner(_unit(g), _unit(x))
         return 1 - (cosines.abs() if "sign" in fit else cosines)
-    costs = _costs_upright(g, x, value_range, fit)
+    costs = _costs_of_factors(g, x, value_range, fit)
     if "sign" in fit:
-        costs = torch.minimum(costs, _costs_upright(sum(value_range) - g, x, value_range, fit))
+        negative = sum(value_range) - g
+        costs = torch.minimum(costs, _costs_of_factors(negative, x, value_range, frozenset(fit) - {"sign"}))
     return costs
 
 
-def _costs_upright(g: Tensor, x: Tensor, value_range: tuple[float, float], fit: Collection[Ambiguity]) -> Tensor:
-    if "scale" not in fit:
-        return _mean_squares(g.clamp(*value_range), x)
-    # the error left by the best factor: |x|^2 - <u, x>^2, with u = g / |g|
-    along = _inner(_unit(g), x).clamp_min(0)
-    return (_squares(x) - along.square()).clamp_min(0) / x.shape[1]
+def _costs_of_factors(g: Tensor, x: Tensor, value_range: tuple[float, float], fit: Collection[Ambiguity]) -> Tensor:
+    if "scale" in fit:
+        # the error left by the best factor: |x|^2 - <u, x>^2, with u = g / |g|
+        along = _inner(_unit(g), x)
+        along = along if "sign" in fit else along.clamp_min(0)
+        return (_squares(x) - along.square()).clamp_min(0) / x.shape[1]
+    costs = _mean_squares(g.clamp(*value_range), x)
+    if "sign" in fit:
+        costs = torch.minimum(costs, _mean_squares((-g).clamp(*value_range), x))
+    return costs
 
 
 def _mean_squares(g: Tensor, x: Tensor) -> Tensor:
@@ -213,9 +218,10 @@ def _fitted(
     if value_range is None:
         turned = "sign" in fit and _unit(guess[None].double())[0] @ truth.double() < 0
         return -guess if turned else guess
-    ways = [guess, sum(value_range) - guess] if "sign" in fit else [guess]
+    ways = [guess, -guess, sum(value_range) - guess] if "sign" in fit else [guess]
     fitted = [_scaled(way, truth) if "scale" in fit else way for way in ways]
-    errors = [(way.double().clamp(*value_range) - truth).square().sum() for way in fitted]
+    # By the cost that chose the pair: a fitted factor is compared before it is clamped.
+    errors = [((way if "scale" in fit else way.clamp(*value_range)).double() - truth).square().sum() for way in fitted]
     return fitted[int(torch.stack(errors).argmin())]
 
 

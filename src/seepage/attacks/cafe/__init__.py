@@ -6,21 +6,26 @@ gradient at the first fully connected layer, step II the layer's input, step III
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
-from seepage.attacks.cafe import closed_form, few_rounds, unforged
-from seepage.attacks.cafe.invert import Search, invert, reads_input
+from seepage.attacks.cafe import closed_form, few_rounds, moving, unforged
+from seepage.attacks.cafe.invert import Search, gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.link import Linked, link
-from seepage.attacks.cafe.sites import Site, assemble, block_shape, find_sites, true_representations
-from seepage.attacks.cafe.steps import Recovered, Selective, determined, read_biases, read_indices, refuse_silence
+from seepage.attacks.cafe.sites import Site, assemble, block_shape, true_representations
+from seepage.attacks.cafe.steps import Recovered, determined, open_rounds, params_of, read_biases, window
 from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
 
 __all__ = ["Cafe", "Recovered", "Search", "true_representations"]
 
+ROUGH = 0.03
+"""Residual of step III that is good enough to start from where the weights move and h is not known better yet."""
+LARGEST_DRIFT = 0.05
+"""Relative change of all weights over the rounds used, beyond which they are not followed."""
 CHUNK = 100
 """Samples of one party between two checkpoints."""
 
@@ -37,6 +42,8 @@ class _View:
     batches: list[Tensor]
     samples: int
     repeats: int
+    moving: bool
+    total: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +56,9 @@ class Cafe(Attack):
     inverts each sample's features by itself. Nothing needs the truth: a rank deficit is reported as samples that are
     not identifiable, and the residual of step III certifies each sample.
 
-    The weights of the first round are used. Where they move, `few_rounds` holds for a short window at small rates.
+    Where the weights move, the first few rounds are used, by `few_rounds`: what the moves do to the features is
+    computed from the guessed samples and taken out, again and again (see `moving`). That holds for small learning
+    rates.
 
     Args:
         mode: `auto` takes least squares where the rounds determine every drawn sample, else few rounds.
@@ -58,6 +67,7 @@ class Cafe(Attack):
             which averages noise away.
         steps: Robust steps of each attempt of step III; later attempts are for samples that are not certain yet.
         polish: Gauss-Newton steps at most after each attempt; 0 leaves the search's guess as it is.
+        corrections: Where the weights move: how often h is corrected by what the inputs say of the moves.
         certain: Residual of step III below which a sample is certain.
         invert: Whether to do step III; without it the features are returned.
         entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
@@ -75,6 +85,7 @@ class Cafe(Attack):
     weight_rounds: int = 1
     steps: Sequence[int] = (30, 250, 350)
     polish: int = 6
+    corrections: int = 4
     certain: float = 1e-4
     invert: bool = True
     entries: Literal["all", "unforged"] = "all"
@@ -84,37 +95,36 @@ class Cafe(Attack):
 
     def _view(self, transcript: Transcript) -> _View:
         """Sites and indices, checked; repeated batches are left out."""
-        if not len(transcript):
-            raise Inapplicable("there are no rounds", "record the training")
-        rounds = list(range(len(transcript)))
-        batches, samples = read_indices(transcript, rounds, self.samples)
-        first = transcript[0]
-        sites = find_sites(transcript.knowledge, first.params)
-        refuse_silence(transcript, sites, rounds)
+        opening = open_rounds(transcript, self.samples)
         seen: set[tuple[int, ...]] = set()
         fresh = []
-        for t, batch in enumerate(batches):
+        for t, batch in enumerate(opening.batches):
             key = tuple(sorted(batch.tolist()))
             # What is forged or noisy differs from round to round even for one batch.
             if key not in seen or self.entries == "unforged":
                 fresh.append(t)
             seen.add(key)
-        if all(len(batch) >= samples for batch in batches):
+        moving = _moving(transcript, opening.params)
+        repeats = len(opening.batches) - len(fresh)
+        if moving and self.entries == "unforged":
             raise Inapplicable(
-                f"every batch holds all {samples} samples, so all rounds show the same sum",
-                "CAFE needs batches smaller than the data set",
+                "the weights move, and entries='unforged' takes them as fixed", "use rounds of one model"
             )
-        if not isinstance(transcript, Selective):
-            _refuse_training(transcript, first.params)
+        if moving and self.mode == "auto":
+            fresh = fresh[: window([opening.batches[t] for t in fresh], opening.samples)]
+        if moving:
+            _refuse_training(transcript, opening.params, fresh[-1])
         return _View(
-            transcript.knowledge,
-            first.params,
-            first.buffers,
-            sites,
-            fresh,
-            [batches[t] for t in fresh],
-            samples,
-            len(rounds) - len(fresh),
+            knowledge=transcript.knowledge,
+            params=opening.params,
+            buffers=opening.buffers,
+            sites=opening.sites,
+            rounds=fresh,
+            batches=[opening.batches[t] for t in fresh],
+            samples=opening.samples,
+            repeats=repeats,
+            moving=moving,
+            total=len(opening.batches),
         )
 
     def recover(self, transcript: Transcript) -> list[Recovered]:
@@ -124,7 +134,7 @@ class Cafe(Attack):
     def _recover(self, transcript: Transcript, view: _View) -> tuple[list[Recovered], Linked | None]:
         found = self._steps(transcript, view)
         linked = link(view.knowledge.model, view.params, view.sites, found)
-        if linked is not None and not _moving(transcript, view.params):
+        if linked is not None and not view.moving:
             _drop_misfits(found, linked)
         return found, linked
 
@@ -143,12 +153,10 @@ class Cafe(Attack):
                 biases,
                 weight_rounds=self.weight_rounds,
             )
-        return few_rounds.solve(
-            transcript, view.rounds, view.batches, view.samples, view.sites, moving=_moving(transcript, view.params)
-        )
+        return few_rounds.solve(transcript, view.rounds, view.batches, view.samples, view.sites, moving=view.moving)
 
     def _least_squares(self, view: _View) -> bool:
-        if self.mode != "auto":
+        if self.mode != "auto" or view.moving:
             return self.mode == "least_squares"
         table = torch.zeros(len(view.batches), view.samples, dtype=torch.float64)
         for t, batch in enumerate(view.batches):
@@ -176,6 +184,8 @@ class Cafe(Attack):
                 features, labels, "feature", chosen, _open(found, chosen), inner=_inner(found, chosen), notes=notes
             )
         inputs, residuals = self._invert(view, found, chosen, seed, progress)
+        if view.moving and self.corrections:
+            inputs, residuals = self._follow(transcript, view, found, chosen, inputs, seed)
         sure = int((residuals <= self.certain).sum())
         notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {self.certain:g}",)
         return Reconstruction(
@@ -201,7 +211,7 @@ class Cafe(Attack):
     ) -> tuple[Tensor, Tensor]:
         """Step III for every party, chunk by chunk, with a checkpoint after each."""
         knowledge = view.knowledge
-        search = Search(steps=tuple(self.steps), polish=self.polish, certain=self.certain)
+        search = Search(steps=tuple(self.steps), polish=self.polish, certain=ROUGH if view.moving else self.certain)
         kept = progress.load()
         parts: dict[str, Tensor] = dict(kept.tensors) if kept is not None else {}
         pieces = chosen.split(CHUNK)
@@ -222,6 +232,53 @@ class Cafe(Attack):
             residuals.append(torch.cat([parts[f"{m}/{number}/residuals"] for number in range(len(pieces))]))
         whole = assemble(view.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return whole, torch.stack(residuals).amax(0)
+
+    def _follow(
+        self,
+        transcript: Transcript,
+        view: _View,
+        found: Sequence[Recovered],
+        chosen: Tensor,
+        inputs: Tensor,
+        seed: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Where the weights move: correct h by what the guessed inputs say of the moves, and the inputs by h again."""
+        knowledge, model = view.knowledge, view.knowledge.model
+        low = knowledge.value_range[0]
+        whole = inputs.new_full((view.samples, *inputs.shape[1:]), low)
+        whole[chosen] = inputs
+        blocks = [whole[(slice(None), *site.block)].clone() for site in view.sites]
+        shapes = few_rounds.read_shapes(transcript, view.rounds, view.batches, view.sites)
+        residuals = inputs.new_ones(len(view.sites), view.samples)
+        search = Search(polish=self.polish)
+        for turn in range(self.corrections):
+            moves = moving.drifts(transcript, view.rounds, view.batches, view.sites, blocks, view.buffers)
+            for m, (site, one) in enumerate(zip(view.sites, found, strict=True)):
+                one.h = moving.correct(one, shapes[m], view.batches, moves[m])
+                rows = chosen[one.known[chosen]]
+                features = partial(site.features, model, view.params, view.buffers)
+                for piece in rows.split(CHUNK):
+                    targets = one.h[piece].to(inputs)
+                    blocks[m][piece] = gauss_newton(features, targets, blocks[m][piece], knowledge.value_range, search)
+                    residuals[m, piece] = residual(features, targets, blocks[m][piece])
+                if turn == self.corrections // 2:
+                    # By now h is good enough to tell who is stuck at a wrong input.
+                    stuck = rows[residuals[m, rows] > max(self.certain, 3 * float(residuals[m, rows].median()))]
+                    again, left = self._again(view, site, one, stuck, blocks[m], seed)
+                    better = left < residuals[m, stuck]
+                    blocks[m][stuck[better]], residuals[m, stuck[better]] = again[better], left[better]
+        whole = assemble(view.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
+        return whole[chosen], residuals.amax(0)[chosen]
+
+    def _again(
+        self, view: _View, site: Site, one: Recovered, rows: Tensor, blocks: Tensor, seed: int
+    ) -> tuple[Tensor, Tensor]:
+        """A fresh search for some samples of one party."""
+        if not len(rows):
+            return blocks[rows], blocks.new_zeros(0)
+        features = partial(site.features, view.knowledge.model, view.params, view.buffers)
+        search = Search(steps=tuple(self.steps[-1:]), polish=self.polish, certain=self.certain)
+        return invert(features, one.h[rows].to(blocks), blocks[:1], view.knowledge.value_range, search, seed=seed + 1)
 
     def _invert_piece(
         self, view: _View, site: Site, one: Recovered, piece: Tensor, like: Tensor, search: Search, seed: int
@@ -263,17 +320,18 @@ def _drop_misfits(found: Sequence[Recovered], linked: Linked) -> None:
 
 def _moving(transcript: Transcript, first: Tensors) -> bool:
     """Whether the weights change from the first round to the last."""
-    last = len(transcript) - 1
-    params = transcript.params(last) if isinstance(transcript, Selective) else transcript[last].params
+    params = params_of(transcript, len(transcript) - 1)
     return any(not torch.equal(params[name], p) for name, p in first.items())
 
 
-def _refuse_training(transcript: Transcript, first: Tensors) -> None:
-    last = transcript[len(transcript) - 1].params
-    drift = max(float((last[name] - p).norm() / p.norm().clamp(min=1e-12)) for name, p in first.items())
-    if drift > 0.05:
+def _refuse_training(transcript: Transcript, first: Tensors, last: int) -> None:
+    params = params_of(transcript, last)
+    # Of all weights together: biases start at zero, so by themselves they move without bounds.
+    change = sum(float((params[name] - p).pow(2).sum()) for name, p in first.items())
+    drift = (change / sum(float(p.pow(2).sum()) for p in first.values())) ** 0.5
+    if drift > LARGEST_DRIFT:
         raise Inapplicable(
-            f"the weights change by {drift:.0%} between the first round and the last, and CAFE takes them as fixed",
+            f"the weights change by {drift:.0%} between round 0 and round {last}, too much to follow",
             "use a window of fewer rounds (few_rounds needs two or three epochs)",
         )
 
@@ -297,6 +355,8 @@ def _notes(view: _View, found: Sequence[Recovered], linked: Linked | None) -> tu
     undrawn = view.samples - len(torch.cat(view.batches).unique())
     if undrawn:
         notes.append(f"{undrawn} samples were never drawn and cannot be known")
+    if view.moving:
+        notes.append(f"the weights move, so the first {len(view.rounds)} of {view.total} rounds are used")
     if view.repeats:
         notes.append(f"{view.repeats} rounds repeat the batch of another and were left out")
     if bool(silent.any()):

@@ -23,6 +23,10 @@ LARGEST_CELL = 8
 """Samples that share all their rounds: more are not split."""
 BESIDE = 8
 """Singular values looked at beyond a batch's own: they show the rounding."""
+STRAY = 0.04
+"""Where weights move, directions that miss their rounds' spans by more (radians) count as no directions."""
+UNEXPLAINED = 0.02
+"""Where weights move, the share of a round's gradient that may be in no known direction: black tiles, say."""
 ENOUGH = 5
 """Rounds per sample whose spans are intersected; more add work and nothing else."""
 
@@ -98,14 +102,22 @@ def solve(
             "in all the same rounds",
             "record two or three epochs, each shuffled anew",
         )
+    shapes = read_shapes(transcript, rounds, batches, sites)
+    group = groups(batches, samples)
+    return [_solve_site(one, batches, samples, group, moving) for one in shapes]
+
+
+def read_shapes(
+    transcript: Transcript, rounds: Sequence[int], batches: Sequence[Tensor], sites: Sequence[Site]
+) -> list[list[Shape]]:
+    """`[sites][rounds]`: what each round's weight and bias gradients show of a site."""
     names = [name for site in sites for name in (site.weight, site.bias)]
     shapes: list[list[Shape]] = [[] for _ in sites]
     for t, batch in zip(rounds, batches, strict=True):
         found = gradients(transcript, t, names)
         for m, site in enumerate(sites):
             shapes[m].append(shape_of(found[site.weight], found[site.bias], len(batch)))
-    group = groups(batches, samples)
-    return [_solve_site(one, batches, samples, group, moving) for one in shapes]
+    return shapes
 
 
 def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cell]:
@@ -139,8 +151,8 @@ def shape_of(weight: Tensor, bias: Tensor, k: int) -> Shape:
 def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """`[d2, most]` leading left singular vectors and their values; fewer where the matrix is small.
 
-    By one subspace iteration (Halko, Martinsson, Tropp 2011), many times faster than all of them: beyond the batch's own
-    values there is only rounding.
+    By one subspace iteration (Halko, Martinsson, Tropp 2011), many times faster than all of them: beyond the batch's
+    own values there is only rounding.
     """
     if most >= min(matrix.shape):
         left, values, _ = torch.linalg.svd(matrix, full_matrices=False)
@@ -167,22 +179,50 @@ def _solve_site(
         )
     # Two spans of K meet by chance where 2 K comes near the dimension; features are many, so they take over then.
     side: Literal["v", "h"] = "v" if 3 * widest <= d2 and not moving else "h"
-    angle, apart = (0.3, torch.inf) if moving else (0.05, 0.05)
-    bases = [shape.left if side == "v" else _row_span(shape.core) for shape in shapes]
+    angle, most, tolerance = (0.3, torch.inf, 0.05) if moving else (0.05, 0.05, 1e-3)
+    bases = [shape.left if side == "v" else row_span(shape.core) for shape in shapes]
     for cell in cells:
         if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL:
             cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=angle)
-    _add_pairs(cells, shapes, batches, side)
-    found = _collect(cells, samples, d1, d2, group, apart)
+    if moving:
+        _drop_strays(cells, bases)
+    _add_pairs(cells, shapes, batches, side, UNEXPLAINED if moving else 0.0)
+    found = _collect(cells, samples, d1, d2, group, most, tolerance)
     for cell in cells:
-        if cell.shadowed and bool(found.known[cell.members].all()):
+        if cell.shadowed and moving:
+            # The spans of its rounds meet in more than its own direction, and no v holds for two rounds.
+            found.known[cell.members] = False
+        elif cell.shadowed and bool(found.known[cell.members].all()):
             _out_of_shadow(cell, found, shapes, batches, side)
     return found
 
 
-def _row_span(core: Tensor) -> Tensor:
+def row_span(core: Tensor) -> Tensor:
+    """`[d1, r]` orthonormal, the span of a round's h."""
     span: Tensor = torch.linalg.qr(core.T).Q  # [d1, r]
     return span
+
+
+def _drop_strays(cells: Sequence[Cell], bases: Sequence[Tensor]) -> None:
+    """Forget directions that fit their rounds far worse than others do.
+
+    A black tile's features come from the moving biases alone and point elsewhere in each round.
+    """
+    angles = {id(cell): _angle(cell, bases) for cell in cells if cell.basis is not None}
+    if not angles:
+        return
+    typical = float(torch.tensor(list(angles.values())).median())
+    for cell in cells:
+        if angles.get(id(cell), 0.0) > min(5 * typical, STRAY):
+            cell.basis = None
+
+
+def _angle(cell: Cell, bases: Sequence[Tensor]) -> float:
+    """Root mean square angle (radians) between a cell's directions and its rounds' spans."""
+    assert cell.basis is not None
+    seen = sum(float((bases[place].T @ cell.basis).pow(2).sum()) for place in cell.rounds)
+    share = seen / (len(cell.rounds) * cell.basis.shape[1])
+    return float(max(0.0, 1 - share) ** 0.5)
 
 
 def _useful(cell: Cell, batches: Sequence[Tensor]) -> list[int]:
@@ -232,8 +272,13 @@ def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: fl
     return unit
 
 
-def _add_pairs(cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence[Tensor], side: str) -> None:
-    """In every round whose live samples are all in known cells, share the gradient out among the cells."""
+def _add_pairs(
+    cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence[Tensor], side: str, slack: float
+) -> None:
+    """In every round whose live samples are all in known cells, share the gradient out among the cells.
+
+    With slack a round counts too if what is outside the known cells is at most that share of its gradient.
+    """
     of_round: list[list[Cell]] = [[] for _ in batches]
     for cell in cells:
         for place in cell.rounds:
@@ -241,7 +286,7 @@ def _add_pairs(cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence
     for place, shape in enumerate(shapes):
         present = [cell for cell in of_round[place] if cell.basis is not None]
         size = sum(cell.basis.shape[1] for cell in present if cell.basis is not None)
-        if not present or size < shape.left.shape[1]:
+        if not present or (size < shape.left.shape[1] and not slack):
             continue  # some sample of this round is in no known cell, and its part cannot be told from the others'
         joined = torch.cat([cell.basis for cell in present if cell.basis is not None], dim=1)
         if side == "v":
@@ -251,6 +296,13 @@ def _add_pairs(cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence
             inverse = torch.linalg.pinv(joined)  # [m, d1]
             left, right, errors = shape.left @ (shape.core @ inverse.T), joined.T, inverse.norm(dim=1)
         total = torch.linalg.lstsq(left, shape.bias[:, None]).solution.squeeze(1)  # [m]
+        floor = shape.floor
+        if slack:
+            outside = float((shape.left @ shape.core - left @ right).norm() / shape.core.norm())
+            if outside > slack:
+                continue
+            # A black tile's v is missing here, and with it the lengths of all others are a little wrong.
+            floor = max(floor, outside, float((left @ total - shape.bias).norm() / shape.bias.norm()))
         start = 0
         for cell in present:
             assert cell.basis is not None
@@ -258,10 +310,12 @@ def _add_pairs(cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence
             start = own.stop
             # What such a basis holds of another sample is missing from that sample's own part.
             if not any(other.shadowed.intersection(cell.members) for other in present):
-                cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * shape.floor))
+                cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
 
 
-def _collect(cells: Sequence[Cell], samples: int, d1: int, d2: int, group: Tensor, most: float) -> Recovered:
+def _collect(
+    cells: Sequence[Cell], samples: int, d1: int, d2: int, group: Tensor, most: float, tolerance: float
+) -> Recovered:
     found = Recovered(
         v=torch.zeros(samples, d2, dtype=torch.float64),
         h=torch.zeros(samples, d1, dtype=torch.float64),
@@ -278,7 +332,7 @@ def _collect(cells: Sequence[Cell], samples: int, d1: int, d2: int, group: Tenso
             found.silent[cell.members] = True
             found.v_known[cell.members] = True
         elif cell.pairs:
-            _settle(cell, found, most)
+            _settle(cell, found, most, tolerance)
     return found
 
 
@@ -306,7 +360,7 @@ def _out_of_shadow(
         found.known[cell.members] = False
 
 
-def _settle(cell: Cell, found: Recovered, most: float) -> None:
+def _settle(cell: Cell, found: Recovered, most: float, tolerance: float) -> None:
     """Average a cell's rounds, split it, and note how far the rounds disagree."""
     weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cell.pairs], dtype=torch.float64)
     weight = weight / weight.sum()
@@ -318,7 +372,7 @@ def _settle(cell: Cell, found: Recovered, most: float) -> None:
     assert isinstance(right, Tensor)
     assert isinstance(total, Tensor)
     apart = max(_apart(pair, cell.pairs[0]) for pair in cell.pairs)
-    parts = split(left, right, total)
+    parts = split(left, right, total, tolerance=tolerance)
     members = cell.members[: len(parts.h)]
     fine = parts.certain and apart < most and len(parts.h) == len(cell.members)
     if fine:

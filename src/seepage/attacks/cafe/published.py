@@ -1,15 +1,17 @@
 """CAFE as published: steps I to III by stochastic optimization, nested (Algorithm 3) or in one loop (Algorithm 4)."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
-from seepage.attacks.cafe.sites import Site, assemble, block_shape, find_sites
-from seepage.attacks.cafe.steps import gradients, read_indices, refuse_silence
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
+from seepage.attacks.cafe.sites import Site, assemble, block_shape
+from seepage.attacks.cafe.steps import Opening, gradients, open_rounds
 from seepage.functional import generator
 from seepage.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
 
@@ -40,6 +42,11 @@ class RowAdam:
         self._first = torch.zeros_like(table)
         self._second = torch.zeros_like(table)
         self._counts = torch.zeros(len(table), dtype=torch.int64)
+
+    @property
+    def state(self) -> Tensors:
+        """The table and what is remembered of it; changed in place by each step."""
+        return {"table": self.table, "first": self._first, "second": self._second, "counts": self._counts}
 
     def step(self, rows: Tensor, gradient: Tensor, iteration: int) -> None:
         """Move the rows against `gradient`, `[k, ...]`; `iteration` counts from 1."""
@@ -110,23 +117,23 @@ class PublishedCafe(Attack):
         return float(TABLE_9[self.constants][name] if given is None else given)
 
     def check(self, transcript: Transcript) -> None:
-        batches, samples = read_indices(transcript, range(len(transcript)), self.samples)
-        refuse_silence(transcript, find_sites(transcript.knowledge, transcript[0].params), range(len(transcript)))
-        largest = max(len(batch) for batch in batches)
-        if largest >= samples:
-            raise Inapplicable("every batch holds all samples", "CAFE needs batches smaller than the data set")
-        if len({len(batch) for batch in batches}) > 1:
+        self._opening(transcript)
+
+    def _opening(self, transcript: Transcript) -> Opening:
+        opening = open_rounds(transcript, self.samples)
+        largest = max(len(batch) for batch in opening.batches)
+        if len({len(batch) for batch in opening.batches}) > 1:
             raise Inapplicable("batches differ in size and V holds v / K", "drop the odd batches, or use Cafe")
         if self._constant("lr_one") * largest >= 1:
             raise Inapplicable(
                 f"step I diverges with lr_one={self._constant('lr_one'):g} and batches of {largest}",
                 f"set lr_one below {1 / largest:g}",
             )
+        return opening
 
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        self.check(transcript)
-        run = _Run(self, transcript, seed, progress)
-        history = run.nested() if self.loop == "nested" else run.single_loop()
+        run = _Run(self, transcript, self._opening(transcript), seed, progress)
+        run.nested() if self.loop == "nested" else run.single_loop()
         knowledge = transcript.knowledge
         drawn = torch.cat(run.batches).unique()
         blocks = [x[drawn] for x in run.tables.x]
@@ -137,7 +144,7 @@ class PublishedCafe(Attack):
             indices=drawn,
             ambiguity=frozenset(),
             status="exhausted",
-            history=history,
+            history=tuple(run.history),
             cost={"rounds": run.read},
             notes=(f"{run.read} rounds were read; V by {run.steps[0]}, H by {run.steps[1]} and x by {run.steps[2]}",),
         )
@@ -146,21 +153,22 @@ class PublishedCafe(Attack):
 class _Run:
     """One run of the published algorithms."""
 
-    def __init__(self, plan: PublishedCafe, transcript: Transcript, seed: int, progress: Progress) -> None:
+    def __init__(
+        self, plan: PublishedCafe, transcript: Transcript, opening: Opening, seed: int, progress: Progress
+    ) -> None:
         self.plan, self.transcript, self.progress = plan, transcript, progress
         self.knowledge: Knowledge = transcript.knowledge
-        first = transcript[0]
-        self.params: Tensors = first.params
-        self.buffers: Tensors = first.buffers
-        self.sites: list[Site] = find_sites(self.knowledge, first.params)
-        self.batches, samples = read_indices(transcript, range(len(transcript)), plan.samples)
-        self.tables = self._start(samples, seed)
+        self.params, self.buffers = opening.params, opening.buffers
+        self.sites, self.batches = opening.sites, opening.batches
+        self.tables = self._start(opening.samples, seed)
         legacy = plan.legacy_bias_correction
         self._two = [RowAdam(h, plan._constant("lr_two"), legacy=legacy) for h in self.tables.h]
         self._three = [RowAdam(x, plan._constant("lr_three"), legacy=legacy) for x in self.tables.x]
         self._labels = RowAdam(self.tables.y, plan._constant("lr_three"), legacy=legacy)
         self.read = 0
         self.steps = [0, 0, 0]
+        self.opened = 1
+        self.history: list[tuple[int, float]] = []
 
     def _start(self, samples: int, seed: int) -> _Tables:
         draw = generator(seed, "cafe start")
@@ -178,34 +186,50 @@ class _Run:
             y=uniform(0, 1, self.knowledge.num_classes),
         )
 
-    def nested(self) -> tuple[tuple[int, float], ...]:
+    def nested(self) -> None:
         """Algorithm 3."""
         steps = (self.step_one, self.step_two, self.step_three)
-        history = []
-        total = sum(self.plan.iterations)
-        for step, count in zip(steps, self.plan.iterations, strict=True):
-            for _ in range(count):
-                objective = step(self.read)
-                self.read += 1
-                if self.read % 100 == 0 or self.read == total:
-                    history.append((self.read, objective))
-                    self.progress.report(self.read, total, objective)
-        return tuple(history)
+        ends = list(accumulate(self.plan.iterations))
+        self._resume()
+        while self.read < ends[-1]:
+            self._note(steps[bisect_right(ends, self.read)](self.read), ends[-1])
 
-    def single_loop(self) -> tuple[tuple[int, float], ...]:
+    def single_loop(self) -> None:
         """Algorithm 4; with thresholds a step waits until the one before was good enough once."""
-        history = []
-        total = self.plan.iterations[-1]
-        open_to = 3 if not self.plan.thresholds else 1
-        for t in range(total):
-            objectives = [step(t) for step in (self.step_one, self.step_two, self.step_three)[:open_to]]
-            if open_to < 3 and objectives[-1] < self.plan.thresholds[open_to - 1]:
-                open_to += 1
-            self.read += 1
-            if self.read % 100 == 0 or self.read == total:
-                history.append((self.read, objectives[-1]))
-                self.progress.report(self.read, total, objectives[-1])
-        return tuple(history)
+        steps, thresholds = (self.step_one, self.step_two, self.step_three), self.plan.thresholds
+        self._resume()
+        while self.read < self.plan.iterations[-1]:
+            open_to = 3 if not thresholds else self.opened
+            objectives = [step(self.read) for step in steps[:open_to]]
+            if open_to < 3 and objectives[-1] < thresholds[open_to - 1]:
+                self.opened += 1
+            self._note(objectives[-1], self.plan.iterations[-1])
+
+    def _note(self, objective: float, total: int) -> None:
+        """Count an iteration; now and then tell how far it is, and keep a checkpoint."""
+        self.read += 1
+        if self.read % 100 and self.read != total:
+            return
+        self.history.append((self.read, objective))
+        self.progress.report(self.read, total, objective)
+        facts = {"step": self.read, "steps": self.steps, "opened": self.opened, "history": self.history}
+        self.progress.save(Checkpoint({name: tensor.clone() for name, tensor in self._state().items()}, facts))
+
+    def _state(self) -> Tensors:
+        adams = {f"two/{m}": adam for m, adam in enumerate(self._two)}
+        adams |= {f"three/{m}": adam for m, adam in enumerate(self._three)} | {"labels": self._labels}
+        tensors = {f"{name}/{part}": tensor for name, adam in adams.items() for part, tensor in adam.state.items()}
+        return tensors | {f"v/{m}": v for m, v in enumerate(self.tables.v)}
+
+    def _resume(self) -> None:
+        """Go on from the checkpoint of a run that was stopped, if there is one."""
+        kept = self.progress.load()
+        if kept is None:
+            return
+        for name, tensor in self._state().items():
+            tensor.copy_(kept.tensors[name])
+        self.read, self.steps, self.opened = kept.facts["step"], list(kept.facts["steps"]), kept.facts["opened"]
+        self.history = [(int(step), float(value)) for step, value in kept.facts["history"]]
 
     def _batch(self, t: int) -> tuple[int, Tensor]:
         place = t % len(self.batches)

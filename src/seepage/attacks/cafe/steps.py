@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.cafe.sites import Site
+from seepage.attacks.cafe.sites import Site, find_sites
 from seepage.types import Tensors, Transcript
 
 ROUNDING = 1e-6
@@ -34,6 +34,11 @@ class Selective(Protocol):
     def select(self, t: int, names: Collection[str]) -> Tensors: ...
 
     def params(self, t: int) -> Tensors: ...
+
+
+def params_of(transcript: Transcript, t: int) -> Tensors:
+    """The weights of round `t`."""
+    return transcript.params(t) if isinstance(transcript, Selective) else transcript[t].params
 
 
 def gradients(transcript: Transcript, t: int, names: Collection[str]) -> Tensors:
@@ -71,8 +76,6 @@ def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | N
                 f"round {t} names a sample twice or holds none", "draw batches without repeats, or leave the round out"
             )
         batches.append(chosen)
-    if not batches:
-        raise Inapplicable("there are no rounds", "record at least as many rounds as samples divided by the batch size")
     low, high = min(int(b.min()) for b in batches), max(int(b.max()) for b in batches)
     if low < 0 or (samples is not None and high >= samples):
         raise Inapplicable(
@@ -82,13 +85,48 @@ def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | N
     return batches, samples or high + 1
 
 
-def refuse_silence(transcript: Transcript, sites: Sequence[Site], rounds: Sequence[int]) -> None:
-    """Raise `Inapplicable` where no round says anything of the parties' layers."""
+@dataclass(frozen=True)
+class Opening:
+    """What every mode of CAFE reads first.
+
+    Attributes:
+        params: Trainable parameters of the first round.
+        buffers: The model's buffers then.
+        sites: The layers to read.
+        batches: The samples of each round.
+        samples: N.
+    """
+
+    params: Tensors
+    buffers: Tensors
+    sites: list[Site]
+    batches: list[Tensor]
+    samples: int
+
+
+def open_rounds(transcript: Transcript, samples: int | None) -> Opening:
+    """The model, layers and batches of a transcript, checked.
+
+    Raises:
+        Inapplicable: Where there are no rounds, no indices or no layer to read, where every batch holds all samples,
+            or where no round says anything of the layers.
+    """
+    if not len(transcript):
+        raise Inapplicable("there are no rounds", "record the training")
+    batches, samples = read_indices(transcript, range(len(transcript)), samples)
+    first = transcript[0]
+    sites = find_sites(transcript.knowledge, first.params)
+    if all(len(batch) >= samples for batch in batches):
+        raise Inapplicable(
+            f"every batch holds all {samples} samples, so all rounds show the same sum",
+            "CAFE needs batches smaller than the data set",
+        )
     names = [site.bias for site in sites]
-    if not any(bool(tensor.any()) for t in rounds for tensor in gradients(transcript, t, names).values()):
+    if not any(bool(tensor.any()) for t in range(len(batches)) for tensor in gradients(transcript, t, names).values()):
         raise Inapplicable(
             "every update is zero at the parties' first layers", "check that the clients trained, and record again"
         )
+    return Opening(first.params, first.buffers, sites, batches, samples)
 
 
 @dataclass
@@ -209,6 +247,27 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
         need = need - table[t]
         left[t] = 0
     return sorted(chosen_rounds)
+
+
+def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float = 0.95) -> int:
+    """How many of the first rounds it takes until most samples are drawn often and share all their rounds with none.
+
+    All rounds, where that never happens.
+
+    >>> window([torch.tensor(b) for b in ([0, 1], [2, 3], [0, 2], [1, 3]) * 6], 4)
+    6
+    """
+    counts = torch.zeros(samples, dtype=torch.int64)
+    together = torch.ones(samples, samples, dtype=torch.bool)  # row n: who is in all rounds of n so far
+    drawn = len(torch.cat(list(batches)).unique())
+    for t, batch in enumerate(batches):
+        here = torch.zeros(samples, dtype=torch.bool)
+        here[batch] = True
+        counts[batch] += 1
+        together[batch] &= here
+        if int(((counts >= times) & (together.sum(1) == 1)).sum()) >= share * drawn:
+            return t + 1
+    return len(batches)
 
 
 def read_biases(transcript: Transcript, rounds: Sequence[int], sites: Sequence[Site]) -> list[Tensor]:

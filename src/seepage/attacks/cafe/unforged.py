@@ -112,13 +112,13 @@ def _columns(table: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     known = torch.zeros(bias.shape[1], dtype=torch.bool)
     for j in range(bias.shape[1]):
         rows = near[:, j].numpy().nonzero()[0]
-        column = _column(rows_of[rows], bias[rows, j].numpy())
+        column = solve_column(rows_of[rows], bias[rows, j].numpy())
         if column is not None:
             v[:, j], known[j] = torch.from_numpy(column), True
     return v, known
 
 
-def _column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -> np.ndarray[Any, Any] | None:
+def solve_column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -> np.ndarray[Any, Any] | None:
     """`[N]` least squares of a sparse `[t, N]` table, without the rows that do not fit; None where too few are left."""
     from scipy.linalg import LinAlgError, cho_factor, cho_solve
 

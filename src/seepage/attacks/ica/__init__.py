@@ -1,6 +1,6 @@
 """Blind source separation, pure maths: spectrum and rank, fields, unmixing, sparse rows, the published objective."""
 
-from seepage.attacks.ica.fields import difference_fields, opponent
+from seepage.attacks.ica.fields import balanced, difference_fields, opponent
 from seepage.attacks.ica.published import EMBEDDINGS, IMAGES, Objective, search
 from seepage.attacks.ica.sparse import sparsest, unmix_sparse, zero_share
 from seepage.attacks.ica.spectrum import Spectrum, noise_floor, spectrum, whitener
@@ -12,6 +12,7 @@ __all__ = [
     "Objective",
     "SparseScore",
     "Spectrum",
+    "balanced",
     "difference_fields",
     "fast_ica",
     "maximum_likelihood",

@@ -46,3 +46,24 @@ def difference_fields(rows: Tensor, shape: tuple[int, ...], *, diagonal: bool = 
     if diagonal:
         parts.append(across[..., 1:, :] - across[..., :-1, :])
     return torch.cat(parts, 1).flatten(2)
+
+
+def balanced(fields: Tensor) -> Tensor:
+    """Fields made uncorrelated and of equal size by their covariance over all rows and places.
+
+    Mixing commutes with it. Without it the strongest fields speak for all; the weak ones, diagonal differences and
+    colors, are as sparse and tell as much.
+
+    Args:
+        fields: `[r, f, p]`.
+
+    >>> whitened = balanced(torch.randn(4, 2, 500) * torch.tensor([[5.0], [0.1]]))
+    >>> whitened.square().mean((0, 2))
+    tensor([1.0000, 1.0000])
+    """
+    flat = fields.transpose(0, 1).flatten(1).double()  # [f, r p]
+    sizes, vectors = torch.linalg.eigh(flat @ flat.T / flat.shape[1])
+    # A field that is nearly nothing, as color is in grey images, is rounding and stays small.
+    change = (vectors / sizes.clamp(min=float(sizes.max()) * 1e-4 + 1e-300).sqrt()).T
+    even: Tensor = change.to(fields) @ fields
+    return even

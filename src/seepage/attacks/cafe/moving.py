@@ -1,0 +1,119 @@
+"""While the weights move: what the moves do to h is computed from the guessed inputs, and taken out.
+
+The server knows the weights of every round. With `h_n(t)` the features of sample n at the weights of round t, the row
+space of round t's weight gradient holds `h_n(t)` exactly, and `h_n(t) - h_n(0)` follows from a guess of the sample far
+more accurately than the guess itself. So h(0) is the vector that, with these differences added, lies in all its
+rounds' row spaces. Its length, which spans do not show, follows from the bias gradients. No step uses v of another
+round, whose later layers flip units and drift a hundred times as far.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from seepage.attacks.cafe.few_rounds import UNEXPLAINED, Shape, row_span
+from seepage.attacks.cafe.sites import Site
+from seepage.attacks.cafe.steps import Recovered, params_of
+from seepage.types import Tensors, Transcript
+
+STRETCH = 1.25
+"""Lengths are corrected by this factor at most; more is a sign of a wrong direction."""
+
+
+def drifts(
+    transcript: Transcript,
+    rounds: Sequence[int],
+    batches: Sequence[Tensor],
+    sites: Sequence[Site],
+    blocks: Sequence[Tensor],
+    buffers: Tensors,
+) -> list[list[Tensor]]:
+    """`[sites][rounds]` of `[K, d1]`: the features of each round's batch at its weights, less those at the first's.
+
+    Args:
+        transcript: The rounds.
+        rounds: The numbers of those to use.
+        batches: Their samples.
+        sites: The layers to read.
+        blocks: Guessed inputs of each site, `[N, *block]`.
+        buffers: The model's buffers.
+    """
+    model: nn.Module = transcript.knowledge.model
+    first = params_of(transcript, 0)
+    found: list[list[Tensor]] = [[] for _ in sites]
+    for t, batch in zip(rounds, batches, strict=True):
+        params = params_of(transcript, t)
+        for m, site in enumerate(sites):
+            x = blocks[m][batch]
+            with torch.no_grad():
+                found[m].append(site.features(model, params, buffers, x) - site.features(model, first, buffers, x))
+    return found
+
+
+def correct(one: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], drift: Sequence[Tensor]) -> Tensor:
+    """`[N, d1]` h at the weights of the first round, the drift taken out.
+
+    Args:
+        one: What is known of the site.
+        shapes: Its rounds.
+        batches: Their samples.
+        drift: `[K, d1]` of each round, from `drifts`.
+    """
+    where: list[list[tuple[int, int]]] = [[] for _ in range(len(one.h))]
+    for place, batch in enumerate(batches):
+        for row, n in enumerate(batch.tolist()):
+            where[n].append((place, row))
+    spans = [row_span(shape.core) for shape in shapes]
+    h = one.h.clone()
+    for n in one.known.nonzero().squeeze(1).tolist():
+        own = [(spans[place], drift[place][row].to(h)) for place, row in where[n]]
+        h[n] = _nearest(h[n], own)
+    return h / _lengths(one, h, shapes, batches, drift)[:, None]
+
+
+def _nearest(h: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """The vector near `h` that is nearest to all spans once each round's drift is added; its length is left alone.
+
+    With R spans, their bases side by side in Q, the correction c solves `(R - Q Q^T) c = -sum of what lies outside`.
+    """
+    outside = torch.zeros_like(h)
+    for span, drift in own:
+        moved = h + drift
+        outside += moved - span @ (span.T @ moved)
+    q = torch.cat([span for span, _ in own], dim=1)  # [d1, R r]
+    values, vectors = torch.linalg.eigh(q.T @ q)
+    # The common direction is h itself.
+    values, rest = values[:-1], vectors[:, :-1]
+    axis = q @ vectors[:, -1]
+    axis = axis / axis.norm()
+    inner = rest @ ((rest.T @ (q.T @ outside)) / (len(own) - values).clamp(min=1e-3))
+    step = -(outside + q @ inner) / len(own)
+    corrected: Tensor = h + step - axis * (axis @ step)
+    return corrected
+
+
+def _lengths(
+    one: Recovered, h: Tensor, shapes: Sequence[Shape], batches: Sequence[Tensor], drift: Sequence[Tensor]
+) -> Tensor:
+    """`[N]` by how much each h is too long: the bias gradient is the sum of the v that go with the right lengths."""
+    usable = one.known | one.silent
+    total, mass = torch.zeros(len(h)).double(), torch.zeros(len(h)).double()
+    for shape, batch, moves in zip(shapes, batches, drift, strict=True):
+        rows = usable[batch]
+        moved = h[batch[rows]] + moves[rows].to(h)
+        live = moved.norm(dim=1) > 1e-6 * moved.norm(dim=1).max() if len(moved) else torch.zeros(0, dtype=torch.bool)
+        moved, members = moved[live], batch[rows][live]
+        inverse = torch.linalg.pinv(moved)  # [d1, k]
+        parts = shape.core @ inverse  # [r, k]
+        if float((shape.core - parts @ moved).norm()) > UNEXPLAINED * float(shape.core.norm()):
+            continue
+        found = torch.linalg.lstsq(shape.left @ parts, shape.bias[:, None]).solution.squeeze(1)
+        # A round with a black tile lacks its v in the sum, and shows that by the misfit.
+        misfit = float((shape.left @ (parts @ found) - shape.bias).norm() / shape.bias.norm())
+        weight = max(misfit, 1e-6) ** -2
+        total[members] += weight * found
+        mass[members] += weight
+    ratio = total / mass
+    fine = (ratio > 1 / STRETCH) & (ratio < STRETCH) & one.known
+    return torch.where(fine, ratio, 1.0)
