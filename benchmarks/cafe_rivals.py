@@ -5,7 +5,7 @@ import argparse
 import torch
 from cafe_runs import setting
 from cafe_scores import PAPER, Row, quality, rounded, within_cells, write
-from cafe_victims import Clock, clocked, design_of, frozen, images, prepare
+from cafe_victims import Clock, clocked, frozen, images, prepare
 from torch import Tensor
 
 from seepage.attacks.cafe import Cafe
@@ -14,7 +14,7 @@ from seepage.attacks.cafe.steps import groups
 from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
 from seepage.transcript import OneRound
 from seepage.types import Reconstruction
-from seepage.vertical import RandomDraws
+from seepage.vertical import RandomDraws, make_design
 
 
 def run_published(args: argparse.Namespace) -> None:
@@ -48,7 +48,7 @@ def run_published(args: argparse.Namespace) -> None:
 def run_against(args: argparse.Namespace) -> None:
     """Our attack on the same parties, with few steps of step III: beside the published one's rows."""
     data = images(args.data, args.samples, args.first_seed)
-    design = design_of(args.design, args.samples, args.batch, args.first_seed)
+    design = make_design(args.design, args.samples, args.batch, args.first_seed)
     victim = prepare(data, design, args.rounds, seed=args.first_seed, classes=10)
     for steps in args.steps:
         transcript, clock = frozen(victim), Clock()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from cafe_scores import PAPER, Row, errors, quality, rounded, within_cells, write
-from cafe_victims import Clock, FrozenTranscript, clocked, design_of, frozen, images, prepare, truth
+from cafe_victims import Clock, FrozenTranscript, clocked, frozen, images, prepare, truth
 from torch import Tensor
 
 from seepage.attacks.cafe import Cafe, Recovered, Search
@@ -16,7 +16,7 @@ from seepage.attacks.cafe.sites import assemble, block_shape, find_sites
 from seepage.attacks.cafe.steps import groups
 from seepage.defenses.fake_gradients import FakeGradients
 from seepage.types import Batch
-from seepage.vertical import IndexedVictim, RandomDraws, ServerStep
+from seepage.vertical import IndexedVictim, RandomDraws, ServerStep, make_design
 
 
 def setting(args: argparse.Namespace, seed: int) -> Row:
@@ -35,7 +35,7 @@ def run_exact(args: argparse.Namespace) -> None:
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         data = images(args.data, args.samples, seed)
         options = {"parties": args.parties, "double_softmax": args.double_softmax, "activation": args.activation}
-        design = design_of(args.design, args.samples, args.batch, seed)
+        design = make_design(args.design, args.samples, args.batch, seed)
         classes = max(10, int(data.labels.max()) + 1)
         victim = prepare(data, design, args.rounds, seed=seed, model_options=options, classes=classes)
         transcript = frozen(victim)
@@ -153,7 +153,7 @@ def run_training(args: argparse.Namespace) -> None:
     """Attack while the server trains: a short window of rounds, with the weights of its first."""
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         data = images(args.data, args.samples, seed)
-        design = design_of(args.design, args.samples, args.batch, seed)
+        design = make_design(args.design, args.samples, args.batch, seed)
         server = ServerStep(optimizer=args.optimizer, lr=args.lr)
         victim = prepare(data, design, args.rounds, seed=seed, server=server, classes=10)
         row = setting(args, seed) | {"rounds": args.rounds, "optimizer": args.optimizer, "lr": args.lr}
@@ -213,7 +213,7 @@ def run_table(args: argparse.Namespace) -> None:
     data = Batch(inputs, torch.from_numpy(y).long())
     n = len(inputs)
     for seed in range(args.first_seed, args.first_seed + args.seeds):
-        design = design_of(args.design, n, args.batch, seed)
+        design = make_design(args.design, n, args.batch, seed)
         rounds = args.rounds or n + n // 20
         options = {"parties": args.parties, "hidden": 64, "activation": args.activation}
         victim = prepare(data, design, rounds, seed=seed, model_options=options)

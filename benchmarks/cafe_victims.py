@@ -20,10 +20,7 @@ from seepage.vertical import (
     Design,
     IndexedTranscript,
     IndexedVictim,
-    Partitions,
-    RandomDraws,
     ServerStep,
-    ShuffledEpochs,
 )
 
 
@@ -130,11 +127,3 @@ def truth(victim: IndexedVictim) -> list[tuple[Tensor, Tensor]]:
         for x, y in zip(victim.data.inputs.split(100), victim.data.labels.split(100), strict=True)
     ]
     return [tuple(torch.cat(rows) for rows in zip(*one, strict=True)) for one in zip(*parts, strict=True)]  # type: ignore[misc]
-
-
-def design_of(name: str, samples: int, batch: int, seed: int) -> Design:
-    """A design by name."""
-    if name == "partitions":
-        return Partitions(samples=samples, batch_size=batch)
-    kind = RandomDraws if name == "random" else ShuffledEpochs
-    return kind(samples=samples, batch_size=batch, seed=seed)
