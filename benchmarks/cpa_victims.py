@@ -50,7 +50,7 @@ class LocalSteps(ClientUpdate):
             now = {name: (p - self.lr * g).detach() for (name, p), g in zip(leaves.items(), slopes, strict=True)}
         return Update.from_states(params, now)
 
-    def as_gradient(self, update: Update) -> Tensors:
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         steps = self.epochs * -(-self.examples // self.size)
         return {name: tensor / (-self.lr * steps) for name, tensor in update.tensors.items()}
 

@@ -19,7 +19,7 @@ from seepage.attacks import (
     inverting_gradients,
     sapag,
 )
-from seepage.clients import CLIENTS, FedSGD
+from seepage.clients import CLIENTS, Aggregate, FedAvg, FedSGD
 from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
 from seepage.errors import Inapplicable, SeepageError
 from seepage.metrics import METRICS, Scores, score
@@ -45,6 +45,7 @@ __all__ = [
     "DEFENSES",
     "METRICS",
     "MODELS",
+    "Aggregate",
     "Architecture",
     "Attack",
     "Batch",
@@ -55,6 +56,7 @@ __all__ = [
     "Defense",
     "FakeGradients",
     "FeatureInversion",
+    "FedAvg",
     "FedSGD",
     "GaussianNoise",
     "GradientMatching",

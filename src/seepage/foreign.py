@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from seepage.clients import CLIENTS
+from seepage.clients import CLIENTS, make_client
 from seepage.errors import SeepageError, unknown
 from seepage.named import bind, problems_with, short
 from seepage.storage import check_schema, read_json, read_tensors
@@ -18,6 +18,7 @@ from seepage.types import Architecture, ClientUpdate, Tensors, Told
 LARGEST_INPUT = 2**28
 """Values in one batch of a foreign folder; more is refused before anything is allocated."""
 MOST_CLASSES = 10**6
+MOST_CLIENTS = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Facts:
 
     def make_client(self) -> ClientUpdate:
         options = dict(self.client)
-        return CLIENTS[options.pop("use")](**options)
+        return make_client(options.pop("use"), options)
 
 
 def read_facts(folder: Path) -> Facts:
@@ -93,7 +94,11 @@ def _check_names(facts: Facts, path: Path) -> None:
     rule = client.pop("use", None)
     if not isinstance(rule, str) or rule not in CLIENTS:
         raise SeepageError(f"{path} names the unknown client rule {short(rule)}; use the seepage version that wrote it")
+    clients = client.pop("clients", 1)
+    if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS:
+        raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
     bind(CLIENTS[rule], client, f"the client rule {rule!r} of {path}")
+    facts.make_client()
     for item in facts.told:
         if item not in get_args(Told):
             raise unknown(f"thing told in {path}", item, get_args(Told))

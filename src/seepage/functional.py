@@ -19,8 +19,13 @@ def generator(seed: int, purpose: str, t: int = 0, device: torch.device | str = 
     >>> torch.equal(torch.rand(4, generator=a), torch.rand(4, generator=b))
     True
     """
+    return Generator(device=device).manual_seed(derived_seed(seed, purpose, t))
+
+
+def derived_seed(seed: int, purpose: str, t: int = 0) -> int:
+    """A seed of its own for one use: a whole number from 0 to below 2**63."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{t}".encode(), digest_size=8).digest()
-    return Generator(device=device).manual_seed(int.from_bytes(digest, "little") >> 1)
+    return int.from_bytes(digest, "little") >> 1
 
 
 @contextmanager

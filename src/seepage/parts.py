@@ -92,11 +92,22 @@ def problems_of(part: Part, key: str) -> list[str]:
     if key == "client":
         if part.use not in CLIENTS:
             raise unknown("client", part.use, CLIENTS)
-        return problems_with(CLIENTS[part.use], part.options, what)
+        return _client_problems(part, what)
     makers: dict[str, Callable[..., Any]] = {name: entry.make for name, entry in ATTACKS.items()}
     make = find_part(key, part.use, makers if key == "attack" else DEFENSES)
     found = problems_with(make, part.options, what)
     return found or _making_problems(make, part.options, what, Attack if key == "attack" else Defense)
+
+
+def _client_problems(part: Part, what: str) -> list[str]:
+    own = {key: value for key, value in part.options.items() if key != "clients"}
+    found = problems_with(CLIENTS[part.use], own, what)
+    clients = part.options.get("clients", 1)
+    if isinstance(clients, bool) or not isinstance(clients, int) or clients < 1:
+        found.append(f"{what}: clients must be a whole number from 1 up, got {clients!r}")
+    if not found:
+        CLIENTS[part.use](**own)  # its own checks
+    return found
 
 
 def _making_problems(make: Callable[..., Any], options: Mapping[str, Any], what: str, kind: type) -> list[str]:

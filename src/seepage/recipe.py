@@ -5,7 +5,7 @@
     [data]      use = "album"                  a name or a path, and the options of `data.load`
     [model]     use = "fc2"                    a name or `module:factory`, and its options
     [training]  steps = 200                    `federation.Training`: how the model got where it is
-    [client]    use = "fedsgd"
+    [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
     [rounds]    design = "random", count = 60  `vertical.Rounds`: one data set, batches of known indices (vertical FL)
     [knowledge] told = ["labels"]              `Told`: what the attacker is told beyond the protocol
@@ -32,7 +32,7 @@ from typing import Any
 import tomli_w
 
 from seepage.attacks import Attack
-from seepage.clients import CLIENTS
+from seepage.clients import make_client
 from seepage.data import DATA
 from seepage.defenses import DEFENSES, Compose
 from seepage.errors import Problems, SeepageError, unknown
@@ -124,7 +124,7 @@ class Recipe:
         return Architecture(self.model.use, dict(self.model.options))
 
     def make_client(self) -> ClientUpdate:
-        return CLIENTS[self.client.use](**self.client.options)
+        return make_client(self.client.use, self.client.options)
 
     def make_defense(self) -> Defense | None:
         parts = tuple(find_part("defense", part.use, DEFENSES)(**part.options) for part in self.defense)

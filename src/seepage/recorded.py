@@ -9,14 +9,14 @@ A folder `observed/` holds everything an attacker may read, and nothing else:
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from seepage.clients import CLIENTS
+from seepage.clients import client_options
 from seepage.errors import SeepageError, unknown
 from seepage.foreign import (
     Facts,
@@ -33,7 +33,6 @@ from seepage.named import is_dotted
 from seepage.storage import SCHEMA, read_tensors, refuse_pickle, write_json, write_tensors
 from seepage.types import (
     Architecture,
-    ClientUpdate,
     Knowledge,
     Round,
     Tensors,
@@ -94,12 +93,12 @@ class RecordedTranscript:
     def select(self, t: int, names: Collection[str]) -> Tensors:
         """The gradients of round `t` of these tensors alone, without reading the others."""
         path = round_file(self.folder, t)
-        tensors = read_tensors(path, ["kind", *(f"update/{name}" for name in names)])
+        tensors = read_tensors(path, ["kind", "indices", *(f"update/{name}" for name in names)])
         like = {name: self.first[0][name] for name in names}
         found = {name: tensor.to(self.device) for name, tensor in _under(tensors, "update").items()}
         check_fits(found, like, f"the update of {path}", "the model")
         update = Update(like_model(found, like, path, finite=False), read_kind(tensors, path))
-        return self.knowledge.client.as_gradient(update)
+        return self.knowledge.client.as_gradient(update, self._size(tensors))
 
     def _size(self, tensors: Tensors) -> int | None:
         """The batch size; where indices are told, the last batch of an epoch may be smaller."""
@@ -129,17 +128,6 @@ def _under(tensors: Mapping[str, Tensor], part: str) -> Tensors:
 
 def _over(part: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def client_options(client: ClientUpdate) -> dict[str, Any]:
-    """A client rule as JSON: its registry name and its fields."""
-    for use, kind in CLIENTS.items():
-        if type(client) is kind:
-            return {"use": use, **{f.name: getattr(client, f.name) for f in fields(client)}}  # type: ignore[arg-type]
-    raise SeepageError(
-        f"{type(client).__name__} is not one of seepage's client rules ({', '.join(CLIENTS)}), so it cannot be written "
-        "to a folder; keep the transcript in memory"
-    )
 
 
 def save_transcript(transcript: Transcript, folder: Path, *, rounds: bool = True) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from seepage.functional import forward, has_batch_norm, has_dropout, in_mode, norm
 from seepage.metrics import lpips_help, lpips_missing
-from seepage.types import Batch, Transcript
+from seepage.types import Batch, Round, Transcript
 
 Severity = Literal["note", "warning"]
 
@@ -66,6 +66,17 @@ def update_flags(transcript: Transcript, rounds: int, losses: list[float]) -> li
     flags = []
     if any(not norm(transcript[t].update.tensors) > 0 for t in range(rounds)):
         flags.append(Flag("zero-update", "warning", "At least one update is zero everywhere and can leak nothing."))
+    lost = [worst_rounding(transcript[t]) for t in range(rounds) if transcript[t].update.kind == "delta"]
+    if lost and max(lost)[0] > 0.01:
+        share, name = max(lost)
+        flags.append(
+            Flag(
+                "rounded-weights",
+                "note",
+                f"The client sent a difference of weights, and in {name} the rounding of the weights makes up about "
+                f"{100 * share:.0f} % of it: the smaller the local learning rate, the fewer digits are left.",
+            )
+        )
     silent = sum(loss < 1e-3 for loss in losses)
     if silent:
         flags.append(
@@ -77,6 +88,22 @@ def update_flags(transcript: Transcript, rounds: int, losses: list[float]) -> li
             )
         )
     return flags
+
+
+def worst_rounding(observed: Round) -> tuple[float, str]:
+    """The tensor of a weight difference that rounding spoils most, and its relative error.
+
+    A weight is stored to the nearest step of its number format, so each entry of a difference is off by up to half
+    a step, evenly spread: by 1/sqrt(12) of a step in the root mean square.
+    """
+    worst = 0.0, ""
+    for name, delta in observed.update.tensors.items():
+        after = (observed.params[name] + delta).abs().double()
+        step = torch.finfo(delta.dtype).eps * torch.exp2(after.clamp(min=1e-30).log2().floor())
+        size = float(delta.double().norm())
+        if size > 0:
+            worst = max(worst, (float(step.norm()) / 12**0.5 / size, name))
+    return worst
 
 
 def sample_flags(examples: int, batches: int) -> list[Flag]:

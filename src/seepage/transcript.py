@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from seepage.clients import mean_update
 from seepage.functional import generator, unordered
 from seepage.types import (
     Batch,
@@ -61,12 +62,19 @@ class Victim:
 
     def update(self, t: int) -> Update:
         """What leaves the client in round `t`."""
-        knowledge, batch = self.knowledge, self.batches(t)
-        update = knowledge.client(knowledge.model, self.params, batch, buffers=self.buffers)
+        parts = self.knowledge.client.parts(self.batches(t))
+        sent = [self._sent(part, t, number, len(parts)) for number, part in enumerate(parts)]
+        return mean_update(sent, [len(part) for part in parts])
+
+    def _sent(self, batch: Batch, t: int, number: int, clients: int) -> Update:
+        """What one of the clients behind the update of round `t` sends."""
+        knowledge, draw = self.knowledge, t * clients + number
+        rule = knowledge.client.alone.for_round(self.seed, draw)
+        update = rule(knowledge.model, self.params, batch, buffers=self.buffers)
         if self.defense is None:
             return update
-        view = ClientView(knowledge.model, self.params, batch, knowledge.client, self.buffers, t)
-        return self.defense(update, view, generator=generator(self.seed, "defense", t))
+        view = ClientView(knowledge.model, self.params, batch, rule, self.buffers, t, number, clients)
+        return self.defense(update, view, generator=generator(self.seed, "defense", draw))
 
     def _round(self, t: int) -> Round:
         batch = self.batches(t)

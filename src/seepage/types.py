@@ -1,7 +1,7 @@
 r"""The words of this package. Everything else passes these types around.
 
     private batch --> ClientUpdate(model, params) --> Defense --> Update --+
-       (Batch)          FedSGD | ...                                     Round (+ indices?)
+       (Batch)          FedSGD | FedAvg                                  Round (+ indices?)
           |                                                                | x T
           |                                                  Transcript + Knowledge   <- all an attacker
           |                                                                |             sees (observed/)
@@ -126,7 +126,7 @@ class Round:
 
     def gradient(self, client: "ClientUpdate") -> Tensors:
         """The update as a gradient of the mean loss; a `delta` is divided by what the client did."""
-        return client.as_gradient(self.update)
+        return client.as_gradient(self.update, self.batch_size)
 
 
 def check_fits(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str, whose: str) -> None:
@@ -217,12 +217,39 @@ class ClientUpdate(ABC):
         """Compute the update. With `create_graph` it can be differentiated in inputs and labels."""
 
     @abstractmethod
-    def as_gradient(self, update: Update) -> Tensors:
-        """The update read as a gradient of the mean loss (exact for one step, else an average)."""
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
+        """The update read as a gradient of the mean loss (exact for one step, else an average).
+
+        Args:
+            update: What the client sent.
+            examples: Number of examples behind it; rules that count epochs need it to know their steps.
+        """
 
     @abstractmethod
     def separable(self, model: nn.Module) -> bool:
         """Whether the update is the mean of the updates of single examples (exact micro-batching)."""
+
+    def couples(self, model: nn.Module) -> bool:
+        """Whether examples reach into one another's gradients, as through batch norm in train mode."""
+        return not self.separable(model)
+
+    @property
+    def averages(self) -> bool:
+        """Whether `as_gradient` is an average of gradients; not so behind Adam, which divides entry by entry."""
+        return True
+
+    def for_round(self, seed: int, t: int) -> "ClientUpdate":
+        """The rule with the client's own randomness of round `t`, of which the attacker's copy knows nothing."""
+        return self
+
+    @property
+    def alone(self) -> "ClientUpdate":
+        """The rule of one client; itself, unless updates of several are summed."""
+        return self
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        """The batch of each client whose updates are summed before the server sees them."""
+        return [batch]
 
 
 class Defense(ABC):
@@ -241,7 +268,18 @@ class Defense(ABC):
 
 @dataclass(frozen=True)
 class ClientView:
-    """What a client has at hand when it defends its update."""
+    """What a client has at hand when it defends its update.
+
+    Attributes:
+        model: The architecture.
+        params: The weights it was sent.
+        batch: Its private examples.
+        rule: What it computed.
+        buffers: The model's buffers.
+        t: Round.
+        number: Its place among the clients whose updates are summed.
+        clients: How many these are.
+    """
 
     model: nn.Module
     params: Tensors
@@ -249,6 +287,8 @@ class ClientView:
     rule: ClientUpdate
     buffers: Tensors = field(default_factory=dict)
     t: int = 0
+    number: int = 0
+    clients: int = 1
 
 
 @dataclass(frozen=True)

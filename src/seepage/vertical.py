@@ -269,7 +269,9 @@ class IndexedVictim:
         state = self._states.get(best) or _State(0, self.params)
         while state.t < t:
             update = self._update(state.t, state.params)
-            state = _stepped(state, self.knowledge.client.as_gradient(update), self.server)
+            state = _stepped(
+                state, self.knowledge.client.as_gradient(update, len(self.design.indices(state.t))), self.server
+            )
             if state.t % self.keep == 0:
                 self._states[state.t] = state
         # The last state asked for is kept beside the snapshots, so that going through the rounds takes one step each.
@@ -299,7 +301,7 @@ class IndexedVictim:
         tensorwise = self.defense is None or self.defense.tensorwise
         # Another client rule may do more than one gradient, and another defence may look at all tensors together.
         if type(self.knowledge.client).__name__ != "FedSGD" or not tensorwise:
-            whole = self.knowledge.client.as_gradient(self._update(t, params))
+            whole = self.knowledge.client.as_gradient(self._update(t, params), len(batch))
             return {name: whole[name] for name in names}
         mode = getattr(self.knowledge.client, "mode", "train")
         leaves = {name: params[name].detach().requires_grad_() for name in params if name in names}

@@ -162,7 +162,7 @@ class Epochs(ClientUpdate):
             now = {name: p.detach() - self.lr * g for (name, p), g in zip(leaves.items(), slopes, strict=True)}
         return Update.from_states(params, now)
 
-    def as_gradient(self, update: Update) -> Tensors:
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         return {name: tensor / (-2 * self.lr) for name, tensor in update.tensors.items()}
 
     def separable(self, model: nn.Module) -> bool:

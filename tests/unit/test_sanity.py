@@ -1,5 +1,6 @@
 """Trust flags: each is raised by what it warns of, and by nothing else."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -7,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seepage import Batch, record, sanity
-from seepage.functional import state_of
+from seepage import Architecture, Batch, FedAvg, build, record, sanity
+from seepage.functional import generator, state_of
 from seepage.transcript import SimulatedTranscript
 from seepage.types import Knowledge, Round, Update
 
@@ -125,3 +126,25 @@ def test_a_model_that_is_told_stays_as_it_was() -> None:
     before = [module.training for module in DROPPED.modules()]
     sanity.model_flags(knowledge.model, "train")
     assert [module.training for module in DROPPED.modules()] == before
+
+
+def test_the_rounding_of_sent_weights_is_told_as_it_is() -> None:
+    """Against the same training in double precision."""
+    model = build(Architecture("convnet", {"width": 8}), (3, 16, 16), 10)
+    batch = Batch(torch.rand((8, 3, 16, 16), generator=generator(0, "x")), torch.arange(8))
+    client = FedAvg(lr=1e-5, batch_size=8, shuffle=False)
+    seen = record(model, batch, client=client)[0]
+    exact = client(
+        copy.deepcopy(model).double(),
+        {name: p.double() for name, p in seen.params.items()},
+        Batch(batch.inputs.double(), batch.labels),
+    )
+    errors = {
+        name: float((seen.update.tensors[name] - delta).norm() / delta.norm()) for name, delta in exact.tensors.items()
+    }
+    share, name = sanity.worst_rounding(seen)
+    assert errors[name] > 0.7 * max(errors.values())
+    assert 0.01 < errors[name] / 2 < share < 2 * errors[name]
+    flags = sanity.update_flags(record(model, batch, client=client), 1, [1.0])
+    assert names(flags) == ["rounded-weights"]
+    assert name in flags[0].message

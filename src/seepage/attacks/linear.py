@@ -125,7 +125,7 @@ class _Leak:
                 "the batch size is unknown, and without it no row can be told from a mixture",
                 "name it with --batch-size",
             )
-        if observed.batch_size > 1 and not knowledge.client.separable(knowledge.model):
+        if observed.batch_size > 1 and knowledge.client.couples(knowledge.model):
             raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", instead)
         gradient = observed.gradient(knowledge.client)
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
@@ -153,7 +153,7 @@ class _Leak:
         And by how much the two differ in direction, `[1]`. Where batch norm in train mode makes the model's own
         gradient another, there is no label, and the difference is infinite.
         """
-        if not self.knowledge.client.separable(self.knowledge.model):
+        if self.knowledge.client.couples(self.knowledge.model):
             return None, torch.full((1,), torch.inf, device=inputs.device)
         trace = _Trace.of(inputs, self)
         own = torch.cat([trace.gradients(label)[0] for label in range(self.knowledge.num_classes)])  # [classes, m]

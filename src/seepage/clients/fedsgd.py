@@ -46,7 +46,7 @@ class FedSGD(ClientUpdate):
         gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
         return Update(dict(zip(leaves, gradients, strict=True)))
 
-    def as_gradient(self, update: Update) -> Tensors:
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         if update.kind != "gradient":
             raise SeepageError(
                 "FedSGD sends gradients and this update is a difference of weights; "

@@ -296,7 +296,7 @@ class _Run:
             create_graph=True,
         )
         sent = observed.gradient(self.knowledge.client)
-        mine = self.knowledge.client.as_gradient(made)
+        mine = self.knowledge.client.as_gradient(made, len(inputs))
         return torch.stack([(mine[name] - sent[name]).pow(2).sum() for name in sent]).sum()
 
 

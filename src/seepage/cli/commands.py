@@ -1,20 +1,37 @@
-"""The command line: `seepage audit`, and its parts `record`, `attack`, `score`, `report`, `list`, `validate`."""
+"""The commands: `seepage audit`, and its parts `record`, `attack`, `score`, `report`, `list`, `validate`."""
 
 import json
 import shlex
 import sys
-import traceback
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from seepage.cli.options import (
+    ClientOption,
+    DataOption,
+    DefenseOption,
+    DeviceOption,
+    GateOption,
+    JobsOption,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    QuietOption,
+    RecipeArgument,
+    SeedOption,
+    SetOption,
+    SizeOption,
+    ToldOption,
+    tables_of,
+)
 from seepage.errors import SeepageError, unknown
 
 
-class _Interrupted(Exception):
+class Interrupted(Exception):
     """Ctrl-C, under a name that typer does not answer in its own way."""
 
 
@@ -23,7 +40,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
-            raise _Interrupted from error
+            raise Interrupted from error
 
 
 app = typer.Typer(
@@ -34,81 +51,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-
-DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="fc2, convnet, torchvision:NAME, timm:NAME or module:factory.")
-]
-SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
-SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
-DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
-DefenseOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--defense", help="Let clients use this defense; options by --set defense.OPTION=VALUE. Repeatable, in order."
-    ),
-]
-ToldOption = Annotated[
-    list[str] | None,
-    typer.Option("--told", help="Tell the attacker more: labels, or the indices of rounds. Repeatable."),
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
-]
-OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
-JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks at a time; default: one per core.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")]
-GateOption = Annotated[
-    str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0'.")
-]
-RecipeArgument = Annotated[
-    str | None,
-    typer.Argument(
-        help="A recipe: FILE.toml or a name from `seepage list`. It may name code of its own (module:name), which is "
-        "run: read a stranger's recipe first."
-    ),
-]
-
-
-def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130.
-
-    A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that was passed.
-    """
-    try:
-        app()
-    except SeepageError as error:
-        _fail(str(error))
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        _fail(f"{place}{error.strerror or error}; check the path, its permissions and the space on the disk")
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            _fault()
-        _fail("the memory is used up; use a smaller batch, model or image size, or --jobs 1")
-    except (KeyboardInterrupt, _Interrupted):
-        print("interrupted; what is finished is kept, and the same command goes on from there", file=sys.stderr)
-        sys.exit(130)
-    except Exception:
-        _fault()
-
-
-def _fault() -> NoReturn:
-    """End with the traceback of what is being handled."""
-    traceback.print_exc()
-    _fail("this is a fault of seepage or of your own code in the traceback above; if it is seepage's, please report it")
-
-
-def _fail(sentence: str) -> NoReturn:
-    print(f"error: {sentence}", file=sys.stderr)
-    sys.exit(2)
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """PyTorch has a class of its own for this on accelerators only."""
-    words = ("out of memory", "can't allocate memory", "not enough memory")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def _print_version(asked: bool) -> None:
@@ -134,45 +76,12 @@ def _command() -> str:
     return shlex.join(["seepage", *sys.argv[1:]])
 
 
-def _tables(
-    recipe: str | None,
-    data: str | None,
-    model: str | None,
-    batch_size: int | None,
-    seed: int | None,
-    device: str | None,
-    told: list[str] | None,
-    attacks: list[str] | None,
-    defenses: list[str] | None,
-    settings: list[str] | None,
-) -> dict[str, Any]:
-    """A recipe's tables with the command line's changes."""
-    from seepage.recipe import find_recipe, read_recipe
-    from seepage.settings import change, choose_part, drop_cases, put
-
-    tables = read_recipe(find_recipe("default" if recipe is None else recipe))
-    for key, names in (("attack", attacks), ("defense", defenses)):
-        if names:
-            listed = tables.get(key)
-            listed = [table for table in listed if isinstance(table, dict)] if isinstance(listed, list) else []
-            known = {table.get("use"): table for table in listed}
-            drop_cases(tables, key)
-            put(tables, key, [known.get(use, {"use": use}) for use in names])
-    for key, chosen in (("data", data), ("model", model)):
-        if chosen is not None:
-            choose_part(tables, key, chosen)
-    for key, value in (("batch.size", batch_size), ("seed", seed), ("device", device), ("knowledge.told", told)):
-        if value is not None:
-            drop_cases(tables, key.partition(".")[0])
-            put(tables, key, value)
-    return change(tables, settings or [])
-
-
 @app.command()
 def audit(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    client: ClientOption = None,
     batch_size: SizeOption = None,
     attack: Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")] = None,
     defense: DefenseOption = None,
@@ -192,7 +101,7 @@ def audit(
     from seepage.terminal import progress_bar
 
     condition = None if fail_if is None else parse_condition(fail_if)
-    tables = _tables(recipe, data, model, batch_size, seed, device, told, attack, defense, settings)
+    tables = tables_of(recipe, data, model, client, batch_size, seed, device, told, attack, defense, settings)
     with progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, show=show, command=_command())
         _write_pages(finished.folder, show, again=False)
@@ -244,6 +153,7 @@ def record(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    client: ClientOption = None,
     batch_size: SizeOption = None,
     defense: DefenseOption = None,
     told: ToldOption = None,
@@ -258,7 +168,7 @@ def record(
     from seepage.audit import record_only
     from seepage.terminal import progress_bar
 
-    tables = _tables(recipe, data, model, batch_size, seed, device, told, None, defense, settings)
+    tables = tables_of(recipe, data, model, client, batch_size, seed, device, told, None, defense, settings)
     with progress_bar(off=as_json or quiet) as show:
         folder = record_only(tables, out=out, show=show)
     if as_json:
@@ -397,7 +307,3 @@ def validate(
         return
     for recipe in cells(change(read_recipe(find_recipe(path)), settings or [])):
         print(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks")
-
-
-if __name__ == "__main__":
-    main()

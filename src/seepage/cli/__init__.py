@@ -1,0 +1,50 @@
+"""The command line."""
+
+import sys
+import traceback
+from typing import NoReturn
+
+from seepage.cli.commands import Interrupted, app
+from seepage.errors import SeepageError
+
+__all__ = ["app", "main"]
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130.
+
+    A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that was passed.
+    """
+    try:
+        app()
+    except SeepageError as error:
+        _fail(str(error))
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        _fail(f"{place}{error.strerror or error}; check the path, its permissions and the space on the disk")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            _fault()
+        _fail("the memory is used up; use a smaller batch, model or image size, or --jobs 1")
+    except (KeyboardInterrupt, Interrupted):
+        print("interrupted; what is finished is kept, and the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
+    except Exception:
+        _fault()
+
+
+def _fault() -> NoReturn:
+    """End with the traceback of what is being handled."""
+    traceback.print_exc()
+    _fail("this is a fault of seepage or of your own code in the traceback above; if it is seepage's, please report it")
+
+
+def _fail(sentence: str) -> NoReturn:
+    print(f"error: {sentence}", file=sys.stderr)
+    sys.exit(2)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """PyTorch has a class of its own for this on accelerators only."""
+    words = ("out of memory", "can't allocate memory", "not enough memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

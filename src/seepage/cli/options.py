@@ -1,0 +1,80 @@
+"""Options that several commands share, and what they make of a recipe."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="fc2, convnet, torchvision:NAME, timm:NAME or module:factory.")
+]
+ClientOption = Annotated[
+    str | None,
+    typer.Option("--client", help="What clients compute: fedsgd, fedavg; options by --set client.OPTION=VALUE."),
+]
+SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
+DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
+DefenseOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--defense", help="Let clients use this defense; options by --set defense.OPTION=VALUE. Repeatable, in order."
+    ),
+]
+ToldOption = Annotated[
+    list[str] | None,
+    typer.Option("--told", help="Tell the attacker more: labels, or the indices of rounds. Repeatable."),
+]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
+]
+OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks at a time; default: one per core.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")]
+GateOption = Annotated[
+    str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0'.")
+]
+RecipeArgument = Annotated[
+    str | None,
+    typer.Argument(
+        help="A recipe: FILE.toml or a name from `seepage list`. It may name code of its own (module:name), which is "
+        "run: read a stranger's recipe first."
+    ),
+]
+
+
+def tables_of(
+    recipe: str | None,
+    data: str | None,
+    model: str | None,
+    client: str | None,
+    batch_size: int | None,
+    seed: int | None,
+    device: str | None,
+    told: list[str] | None,
+    attacks: list[str] | None,
+    defenses: list[str] | None,
+    settings: list[str] | None,
+) -> dict[str, Any]:
+    """A recipe's tables with the command line's changes."""
+    from seepage.recipe import find_recipe, read_recipe
+    from seepage.settings import change, choose_part, drop_cases, put
+
+    tables = read_recipe(find_recipe("default" if recipe is None else recipe))
+    for key, names in (("attack", attacks), ("defense", defenses)):
+        if names:
+            listed = tables.get(key)
+            listed = [table for table in listed if isinstance(table, dict)] if isinstance(listed, list) else []
+            known = {table.get("use"): table for table in listed}
+            drop_cases(tables, key)
+            put(tables, key, [known.get(use, {"use": use}) for use in names])
+    for key, chosen in (("data", data), ("model", model), ("client", client)):
+        if chosen is not None:
+            choose_part(tables, key, chosen)
+    for key, value in (("batch.size", batch_size), ("seed", seed), ("device", device), ("knowledge.told", told)):
+        if value is not None:
+            drop_cases(tables, key.partition(".")[0])
+            put(tables, key, value)
+    return change(tables, settings or [])

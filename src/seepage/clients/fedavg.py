@@ -1,0 +1,188 @@
+"""FedAvg: several local steps on the client's own batches; the difference of weights is sent."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.errors import SeepageError
+from seepage.functional import derived_seed, forward, generator, has_batch_norm, in_mode
+from seepage.types import Batch, ClientUpdate, Tensors, Update
+
+MOST_STEPS = 100_000
+"""Local steps of one round; more are taken for a mistake."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(ClientUpdate):
+    """The client trains for some epochs, or some steps, and sends its weights minus those it was given.
+
+    McMahan et al., AISTATS 2017, Algorithm 1. Each local step sees its own batch, so batch norm in train mode takes
+    the statistics of that batch alone. With `create_graph` every step stays in the graph: an attack differentiates
+    the whole local training, at a memory that grows with the steps.
+
+    Args:
+        lr: Local learning rate.
+        epochs: Passes over the client's examples.
+        steps: This many steps instead, going on into further epochs as needed.
+        batch_size: Examples per step; the last batch of an epoch may be smaller.
+        optimizer: `sgd`, or `adam` with PyTorch's constants.
+        momentum: Of `sgd`; starts from zero each round.
+        shuffle: Draw a new order for each epoch, as data loaders do. The attacker knows that, and not the order.
+        mode: `train` or `eval` batch norm, as in `FedSGD`. Dropout is off.
+        seed: Seeds the order. A client's own is drawn anew each round; the attacker's copy keeps this one.
+
+    Example:
+        >>> model = nn.Linear(4, 3)
+        >>> params = {name: p.detach() for name, p in model.named_parameters()}
+        >>> batch = Batch(torch.rand(6, 4), torch.arange(6) % 3)
+        >>> client = FedAvg(lr=0.1, epochs=2, batch_size=4)
+        >>> update = client(model, params, batch)
+        >>> update.kind, client.count(6)
+        ('delta', 4)
+    """
+
+    lr: float = 0.01
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    momentum: float = 0.0
+    shuffle: bool = True
+    mode: Literal["train", "eval"] = "train"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if not 0 < self.lr < math.inf:
+            wrong.append(f"lr > 0, got {self.lr}")
+        for name in ("epochs", "batch_size", "steps"):
+            count = getattr(self, name)
+            if count is not None and not 1 <= count <= MOST_STEPS:
+                wrong.append(f"{name} from 1 to {MOST_STEPS}, got {count}")
+        if self.optimizer not in ("sgd", "adam"):
+            wrong.append(f"optimizer 'sgd' or 'adam', got {self.optimizer!r}")
+        if self.mode not in ("train", "eval"):
+            wrong.append(f"mode 'train' or 'eval', got {self.mode!r}")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer == "adam"):
+            wrong.append(f"momentum from 0 to below 1, and with sgd only, got {self.momentum}")
+        if wrong:
+            raise SeepageError(f"the client rule fedavg needs {'; '.join(wrong)}; correct the recipe's [client]")
+
+    def count(self, examples: int) -> int:
+        """Local steps of a client with so many examples."""
+        return self.steps or self.epochs * math.ceil(examples / self.batch_size)
+
+    def batches(self, examples: int) -> list[Tensor]:
+        """Places `[b]` of the examples of each local step."""
+        parts: list[Tensor] = []
+        epoch = 0
+        while len(parts) < self.count(examples):
+            order = torch.arange(examples)
+            if self.shuffle:
+                order = torch.randperm(examples, generator=generator(self.seed, "local order", epoch))
+            parts += order.split(self.batch_size)
+            epoch += 1
+        return parts[: self.count(examples)]
+
+    def __call__(
+        self,
+        model: nn.Module,
+        params: Tensors,
+        batch: Batch,
+        *,
+        buffers: Tensors | None = None,
+        create_graph: bool = False,
+    ) -> Update:
+        start = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+        now = dict(start)
+        rule = _Adam(self.lr) if self.optimizer == "adam" else _SGD(self.lr, self.momentum)
+        for places in self.batches(len(batch)):
+            if not create_graph:
+                now = {name: tensor.detach().requires_grad_() for name, tensor in now.items()}
+            places = places.to(batch.inputs.device)
+            with in_mode(model, training=self.mode == "train"):
+                logits = forward(model, now, batch.inputs[places], buffers=buffers)
+            loss = F.cross_entropy(logits, batch.labels[places])
+            slopes = torch.autograd.grad(loss, list(now.values()), create_graph=create_graph, materialize_grads=True)
+            now = rule.step(now, dict(zip(now, slopes, strict=True)))
+        delta = {name: now[name] - start[name].detach() for name in now}
+        return Update(delta if create_graph else {name: d.detach() for name, d in delta.items()}, kind="delta")
+
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
+        """Minus the difference of weights, over what the learning rate and the number of steps make of a gradient.
+
+        With SGD this is an average of the gradients at the local steps; with momentum the early ones weigh more.
+        With Adam it is no average: each entry was divided by a size of its own.
+        """
+        if update.kind != "delta":
+            raise SeepageError(
+                "FedAvg sends differences of weights and this update is a gradient; name the client rule fedsgd"
+            )
+        if examples is None and self.steps is None:
+            raise SeepageError(
+                "how many local steps a client of several epochs made is not known without its number of examples; "
+                "name it with --batch-size, or give the client's steps in place of its epochs"
+            )
+        steps = self.count(examples or 1)
+        # Step s is still moving the weights when the last one is made: 1 + m + ... + m^(steps - 1 - s) times.
+        reach = sum(1 - self.momentum ** (steps - s) for s in range(steps)) / (1 - self.momentum)
+        return {name: tensor / (-self.lr * reach) for name, tensor in update.tensors.items()}
+
+    def separable(self, model: nn.Module) -> bool:
+        return False
+
+    def couples(self, model: nn.Module) -> bool:
+        return self.mode == "train" and has_batch_norm(model)
+
+    @property
+    def averages(self) -> bool:
+        return self.optimizer == "sgd"
+
+    def for_round(self, seed: int, t: int) -> "FedAvg":
+        return replace(self, seed=derived_seed(seed, "client order", t)) if self.shuffle else self
+
+
+class _SGD:
+    """Plain or momentum SGD, as `torch.optim.SGD`, on named tensors and differentiable."""
+
+    def __init__(self, lr: float, momentum: float) -> None:
+        self.lr, self.momentum = lr, momentum
+        self.velocity: Tensors = {}
+
+    def step(self, params: Tensors, slopes: Tensors) -> Tensors:
+        if self.momentum:
+            slopes = {
+                name: self.momentum * self.velocity[name] + g if self.velocity else g for name, g in slopes.items()
+            }
+            self.velocity = slopes
+        return {name: tensor - self.lr * slopes[name] for name, tensor in params.items()}
+
+
+class _Adam:
+    """Adam with PyTorch's constants, on named tensors and differentiable."""
+
+    BETAS, EPS = (0.9, 0.999), 1e-8
+    FLOOR = 1e-30
+    """Below the square of any float32 gradient; without it the root of an entry that is zero has no derivative."""
+
+    def __init__(self, lr: float) -> None:
+        self.lr, self.steps = lr, 0
+        self.first: Tensors = {}
+        self.second: Tensors = {}
+
+    def step(self, params: Tensors, slopes: Tensors) -> Tensors:
+        (a, b), self.steps = self.BETAS, self.steps + 1
+        zero = {name: torch.zeros_like(g) for name, g in slopes.items()}
+        first, second = self.first or zero, self.second or zero
+        self.first = {name: a * first[name] + (1 - a) * g for name, g in slopes.items()}
+        self.second = {name: b * second[name] + (1 - b) * g * g for name, g in slopes.items()}
+        return {name: tensor - self.lr * self._unit(name) for name, tensor in params.items()}
+
+    def _unit(self, name: str) -> Tensor:
+        mean = self.first[name] / (1 - self.BETAS[0] ** self.steps)
+        square = self.second[name] / (1 - self.BETAS[1] ** self.steps)
+        return mean / ((square + self.FLOOR).sqrt() + self.EPS)
