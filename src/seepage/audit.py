@@ -29,9 +29,10 @@ from seepage.errors import SeepageError
 from seepage.models import LIBRARIES
 from seepage.named import bind, is_dotted
 from seepage.parts import Part, make_attack
-from seepage.recipe import Recipe, Scoring, cells, resolved, run_name
+from seepage.recipe import Recipe, Scoring
 from seepage.recorded import list_transcripts, open_transcript
 from seepage.recording import Show, quiet, record_cells
+from seepage.resolve import cells, resolved, run_name
 from seepage.results import check_result
 from seepage.settings import change
 from seepage.storage import SCHEMA, check_schema, check_space, make_private, read_json, sweep, write_json, write_whole

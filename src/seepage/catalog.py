@@ -10,6 +10,7 @@ from seepage.data import DATA
 from seepage.defenses import DEFENSES
 from seepage.metrics import METRICS
 from seepage.models import LIBRARIES, MODELS
+from seepage.partition import PARTITIONS
 from seepage.recipe import list_recipes
 
 
@@ -32,6 +33,7 @@ def catalog() -> dict[str, list[dict[str, str]]]:
         ],
         "defenses": _makers(DEFENSES),
         "clients": _makers(CLIENTS),
+        "partitions": _makers(PARTITIONS),
         "models": [*_makers(MODELS, skip=2), *libraries, own],
         "data": [*({"name": name, "about": about} for name, about in DATA.items()), files],
         "metrics": [{"name": name, "about": m.description, "unit": m.unit} for name, m in METRICS.items()],

@@ -13,6 +13,7 @@ from seepage.defenses import DEFENSES
 from seepage.errors import Problems, SeepageError, unknown
 from seepage.models import LIBRARIES, MODELS
 from seepage.named import import_dotted, is_dotted, problems_with
+from seepage.partition import PARTITIONS, Partition
 from seepage.types import Defense
 
 
@@ -93,6 +94,10 @@ def problems_of(part: Part, key: str) -> list[str]:
         if part.use not in CLIENTS:
             raise unknown("client", part.use, CLIENTS)
         return _client_problems(part, what)
+    if key == "partition":
+        make_partition = find_part(key, part.use, PARTITIONS)
+        found = problems_with(make_partition, part.options, what)
+        return found or _making_problems(make_partition, part.options, what, Partition)
     makers: dict[str, Callable[..., Any]] = {name: entry.make for name, entry in ATTACKS.items()}
     make = find_part(key, part.use, makers if key == "attack" else DEFENSES)
     found = problems_with(make, part.options, what)

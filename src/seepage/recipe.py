@@ -4,7 +4,9 @@
     seed = 0
     [data]      use = "album"                  a name or a path, and the options of `data.load`
     [model]     use = "fc2"                    a name or `module:factory`, and its options
-    [training]  steps = 200                    `federation.Training`: how the model got where it is
+    [training]  steps = 200                    `training.Training`: how the model got where it is
+    [federation] rounds = 200, clients = 100   `federation.Federation`: rounds of clients before the audited one
+    [partition] use = "dirichlet", alpha = 0.5 who of them holds what
     [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
     [rounds]    design = "random", count = 60  `vertical.Rounds`: one data set, batches of known indices (vertical FL)
@@ -18,29 +20,23 @@
 All mistakes are reported at once.
 """
 
-import hashlib
 import itertools
-import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from difflib import get_close_matches
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import tomli_w
 
 from seepage.attacks import Attack
 from seepage.clients import make_client
 from seepage.data import DATA
 from seepage.defenses import DEFENSES, Compose
-from seepage.errors import Problems, SeepageError, unknown
-from seepage.federation import Training
-from seepage.named import problems_with, short
-from seepage.parts import Part, find_part, make_attack, problems_of, seed_problems
-from seepage.settings import choose, copy_tables
-from seepage.storage import SCHEMA
+from seepage.errors import SeepageError, unknown
+from seepage.federation import Federation
+from seepage.partition import PARTITIONS, Partition
+from seepage.parts import Part, find_part, make_attack
+from seepage.training import Training
 from seepage.types import Architecture, ClientUpdate, Defense
 from seepage.vertical import Rounds
 
@@ -110,6 +106,8 @@ class Recipe:
     data: Part = Part("album")  # noqa: RUF009
     model: Part = Part("fc2")  # noqa: RUF009
     training: Training = Training()  # noqa: RUF009
+    federation: Federation | None = None
+    partition: Part = Part("iid")  # noqa: RUF009
     client: Part = Part("fedsgd")  # noqa: RUF009
     batch: Batches = Batches()
     rounds: Rounds | None = None
@@ -126,6 +124,10 @@ class Recipe:
     def make_client(self) -> ClientUpdate:
         return make_client(self.client.use, self.client.options)
 
+    def make_partition(self) -> Partition:
+        partition: Partition = find_part("partition", self.partition.use, PARTITIONS)(**self.partition.options)
+        return partition
+
     def make_defense(self) -> Defense | None:
         parts = tuple(find_part("defense", part.use, DEFENSES)(**part.options) for part in self.defense)
         if not parts:
@@ -134,21 +136,6 @@ class Recipe:
 
     def make_attack(self, part: Part) -> Attack:
         return make_attack(part.use, part.options)
-
-
-# --- reading -----------------------------------------------------------------------------------------------------
-
-_TABLES: dict[str, type] = {
-    "training": Training,
-    "batch": Batches,
-    "rounds": Rounds,
-    "knowledge": Told,
-    "score": Scoring,
-}
-_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
-MOST_CELLS = 10_000
-"""Combinations of a grid; more are taken for a mistake."""
-_KEYS = [*_PLAIN, "data", "model", "client", *_TABLES, "defense", "attack", "grid", "case", "expect"]
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -201,235 +188,3 @@ def _head(file: Path) -> str:
 
 def _built_in() -> dict[str, Path]:
     return {file.relative_to(BUILT_IN).with_suffix("").as_posix(): file for file in BUILT_IN.rglob("*.toml")}
-
-
-# --- checking ----------------------------------------------------------------------------------------------------
-
-
-def cells(tables: Mapping[str, Any]) -> list[Recipe]:
-    """The audit cells of a recipe: one per combination of its grid, in order.
-
-    Raises:
-        Problems: With every mistake in the recipe.
-    """
-    problems = _unknown_keys(tables)
-    recipes: list[Recipe] = []
-    for choice in _combinations(tables.get("grid", {}), problems):
-        cell = _base(tables)
-        try:
-            for key, value in choice.items():
-                choose(cell, key, value)
-        except SeepageError as error:
-            problems.append(str(error))
-            continue
-        recipe = _resolve(cell, _cell_name(choice), problems)
-        if recipe is not None:
-            recipes.append(_numbered(recipe, recipes))
-    for case in _list(tables.get("case", []), "case", problems):
-        recipe = _case(case, _base(tables), problems)
-        if recipe is not None:
-            recipes.append(_numbered(recipe, recipes))
-    if problems:
-        raise Problems("the recipe has mistakes:", dict.fromkeys(problems))
-    return recipes
-
-
-def _base(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A cell's tables before anything is chosen."""
-    return {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "case", "expect")}
-
-
-def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None:
-    """A cell beyond the grid: every table of the case is laid over the recipe's."""
-    if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
-        problems.append('each [[case]] needs a name, such as name = "vertical"')
-        return None
-    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", "expect", "score")]
-    if unknowns:
-        problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
-        return None
-    for key, value in case.items():
-        own = cell.get(key)
-        if isinstance(own, dict) and isinstance(value, dict) and value.get("use", own.get("use")) == own.get("use"):
-            cell[key] = own | value
-        else:  # options of one model, or data set, are none of another's
-            cell[key] = copy_tables(value)
-    cell["name"] = case["name"]
-    return _resolve(cell, _cell_name({"case.use": case["name"]}), problems)
-
-
-def _unknown_keys(tables: Mapping[str, Any]) -> list[str]:
-    problems = []
-    for key in tables:
-        if key not in _KEYS:
-            near = get_close_matches(key, _KEYS, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            problems.append(f"unknown key {key!r}; {hint}a recipe has: {', '.join(_KEYS)}")
-    return problems
-
-
-def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
-    if not isinstance(grid, Mapping):
-        problems.append('[grid] must be a table such as "batch.size" = [1, 8]')
-        return [{}]
-    for key, values in grid.items():
-        head = key.partition(".")[0]
-        if not isinstance(values, list) or not values:
-            problems.append(f"grid {key!r} must be a list with at least one value, got {values!r}")
-            return [{}]
-        if head not in _KEYS or head in ("grid", "case", "expect", "name", "score"):
-            problems.append(f"grid {key!r} is no key of a recipe")
-            return [{}]
-    count = math.prod(len(values) for values in grid.values())
-    if count > MOST_CELLS:
-        problems.append(f"the grid has {count} combinations and {MOST_CELLS} are the most; make its lists shorter")
-        return [{}]
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-
-
-def _cell_name(choice: Mapping[str, Any]) -> str:
-    """A folder name for a combination: `fc2_size-8_steps-0`."""
-    words = []
-    for key, value in choice.items():
-        head, _, rest = key.partition(".")
-        pairs = value.items() if isinstance(value, dict) else [(rest or head, value)]
-        # How many batches are drawn makes no other case.
-        named = [(k, v) for k, v in pairs if (head, k) != ("batch", "count")]
-        words += [str(v) if k == "use" else f"{k}-{_word(v)}" for k, v in named]
-    name = "_".join(words) or "cell"
-    return "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:80].strip(".") or "cell"
-
-
-def _numbered(recipe: Recipe, others: Sequence[Recipe]) -> Recipe:
-    """The recipe with a number behind its cell name where another has the same: each cell has a folder of its own."""
-    names = {other.cell for other in others}
-    name, number = recipe.cell, 2
-    while name in names:
-        name, number = f"{recipe.cell}-{number}", number + 1
-    return replace(recipe, cell=name)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, dict):
-        return "-".join(_word(item) for item in value.values())
-    if isinstance(value, list):
-        return "+".join(_word(item) for item in value) or "none"
-    return str(value)
-
-
-def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recipe | None:
-    """One cell's tables as a `Recipe`; mistakes are added to `problems`."""
-    before = len(problems)
-    given: dict[str, Any] = {"cell": name}
-    for key, kind in _PLAIN.items():
-        if key in tables:
-            if not isinstance(tables[key], kind) or isinstance(tables[key], bool):
-                words = "a whole number" if kind is int else "a text"
-                problems.append(f"{key} must be {words}, got {short(tables[key])}")
-            elif kind is int:
-                problems += seed_problems(tables[key], key)
-            given[key] = tables[key]
-    for key, make in _TABLES.items():
-        if key in tables:
-            given[key] = _table(make, tables[key], key, problems)
-    for key, default in (("data", "album"), ("model", "fc2"), ("client", "fedsgd")):
-        given[key] = _part(tables.get(key, {}), key, problems, default)
-    for key in ("defense", "attack"):
-        given[key] = tuple(_part(table, key, problems) for table in _list(tables.get(key, []), key, problems))
-    if not given["attack"] and isinstance(tables.get("attack", []), list):
-        problems.append('the recipe names no attack; add [[attack]] with use = "linear" or another of seepage list')
-    if len(problems) > before:
-        return None
-    recipe = Recipe(**given)
-    try:
-        _ = recipe.rounds and recipe.rounds.drawn(recipe.batch.size, recipe.seed)
-    except SeepageError as error:
-        problems.append(str(error))
-    return recipe
-
-
-def _list(value: Any, key: str, problems: list[str]) -> list[Any]:
-    if isinstance(value, list):
-        return value
-    problems.append(f"{key} must be a list of tables, written [[{key}]]")
-    return []
-
-
-def _table(make: type, table: Any, key: str, problems: list[str]) -> Any:
-    if not isinstance(table, Mapping):
-        problems.append(f"[{key}] must be a table, got {table!r}")
-        return None
-    found = problems_with(make, table, f"[{key}]")
-    problems += found
-    try:
-        return None if found else make(**table)
-    except SeepageError as error:
-        problems.append(str(error))
-        return None
-
-
-def _part(table: Any, key: str, problems: list[str], default: str | None = None) -> Part:
-    if not isinstance(table, Mapping) or not isinstance(table.get("use", default), str):
-        problems.append(f'{key} must be a table with use = "NAME", got {table!r}')
-        return Part("")
-    options = dict(table)
-    part = Part(str(options.pop("use", default)), options)
-    try:
-        problems += problems_of(part, key)
-    except SeepageError as error:
-        problems.append(str(error))
-    return part
-
-
-# --- writing -----------------------------------------------------------------------------------------------------
-
-
-def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
-    """The recipe as TOML with every default written out, so that the file alone repeats the run."""
-    first = recipes[0]
-    out: dict[str, Any] = {
-        "name": first.name,
-        "seed": first.seed,
-        "device": first.device,
-        "data": first.data.table(),
-        "model": first.model.table(),
-        "client": first.client.table(),
-        "training": asdict(first.training),
-        "batch": asdict(first.batch),
-        "knowledge": {"told": list(first.knowledge.told)},
-        "score": asdict(first.score),
-        "defense": [part.table() for part in first.defense],
-        "attack": [part.table() for part in first.attack],
-    }
-    if first.rounds is not None:
-        out["rounds"] = asdict(first.rounds)
-    for head, option in _swept(tables.get("grid", {})):
-        # A choice of the grid that leaves this option out takes the recipe's own value, or else the default.
-        own = tables.get(head, {})
-        out[head].pop(option, None)
-        if option in own:
-            out[head][option] = own[option]
-    out = {key: value for key, value in out.items() if value != [] and value != {}}
-    for key in ("grid", "case"):
-        if tables.get(key):
-            out[key] = tables[key]
-    return tomli_w.dumps(out)
-
-
-def _swept(grid: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Table and option of each value that a grid sweeps, for tables that hold one thing."""
-    pairs = []
-    for key, choices in grid.items():
-        head, _, rest = key.partition(".")
-        if head in (*_PLAIN, "attack", "defense"):
-            continue
-        options = [rest] if rest else [name for choice in choices for name in choice]
-        pairs += [(head, option) for option in options]
-    return pairs
-
-
-def run_name(text: str, name: str) -> str:
-    """`NAME-HASH`: the same resolved recipe gives the same folder."""
-    digest = hashlib.sha256(f"{SCHEMA}\n{text}".encode()).hexdigest()[:10]
-    safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in name)[:40].strip("-") or "audit"
-    return f"{safe}-{digest}"

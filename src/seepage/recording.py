@@ -11,13 +11,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
 from seepage.errors import SeepageError
-from seepage.federation import accuracy, train
+from seepage.federating import UNSEEN, Held, train_federation
 from seepage.functional import generator, state_of
 from seepage.metrics import baselines, psnr, ssim
 from seepage.models import build
 from seepage.recipe import Recipe
 from seepage.recorded import open_knowledge, save_transcript
 from seepage.storage import SCHEMA, check_space, read_json, write_json
+from seepage.training import accuracy, train
 from seepage.transcript import Victim
 from seepage.truth import Truth, open_truth, save_truth
 from seepage.types import Batch, Knowledge, Tensors
@@ -67,7 +68,7 @@ def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet, *,
             continue
         show(number, len(recipes), f"recording {recipe.cell}")
         try:
-            _record_cell(recipe, observed, private, sets, trained, keep)
+            _record_cell(recipe, observed, private, sets, trained, keep, folder, show)
         except Skipped as error:
             skipped.append(error)
             if len(skipped) == len(recipes):
@@ -88,41 +89,33 @@ def _record_cell(
     sets: dict[str, data.Dataset],
     trained: dict[str, tuple[Tensors, Tensors]],
     keep: int,
+    folder: Path,
+    show: Show,
 ) -> None:
-    key = f"{recipe.data}/{recipe.seed}"
-    if key not in sets:
-        options = {"seed": recipe.seed, **recipe.data.options}
-        if "root" in options:
-            options["root"] = Path(options["root"])
-        sets[key] = data.load(recipe.data.use, **options)
-    dataset = sets[key]
-    _check_enough(recipe, dataset)
-    classes = len(dataset.classes)
+    dataset = _dataset(recipe, sets)
     model = _built(recipe, dataset)
 
-    def batch_of(indices: torch.Tensor) -> Batch:
+    def batch_of(indices: Tensor) -> Batch:
         return dataset.batch(indices).to(recipe.device)
 
-    key = f"{key}/{recipe.model}/{recipe.training}"
+    key = f"{recipe.data}/{recipe.seed}/{recipe.model}/{recipe.training}"
     if key not in trained:
         trained[key] = train(model, state_of(model), batch_of, dataset.train, recipe.training, seed=recipe.seed)
-    state = trained[key]
-    order = torch.randperm(len(dataset.private), generator=generator(recipe.seed, "victims"))
-    chosen, rest = (dataset.private[part] for part in order.tensor_split([_examples(recipe)]))
+    state, parts, unseen, federation = _scene(recipe, dataset, model, trained[key], folder, show)
     knowledge = Knowledge(
         model=model,
         client=recipe.make_client(),
         input_shape=dataset.input_shape,
-        num_classes=classes,
+        num_classes=len(dataset.classes),
         told=frozenset(recipe.knowledge.told),  # type: ignore[arg-type]
         architecture=recipe.architecture,
     )
-    victim, truth = _victim(recipe, knowledge, state, [batch_of(part) for part in _parts(recipe, chosen)])
+    victim, truth = _victim(recipe, knowledge, state, [batch_of(part) for part in parts])
     _check_computes(victim, recipe)
     save_truth(truth, private)
     # Unseen examples that are not attacked either; a tiny data set may have none left.
-    test = batch_of(rest[:UNSEEN]) if len(rest) else None
-    facts = _cell_facts(recipe, dataset, list(truth), sum(p.numel() for p in state[0].values()))
+    test = batch_of(unseen[:UNSEEN]) if len(unseen) else None
+    facts = _cell_facts(recipe, dataset, list(truth), sum(p.numel() for p in state[0].values())) | federation
     facts["accuracy"] = None if test is None else round(accuracy(model, state, test), 4)
     facts["accuracy_examples"] = None if test is None else len(test)
     size = sum(p.nbytes for p in state[0].values())
@@ -132,8 +125,38 @@ def _record_cell(
     write_json(private / "cell.json", facts)
 
 
-UNSEEN = 256
-"""Examples on which the accuracy is measured, at most."""
+def _dataset(recipe: Recipe, sets: dict[str, data.Dataset]) -> data.Dataset:
+    key = f"{recipe.data}/{recipe.seed}"
+    if key not in sets:
+        options = {"seed": recipe.seed, **recipe.data.options}
+        if "root" in options:
+            options["root"] = Path(options["root"])
+        sets[key] = data.load(recipe.data.use, **options)
+    _check_enough(recipe, sets[key])
+    return sets[key]
+
+
+def _scene(
+    recipe: Recipe,
+    dataset: data.Dataset,
+    model: torch.nn.Module,
+    state: tuple[Tensors, Tensors],
+    folder: Path,
+    show: Show,
+) -> tuple[tuple[Tensors, Tensors], Sequence[Tensor], Tensor, dict[str, Any]]:
+    """The audited state, the places of each audited batch, those of unseen examples, and facts of the federation."""
+    if recipe.federation is None:
+        order = torch.randperm(len(dataset.private), generator=generator(recipe.seed, "victims"))
+        chosen, rest = (dataset.private[part] for part in order.tensor_split([_examples(recipe)]))
+        return state, _parts(recipe, chosen), rest, {}
+    held = Held.of(recipe, dataset)
+    victims = held.victims(recipe)
+
+    def progress(done: int, total: int) -> None:
+        show(done, total, f"training: rounds of {recipe.cell}")
+
+    stage = train_federation(recipe, dataset, held, model, state, folder / "private", progress)
+    return (stage.params, stage.buffers), victims, held.test, {"federation": held.facts(stage)}
 
 
 def _examples(recipe: Recipe) -> int:
@@ -236,12 +259,22 @@ def _names(recipe: Recipe) -> dict[str, Any]:
     words = [
         recipe.model.use if recipe.name == recipe.cell else str(recipe.model),
         f"batch {recipe.batch.size}{drawn}",
-        f"trained {recipe.training.steps} steps" if recipe.training.steps else "freshly initialized",
+        _history(recipe),
     ]
+    if recipe.client.use != "fedsgd" or recipe.client.options.get("clients", 1) > 1:
+        words.append(str(recipe.client))
     # Where cells differ by their defense, the one without says so.
     undefended = ["no defense"] if "defense-none" in recipe.cell else []
     title = ", ".join([*words, *(map(str, recipe.defense) if recipe.defense else undefended)])
     return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
+
+
+def _history(recipe: Recipe) -> str:
+    """How the model got where it is, in words."""
+    words = [f"trained {recipe.training.steps} steps"] if recipe.training.steps else []
+    if recipe.federation is not None and recipe.federation.rounds:
+        words.append(f"{recipe.federation.rounds} rounds of {recipe.federation.clients} clients ({recipe.partition})")
+    return ", ".join(words) or "freshly initialized"
 
 
 def _cell_facts(recipe: Recipe, dataset: data.Dataset, batches: Sequence[Batch], parameters: int) -> dict[str, Any]:
@@ -256,6 +289,7 @@ def _cell_facts(recipe: Recipe, dataset: data.Dataset, batches: Sequence[Batch],
         "batches": recipe.batch.count,
         "rounds": None if recipe.rounds is None else asdict(recipe.rounds),
         "training_steps": recipe.training.steps,
+        "history": _history(recipe),
         "defense": None if defense is None else repr(defense),
         "client": repr(recipe.make_client()),
         "classes": list(dataset.classes),

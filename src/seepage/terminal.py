@@ -22,7 +22,7 @@ LINE_EVERY = 10.0
 
 BASELINES = {"mean_color": "mean color", "grey": "grey", "random": "noise"}
 
-PHASES = ("recording", "scoring", "writing")
+PHASES = ("recording", "training", "scoring", "writing")
 """First words of what goes on before and after the attacks; an attack is named by itself: `dlg on CELL`."""
 
 

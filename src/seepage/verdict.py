@@ -18,6 +18,11 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     silent = _silent(rows, titles)
     if not any(_spoke(row) for row in rows):
         return "unscored", f"NO RESULT. {silent}"
+    if not scored and all(row["outcome"] == "features only" for row in rows if _spoke(row)):
+        return "unscored", (
+            "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them; "
+            "cpa_fia goes on from there to images"
+        )
     if not scored:
         return "unscored", (
             "NOT SCORED. The truth is not at hand, so nobody can say how close these reconstructions are; "

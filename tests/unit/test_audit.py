@@ -13,9 +13,9 @@ from seepage import audit
 from seepage.attacking import attack_cells, attack_names, check_reconstruction, own_source, threads_for
 from seepage.errors import SeepageError
 from seepage.parts import Part
-from seepage.recipe import cells
 from seepage.recorded import open_transcript
 from seepage.recording import record_cells
+from seepage.resolve import cells
 from seepage.types import Reconstruction
 
 TABLES: dict[str, Any] = {

@@ -1,123 +1,162 @@
-"""Training by hand, and by `federation.train`: the same numbers."""
+"""A federation against plain FedAvg by hand, and stopped and resumed to the same bits."""
 
-import copy
+from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
-from seepage.errors import SeepageError
-from seepage.federation import Training, accuracy, train
-from seepage.functional import generator, state_of
-from seepage.types import Batch
+from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
+from seepage.federation import Checkpoints, Clients, Federation, Stage, federate
+from seepage.functional import state_of
+from seepage.types import ClientUpdate, Tensors
 
-INPUTS = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))
-LABELS = torch.arange(20) % 3
+DRAW = torch.Generator().manual_seed(0)
+LABELS = torch.arange(120) % 3
+INPUTS = torch.rand(120, 6, generator=DRAW) + torch.nn.functional.one_hot(LABELS, 6) * 0.7
 
 
-def batch_of(indices: torch.Tensor) -> Batch:
-    return Batch(INPUTS[indices], LABELS[indices], indices)
+def lookup(places: Tensor) -> Batch:
+    return Batch(INPUTS[places], LABELS[places], places)
 
 
 def network() -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def test_training_is_sgd_with_momentum_on_a_plain_copy() -> None:
-    model, plan, pool = network(), Training(steps=4, lr=0.1, batch_size=5), torch.arange(3, 15)
-    before = copy.deepcopy(model.state_dict())
-    params, buffers = train(model, state_of(model), batch_of, pool, plan, seed=7)
-    plain = copy.deepcopy(model).train()
-    plain[3].eval()
-    optimizer, draw = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9), generator(7, "training")
-    for _ in range(4):
-        chosen = pool[torch.randperm(len(pool), generator=draw)[:5]]
-        optimizer.zero_grad()
-        F.cross_entropy(plain(INPUTS[chosen]), LABELS[chosen]).backward()
-        optimizer.step()
-    wanted = plain.state_dict()
-    assert set(params) | set(buffers) == set(wanted)
-    for name, tensor in {**params, **buffers}.items():
-        torch.testing.assert_close(tensor, wanted[name])
-        assert not tensor.requires_grad
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, before[name]), "the model itself is not changed"
+def clients(rule: ClientUpdate | None = None, **options: object) -> Clients:
+    holdings = list(torch.arange(96).tensor_split(8))
+    return Clients(
+        network(), rule or FedAvg(lr=0.2, batch_size=4), holdings, lookup, test=lookup(torch.arange(96, 120)), **options
+    )  # type: ignore[arg-type]
 
 
-def test_only_the_pool_is_trained_on_and_no_step_changes_nothing() -> None:
-    model, seen = network(), []
-
-    def watched(indices: torch.Tensor) -> Batch:
-        seen.append(indices)
-        return batch_of(indices)
-
-    train(model, state_of(model), watched, torch.tensor([2, 5, 9, 11]), Training(steps=6, batch_size=3), seed=0)
-    assert len(seen) == 6
-    assert set(torch.cat(seen).tolist()) <= {2, 5, 9, 11}
-    params, buffers = train(model, state_of(model), watched, torch.arange(3), Training(), seed=0)
-    assert len(seen) == 6
-    for name, tensor in {**params, **buffers}.items():
-        assert torch.equal(tensor, model.state_dict()[name])
+def same(a: Tensors, b: Tensors) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_pool_smaller_than_the_batch_is_used_whole() -> None:
-    sizes = []
-    model = network()
-    train(
-        model,
-        state_of(model),
-        lambda i: (sizes.append(len(i)), batch_of(i))[1],
-        torch.arange(4),
-        Training(steps=2),
-        seed=0,
-    )
-    assert sizes == [4, 4]
+def test_a_round_is_the_mean_of_what_its_clients_send() -> None:
+    all_, plan = clients(), Federation(rounds=1, clients=8, share=0.5)
+    start = state_of(all_.model)
+    stage = federate(all_, start, plan)
+    chosen = all_.chosen(0, plan)
+    assert len(chosen) == 4
+    total: Tensors = {name: torch.zeros_like(p) for name, p in start[0].items()}
+    for client in chosen:
+        rule = FedAvg(lr=0.2, batch_size=4).for_round(0, client)
+        own = rule(all_.model, start[0], lookup(all_.holdings[client]), buffers=start[1])
+        for name, tensor in own.tensors.items():
+            total[name] += tensor / 4
+    for name, tensor in stage.params.items():
+        torch.testing.assert_close(tensor, start[0][name] + total[name])
 
 
-def test_the_seed_alone_decides_what_is_drawn() -> None:
-    model = network()
-    runs = [
-        train(model, state_of(model), batch_of, torch.arange(20), Training(steps=2, batch_size=4), seed=seed)[0]
-        for seed in (1, 1, 2)
-    ]
-    assert all(torch.equal(runs[0][name], runs[1][name]) for name in runs[0])
-    assert not all(torch.equal(runs[0][name], runs[2][name]) for name in runs[0])
+def test_gradients_are_stepped_down() -> None:
+    plan = Federation(rounds=1, clients=8, share=1.0, lr=0.3)
+    all_ = clients(FedSGD(mode="eval"))
+    start = state_of(all_.model)
+    stage = federate(all_, start, plan)
+    pooled = FedSGD(mode="eval")(all_.model, start[0], lookup(torch.arange(96)), buffers=start[1])
+    for name, tensor in stage.params.items():
+        torch.testing.assert_close(tensor, start[0][name] - 0.3 * pooled.tensors[name])
 
 
-def test_a_loss_that_is_not_finite_is_a_sentence_with_a_lower_rate() -> None:
-    model = network()
-    with pytest.raises(SeepageError, match=r"the training loss is nan after \d+ steps; lower the rate .*=1e\+29"):
-        train(model, state_of(model), batch_of, torch.arange(20), Training(steps=9, lr=1e30), seed=0)
+def test_it_learns_and_says_how_well() -> None:
+    stage = federate(clients(), state_of(network()), Federation(rounds=30, clients=8, share=0.5))
+    assert stage.t == 30
+    assert stage.accuracies[-1][0] == 30
+    assert stage.accuracies[-1][1] > 0.8 > stage.accuracies[0][1] - 0.3
+    assert int(stage.buffers["1.num_batches_tracked"]) == 30
 
 
-@pytest.mark.parametrize("wrong", [{"steps": -1}, {"lr": 0.0}, {"lr": -1.0}, {"batch_size": 0}])
-def test_a_plan_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(SeepageError, match="training needs"):
-        Training(**wrong)  # type: ignore[arg-type]
-
-
-def test_accuracy_is_a_count_in_eval_mode() -> None:
-    model = network()
-    params, buffers = state_of(model)
+def test_running_statistics_follow_the_clients() -> None:
+    """After many rounds at frozen weights they are the data's own, as the clients' batches see them."""
+    all_ = clients(FedSGD())
+    stage = federate(all_, state_of(all_.model), Federation(rounds=80, clients=8, share=1.0, lr=1e-9))
     with torch.no_grad():
-        right = (copy.deepcopy(model).eval()(INPUTS).argmax(1) == LABELS).sum().item()
-    assert accuracy(model, (params, buffers), batch_of(torch.arange(20))) == pytest.approx(right / 20)
-    assert model.training
+        hidden = all_.model[0](INPUTS[:96])  # type: ignore[operator]
+    torch.testing.assert_close(stage.buffers["1.running_mean"], hidden.mean(0), rtol=1e-3, atol=1e-3)
 
 
-def test_adam_takes_torchs_own_steps() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Linear(3, 2)
-    inputs, labels = torch.rand(8, 3), torch.arange(8) % 2
-    state = ({name: p.detach().clone() for name, p in model.named_parameters()}, {})
-    plan = Training(steps=3, lr=0.1, batch_size=8, optimizer="adam")
-    found, _ = train(model, state, lambda chosen: Batch(inputs[chosen], labels[chosen]), torch.arange(8), plan, seed=0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs), labels).backward()
-        optimizer.step()
-    assert all(torch.allclose(found[name], p, atol=1e-5) for name, p in model.named_parameters())
+@pytest.mark.parametrize("defense", [None, GaussianNoise(sigma=0.01, clip=1.0)])
+def test_a_stopped_federation_goes_on_to_the_same_bits(tmp_path: Path, defense: GaussianNoise | None) -> None:
+    all_, plan = clients(defense=defense), Federation(rounds=20, clients=8, share=0.3, examples=6)
+    start = state_of(all_.model)
+    whole = federate(all_, start, plan)
+
+    class Stop(Exception):
+        pass
+
+    def stop(done: int, total: int) -> None:
+        if done == 13:
+            raise Stop
+
+    kept = Checkpoints(tmp_path)
+    with pytest.raises(Stop):
+        federate(all_, start, plan, checkpoints=kept, progress=stop)
+    seen: list[int] = []
+    resumed = federate(all_, start, plan, checkpoints=kept, progress=lambda done, total: seen.append(done))
+    assert seen[0] == 14
+    assert same(whole.params, resumed.params)
+    assert same(whole.buffers, resumed.buffers)
+    assert whole.accuracies == resumed.accuracies
+
+
+def test_a_later_stage_goes_on_from_an_earlier_one(tmp_path: Path) -> None:
+    all_, start = clients(), state_of(network())
+    kept = Checkpoints(tmp_path)
+    federate(all_, start, Federation(rounds=5, clients=8), checkpoints=kept)
+    seen: list[int] = []
+    later = federate(
+        all_, start, Federation(rounds=9, clients=8), checkpoints=kept, progress=lambda done, _: seen.append(done)
+    )
+    assert seen == [6, 7, 8, 9]
+    assert same(later.params, federate(all_, start, Federation(rounds=9, clients=8)).params)
+    assert (tmp_path / "000005.safetensors").exists(), "stages that were asked for stay"
+    assert {path.stem for path in tmp_path.glob("*.safetensors")} == {"000005", "000009"}
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    federate(clients(), state_of(network()), Federation(rounds=2, clients=8), checkpoints=Checkpoints(tmp_path))
+    other = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3))
+    with pytest.raises(SeepageError, match="does not fit the model"):
+        Checkpoints(tmp_path).latest(2, Stage(0, *state_of(other)))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    all_ = clients()
+    before = {name: tensor.clone() for name, tensor in all_.model.state_dict().items()}
+    federate(all_, state_of(all_.model), Federation(rounds=2, clients=8))
+    assert same(before, dict(all_.model.state_dict()))
+
+
+def test_clients_without_data_never_take_part() -> None:
+    all_ = clients()
+    all_ = Clients(all_.model, all_.rule, [*all_.holdings[:2], torch.arange(0)], lookup)
+    assert {client for t in range(30) for client in all_.chosen(t, Federation(clients=3, share=0.3))} == {0, 1}
+    nobody = Clients(all_.model, all_.rule, [torch.arange(0)], lookup)
+    with pytest.raises(SeepageError, match="holds any example"):
+        federate(nobody, state_of(all_.model), Federation(rounds=1, clients=1))
+
+
+def test_a_federation_that_blows_up_says_so() -> None:
+    with pytest.raises(SeepageError, match="not finite"):
+        federate(clients(FedAvg(lr=1e30, batch_size=4)), state_of(network()), Federation(rounds=50, clients=8))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"rounds": -1}, "rounds >= 0"),
+        ({"clients": 0}, "clients >= 1"),
+        ({"share": 0.0}, "share above 0"),
+        ({"share": 1.5}, "share above 0"),
+        ({"examples": 0}, "examples >= 1"),
+        ({"lr": 0.0}, "lr > 0"),
+    ],
+)
+def test_impossible_plans_are_refused(options: dict[str, float], words: str) -> None:
+    with pytest.raises(SeepageError, match=words):
+        Federation(**options)  # type: ignore[arg-type]

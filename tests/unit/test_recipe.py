@@ -12,8 +12,9 @@ from seepage import Compose, FedSGD, LinearLeak, Sparsify
 from seepage.attacks import ATTACKS
 from seepage.errors import Problems, SeepageError
 from seepage.parts import make_attack
-from seepage.recipe import Recipe, cells, find_recipe, list_recipes, read_recipe, resolved, run_name
+from seepage.recipe import Recipe, find_recipe, list_recipes, read_recipe
 from seepage.recording import place_of
+from seepage.resolve import cells, resolved, run_name
 
 LINEAR = {"attack": [{"use": "linear"}]}
 

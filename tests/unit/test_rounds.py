@@ -10,9 +10,9 @@ import torch
 from seepage import Batch, SeepageError
 from seepage.attacking import own_source
 from seepage.audit import attack_only, record_only, run
-from seepage.recipe import cells, resolved
 from seepage.recorded import open_transcript
 from seepage.recording import record_cells
+from seepage.resolve import cells, resolved
 from seepage.storage import write_tensors
 from seepage.truth import Truth, misfit, open_truth, save_truth
 

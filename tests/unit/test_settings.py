@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage.errors import SeepageError
-from seepage.recipe import cells
+from seepage.resolve import cells
 from seepage.settings import change, choose, choose_part, put
 
 HEADS = ["data", "model", "batch", "training", "score"]

@@ -298,7 +298,8 @@ def validate(
 ) -> None:
     """Check a recipe or a recorded folder without running anything."""
     from seepage.audit import validate_folder
-    from seepage.recipe import cells, find_recipe, read_recipe
+    from seepage.recipe import find_recipe, read_recipe
+    from seepage.resolve import cells
     from seepage.settings import change
 
     if Path(path).is_dir():

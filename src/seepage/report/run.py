@@ -43,6 +43,7 @@ class Cell:
     batch_size: int | None = None
     batches: int | None = None
     training_steps: int | None = None
+    history: str | None = None
     accuracy: Number = None
     accuracy_examples: int | None = None
     defense: str | None = None
@@ -51,6 +52,7 @@ class Cell:
     baselines: dict[str, Any] | None = None
     parameters: int | None = None
     rounds: dict[str, Any] | None = None
+    federation: dict[str, Any] | None = None
     skipped: str | None = None
 
     @property
