@@ -18,7 +18,7 @@ from seepage.models import build
 from seepage.recipe import Recipe
 from seepage.recorded import open_knowledge, save_transcript
 from seepage.storage import SCHEMA, check_space, read_json, write_json
-from seepage.training import accuracy, train
+from seepage.training import accuracy, begin, train
 from seepage.transcript import Victim
 from seepage.truth import Truth, open_truth, save_truth
 from seepage.types import Batch, Knowledge, Tensors
@@ -198,6 +198,7 @@ def _built(recipe: Recipe, dataset: data.Dataset) -> torch.nn.Module:
         model = build(recipe.architecture, dataset.input_shape, len(dataset.classes), seed=recipe.seed)
     except SeepageError as error:
         raise Skipped(str(error)) from error
+    begin(model, recipe.training, recipe.architecture, len(dataset.classes), seed=recipe.seed)
     model = model.to(recipe.device)
     _check_takes(model, recipe, dataset)
     return model
@@ -271,7 +272,9 @@ def _names(recipe: Recipe) -> dict[str, Any]:
 
 def _history(recipe: Recipe) -> str:
     """How the model got where it is, in words."""
-    words = [f"trained {recipe.training.steps} steps"] if recipe.training.steps else []
+    plan = recipe.training
+    words = [f"weights {Path(plan.weights).name}"] if plan.weights else ["wide start"] if plan.init == "wide" else []
+    words += [f"trained {plan.steps} steps"] if plan.steps else []
     if recipe.federation is not None and recipe.federation.rounds:
         words.append(f"{recipe.federation.rounds} rounds of {recipe.federation.clients} clients ({recipe.partition})")
     return ", ".join(words) or "freshly initialized"

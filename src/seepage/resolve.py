@@ -223,7 +223,7 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         "data": first.data.table(),
         "model": first.model.table(),
         "client": first.client.table(),
-        "training": asdict(first.training),
+        "training": _written(first.training),
         "batch": asdict(first.batch),
         "knowledge": {"told": list(first.knowledge.told)},
         "score": asdict(first.score),
@@ -233,8 +233,7 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
     if first.rounds is not None:
         out["rounds"] = asdict(first.rounds)
     if first.federation is not None:
-        # TOML has no null: an option that is None is left out, as it was in the recipe.
-        out["federation"] = {key: value for key, value in asdict(first.federation).items() if value is not None}
+        out["federation"] = _written(first.federation)
         out["partition"] = first.partition.table()
     for head, option in _swept(tables.get("grid", {})):
         # A choice of the grid that leaves this option out takes the recipe's own value, or else the default.
@@ -247,6 +246,11 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         if tables.get(key):
             out[key] = tables[key]
     return tomli_w.dumps(out)
+
+
+def _written(plan: Training | Federation) -> dict[str, Any]:
+    """TOML has no null: an option that is None is left out, as it was in the recipe."""
+    return {key: value for key, value in asdict(plan).items() if value is not None}
 
 
 def _swept(grid: Mapping[str, Any]) -> list[tuple[str, str]]:

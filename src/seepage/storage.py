@@ -91,7 +91,7 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; `SeepageError` where it is missing, no JSON, or has numbers that JSON has no word for."""
-    _check_regular(path, LARGEST_JSON)
+    check_regular(path, LARGEST_JSON)
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
@@ -107,7 +107,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _check_regular(path: Path, largest: int | None = None) -> None:
+def check_regular(path: Path, largest: int | None = None) -> None:
     """Raise for what can block or never end when read: pipes, devices, files of absurd size."""
     if path.exists() and not path.is_file():
         raise SeepageError(f"cannot read {path}: it is no file; check the path")
@@ -163,7 +163,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> Tensors:
         SeepageError: For a missing or truncated file, and for pickles, which can run code when loaded.
     """
     refuse_pickle(path)
-    _check_regular(path)
+    check_regular(path)
     try:
         # Copies: views into the file are not aligned in memory, and kernels then round differently.
         if names is None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from seepage.errors import SeepageError
 from seepage.functional import forward, generator, in_mode
-from seepage.types import Batch, Tensors
+from seepage.types import Architecture, Batch, Tensors
+from seepage.weights import load_weights, pretrained_state, read_state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +24,57 @@ class Training:
         lr: Learning rate.
         optimizer: `sgd`, with momentum 0.9, or `adam`.
         batch_size: Examples per step.
+        init: How the model starts: `default`, each layer's own way, or `wide`: all parameters uniform from -0.5 to
+            0.5, as in the code of Deep Leakage from Gradients. Parameters of normalization layers are left alone.
+        weights: A file of weights to start from (`.safetensors`, or a `state_dict` of `torch.save`), or `pretrained`:
+            what torchvision or timm offer for the model.
     """
 
     steps: int = 0
     lr: float = 0.02
     batch_size: int = 32
     optimizer: Literal["sgd", "adam"] = "sgd"
+    init: Literal["default", "wide"] = "default"
+    weights: str | None = None
 
     def __post_init__(self) -> None:
         if self.optimizer not in ("sgd", "adam") or self.steps < 0 or self.lr <= 0 or self.batch_size < 1:
             raise SeepageError(
                 f"training needs steps >= 0, lr > 0, batch_size >= 1 and sgd or adam, got {self}; correct the recipe"
             )
+        if self.init not in ("default", "wide"):
+            raise SeepageError(f"training.init must be default or wide, got {self.init!r}; correct the recipe")
+
+
+WIDE = 0.5
+
+
+def begin(model: nn.Module, plan: Training, architecture: Architecture, num_classes: int, *, seed: int) -> str | None:
+    """Bring a fresh model, in place, to where its training starts.
+
+    Returns:
+        A sentence for the report where weights were loaded in part, else None.
+
+    Raises:
+        SeepageError: Where the weights cannot be read or do not fit.
+    """
+    if plan.init == "wide":
+        draw = generator(seed, "wide")
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, NORMALIZATIONS):
+                    continue
+                for parameter in module.parameters(recurse=False):
+                    drawn = torch.rand(parameter.shape, generator=draw) * 2 * WIDE - WIDE
+                    parameter.copy_(drawn)
+    if plan.weights is None:
+        return None
+    own = plan.weights == "pretrained"
+    state = pretrained_state(architecture.use) if own else read_state(Path(plan.weights).expanduser())
+    return load_weights(model, state, num_classes, plan.weights)
+
+
+NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def train(

@@ -26,6 +26,7 @@ from seepage.cli.options import (
     SetOption,
     SizeOption,
     ToldOption,
+    WeightsOption,
     tables_of,
 )
 from seepage.errors import SeepageError, unknown
@@ -81,6 +82,7 @@ def audit(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    weights: WeightsOption = None,
     client: ClientOption = None,
     batch_size: SizeOption = None,
     attack: Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")] = None,
@@ -101,7 +103,7 @@ def audit(
     from seepage.terminal import progress_bar
 
     condition = None if fail_if is None else parse_condition(fail_if)
-    tables = tables_of(recipe, data, model, client, batch_size, seed, device, told, attack, defense, settings)
+    tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, attack, defense, settings)
     with progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, show=show, command=_command())
         _write_pages(finished.folder, show, again=False)
@@ -153,6 +155,7 @@ def record(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    weights: WeightsOption = None,
     client: ClientOption = None,
     batch_size: SizeOption = None,
     defense: DefenseOption = None,
@@ -168,13 +171,51 @@ def record(
     from seepage.audit import record_only
     from seepage.terminal import progress_bar
 
-    tables = tables_of(recipe, data, model, client, batch_size, seed, device, told, None, defense, settings)
+    tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, None, defense, settings)
     with progress_bar(off=as_json or quiet) as show:
         folder = record_only(tables, out=out, show=show)
     if as_json:
         print(json.dumps({"schema": 1, "run": str(folder)}))
     else:
         print(f"recorded: {folder}/observed (what a server sees) and {folder}/private (the truth; keep it)")
+
+
+@app.command("observe")
+def observe_(
+    before: Annotated[Path, typer.Argument(help="Weights that the server sent out: .safetensors, or a state_dict.")],
+    after: Annotated[Path | None, typer.Argument(help="Weights that came back; or else --gradient.")] = None,
+    gradient: Annotated[Path | None, typer.Option("--gradient", help="The gradient that came back.")] = None,
+    model: Annotated[str, typer.Option("--model", help="The model; options by --set model.OPTION=VALUE.")] = "fc2",
+    shape: Annotated[str, typer.Option("--shape", help="Shape of one example, such as 3,32,32.")] = "3,32,32",
+    classes: Annotated[int, typer.Option("--classes", help="Classes of the model.")] = 10,
+    client: ClientOption = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate, where one SGD step was made.")] = None,
+    batch_size: SizeOption = None,
+    settings: SetOption = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
+) -> None:
+    """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
+    from seepage.observing import Files, observe_files, parse_shape
+    from seepage.parts import Part
+    from seepage.settings import change
+    from seepage.types import Architecture
+
+    tables = change({"model": {"use": model}, "client": {"use": client or "fedsgd"}}, settings or [])
+    if set(tables) - {"model", "client"}:
+        raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
+    architecture = Architecture(str(tables["model"].pop("use")), tables["model"])
+    remarks = observe_files(
+        Files(before=before, after=after, gradient=gradient, lr=lr),
+        out,
+        architecture=architecture,
+        input_shape=parse_shape(shape),
+        num_classes=classes,
+        client=Part(str(tables["client"].pop("use")), tables["client"]),
+        batch_size=batch_size,
+    )
+    for remark in remarks:
+        print(remark)
+    print(f"observed: {out}; attack it with: seepage attack {out}")
 
 
 @app.command()

@@ -9,6 +9,10 @@ DataOption = Annotated[str | None, typer.Option("--data", help="Name, image fold
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="fc2, convnet, torchvision:NAME, timm:NAME or module:factory.")
 ]
+WeightsOption = Annotated[
+    str | None,
+    typer.Option("--weights", help="Start from this file (.safetensors or a state_dict), or: pretrained."),
+]
 ClientOption = Annotated[
     str | None,
     typer.Option("--client", help="What clients compute: fedsgd, fedavg; options by --set client.OPTION=VALUE."),
@@ -49,6 +53,7 @@ def tables_of(
     recipe: str | None,
     data: str | None,
     model: str | None,
+    weights: str | None,
     client: str | None,
     batch_size: int | None,
     seed: int | None,
@@ -73,7 +78,13 @@ def tables_of(
     for key, chosen in (("data", data), ("model", model), ("client", client)):
         if chosen is not None:
             choose_part(tables, key, chosen)
-    for key, value in (("batch.size", batch_size), ("seed", seed), ("device", device), ("knowledge.told", told)):
+    for key, value in (
+        ("batch.size", batch_size),
+        ("training.weights", weights),
+        ("seed", seed),
+        ("device", device),
+        ("knowledge.told", told),
+    ):
         if value is not None:
             drop_cases(tables, key.partition(".")[0])
             put(tables, key, value)

@@ -1,0 +1,146 @@
+"""Weights from files and from model hubs, put into a model; nothing in a file is run."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seepage.errors import SeepageError
+from seepage.functional import last_linear
+from seepage.storage import PICKLES, check_regular, read_tensors
+from seepage.types import Tensors
+
+WRAPPED = ("state_dict", "model_state_dict", "model", "params", "net")
+"""Keys under which training scripts keep a model's state in a checkpoint."""
+PREFIXES = ("module.", "_orig_mod.")
+"""What `DistributedDataParallel` and `torch.compile` put before each name."""
+LARGEST = 2**36
+"""Bytes of one file of weights; more is refused before it is read."""
+
+
+def read_state(path: Path) -> Tensors:
+    """The named tensors of a `.safetensors` file, or of a `state_dict` that `torch.save` wrote.
+
+    The latter is read by PyTorch's restricted loader, which makes tensors and plain containers and runs nothing.
+
+    Raises:
+        SeepageError: For a missing or damaged file, for one with code in it, and for one without tensors.
+    """
+    check_regular(path, LARGEST)
+    if path.suffix.lower() not in PICKLES:
+        return stripped(read_tensors(path))
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise SeepageError(f"{path} does not exist; check the path") from error
+    except pickle.UnpicklingError as error:
+        raise SeepageError(
+            f"{path} holds more than tensors, and reading that could run code; save the model's state_dict() alone, "
+            "best with safetensors.torch.save_file"
+        ) from error
+    except Exception as error:  # whatever a damaged file may raise in the loader
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise SeepageError(f"{path} is not a whole file of torch.save ({reason}); copy or save it again") from error
+    return stripped(_tensors(content, path))
+
+
+def _tensors(content: Any, path: Path) -> Tensors:
+    if isinstance(content, Mapping):
+        for key in WRAPPED:
+            if isinstance(content.get(key), Mapping):
+                return _tensors(content[key], path)
+        found = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+        if found and all(isinstance(name, str) for name in found):
+            return {name: tensor.detach().clone() for name, tensor in found.items()}
+    raise SeepageError(f"{path} holds no named tensors; save the model's state_dict()")
+
+
+def stripped(state: Mapping[str, Tensor]) -> Tensors:
+    """The state without what wrappers put before every name.
+
+    >>> list(stripped({"module.0.weight": torch.zeros(1), "module.0.bias": torch.zeros(1)}))
+    ['0.weight', '0.bias']
+    """
+    out = dict(state)
+    for prefix in PREFIXES:
+        if out and all(name.startswith(prefix) for name in out):
+            out = {name.removeprefix(prefix): tensor for name, tensor in out.items()}
+    return out
+
+
+def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int, what: str) -> str | None:
+    """Copy a state into a model, in place.
+
+    A last fully connected layer for another number of classes is left as it is; buffers that are not there too.
+
+    Args:
+        model: The model.
+        state: Named tensors.
+        num_classes: Classes of the model.
+        what: How to call the state in messages.
+
+    Returns:
+        A sentence where something was left as it was, else None.
+
+    Raises:
+        SeepageError: Where names or shapes do not fit, with the names.
+    """
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    head = [name for name in last_linear(model, num_classes) or () if name is not None]
+    fresh = [name for name in head if name in state and state[name].shape != own[name].shape]
+    buffers = dict(model.named_buffers())
+    missing = [name for name in own if name not in state and name not in buffers]
+    extra = [name for name in state if name not in own]
+    wrong = [
+        f"{name} {tuple(state[name].shape)} for {tuple(own[name].shape)}"
+        for name in own
+        if name in state and name not in fresh and state[name].shape != own[name].shape
+    ]
+    if missing or extra or wrong:
+        words = [_words(kind, names) for kind, names in (("lacks", missing), ("has", extra), ("differs in", wrong))]
+        raise SeepageError(
+            f"{what} does not fit the model: it {'; '.join(filter(None, words))}; name the model, with its options, "
+            "that the weights were made for"
+        )
+    bad = [name for name in own if name in state and not state[name].isfinite().all()]
+    if bad:
+        raise SeepageError(f"{what} holds NaN or infinite values in {bad[0]!r}; use another checkpoint")
+    with torch.no_grad():
+        for name, tensor in own.items():
+            if name in state and name not in fresh:
+                tensor.copy_(state[name])
+    return f"the last layer is fresh: {what} has another number of classes" if fresh else None
+
+
+def _words(kind: str, names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{kind} {', '.join(names[:3])}{more}" if names else ""
+
+
+def pretrained_state(use: str) -> Tensors:
+    """The weights that torchvision or timm offer for one of their models; downloaded once by them.
+
+    Raises:
+        SeepageError: For another model, and where they cannot be had.
+    """
+    library, _, name = use.partition(":")
+    if library not in ("torchvision", "timm"):
+        raise SeepageError(
+            f"only torchvision and timm models have weights to fetch, and this one is {use!r}; give a file of weights"
+        )
+    try:
+        if library == "torchvision":
+            from torchvision import models
+
+            return dict(models.get_model_weights(name).DEFAULT.get_state_dict(progress=False))
+        import timm
+
+        return dict(timm.create_model(name, pretrained=True).state_dict())
+    except (OSError, RuntimeError, ValueError, AttributeError, ImportError) as error:
+        raise SeepageError(
+            f"the pretrained weights of {use} cannot be had ({type(error).__name__}: {str(error)[:120]}); download "
+            "them where there is a network and name the file with --weights FILE"
+        ) from error

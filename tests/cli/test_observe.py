@@ -1,0 +1,84 @@
+"""From two checkpoints of a plain PyTorch training to the pictures it was trained on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tests.cli.conftest import Cli
+from torch import nn
+
+from seepage.metrics import psnr
+from seepage.models import fc2
+
+SHAPE = (1, 8, 8)
+
+
+@pytest.fixture
+def captured(home: Path) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """`before.pt`, `after.pt` (one SGD step at 0.1), `gradient.safetensors`, made with PyTorch alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = fc2(SHAPE, 4, hidden=24)
+        inputs, labels = torch.rand(1, *SHAPE), torch.tensor([2])
+    torch.save(model.state_dict(), home / "before.pt")
+    F.cross_entropy(model(inputs), labels).backward()
+    save_file({n: p.grad for n, p in model.named_parameters() if p.grad is not None}, home / "gradient.safetensors")
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save({"state_dict": {f"module.{n}": t for n, t in model.state_dict().items()}}, home / "after.pt")
+    return model, inputs, labels
+
+
+OPTIONS = ("--model=fc2", "--set=model.hidden=24", "--shape=1,8,8", "--classes=4", "--batch-size=1")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("before.pt", "after.pt", "--lr=0.1"),
+        ("before.pt", "--gradient=gradient.safetensors"),
+        ("before.pt", "after.pt", "--client=fedavg", "--set=client.lr=0.1", "--set=client.steps=1"),
+    ],
+    ids=["step", "gradient", "fedavg"],
+)
+def test_the_picture_comes_back(
+    cli: Cli, home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor], files: tuple[str, ...]
+) -> None:
+    found = cli("observe", *files, *OPTIONS)
+    assert found.code == 0, found.err
+    assert "seepage attack observed" in found.out
+    attacked = cli("attack", "observed", "--use=linear", "--out=run", "--quiet", "--jobs=1")
+    assert attacked.code == 0, attacked.err
+    (outcome,) = home.glob("run/reconstructions/**/*.safetensors")
+    assert float(psnr(load_file(outcome)["inputs"], captured[1])) > 55
+
+
+def test_mistakes_are_one_sentence(
+    refused: Callable[..., str], home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
+) -> None:
+    assert "learning rate is known" in refused("observe", "before.pt", "after.pt", *OPTIONS)
+    assert "either the weights" in refused("observe", "before.pt", *OPTIONS)
+    assert "not both" in refused("observe", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
+    assert "does not fit the model" in refused("observe", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")
+    assert "does not exist" in refused("observe", "before.pt", "none.pt", "--lr=0.1", *OPTIONS)
+    assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", "--lr=-1", *OPTIONS)
+    assert "whole numbers such as" in refused("observe", "before.pt", "after.pt", "--lr=1", "--shape=3*8*8")
+    assert "lr > 0" in refused("observe", "before.pt", "after.pt", "--client=fedavg", "--set=client.lr=0", *OPTIONS)
+    assert "leave them out" in refused("observe", "before.pt", "--gradient=gradient.safetensors", "--lr=1", *OPTIONS)
+
+
+def test_a_file_that_lacks_a_tensor_is_named(
+    refused: Callable[..., str], home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
+) -> None:
+    fewer = {name: t for name, t in load_file(home / "gradient.safetensors").items() if "bias" not in name}
+    save_file(fewer, home / "few.safetensors")
+    assert "few.safetensors lacks" in refused("observe", "before.pt", "--gradient=few.safetensors", *OPTIONS)
+
+
+def test_a_recording_is_not_overwritten(
+    cli: Cli, refused: Callable[..., str], captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
+) -> None:
+    assert cli("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS).code == 0
+    assert "already holds" in refused("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS)
