@@ -51,7 +51,7 @@ def test_the_picture_comes_back(
     assert "seepage attack observed" in found.out
     attacked = cli("attack", "observed", "--use=linear", "--out=run", "--quiet", "--jobs=1")
     assert attacked.code == 0, attacked.err
-    (outcome,) = home.glob("run/reconstructions/**/*.safetensors")
+    (outcome,) = home.glob("run/attacks/**/*.safetensors")
     assert float(psnr(load_file(outcome)["inputs"], captured[1])) > 55
 
 
