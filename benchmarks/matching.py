@@ -25,12 +25,14 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
 from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.matching.distances import Cosine
+from seepage.attacks.matching.first_order import FirstOrderProblem
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
 from seepage.functional import generator
@@ -97,7 +99,7 @@ def _implementation() -> object:
     return SimpleNamespace(JIT=None, mixed_precision=False, grad_scaling=False)
 
 
-def time_once(step: Callable[[], None]) -> tuple[float, float]:
+def time_once(step: Callable[[], object]) -> tuple[float, float]:
     wall, processor = time.perf_counter(), time.process_time()
     step()
     return time.perf_counter() - wall, time.process_time() - processor
@@ -138,7 +140,7 @@ def memory(options: argparse.Namespace) -> None:
     for size in options.sizes:
         for microbatch in (0, options.microbatch):
             arguments = ["one-step", "--model", options.model, "--size", str(options.size), "--batch", str(size)]
-            arguments += ["--microbatch", str(microbatch)]
+            arguments += ["--microbatch", str(microbatch), "--step", options.step]
             child = subprocess.run(
                 [sys.executable, __file__, *arguments],
                 capture_output=True,
@@ -152,7 +154,8 @@ def memory(options: argparse.Namespace) -> None:
 
 
 def one_step(options: argparse.Namespace) -> None:
-    found, truth = problem(options.model, options.size, options.batch, options.microbatch or None, "eval")
+    exact, truth = problem(options.model, options.size, options.batch, options.microbatch or None, "eval")
+    found = FirstOrderProblem(exact) if options.step == "first_order" else exact
     inputs = torch.rand(truth.inputs.shape, generator=generator(0, "candidate"))
     small, few = inputs[:1], truth.labels[:1]
     found.evaluate(small, few)  # library buffers are there before the first look
@@ -160,7 +163,8 @@ def one_step(options: argparse.Namespace) -> None:
     before = peak()
     found.evaluate(inputs, truth.labels)
     rise = round((peak() - before) / 1024, 1)
-    emit("memory", options, {"batch": options.batch, "microbatch": options.microbatch or None, "peak_rise_mib": rise})
+    result = {"batch": options.batch, "microbatch": options.microbatch or None, "step": options.step}
+    emit("memory", options, {**result, "peak_rise_mib": rise, "peak_mib": round(peak() / 1024, 1)})
 
 
 def reset_peak() -> None:
@@ -191,7 +195,7 @@ def emit(kind: str, options: argparse.Namespace, result: dict[str, object]) -> N
         "torch": torch.__version__,
         "seepage": version("seepage"),
         "machine": platform.machine(),
-        "command": f"python benchmarks/matching.py {' '.join(sys.argv[1:])}",
+        "command": f"python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}",
     }
     print(json.dumps({**facts, **result}), flush=True)
 
@@ -204,6 +208,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--microbatch", type=int, default=8)
+    parser.add_argument("--step", choices=["exact", "first_order"], default="exact")
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 64, 256])
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -13,9 +13,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from seepage import ATTACKS, Architecture, Attack, Inapplicable, LinearLeak, Reconstruction, Transcript, save_transcript
+from seepage import (
+    ATTACKS,
+    Architecture,
+    Attack,
+    Batch,
+    FedSGD,
+    Inapplicable,
+    LinearLeak,
+    Reconstruction,
+    Transcript,
+    build,
+    record,
+    save_transcript,
+)
 from seepage.attacks.base import Progress, ignore
-from seepage.contracts import ATTACK_CHECKS, AttackCase, check_attack
+from seepage.contracts import ATTACK_CHECKS, AttackCase, check_attack, planted_inputs
 from seepage.contracts.watch import Killed
 from seepage.vertical import Rounds
 
@@ -43,6 +56,17 @@ for factory in (all_conv, no_bias, smooth):
     setattr(odd, factory.__name__, factory)
 sys.modules["odd_models"] = odd
 
+
+def settled() -> tuple[Transcript, Tensor]:
+    """Two inputs in a network with BatchNorm whose running statistics are those of other inputs, in eval mode."""
+    model = build(SETTLED, (1, 8, 8), 4)
+    for _ in range(40):
+        model(planted_inputs(64, (1, 8, 8), seed=7))
+    batch = Batch(planted_inputs(2, (1, 8, 8)), torch.arange(2))
+    return record(model, batch, client=FedSGD(mode="eval"), architecture=SETTLED), batch.inputs
+
+
+SETTLED = Architecture("convnet", {"width": 8, "batch_norm": True, "activation": "gelu"})
 FC2 = Architecture("fc2", {"hidden": 32})
 VERTICAL = Architecture("vertical", {"channels": 32, "hidden": 48})
 ALL_CONV, NO_BIAS, SMOOTH = (Architecture(f"odd_models:{name}") for name in ("all_conv", "no_bias", "smooth"))
@@ -151,6 +175,45 @@ CASES: dict[str, list[AttackCase]] = {
             brief=made("sapag", steps=12, restarts=2),
         )
     ],
+    "cpl": [
+        # The label term pulls away from the truth, whose prediction is not its label: with weight 1 it ends at 21 dB.
+        AttackCase(
+            attack=made("cpl", steps=30, line_search=True, label_weight=0.01),
+            planted_db=55,
+            model=SMOOTH,
+            brief=made("cpl", steps=6, restarts=2),
+        )
+    ],
+    "bayes": [
+        AttackCase(attack=made("bayes", steps=300), planted_db=70, model=FC2, brief=made("bayes", steps=12, restarts=2))
+    ],
+    "fedleak": [
+        AttackCase(
+            attack=made("fedleak", steps=200, lr=0.02, schedule="cosine"),
+            planted_db=45,
+            model=FC2,
+            brief=made("fedleak", steps=12, by="tensor", l1="sum", sample=50),
+            refuses=(ALL_CONV,),
+        )
+    ],
+    "fedleak_released": [
+        AttackCase(
+            attack=made("fedleak_released", steps=150, width=8),
+            planted_db=33,
+            model=FC2,
+            brief=made("fedleak_released", steps=5, width=2, restarts=2, labels="joint"),
+        )
+    ],
+    "grad_inversion": [
+        AttackCase(
+            attack=made("grad_inversion", steps=200, match=1.0, batch_norm=1e-3, group=1e-3, restarts=2),
+            planted_db=90,
+            batch_size=2,
+            victim=settled,
+            brief=made("grad_inversion", steps=12),
+            refuses=(FC2, ALL_CONV),
+        )
+    ],
     "inverting_gradients": [
         AttackCase(
             attack=made("inverting_gradients", steps=300),
@@ -175,7 +238,9 @@ def test_it_keeps(case: AttackCase, check: Callable[[AttackCase], None]) -> None
     check(case)
 
 
-@pytest.mark.parametrize("name", ["dlg", "idlg", "inverting_gradients", "sapag"])
+@pytest.mark.parametrize(
+    "name", ["bayes", "cpl", "dlg", "fedleak", "grad_inversion", "idlg", "inverting_gradients", "sapag"]
+)
 def test_iterative_attacks_keep_checkpoints(name: str) -> None:
     case = CASES[name][0]
     counted = Killed(None, after=0)
@@ -193,9 +258,12 @@ from seepage import *
 from seepage.attacks.feature_inversion import *
 from seepage.attacks.matching.distances import *
 from seepage.attacks.matching.directions import *
+from seepage.attacks.matching.generator import *
 from seepage.attacks.matching.labels import *
+from seepage.attacks.matching.layers import *
 from seepage.attacks.matching.optimizers import *
 from seepage.attacks.matching.parameters import *
+from seepage.attacks.matching.partial import *
 from seepage.attacks.matching.priors import *
 here = Path(sys.argv[1])
 for folder in sorted(here.iterdir()):

@@ -38,6 +38,11 @@ GOLDEN: dict[str, tuple[Architecture, dict[str, Any], float]] = {
     "dlg": (GELU, {"steps": 20, "line_search": True}, 46.1),
     "sapag": (GELU, {"steps": 400}, 37.2),
     "inverting_gradients": (GELU, {"steps": 400}, 45.9),
+    "cpl": (GELU, {"steps": 20, "line_search": True, "label_weight": 1e-4}, 46.0),
+    "bayes": (GELU, {"steps": 400, "sigma": 1e-3, "tv": 100.0}, 45.9),
+    "fedleak": (GELU, {"steps": 200, "lr": 0.02, "schedule": "cosine"}, 35.4),
+    "fedleak_released": (GELU, {"steps": 150, "width": 8}, 37.9),
+    "grad_inversion": (GELU, {"steps": 200, "match": 1.0, "batch_norm": 0.0, "labels": "auto", "restarts": 2}, 44.0),
 }
 """Attack: network, options, PSNR in dB."""
 

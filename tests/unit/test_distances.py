@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seepage.attacks.matching.distances import L1, L2, Cosine, Distance, GaussianKernel
+from seepage.attacks.matching.distances import L1, L2, Cosine, Distance, GaussianKernel, PerTensor
+from seepage.attacks.matching.partial import GaussianLikelihood, TopMagnitude
 from seepage.types import Tensors
 
 Array = NDArray[np.float64]
@@ -39,6 +40,11 @@ def cosine(a: Tensors, b: Tensors) -> float:
     return float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y)))
 
 
+def cosine_of(a: Tensor, b: Tensor) -> float:
+    x, y = a.numpy().ravel(), b.numpy().ravel()
+    return float(1 - x @ y / (np.linalg.norm(x) * np.linalg.norm(y)))
+
+
 def kernel(a: Tensors, b: Tensors) -> float:
     total = 0.0
     for name in SHAPES:
@@ -51,6 +57,13 @@ def kernel(a: Tensors, b: Tensors) -> float:
 FORMULAS: dict[str, tuple[Distance, Callable[[Tensors, Tensors], float]]] = {
     "L2": (L2(), l2),
     "L1": (L1(), l1),
+    "L2 root": (L2(root=True), lambda a, b: float(np.sqrt(l2(a, b)))),
+    "L1 mean": (L1("mean"), lambda a, b: float(np.abs(long(a) - long(b)).mean())),
+    "L1 mean per tensor": (
+        PerTensor(L1("mean")),
+        lambda a, b: float(sum(np.abs(a[name].numpy() - b[name].numpy()).mean() for name in SHAPES)),
+    ),
+    "cosine per tensor": (PerTensor(Cosine()), lambda a, b: sum(cosine_of(a[name], b[name]) for name in SHAPES)),
     "Cosine": (Cosine(), cosine),
     "GaussianKernel": (GaussianKernel(), kernel),
     "sum": (L2() + 0.1 * Cosine(), lambda a, b: l2(a, b) + 0.1 * cosine(a, b)),
@@ -111,7 +124,18 @@ def test_the_kernel_does_not_see_the_scale_of_a_layer(scale: float, seed: int) -
     assert 0 < value <= len(SHAPES)
 
 
-@pytest.mark.parametrize("distance", [Cosine(), GaussianKernel()], ids=repr)
+@pytest.mark.parametrize(
+    "distance",
+    [
+        Cosine(),
+        GaussianKernel(),
+        PerTensor(Cosine()),
+        PerTensor(L2(root=True)),
+        PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)),
+        PerTensor(GaussianLikelihood(sigma=1.0, clip=0.1)),
+    ],
+    ids=repr,
+)
 def test_tensors_of_zeros_give_finite_values_and_slopes(distance: Distance) -> None:
     """Dead neurons send zeros."""
     for dtype in (torch.float32, torch.float64):
@@ -127,4 +151,4 @@ def test_tensors_of_zeros_give_finite_values_and_slopes(distance: Distance) -> N
 
 def test_distances_compare_and_print_as_what_they_are() -> None:
     assert L2() + 0.1 * Cosine() == L2() + 0.1 * Cosine()
-    assert repr(0.5 * L1()) == "Scaled(weight=0.5, inner=L1())"
+    assert repr(0.5 * L1()) == "Scaled(weight=0.5, inner=L1(reduce='sum'))"

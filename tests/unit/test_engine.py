@@ -14,12 +14,18 @@ from seepage import (
     Architecture,
     Batch,
     FedSGD,
+    GaussianNoise,
     GradientMatching,
     Inapplicable,
     SeepageError,
     attack,
+    bayes,
     build,
+    cpl,
     dlg,
+    fedleak,
+    fedleak_released,
+    grad_inversion,
     idlg,
     inverting_gradients,
     record,
@@ -27,17 +33,28 @@ from seepage import (
 )
 from seepage.attacks.base import Silent
 from seepage.attacks.matching import engine
-from seepage.attacks.matching.directions import Direction, Plain, Sign
-from seepage.attacks.matching.distances import L2, Cosine, GaussianKernel
+from seepage.attacks.matching.directions import Blended, Direction, Langevin, LookAhead, Place, Plain, Sign, Slopes
+from seepage.attacks.matching.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.engine import has_settled
-from seepage.attacks.matching.labels import Auto, BiasCount, Joint, SignOfLastBias
+from seepage.attacks.matching.generator import UntrainedGenerator
+from seepage.attacks.matching.labels import (
+    Auto,
+    BiasCount,
+    Joint,
+    LastLayerMinimum,
+    Refined,
+    RowSumCount,
+    SignOfLastBias,
+)
+from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss
 from seepage.attacks.matching.optimizers import LBFGS, Adam
 from seepage.attacks.matching.parameters import Pixels
-from seepage.attacks.matching.priors import TotalVariation
+from seepage.attacks.matching.partial import GaussianLikelihood, TopMagnitude
+from seepage.attacks.matching.priors import GroupConsistency, SquaredNorm, TotalVariation
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import Search
 from seepage.contracts import planted_inputs, recovered_db
-from seepage.contracts.watch import Changed
+from seepage.contracts.watch import Changed, Kept
 from seepage.functional import generator
 from seepage.outcome import FolderProgress
 from seepage.types import Transcript
@@ -60,10 +77,9 @@ def test_the_restart_of_the_lowest_objective_wins() -> None:
     """Each restart has a start of its own, and the attack returns the best by the objective."""
     transcript, _ = victim()
     found = attack(transcript, matching(restarts=4))
-    restarts = []
-    for r in range(4):
-        run = engine._Run(matching(restarts=4), _problem(transcript), transcript.knowledge, transcript[0], None, 0)
-        restarts.append(run.searches[r].unknowns.detach())
+    it = matching(restarts=4)
+    run = engine._Run(it, it._objective(transcript[0], transcript.knowledge), None, 0)
+    restarts = [search.unknowns[0].detach() for search in run.searches]
     assert len({tuple(start.flatten().tolist()) for start in restarts}) == 4
     singles = [_from(transcript, start) for start in restarts]
     best = min(singles, key=lambda single: single[0])
@@ -118,14 +134,14 @@ def test_priors_pull() -> None:
 class Still(Direction):
     """Nowhere to go."""
 
-    def __call__(self, gradient: Tensor) -> Tensor:
-        return torch.zeros_like(gradient)
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        return [torch.zeros_like(slope) for slope in slopes]
 
 
 def test_the_direction_is_what_the_optimizer_follows() -> None:
     transcript, _ = victim()
     pixels = Pixels(start_from="uniform")
-    start = pixels.start(1, transcript.knowledge, generator(0, "start"))
+    start = pixels.start(1, transcript.knowledge, torch.ones(1), generator(0, "start")).unknowns[0]
     assert torch.equal(matching(parameters=pixels, direction=Still())(transcript, seed=0).inputs, start)
     # Signed Adam's first step is the learning rate in every unknown, however flat the objective there.
     stepped = matching(parameters=pixels, direction=Sign(), steps=2, project=False, optimizer=Adam(lr=1e-3))
@@ -138,6 +154,26 @@ def test_it_ends_once_the_update_is_explained() -> None:
     assert found.status == "ok"
     assert found.cost["steps"] < 3000
     assert float(recovered_db(found, batch.inputs)) > 60
+
+
+class Nearly(nn.Module):
+    """A network whose gradient hardly depends on its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(1 + 1e-4 * inputs.flatten(1))
+        return output
+
+
+def test_a_cosine_that_rounds_to_one_explains_nothing() -> None:
+    torch.manual_seed(0)
+    transcript = record(Nearly(), Batch(planted_inputs(1, SHAPE), torch.tensor([1])))
+    found = matching(distance=Cosine(), steps=5, tolerance=1e-12)(transcript, seed=0)
+    assert found.cost["steps"] == 5
+    assert found.status == "exhausted"
 
 
 def test_it_says_when_steps_ran_out() -> None:
@@ -167,9 +203,10 @@ def test_candidates_stay_in_the_value_range_where_projected() -> None:
         it = matching(steps=5, optimizer=Adam(lr=5.0), parameters=Pixels(start_from=start, mean=0.5, std=0.25))
         inputs = it(transcript, seed=0).inputs
         # The very first point is a start, not yet projected; only it may lie outside.
-        first = Pixels(start_from=start, mean=0.5, std=0.25).start(1, transcript.knowledge, generator(0, "start"))
+        pixels = Pixels(start_from=start, mean=0.5, std=0.25)
+        first = pixels.start(1, transcript.knowledge, torch.ones(1), generator(0, "start"))
         inside = bool(((inputs >= 0) & (inputs <= 1)).all())
-        assert inside or torch.allclose(inputs, 0.5 + 0.25 * first)
+        assert inside or torch.allclose(inputs, first.render(first.unknowns))
 
 
 def test_joint_labels_are_found_with_the_inputs() -> None:
@@ -245,10 +282,10 @@ def test_ctrl_c_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = matching(steps=7)(transcript, seed=0)
     plain = engine._Run.advance
 
-    def interrupt(run: engine._Run, search: Search, step: int) -> None:
+    def interrupt(run: engine._Run, search: Search, step: int, restart: int, others: Any) -> None:
         if step == 7:
             raise KeyboardInterrupt
-        plain(run, search, step)
+        plain(run, search, step, restart, others)
 
     monkeypatch.setattr(engine._Run, "advance", interrupt)
     found = matching(steps=20)(transcript, seed=0)
@@ -276,6 +313,38 @@ def test_labels_that_do_not_fit_the_batch_are_refused() -> None:
     odd = Changed(transcript, lambda seen: replace(seen, labels=torch.tensor([0, 1, 2])))
     with pytest.raises(Inapplicable, match="3 labels for 2 examples"):
         matching()(odd, seed=0)
+
+
+def test_a_model_of_whole_numbers_is_refused() -> None:
+    transcript, _ = victim()
+    reader = nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(144, CLASSES))
+    odd = Kept(replace(transcript.knowledge, model=reader), (transcript[0],))
+    with pytest.raises(Inapplicable, match="first layer '0' looks up whole numbers"):
+        matching()(odd, seed=0)
+
+
+class Idle(nn.Module):
+    """A network with a layer that it never uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.idle = nn.Linear(36, CLASSES), nn.Linear(5, 5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.layer(inputs.flatten(1))
+        return output
+
+
+@pytest.mark.parametrize(
+    "preset", [dlg(steps=2), inverting_gradients(steps=9), bayes(steps=9), fedleak(steps=9, activation=0.0)]
+)
+def test_unused_parameters_do_no_harm(preset: GradientMatching) -> None:
+    torch.manual_seed(0)
+    transcript = record(Idle(), Batch(planted_inputs(1, SHAPE), torch.tensor([1])))
+    for distance in (preset.distance, PerTensor(preset.distance)):
+        found = replace(preset, distance=distance)(transcript, seed=0)
+        assert found.status != "diverged"
+        assert found.cost["evaluations"] >= 9
 
 
 def test_a_table_is_attacked_without_total_variation() -> None:
@@ -321,6 +390,68 @@ PAPERS = {
             project=True,
         ),
     ),
+    "grad_inversion": (
+        grad_inversion(),
+        GradientMatching(
+            distance=1e-4 * PerTensor(L2(root=True)),
+            priors=(TotalVariation(1e-4), SquaredNorm(1e-6), GroupConsistency(0.01), BatchNormStatistics(0.1)),
+            optimizer=Adam(lr=0.1),
+            steps=20_000,
+            schedule="warmup_cosine",
+            direction=Langevin(0.2),
+            labels=LastLayerMinimum(),
+            parameters=Pixels(start_from="normal", mean=0.5, std=0.25),
+            project=True,
+            restarts=4,
+        ),
+    ),
+    "bayes": (
+        bayes(),
+        GradientMatching(
+            distance=GaussianLikelihood(),
+            priors=(TotalVariation(1.0),),
+            optimizer=Adam(lr=0.1),
+            steps=2_000,
+            schedule="cosine",
+            parameters=Pixels(mean=0.5, std=0.25),
+            project=True,
+        ),
+    ),
+    "cpl": (
+        cpl(),
+        GradientMatching(
+            distance=L2(),
+            priors=(LabelLoss(1.0),),
+            optimizer=LBFGS(lr=1.0),
+            steps=300,
+            parameters=Pixels(start_from="patterned"),
+        ),
+    ),
+    "fedleak": (
+        fedleak(),
+        GradientMatching(
+            distance=TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global", of="dummy"),
+            priors=(TotalVariation(1e-5), ActivationSize(1e-4)),
+            optimizer=Adam(lr=1e-4),
+            steps=10_000,
+            direction=Blended(weight=0.7, k=1e-3),
+            labels=Refined(RowSumCount()),
+            parameters=Pixels(start_from="uniform"),
+            project=True,
+        ),
+    ),
+    "fedleak_released": (
+        fedleak_released(),
+        GradientMatching(
+            distance=PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)),
+            priors=(TotalVariation(1e-5),),
+            optimizer=Adam(lr=1e-2, weight_decay=0.01),
+            steps=10_000,
+            schedule="cosine",
+            direction=LookAhead(weight=0.3, signed=True),
+            parameters=UntrainedGenerator(latent=128),
+        ),
+    ),
     "sapag": (
         sapag(),
         GradientMatching(
@@ -347,6 +478,63 @@ def test_presets_pass_their_options_on() -> None:
     assert inverting_gradients(labels="bias", microbatch=8, restarts=3).labels == BiasCount()
     assert dlg(start="uniform", lr=0.5, line_search=True).optimizer == LBFGS(lr=0.5, line_search=True)
     assert sapag(microbatch=8, restarts=3, labels="joint").microbatch == 8
+    assert fedleak(tv=0.0, activation=0.0, weight=0.0).priors == ()
+    assert fedleak(weight=0.0).direction == Plain()
+    assert fedleak(by="tensor", l1="sum", ratio=0.2, sample=99).distance == TopMagnitude(
+        inner=L1("sum") + Cosine(), ratio=0.2, by="tensor", sample=99
+    )
+    assert fedleak_released(tv=0.0, width=7).parameters == UntrainedGenerator(width=7)
+    assert grad_inversion(batch_norm=0.0, group=0.0, noise=0.0).priors == (TotalVariation(1e-4), SquaredNorm(1e-6))
+    assert bayes(sigma=0.2, tv=0.0).distance == GaussianLikelihood(sigma=0.2)
+    assert cpl(label_weight=0.0).priors == ()
+
+
+def test_the_bayes_attack_uses_the_noise_it_is_told_of() -> None:
+    """At the truth the objective is then half the number of entries, as a normal log-density's is."""
+    model, batch = build(FC2, SHAPE, CLASSES), Batch(planted_inputs(1, SHAPE), torch.tensor([1]))
+    transcript = record(model, batch, defense=GaussianNoise(sigma=0.02))
+    told = Changed(transcript, lambda seen: seen)
+    knowing = replace(transcript.knowledge, defense=GaussianNoise(sigma=0.02))
+    entries = sum(tensor.numel() for tensor in transcript[0].params.values())
+    objective = bayes(tv=0.0)._objective(told[0], knowing).value_at(batch.inputs, batch.labels)
+    assert objective == pytest.approx(entries / 2, rel=0.15)
+    assert bayes(tv=0.0).objective_at(told, batch.inputs, batch.labels) < 0.1 * objective  # not told: sigma 0.1
+
+
+def test_one_restart_that_blows_up_ends_alone_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    transcript, _ = victim()
+    it, plain = matching(restarts=3), engine._Run._start
+
+    def spoiled(run: engine._Run, restart: int) -> Search:
+        search = plain(run, restart)
+        if restart == 1:
+            search.unknowns[0].data.fill_(float("nan"))
+        return search
+
+    expected = it(transcript, seed=0)
+    monkeypatch.setattr(engine._Run, "_start", spoiled)
+    found = it(transcript, seed=0)
+    assert found.status != "diverged"
+    assert found.notes == ("1 of 3 restarts ended early because their numbers were no longer finite",)
+    assert expected.notes == ()
+    assert found.cost["evaluations"] == expected.cost["evaluations"] - 19
+
+
+def test_refined_labels_start_where_the_rule_says_and_move() -> None:
+    transcript, batch = victim(6)
+    run_of = matching(labels=Refined(RowSumCount(), confidence=3.0))
+    found = run_of(transcript, seed=0)
+    run = engine._Run(run_of, run_of._objective(transcript[0], transcript.knowledge), None, 0)
+    logits = run.searches[0].logits
+    assert logits is not None
+    start = logits.detach().clone()
+    assert start.argmax(1).tolist() == RowSumCount()(transcript[0], transcript.knowledge).tolist()
+    assert start.max(1).values.tolist() == [3.0] * 6
+    run.advance_all(0)
+    assert not torch.equal(run.searches[0].logits, start)  # type: ignore[arg-type]
+    assert found.labels is not None
+    told, _ = victim(6, told=["labels"])
+    assert run_of.labels(told[0], told.knowledge).tolist() == sorted(batch.labels.tolist())  # type: ignore[union-attr]
 
 
 def test_idlg_is_for_one_example() -> None:

@@ -122,7 +122,11 @@ def test_a_factory_without_arguments_and_one_with_options() -> None:
 
 WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "unknown": ("fc3", {}, r"unknown model 'fc3'; did you mean 'fc2'\?"),
-    "nothing like it": ("???", {}, "Known: convnet, fc2, lenet, mlp3, module:factory, timm:NAME, torchvision:NAME"),
+    "nothing like it": (
+        "???",
+        {},
+        "Known: convnet, fc2, lenet, mlp3, module:factory, resnet, timm:NAME, torchvision:NAME",
+    ),
     "torchvision name": ("torchvision:resnet81", {}, "did you mean 'resnet18'"),
     "segmentation": ("torchvision:fcn_resnet50", {}, "unknown torchvision model"),
     "timm name": ("timm:rsnet18", {}, "did you mean 'resnet18'"),
@@ -180,3 +184,41 @@ def test_lazy_layers_learn_their_shape_before_anything_is_recorded() -> None:
     model = build(Architecture("lazy_models:lazy"), (1, 4, 4), 3)
     assert [tuple(p.shape) for p in model.parameters()] == [(7, 16), (7,), (3, 7), (3,)]
     assert model.training
+
+
+def test_residual_networks_have_the_published_numbers_of_parameters() -> None:
+    """FedLeak's footnote 3 gives ResNet-10's on MNIST; torchvision's own networks are the others' oracle."""
+    from torchvision import models as torchvision_models
+
+    def count(model: nn.Module) -> int:
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    assert count(build(Architecture("resnet"), (1, 28, 28), 10)) == 4_902_090
+    for depth in (18, 34):
+        own = build(Architecture("resnet", {"depth": depth, "stem": "large"}), (3, 64, 64), 1000)
+        assert count(own) == count(getattr(torchvision_models, f"resnet{depth}")(weights=None))
+
+
+def test_a_residual_network_computes_what_torchvisions_does() -> None:
+    from torchvision.models import resnet18
+
+    own = build(Architecture("resnet", {"depth": 18, "stem": "large"}), (3, 64, 64), 7).eval()
+    theirs = resnet18(weights=None, num_classes=7).eval()
+    state = [tensor for name, tensor in own.state_dict().items() if not name.startswith("normalize.")]
+    assert [t.shape for t in state] == [t.shape for t in theirs.state_dict().values()]
+    theirs.load_state_dict(dict(zip(theirs.state_dict(), state, strict=True)))
+    inputs = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        normalized = own.normalize(inputs)
+        assert torch.allclose(own(inputs), theirs(normalized), atol=1e-5)
+
+
+def test_options_of_a_residual_network_reach_every_block() -> None:
+    options = {"width": 4, "activation": "sigmoid", "batch_norm": False}
+    model = build(Architecture("resnet", options), (3, 32, 32), 10)
+    kinds = [type(module) for module in model.modules()]
+    assert kinds.count(nn.Sigmoid) == 1 + 2 * 4
+    assert nn.ReLU not in kinds
+    assert nn.BatchNorm2d not in kinds
+    assert all(module.bias is not None for module in model.modules() if isinstance(module, nn.Conv2d))
+    assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)

@@ -1,6 +1,7 @@
 """Total variation against torchmetrics and numpy; the smaller parts of the engine."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +12,8 @@ from torch import nn
 from torchmetrics.functional.image import total_variation
 
 from seepage import FedSGD, Inapplicable
-from seepage.attacks.matching.directions import Plain, Sign
 from seepage.attacks.matching.optimizers import LBFGS, Adam, Schedule, make_schedule
-from seepage.attacks.matching.parameters import Pixels, Start
+from seepage.attacks.matching.parameters import Pixels, Start, first_inputs
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.functional import generator
 from seepage.types import Knowledge
@@ -53,23 +53,38 @@ def test_total_variation_is_refused_without_neighbours(shape: tuple[int, ...]) -
     assert not TotalVariation(1.0)(torch.rand(3, 2, 5)).any()
 
 
-def test_directions() -> None:
-    slope = torch.tensor([-3.0, 0.0, 1e-9])
-    assert torch.equal(Plain()(slope), slope)
-    assert Sign()(slope).tolist() == [-1, 0, 1]
-
-
-@pytest.mark.parametrize("start", ["normal", "uniform", "grey"])
+@pytest.mark.parametrize("start", get_args(Start))
 def test_candidates_start_in_the_units_they_are_said_to(start: Start) -> None:
     pixels = Pixels(start_from=start, mean=0.5, std=0.25)
     knowledge = knowing(3, 20, 20, value_range=(-1.0, 3.0))
-    unknowns = pixels.start(4, knowledge, generator(0, "start"))
-    inputs = pixels.render(unknowns)
+    like = torch.ones(1, dtype=torch.float64)
+    canvas = pixels.start(4, knowledge, like, generator(0, "start"))
+    inputs = canvas.render(canvas.unknowns)
     assert inputs.shape == (4, 3, 20, 20)
-    assert torch.equal(unknowns, pixels.start(4, knowledge, generator(0, "start")))
-    mean, deviation = {"normal": (0.5, 0.25), "uniform": (1.0, 4 / 12**0.5), "grey": (1.0, 0.0)}[start]
-    assert float(inputs.mean()) == pytest.approx(mean, abs=0.05)
-    assert float(inputs.std()) == pytest.approx(deviation, abs=0.05)
+    assert inputs.dtype == like.dtype
+    again = pixels.start(4, knowledge, like, generator(0, "start"))
+    assert all(map(torch.equal, canvas.unknowns, again.unknowns))
+    uniform = (1.0, 4 / 12**0.5)
+    mean, deviation = {
+        "normal": (0.5, 0.25),
+        "uniform": uniform,
+        "patterned": uniform,
+        "wide": (1.0, 8 / 12**0.5),
+        "grey": (1.0, 0.0),
+    }[start]
+    loose = 0.15 if start == "patterned" else 0.05  # a sixteenth of the numbers
+    assert float(inputs.mean()) == pytest.approx(mean, abs=loose)
+    assert float(inputs.std()) == pytest.approx(deviation, abs=loose)
+
+
+@pytest.mark.parametrize("side", [3, 8, 10])
+def test_a_patterned_start_repeats_its_patch(side: int) -> None:
+    inputs = first_inputs("patterned", (2, 3, side, side), (0.0, 1.0), generator(0, "start"))
+    period = math.ceil(side / 4)
+    assert torch.equal(inputs[..., period:, :], inputs[..., :-period, :])
+    assert torch.equal(inputs[..., period:], inputs[..., :-period])
+    assert len(inputs[0, 0].unique()) == period**2
+    assert first_inputs("patterned", (2, 7), (0.0, 1.0), generator(0, "start")).shape == (2, 7)
 
 
 @given(st.floats(-2, 2), st.floats(0.05, 4), st.floats(-3, 0), st.floats(0.5, 3))
@@ -78,7 +93,8 @@ def test_projection_puts_inputs_into_the_value_range_and_moves_nothing_else(
 ) -> None:
     pixels, knowledge = Pixels(mean=mean, std=std), knowing(8, value_range=(low, high))
     unknowns = 3 * torch.randn((4, 8), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    before, after = pixels.render(unknowns), pixels.render(pixels.project(unknowns, knowledge))
+    canvas = pixels.start(4, knowledge, unknowns, generator(0, "start"))
+    before, after = canvas.render([unknowns]), canvas.render(canvas.project([unknowns]))
     assert torch.allclose(after, before.clamp(low, high))
 
 
@@ -106,7 +122,16 @@ def test_the_cosine_schedule_is_half_a_cosine_and_constant_is_constant() -> None
     assert set(rates("constant", 50)) == {1.0}
 
 
-@pytest.mark.parametrize("schedule", ["step", "cosine", "constant"])
+def test_warm_up_rises_then_follows_the_cosine_and_restarts_return_to_the_full_rate() -> None:
+    plain, warm = rates("cosine", 1000), rates("warmup_cosine", 1000)
+    assert warm[:50] == [pytest.approx(plain[i] * (i + 1) / 50) for i in range(50)]
+    assert warm[50:] == [pytest.approx(value, abs=1e-9) for value in plain[50:]]
+    found = rates("cosine_restarts", 1000)
+    assert [i for i in range(1000) if found[i] == 1.0] == list(range(0, 1000, 100))
+    assert found[:100] == [pytest.approx(value) for value in rates("cosine", 100)]
+
+
+@pytest.mark.parametrize("schedule", get_args(Schedule))
 def test_schedules_of_few_steps_still_work(schedule: Schedule) -> None:
     for steps in (1, 2, 3):
         assert len(rates(schedule, steps)) == steps

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.optimizers import LBFGS, Adam, OptimizerSettings, Schedule
+from seepage.attacks.matching.parameters import Canvas
 from seepage.attacks.matching.search import Search, pack, unpack
 from seepage.outcome import FolderProgress
 from seepage.types import Tensors
@@ -48,10 +49,12 @@ def test_any_nested_state_comes_back_through_json(state: Any) -> None:
 
 def bowl(search: Search) -> float:
     """A stretched bowl: one evaluation, with gradients left where the optimiser looks for them."""
-    weights = torch.linspace(1, 30, search.unknowns.numel()).reshape(search.unknowns.shape)
-    value = float((weights * (search.unknowns.detach() - 2) ** 4).sum())
-    search.unknowns.grad = 4 * weights * (search.unknowns.detach() - 2) ** 3
-    search.offer(value, search.unknowns.detach(), torch.zeros(2, dtype=torch.int64))
+    value = 0.0
+    for unknown in search.unknowns:
+        weights = torch.linspace(1, 30, unknown.numel()).reshape(unknown.shape)
+        value += float((weights * (unknown.detach() - 2) ** 4).sum())
+        unknown.grad = 4 * weights * (unknown.detach() - 2) ** 3
+    search.offer(value, search.render()[1].detach(), torch.zeros(2, dtype=torch.int64))
     if search.logits is not None:
         search.logits.grad = search.logits.detach() * 0.1
         value += float(0.05 * (search.logits.detach() ** 2).sum())
@@ -67,11 +70,15 @@ def advance(search: Search, steps: int) -> None:
 
 def fresh(settings: OptimizerSettings, schedule: Schedule) -> Search:
     draw = torch.Generator().manual_seed(0)
-    unknowns, logits = torch.randn((2, 3), generator=draw), torch.randn((2, 4), generator=draw)
-    return Search(unknowns, logits, settings, schedule, 12)
+    unknowns, logits = (
+        [torch.randn(shape, generator=draw) for shape in ((2, 3), (3,))],
+        torch.randn((2, 4), generator=draw),
+    )
+    canvas = Canvas(unknowns, lambda parts: parts[0] + parts[1], lambda parts: [part.clamp(0, 1) for part in parts])
+    return Search(canvas, logits, settings, schedule, 12)
 
 
-@pytest.mark.parametrize("schedule", ["constant", "step", "cosine"])
+@pytest.mark.parametrize("schedule", ["constant", "step", "cosine", "warmup_cosine", "cosine_restarts"])
 @pytest.mark.parametrize(
     "settings",
     [Adam(lr=0.1), Adam(lr=0.1, weight_decay=0.1), LBFGS(lr=0.01, inner=4, history=3), LBFGS(line_search=True)],
@@ -94,7 +101,7 @@ def test_a_search_goes_on_with_the_same_bits_from_any_step(
         second = fresh(settings, schedule)
         second.load(loaded.tensors, loaded.facts["search"])
         advance(second, 12 - stop)
-        assert torch.equal(second.unknowns, whole.unknowns)
+        assert all(map(torch.equal, second.unknowns, whole.unknowns))
         assert second.logits is not None
         assert whole.logits is not None
         assert torch.equal(second.logits, whole.logits)

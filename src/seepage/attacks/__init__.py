@@ -9,7 +9,18 @@ from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cocktail_party import CocktailParty
 from seepage.attacks.feature_inversion import FeatureInversion, cpa_fia
 from seepage.attacks.linear import LinearLeak
-from seepage.attacks.matching import GradientMatching, dlg, idlg, inverting_gradients, sapag
+from seepage.attacks.matching import (
+    GradientMatching,
+    bayes,
+    cpl,
+    dlg,
+    fedleak,
+    fedleak_released,
+    grad_inversion,
+    idlg,
+    inverting_gradients,
+    sapag,
+)
 
 __all__ = [
     "ATTACKS",
@@ -22,8 +33,13 @@ __all__ = [
     "Inapplicable",
     "LinearLeak",
     "PublishedCafe",
+    "bayes",
     "cpa_fia",
+    "cpl",
     "dlg",
+    "fedleak",
+    "fedleak_released",
+    "grad_inversion",
     "idlg",
     "inverting_gradients",
     "sapag",
@@ -80,8 +96,35 @@ ATTACKS: dict[str, Entry] = {
     ),
     "idlg": Entry(idlg, "one example; a fully connected last layer", "Zhao et al. 2020", "seconds (L-BFGS)"),
     "dlg": Entry(dlg, "a network with smooth activations, few examples", "Zhu et al. 2019", "seconds (L-BFGS)"),
+    "cpl": Entry(
+        cpl, "a network with smooth activations, few examples", "Wei et al. 2020, ESORICS", "seconds (L-BFGS)"
+    ),
     "sapag": Entry(sapag, "the batch size", "Wang et al. 2020", "seconds to minutes (AdamW)"),
+    "bayes": Entry(
+        bayes,
+        "the batch size; gains where the client's Gaussian noise is known",
+        "Balunovic et al. 2022",
+        "seconds to minutes (Adam)",
+    ),
     "inverting_gradients": Entry(
         inverting_gradients, "the batch size", "Geiping et al. 2020", "seconds to hours (24,000 Adam steps)"
+    ),
+    "fedleak": Entry(
+        fedleak,
+        "the batch size; a fully connected last layer, unless labels are told",
+        "Fan et al. 2025",
+        "minutes to hours (10,000 Adam steps of two evaluations)",
+    ),
+    "fedleak_released": Entry(
+        fedleak_released,
+        "images; the batch size",
+        "Fan et al. 2025, the authors' deposit",
+        "minutes to hours (10,000 AdamW steps of two evaluations)",
+    ),
+    "grad_inversion": Entry(
+        grad_inversion,
+        "images; BatchNorm with running statistics; labels that all differ, unless told",
+        "Yin et al. 2021",
+        "minutes to days (20,000 Adam steps of four restarts)",
     ),
 }

@@ -15,6 +15,7 @@ from seepage.functional import frozen_randomness
 from seepage.models.convnet import convnet, lenet
 from seepage.models.mlp import fc2, mlp3
 from seepage.models.normalize import Normalize
+from seepage.models.resnet import resnet
 from seepage.models.vertical import vertical
 from seepage.named import bind, import_dotted, is_dotted
 from seepage.types import Architecture
@@ -24,11 +25,24 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "fc2": fc2,
     "lenet": lenet,
     "mlp3": mlp3,
+    "resnet": resnet,
     "vertical": vertical,
 }
 LIBRARIES = ("torchvision", "timm")
 
-__all__ = ["LIBRARIES", "MODELS", "Normalize", "build", "convnet", "fc2", "lenet", "mlp3", "trusted", "vertical"]
+__all__ = [
+    "LIBRARIES",
+    "MODELS",
+    "Normalize",
+    "build",
+    "convnet",
+    "fc2",
+    "lenet",
+    "mlp3",
+    "resnet",
+    "trusted",
+    "vertical",
+]
 
 
 def trusted(architecture: Architecture) -> bool:

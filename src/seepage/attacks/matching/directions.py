@@ -1,30 +1,158 @@
 """What a first-order optimiser is given instead of the plain gradient."""
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
+import torch
 from torch import Tensor
+
+from seepage.errors import SeepageError
+
+Slopes = list[Tensor]
+"""One tensor per unknown, shaped like it: gradients of the objective, or moves."""
+
+
+class Place(Protocol):
+    """Where a search stands: what a direction may ask beyond the gradient it is given."""
+
+    @property
+    def share(self) -> float:
+        """Share of the steps done, in [0, 1)."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of this step."""
+
+    def slopes_at(self, moves: Sequence[Tensor]) -> Slopes:
+        """The objective's gradients at unknowns plus `moves`: one more evaluation."""
+
+    def step_along(self, slopes: Sequence[Tensor]) -> Slopes:
+        """The moves of one full optimiser step that is given `slopes`; the optimiser is left as it was."""
+
+    def noise(self, like: Sequence[Tensor]) -> Slopes:
+        """Standard normal numbers of this step's own."""
 
 
 class Direction(ABC):
-    """Turns the gradient with respect to the unknowns into what the optimiser sees."""
+    """Turns the gradients with respect to the unknowns into what the optimiser sees.
+
+    Attributes:
+        needs_plain_steps: It asks for a whole optimiser step, which an optimiser with a line search cannot tell.
+    """
+
+    needs_plain_steps: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(self, gradient: Tensor) -> Tensor:
-        """A tensor of the gradient's shape."""
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        """Tensors of the slopes' shapes."""
 
 
 @dataclass(frozen=True)
 class Plain(Direction):
     """The gradient itself."""
 
-    def __call__(self, gradient: Tensor) -> Tensor:
-        return gradient
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        return slopes
 
 
 @dataclass(frozen=True)
 class Sign(Direction):
     """Only its signs (Inverting Gradients): a step no longer depends on how steep the objective is."""
 
-    def __call__(self, gradient: Tensor) -> Tensor:
-        return gradient.sign()
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        return [slope.sign() for slope in slopes]
+
+
+@dataclass(frozen=True)
+class SoftSign(Direction):
+    """`tanh(s g) / s` with `s = 1 - t / T`: signs of large entries at first, the gradient itself at last.
+
+    As in the breaching package's later presets; no paper states it.
+    """
+
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        s = 1 - place.share
+        return [(slope * s).tanh() / s for slope in slopes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blended(Direction):
+    """FedLeak's gradient regularisation (USENIX Security 2025, eq. 13): `(1 - weight) g(x) + weight g(x + phi)`.
+
+    `phi = k g(x) / |g(x)|`, the norm over all unknowns together. Two evaluations per step. As written phi goes *up* the
+    objective; the paper's appendix D describes a point further *down* (`LookAhead` takes that one).
+
+    Args:
+        weight: lambda', in [0, 1].
+        k: Length of phi, in units of the unknowns; the paper calls it a small constant and gives no number.
+    """
+
+    weight: float
+    k: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_weight(self.weight, self.k)
+
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        length = math.sqrt(sum(float(slope.square().sum()) for slope in slopes))
+        if not length > 0:
+            return slopes
+        ahead = place.slopes_at([slope * (self.k / length) for slope in slopes])
+        return _blend(slopes, ahead, self.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookAhead(Direction):
+    """Blend of the direction here and the one after a full optimiser step, as in FedLeak's released code.
+
+    Args:
+        weight: Share of the direction ahead.
+        signed: Signs of gradients in both places, blended; else the gradients.
+    """
+
+    needs_plain_steps: ClassVar[bool] = True
+    weight: float = 0.3
+    signed: bool = True
+
+    def __post_init__(self) -> None:
+        _check_weight(self.weight, 1.0)
+
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        here = self._turned(slopes)
+        ahead = self._turned(place.slopes_at(place.step_along(here)))
+        return _blend(here, ahead, self.weight)
+
+    def _turned(self, slopes: Slopes) -> Slopes:
+        return [slope.sign() for slope in slopes] if self.signed else slopes
+
+
+@dataclass(frozen=True)
+class Langevin(Direction):
+    """The gradient plus normal noise of `scale` times the learning rate (GradInversion, CVPR 2021).
+
+    The paper adds the noise to the step; it is added to the gradient here, before the optimiser, as in breaching.
+
+    Args:
+        scale: The paper's alpha_n.
+    """
+
+    scale: float
+
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        factor = self.scale * place.lr
+        return [slope + factor * noise for slope, noise in zip(slopes, place.noise(slopes), strict=True)]
+
+
+def _blend(here: Slopes, ahead: Slopes, weight: float) -> Slopes:
+    return [torch.lerp(a, b, weight) for a, b in zip(here, ahead, strict=True)]
+
+
+def _check_weight(weight: float, k: float) -> None:
+    if not 0 <= weight <= 1 or not k > 0:
+        raise SeepageError(
+            f"a blended direction needs a weight from 0 to 1 and a length above 0, got weight={weight}, k={k}; "
+            "correct the recipe"
+        )

@@ -2,16 +2,22 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from seepage.functional import dot, norm
-from seepage.types import Tensors
+from seepage.types import Knowledge, Tensors
 
 TINY = 1e-30
 """Keeps a division by the norm of an all-zero gradient finite; far below any float32 gradient's square."""
+
+
+def safe_norm(dummy: Tensors) -> Tensor:
+    """Euclidean norm with a finite slope, 0, where all entries are 0, as those of an unused parameter are."""
+    return (dot(dummy, dummy) + TINY).sqrt()
 
 
 class Distance(ABC):
@@ -20,6 +26,10 @@ class Distance(ABC):
     @abstractmethod
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         """The distance, a scalar `[]`."""
+
+    def given(self, knowledge: Knowledge) -> "Distance":
+        """The distance to use by an attacker who knows this; itself, unless it depends on the client's defense."""
+        return self
 
     def __add__(self, other: "Distance") -> "Sum":
         return Sum(self, other)
@@ -38,6 +48,9 @@ class Sum(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.first(dummy, target) + self.second(dummy, target)
 
+    def given(self, knowledge: Knowledge) -> Distance:
+        return Sum(self.first.given(knowledge), self.second.given(knowledge))
+
 
 @dataclass(frozen=True)
 class Scaled(Distance):
@@ -49,25 +62,46 @@ class Scaled(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.weight * self.inner(dummy, target)
 
+    def given(self, knowledge: Knowledge) -> Distance:
+        return Scaled(self.weight, self.inner.given(knowledge))
+
 
 @dataclass(frozen=True)
 class L2(Distance):
     """Squared Euclidean distance summed over all tensors (DLG, NeurIPS 2019, eq. 4).
 
-    >>> float(L2()({"w": torch.ones(3)}, {"w": torch.zeros(3)}))
-    3.0
+    Args:
+        root: Take the square root: the distance itself (of each tensor, inside `PerTensor`).
+
+    >>> ones, zeros = {"w": torch.ones(4)}, {"w": torch.zeros(4)}
+    >>> float(L2()(ones, zeros)), float(L2(root=True)(ones, zeros))
+    (4.0, 2.0)
     """
 
+    root: bool = False
+
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        return torch.stack([(dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
+        square = torch.stack([(dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
+        return (square + TINY).sqrt() if self.root else square
 
 
 @dataclass(frozen=True)
 class L1(Distance):
-    """Sum of absolute differences over all tensors."""
+    """Sum, or mean over all entries, of absolute differences.
+
+    Args:
+        reduce: `sum`, or `mean` over the entries of all tensors together (inside `PerTensor`: of each).
+
+    >>> ones, zeros = {"w": torch.ones(4)}, {"w": torch.zeros(4)}
+    >>> float(L1()(ones, zeros)), float(L1("mean")(ones, zeros))
+    (4.0, 1.0)
+    """
+
+    reduce: Literal["sum", "mean"] = "sum"
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        return torch.stack([(dummy[name] - target[name]).abs().sum() for name in target]).sum()
+        total = torch.stack([(dummy[name] - target[name]).abs().sum() for name in target]).sum()
+        return total / sum(tensor.numel() for tensor in target.values()) if self.reduce == "mean" else total
 
 
 @dataclass(frozen=True)
@@ -78,7 +112,7 @@ class Cosine(Distance):
     """
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        return 1 - dot(dummy, target) / (norm(dummy) * norm(target) + TINY)
+        return 1 - dot(dummy, target) / (safe_norm(dummy) * norm(target) + TINY)
 
 
 @dataclass(frozen=True)
@@ -97,3 +131,21 @@ class GaussianKernel(Distance):
             width = observed.numel() * spread + TINY
             terms.append(1 - torch.exp(-(dummy[name] - observed).pow(2).sum() / width))
         return torch.stack(terms).sum()
+
+
+@dataclass(frozen=True)
+class PerTensor(Distance):
+    """A distance taken of each tensor by itself, and summed: `PerTensor(Cosine())` weighs all layers alike.
+
+    >>> a, b = {"w": torch.ones(2), "b": torch.ones(1)}, {"w": torch.ones(2), "b": -torch.ones(1)}
+    >>> round(float(PerTensor(Cosine())(a, b)), 5), round(float(Cosine()(a, b)), 5)
+    (2.0, 0.66667)
+    """
+
+    inner: Distance
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        return torch.stack([self.inner({name: dummy[name]}, {name: target[name]}) for name in target]).sum()
+
+    def given(self, knowledge: Knowledge) -> Distance:
+        return PerTensor(self.inner.given(knowledge))

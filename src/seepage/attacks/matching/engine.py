@@ -6,22 +6,25 @@ value range, and how many restarts run side by side.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
-from seepage.attacks.matching.directions import Direction, Plain
+from seepage.attacks.matching.directions import Direction, Plain, Slopes
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.labels import Auto, LabelInference
-from seepage.attacks.matching.optimizers import OptimizerSettings, Schedule
+from seepage.attacks.matching.layers import LayerPrior
+from seepage.attacks.matching.objective import Objective
+from seepage.attacks.matching.optimizers import LBFGS, OptimizerSettings, Schedule
 from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import Search
 from seepage.errors import SeepageError
-from seepage.functional import generator, norm
+from seepage.functional import first_layer, generator, norm
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 RECORDS = 100
@@ -36,7 +39,7 @@ class GradientMatching(Attack):
         distance: Between dummy and observed gradient.
         optimizer: Optimiser settings.
         steps: Optimiser steps per restart.
-        priors: Penalties on the candidates.
+        priors: Penalties on the candidates, or on what layers of the model see of them.
         labels: Rule that names the labels, or `Joint()` to optimise them.
         parameters: What the unknowns are and where they start.
         direction: What a first-order optimiser is given in place of the gradient with respect to the inputs.
@@ -51,7 +54,7 @@ class GradientMatching(Attack):
     distance: Distance
     optimizer: OptimizerSettings
     steps: int
-    priors: tuple[Prior, ...] = ()
+    priors: tuple[Prior | LayerPrior, ...] = ()
     labels: LabelInference = Auto()  # noqa: RUF009 - frozen and without state
     parameters: Parameterization = Pixels()  # noqa: RUF009
     direction: Direction = Plain()  # noqa: RUF009
@@ -67,11 +70,35 @@ class GradientMatching(Attack):
         if wrong:
             got = ", ".join(f"{name}={count}" for name, count in wrong.items())
             raise SeepageError(f"gradient matching needs whole numbers from 1 up, got {got}; correct the recipe")
+        if self.direction.needs_plain_steps and isinstance(self.optimizer, LBFGS):
+            raise SeepageError(
+                f"{self.direction} looks one optimizer step ahead and L-BFGS has no step of its own; use Adam"
+            )
+        whole = [prior for prior in self._layer_priors if not prior.separable]
+        if whole and self.microbatch is not None:
+            raise SeepageError(
+                f"{type(whole[0]).__name__} is a statistic of the whole batch, of which a micro-batch sees a part; "
+                "leave out microbatch, or the prior"
+            )
+
+    @property
+    def _layer_priors(self) -> tuple[LayerPrior, ...]:
+        return tuple(prior for prior in self.priors if isinstance(prior, LayerPrior))
 
     def check(self, transcript: Transcript) -> None:
         knowledge, observed = transcript.knowledge, transcript[0]
         for prior in self.priors:
-            prior.check(knowledge)
+            if isinstance(prior, LayerPrior):
+                prior.check(knowledge, observed)
+            else:
+                prior.check(knowledge)
+        self.parameters.check(knowledge)
+        first = first_layer(knowledge.model)
+        if first is not None and isinstance(first[1], nn.Embedding | nn.EmbeddingBag):
+            raise Inapplicable(
+                f"the model's first layer {first[0]!r} looks up whole numbers, along which there is no slope to follow",
+                "audit the network behind the embedding, with embedded inputs as its data",
+            )
         if observed.batch_size is None:
             raise Inapplicable("the batch size is unknown", "name it with --batch-size")
         if not norm(observed.update.tensors) > 0:
@@ -87,23 +114,23 @@ class GradientMatching(Attack):
             )
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
-        observed = transcript[0]
-        problem = Problem.of(observed, transcript.knowledge, self.distance, self.microbatch)
-        penalty = sum(prior(inputs[None]).item() for prior in self.priors)
-        return problem.distance_at(inputs, labels) + penalty
+        return self._objective(transcript[0], transcript.knowledge).value_at(inputs, labels)
+
+    def _objective(self, observed: Round, knowledge: Knowledge) -> Objective:
+        problem = Problem.of(observed, knowledge, self.distance.given(knowledge), self.microbatch)
+        own = tuple(prior for prior in self.priors if isinstance(prior, Prior))
+        return Objective(problem, knowledge, observed, own, self._layer_priors)
 
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
         self.check(transcript)
         knowledge, observed = transcript.knowledge, transcript[0]
-        problem = Problem.of(observed, knowledge, self.distance, self.microbatch)
-        run = _Run(self, problem, knowledge, observed, self.labels(observed, knowledge), seed)
+        run = _Run(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
         step = _resume(run.searches, progress.load())
         status: Status | None = None
         every = max(1, self.steps // RECORDS)
         try:
             while step < self.steps and not run.ended:
-                for search in run.searches:
-                    run.advance(search, step)
+                run.advance_all(step)
                 step += 1
                 if step % every == 0 or step == self.steps or run.ended:
                     progress.report(step, self.steps, run.lowest())
@@ -116,30 +143,24 @@ class GradientMatching(Attack):
 class _Run:
     """One call of the engine: the parts of the attack at work on one update."""
 
-    def __init__(
-        self,
-        attack: GradientMatching,
-        problem: Problem,
-        knowledge: Knowledge,
-        observed: Round,
-        labels: Tensor | None,
-        seed: int,
-    ) -> None:
-        self.attack, self.problem, self.knowledge, self.labels = attack, problem, knowledge, labels
-        self.like = next(iter(observed.params.values()))
+    def __init__(self, attack: GradientMatching, objective: Objective, labels: Tensor | None, seed: int) -> None:
+        self.attack, self.objective, self.labels, self.seed = attack, objective, labels, seed
+        self.knowledge, self.observed = objective.knowledge, objective.observed
         self.every = max(1, attack.steps // RECORDS)
-        zero = {name: torch.zeros_like(tensor) for name, tensor in problem.target.items()}
-        self.scale = float(attack.distance(zero, problem.target))
-        assert observed.batch_size is not None  # `check` refused it
-        self.searches = [self._start(observed.batch_size, seed, r) for r in range(attack.restarts)]
+        target = self.observed.gradient(self.knowledge.client)
+        zero = {name: torch.zeros_like(tensor) for name, tensor in target.items()}
+        self.scale = float(attack.distance.given(self.knowledge)(zero, target))
+        self.searches = [self._start(r) for r in range(attack.restarts)]
 
-    def _start(self, n: int, seed: int, restart: int) -> Search:
-        draw = generator(seed, "start", restart)
-        unknowns = self.attack.parameters.start(n, self.knowledge, draw).to(self.like)
+    def _start(self, restart: int) -> Search:
+        assert self.observed.batch_size is not None  # `check` refused it
+        draw = generator(self.seed, "start", restart)
+        like = next(iter(self.observed.params.values()))
+        canvas = self.attack.parameters.start(self.observed.batch_size, self.knowledge, like, draw)
         logits = None
         if self.labels is None:
-            logits = torch.randn((n, self.knowledge.num_classes), generator=draw).to(self.like)
-        return Search(unknowns, logits, self.attack.optimizer, self.attack.schedule, self.attack.steps)
+            logits = self.attack.labels.first_logits(self.observed, self.knowledge, draw).to(like)
+        return Search(canvas, logits, self.attack.optimizer, self.attack.schedule, self.attack.steps)
 
     @property
     def ended(self) -> bool:
@@ -150,16 +171,25 @@ class _Run:
     def lowest(self) -> float:
         return min((s.best.objective for s in self.searches if s.best is not None), default=math.nan)
 
-    def advance(self, search: Search, step: int) -> None:
+    def advance_all(self, step: int) -> None:
+        """One optimiser step of every restart; each sees the others where they stood before it."""
+        standing: dict[int, Tensor] = {}
+        if self.objective.compares:
+            standing = {r: s.render()[1].detach() for r, s in enumerate(self.searches) if s.ended is None}
+        for r, search in enumerate(self.searches):
+            self.advance(search, step, r, [inputs for other, inputs in standing.items() if other != r])
+
+    def advance(self, search: Search, step: int, restart: int, others: Sequence[Tensor]) -> None:
         """One optimiser step of one restart."""
         if search.ended is not None:
             return
         first: list[float] = []
+        place = _Place(self, search, step, restart, others)
 
         def closure() -> float:
-            value, distance = self._differentiate(search)
+            value, distance = self._differentiate(search, place)
             first.append(value)
-            if math.isfinite(value) and distance <= self.attack.tolerance * self.scale:
+            if math.isfinite(value) and distance <= self.attack.tolerance * self.scale and self._is_explained(search):
                 raise _Explained
             return value
 
@@ -168,40 +198,43 @@ class _Run:
             search.optimizer.step(closure)
         except _Explained:
             search.ended = "explained"
-        self._project(search)
+        if self.attack.project:
+            search.project()
         search.schedule.step()
         value = first[0]
         if step % self.every == 0 and math.isfinite(value):
             search.history.append((step, value))
-        if search.ended is None and not (math.isfinite(value) and search.unknowns.isfinite().all()):
+        if search.ended is None and not (math.isfinite(value) and search.is_finite()):
             search.ended = "diverged"
 
-    def _differentiate(self, search: Search) -> tuple[float, float]:
+    def _is_explained(self, search: Search) -> bool:
+        """Whether the distance is as small as it seems; float32 rounds some to 0 on the way."""
+        exact = self.objective.problem.distance_at(search.render()[1].detach(), self.labels_of(search).detach())
+        return exact <= self.attack.tolerance * self.scale
+
+    def _differentiate(self, search: Search, place: "_Place") -> tuple[float, float]:
         """Objective and distance at the current point; leaves the gradients in the unknowns' `.grad`."""
         search.evaluations += 1
-        inputs = self.attack.parameters.render(search.unknowns)
-        labels = self.labels if search.logits is None else search.logits.softmax(-1)
-        assert labels is not None
-        evaluation = self.problem.evaluate(inputs, labels)
-        value, slope = evaluation.value, evaluation.by_inputs
-        if self.attack.priors:
-            leaf = inputs.detach().requires_grad_()
-            penalty = torch.stack([prior(leaf[None]).sum() for prior in self.attack.priors]).sum()
-            slope = slope + torch.autograd.grad(penalty, leaf)[0]
-            value += penalty.item()
-        by_unknowns = torch.autograd.grad(inputs, search.unknowns, slope)[0]
-        search.unknowns.grad = self.attack.direction(by_unknowns)
+        unknowns, inputs = search.render()
+        labels = self.labels_of(search)
+        evaluation, distance = self.objective.at(inputs, labels, place.others)
+        slopes = list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
         if search.logits is not None:
             assert evaluation.by_labels is not None
             search.logits.grad = torch.autograd.grad(labels, search.logits, evaluation.by_labels)[0]
-        if math.isfinite(value):
-            search.offer(value, inputs, labels)
-        return value, evaluation.value
+        if math.isfinite(evaluation.value):
+            search.offer(evaluation.value, inputs, labels)
+            slopes = self.attack.direction(slopes, place)
+        for unknown, slope in zip(search.unknowns, slopes, strict=True):
+            unknown.grad = slope
+        return evaluation.value, distance
 
-    def _project(self, search: Search) -> None:
-        if self.attack.project:
-            with torch.no_grad():
-                search.unknowns.copy_(self.attack.parameters.project(search.unknowns, self.knowledge))
+    def labels_of(self, search: Search) -> Tensor:
+        """Fixed labels, or the search's own as probabilities."""
+        if search.logits is not None:
+            return search.logits.softmax(-1)
+        assert self.labels is not None
+        return self.labels
 
     def reconstruction(self, step: int, status: Status | None) -> Reconstruction:
         found = [search for search in self.searches if search.best is not None]
@@ -218,13 +251,22 @@ class _Run:
             status=status or self._status(search),
             history=tuple(search.history),
             cost=self._cost(step),
+            notes=self._notes(),
         )
+
+    def _notes(self) -> tuple[str, ...]:
+        ended = sum(search.ended == "diverged" for search in self.searches)
+        if not ended or len(self.searches) == 1:
+            return ()
+        return (f"{ended} of {len(self.searches)} restarts ended early because their numbers were no longer finite",)
 
     def _nothing(self, step: int, status: Status) -> Reconstruction:
         """Every restart's first objective was already not finite (or the run was stopped before it)."""
         middle = sum(self.knowledge.value_range) / 2
-        inputs = torch.full_like(self.searches[0].unknowns, middle).detach()
-        return Reconstruction(inputs=inputs, status=status, cost=self._cost(step))
+        like = next(iter(self.observed.params.values()))
+        shape = (self.observed.batch_size or 0, *self.knowledge.input_shape)
+        inputs = torch.full(shape, middle, dtype=like.dtype, device=like.device)
+        return Reconstruction(inputs=inputs, status=status, cost=self._cost(step), notes=self._notes())
 
     def _cost(self, step: int) -> dict[str, float]:
         return {"steps": step, "evaluations": sum(search.evaluations for search in self.searches)}
@@ -235,6 +277,39 @@ class _Run:
         if search.ended == "diverged":
             return "diverged"
         return "ok" if has_settled(search.history) else "exhausted"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where one restart stands at one step, as its direction may ask about it."""
+
+    run: _Run
+    search: Search
+    step: int
+    restart: int
+    others: Sequence[Tensor]
+
+    @property
+    def share(self) -> float:
+        return self.step / self.run.attack.steps
+
+    @property
+    def lr(self) -> float:
+        return float(self.search.optimizer.param_groups[0]["lr"])
+
+    def slopes_at(self, moves: Sequence[Tensor]) -> Slopes:
+        self.search.evaluations += 1
+        unknowns, inputs = self.search.render(moves)
+        labels = self.run.labels_of(self.search).detach()
+        evaluation, _ = self.run.objective.at(inputs, labels, self.others)
+        return list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
+
+    def step_along(self, slopes: Sequence[Tensor]) -> Slopes:
+        return self.search.step_along(slopes)
+
+    def noise(self, like: Sequence[Tensor]) -> Slopes:
+        draw = generator(self.run.seed, f"noise/{self.restart}", self.step)
+        return [torch.randn(tensor.shape, generator=draw).to(tensor) for tensor in like]
 
 
 class _Explained(Exception):

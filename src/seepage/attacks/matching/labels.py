@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Generator, Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.functional import last_linear
@@ -22,6 +22,10 @@ class LabelInference(ABC):
         Raises:
             Inapplicable: Where the rule's condition does not hold.
         """
+
+    def first_logits(self, observed: Round, knowledge: Knowledge, draw: Generator) -> Float[Tensor, "n classes"]:
+        """Where labels that are optimised start, `[n, classes]`: standard normal logits, from `draw`."""
+        return torch.randn((_batch_size(observed), knowledge.num_classes), generator=draw)
 
 
 def _batch_size(observed: Round) -> int:
@@ -176,6 +180,33 @@ class Joint(LabelInference):
 
 
 @dataclass(frozen=True)
+class Refined(LabelInference):
+    """Labels that are optimised together with the inputs, starting from those another rule names (FedLeak, section 5).
+
+    Labels that are told are taken as they are.
+
+    Args:
+        rule: Names the labels to start from.
+        confidence: First logit of the named label; the others' is 0. The paper gives none.
+    """
+
+    rule: LabelInference
+    confidence: float = 10.0
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"] | None:
+        if observed.labels is not None:
+            return observed.labels
+        self.rule(observed, knowledge)  # so that what it refuses is refused before the search
+        return None
+
+    def first_logits(self, observed: Round, knowledge: Knowledge, draw: Generator) -> Float[Tensor, "n classes"]:
+        labels = self.rule(observed, knowledge)
+        if labels is None:
+            return self.rule.first_logits(observed, knowledge, draw)
+        return self.confidence * torch.nn.functional.one_hot(labels.cpu(), knowledge.num_classes).float()
+
+
+@dataclass(frozen=True)
 class Auto(LabelInference):
     """The labels if told; else the sign rule for one example, the bias count for more, joint as a last resort."""
 
@@ -196,5 +227,6 @@ LABEL_RULES: dict[str, LabelInference] = {
     "given": Given(),
     "joint": Joint(),
     "minimum": LastLayerMinimum(),
+    "refined": Refined(RowSumCount()),
     "sign": SignOfLastBias(),
 }

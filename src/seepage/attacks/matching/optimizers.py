@@ -11,7 +11,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LRScheduler, M
 
 from seepage.errors import SeepageError
 
-Schedule = Literal["constant", "step", "cosine"]
+Schedule = Literal["constant", "step", "cosine", "warmup_cosine", "cosine_restarts"]
+WARMUP = 50
+"""Steps over which `warmup_cosine` rises to the full rate."""
 
 
 class OptimizerSettings(ABC):
@@ -76,7 +78,9 @@ class LBFGS(OptimizerSettings):
 def make_schedule(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int) -> LRScheduler:
     """A learning-rate schedule over `steps` steps.
 
-    `step` divides the rate by 10 at 3/8, 5/8 and 7/8 of the steps (Inverting Gradients); `cosine` anneals to 0.
+    `step` divides the rate by 10 at 3/8, 5/8 and 7/8 of the steps (Inverting Gradients); `cosine` anneals to 0;
+    `warmup_cosine` does so after rising over 50 steps, or a tenth of them if that is less (GradInversion);
+    `cosine_restarts` anneals to 0 ten times, each from the full rate (FedLeak, appendix A: every 1,000 of 10,000).
     """
     if schedule == "step":
         # Whole-number milestones as in the authors' code: N // 2.667, N // 1.6, N // 1.142.
@@ -84,4 +88,14 @@ def make_schedule(optimizer: torch.optim.Optimizer, schedule: Schedule, steps: i
         return MultiStepLR(optimizer, milestones, gamma=0.1)
     if schedule == "cosine":
         return CosineAnnealingLR(optimizer, T_max=max(1, steps))
+    if schedule == "warmup_cosine":
+        rise = max(1, min(WARMUP, steps // 10))
+        return LambdaLR(optimizer, lambda step: min((step + 1) / rise, 1.0) * _half_cosine(step / max(1, steps)))
+    if schedule == "cosine_restarts":
+        period = max(1, steps // 10)
+        return LambdaLR(optimizer, lambda step: _half_cosine(step % period / period))
     return LambdaLR(optimizer, lambda _: 1.0)
+
+
+def _half_cosine(share: float) -> float:
+    return (1 + math.cos(math.pi * min(share, 1.0))) / 2

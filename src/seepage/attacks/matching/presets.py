@@ -6,15 +6,17 @@ and the model normalises; `Pixels(mean=0.5, std=0.25)` keeps constants that were
 
 from typing import Literal
 
-from seepage.attacks.matching.directions import Plain, Sign
-from seepage.attacks.matching.distances import L2, Cosine, GaussianKernel
+from seepage.attacks.matching.directions import Langevin, Plain, Sign
+from seepage.attacks.matching.distances import L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.labels import LABEL_RULES, SignOfLastBias
+from seepage.attacks.matching.layers import BatchNormStatistics, LabelLoss, LayerPrior
 from seepage.attacks.matching.optimizers import LBFGS, Adam, Schedule
 from seepage.attacks.matching.parameters import Pixels, Start
-from seepage.attacks.matching.priors import TotalVariation
+from seepage.attacks.matching.partial import GaussianLikelihood
+from seepage.attacks.matching.priors import GroupConsistency, Prior, SquaredNorm, TotalVariation
 
-LabelRule = Literal["auto", "bias", "count", "given", "joint", "minimum", "sign"]
+LabelRule = Literal["auto", "bias", "count", "given", "joint", "minimum", "refined", "sign"]
 
 
 def dlg(
@@ -132,4 +134,109 @@ def sapag(
         project=True,
         restarts=restarts,
         microbatch=microbatch,
+    )
+
+
+def grad_inversion(
+    *,
+    steps: int = 20_000,
+    lr: float = 0.1,
+    match: float = 1e-4,
+    tv: float = 1e-4,
+    l2: float = 1e-6,
+    batch_norm: float = 0.1,
+    group: float = 0.01,
+    noise: float = 0.2,
+    start: Start = "normal",
+    labels: LabelRule = "minimum",
+    restarts: int = 4,
+) -> GradientMatching:
+    """GradInversion (Yin et al., CVPR 2021): BatchNorm statistics and agreement of restarts as priors, eq. 2 to 11.
+
+    Euclidean distance of each tensor, summed, at `match`; total variation 1e-4, L2 norm 1e-6, BatchNorm statistics
+    0.1, group consistency 0.01 over the restarts; Adam at 0.1 with 50 steps of warm-up and cosine decay, 20,000 steps,
+    Langevin noise 0.2; labels by the minimum rule, for classes that all differ.
+
+    Deviations: no code was published. `match`, `l2` and the schedule are breaching's (whose noise is 0.01), four
+    restarts and the group's weight LeakPro's; registration is a shift, not RANSAC flow; units are (x - 0.5) / 0.25;
+    variances and norms as in `BatchNormStatistics`, `SquaredNorm` and `GroupConsistency`. Inapplicable to models
+    without BatchNorm unless `batch_norm=0`.
+    """
+    statistics: tuple[LayerPrior, ...] = (BatchNormStatistics(batch_norm),) if batch_norm > 0 else ()
+    priors: tuple[Prior, ...] = (TotalVariation(tv), SquaredNorm(l2))
+    return GradientMatching(
+        distance=match * PerTensor(L2(root=True)),
+        priors=(*priors, *((GroupConsistency(group),) if group > 0 else ()), *statistics),
+        optimizer=Adam(lr=lr),
+        steps=steps,
+        schedule="warmup_cosine",
+        direction=Langevin(noise) if noise > 0 else Plain(),
+        labels=LABEL_RULES[labels],
+        parameters=Pixels(start_from=start, mean=0.5, std=0.25),
+        project=True,
+        restarts=restarts,
+    )
+
+
+def bayes(
+    *,
+    steps: int = 2_000,
+    lr: float = 0.1,
+    sigma: float | None = None,
+    tv: float = 1.0,
+    schedule: Schedule = "cosine",
+    start: Start = "normal",
+    labels: LabelRule = "auto",
+    restarts: int = 1,
+    microbatch: int | None = None,
+) -> GradientMatching:
+    """BayesAttack (Balunovic et al., ICLR 2022): the likeliest inputs, given the noise that the client adds.
+
+    Maximises `log p(g | x) + log p(x)`: a Gaussian likelihood, and total variation as minus the log prior. Where the
+    attacker is told that the defense is Gaussian noise, its sigma and clip norm are used, else `sigma`, else 0.1.
+
+    Deviations: the paper samples points around x before each step (its code's default is x alone, as here) and tunes
+    the prior's weight for every defense; rate 0.1 and weight 1 are its code's defaults, steps and schedule ours; units
+    are (x - 0.5) / 0.25, candidates are projected; likelihoods of pruning and other defenses are not here.
+    """
+    return GradientMatching(
+        distance=GaussianLikelihood(sigma=sigma),
+        priors=(TotalVariation(tv),) if tv > 0 else (),
+        optimizer=Adam(lr=lr),
+        steps=steps,
+        schedule=schedule,
+        labels=LABEL_RULES[labels],
+        parameters=Pixels(start_from=start, mean=0.5, std=0.25),
+        project=True,
+        restarts=restarts,
+        microbatch=microbatch,
+    )
+
+
+def cpl(
+    *,
+    steps: int = 300,
+    lr: float = 1.0,
+    label_weight: float = 1.0,
+    start: Start = "patterned",
+    labels: LabelRule = "auto",
+    restarts: int = 1,
+    line_search: bool = False,
+) -> GradientMatching:
+    """Client Privacy Leakage (Wei et al., ESORICS 2020): DLG from a patterned start, with a term for the labels.
+
+    Squared L2 distance plus the squared distance of the prediction to the label, L-BFGS with learning rate 1, 300
+    steps; the start is a small random patch repeated over the image; the label comes from the last layer.
+
+    Deviations: the weight of the label term is breaching's 1, and its patch of a quarter of each side; candidates are
+    not clipped; otherwise as in `dlg`.
+    """
+    return GradientMatching(
+        distance=L2(),
+        priors=(LabelLoss(label_weight),) if label_weight > 0 else (),
+        optimizer=LBFGS(lr=lr, line_search=line_search),
+        steps=steps,
+        labels=LABEL_RULES[labels],
+        parameters=Pixels(start_from=start),
+        restarts=restarts,
     )

@@ -2,7 +2,9 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -11,11 +13,21 @@ from seepage.types import Knowledge
 
 
 class Prior(ABC):
-    """A penalty on candidates `[restarts, batch, *shape]`, one number for each restart."""
+    """A penalty on candidates `[restarts, batch, *shape]`, one number for each restart.
+
+    Attributes:
+        compares: The penalty of one restart depends on where the others stand.
+    """
+
+    compares: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
         """Penalties `[restarts]`."""
+
+    def of_first(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, ""]:
+        """The penalty of the first restart alone."""
+        return self(candidates)[0]
 
     def check(self, knowledge: Knowledge) -> None:
         """Raise `Inapplicable` where the prior makes no sense, e.g. total variation on a table."""
@@ -47,3 +59,80 @@ class TotalVariation(Prior):
                 f"total variation needs neighbours and images here are {knowledge.input_shape[1:]} pixels",
                 "set the attack's tv to 0",
             )
+
+
+@dataclass(frozen=True)
+class SquaredNorm(Prior):
+    """Mean square of the inputs' distance from the middle of their range, times `weight` (GradInversion's L2 term).
+
+    Deviations: the paper's inputs are normalised, so that 0 is about mid-grey; the mean stands for the sum, so that
+    the weight does not depend on the size.
+
+    Args:
+        weight: Weight against the gradient distance.
+        middle: The value that costs nothing.
+    """
+
+    weight: float
+    middle: float = 0.5
+
+    def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
+        return self.weight * (candidates - self.middle).square().flatten(1).mean(1)
+
+
+@dataclass(frozen=True)
+class GroupConsistency(Prior):
+    """Mean square distance to the mean of all restarts, once these are registered (GradInversion, CVPR 2021, eq. 11).
+
+    Restarts agree on what is in an image more than on where. For each restart and image, the others' versions are
+    moved onto its own, the mean of all is taken as given, and the distance to it is the penalty. Image i of one restart
+    is image i of the others, which holds where their labels are the same and differ from one another.
+
+    Deviations: the paper registers by RANSAC flow, a trained network; here by the whole-pixel shift of the largest
+    circular cross-correlation (by FFT, all colours together), none above `furthest`, with wrap-around.
+
+    Args:
+        weight: The paper's alpha_group.
+        furthest: Largest shift as a share of each side.
+    """
+
+    compares: ClassVar[bool] = True
+    weight: float
+    furthest: float = 0.125
+
+    def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
+        return torch.stack([self.of_first(candidates.roll(-r, 0)) for r in range(len(candidates))])
+
+    def of_first(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, ""]:
+        with torch.no_grad():
+            moved = candidates
+            if candidates.ndim == 5:
+                moved = torch.stack([registered(other, candidates[0], self.furthest) for other in candidates])
+            group = moved.mean(0)
+        return self.weight * (candidates[0] - group).square().mean()
+
+
+def registered(
+    moving: Float[Tensor, "batch channels height width"],
+    fixed: Float[Tensor, "batch channels height width"],
+    furthest: float,
+) -> Float[Tensor, "batch channels height width"]:
+    """Each image of `moving`, shifted (with wrap-around) by the whole pixels at which it correlates best with `fixed`.
+
+    >>> image = torch.eye(4)[None, None]
+    >>> bool((registered(image.roll(1, -1), image, 0.5) == image).all())
+    True
+    """
+    height, width = fixed.shape[-2:]
+    spectra = [torch.fft.rfft2(images - images.mean((-2, -1), keepdim=True)) for images in (fixed, moving)]
+    surface = torch.fft.irfft2((spectra[0] * spectra[1].conj()).sum(1), s=(height, width))  # [batch, height, width]
+    allowed = _near(height, furthest)[:, None] & _near(width, furthest)[None]
+    best = surface.masked_fill(~allowed.to(surface.device), -torch.inf).flatten(1).argmax(1).tolist()
+    shifted = [image.roll((place // width, place % width), (-2, -1)) for image, place in zip(moving, best, strict=True)]
+    return torch.stack(shifted)
+
+
+def _near(side: int, furthest: float) -> Tensor:
+    """Which circular shifts `0..side-1` are at most a share of the side, forwards or backwards."""
+    shift = torch.arange(side)
+    return torch.minimum(shift, side - shift) <= furthest * side

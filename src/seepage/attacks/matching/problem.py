@@ -1,6 +1,6 @@
 """The matching problem of one update: objective and gradient at a candidate, in one shot or in micro-batches."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -14,10 +14,10 @@ from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The distance at one candidate, and its gradients.
+    """The objective at one candidate, and its gradients.
 
     Attributes:
-        value: The distance.
+        value: The distance, and what `extra` added.
         by_inputs: `[n, *shape]`.
         by_labels: `[n, classes]` for soft labels, else None.
     """
@@ -58,19 +58,36 @@ class Problem:
             microbatch,
         )
 
-    def evaluate(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> Evaluation:
-        """Distance and exact gradients at `inputs [n, *shape]` and `labels` (`[n]` or soft `[n, classes]`)."""
+    def evaluate(
+        self,
+        inputs: Float[Tensor, "n *shape"],
+        labels: Shaped[Tensor, "n ..."],
+        extra: Callable[[], Tensor] | None = None,
+    ) -> Evaluation:
+        """Distance and exact gradients at `inputs [n, *shape]` and `labels` (`[n]` or soft `[n, classes]`).
+
+        Args:
+            inputs: The candidate.
+            labels: Its labels.
+            extra: Called after each forward pass of the dummy batch; a scalar that is differentiable in the inputs,
+                made of what hooks saw in that pass, and added to the objective. In micro-batches it is taken of each
+                and weighed by its share of the examples, so it must be a mean over examples.
+        """
         chunked = self.microbatch is not None and self.microbatch < len(inputs)
         if chunked and self.client.separable(self.model):
-            return self._in_chunks(inputs, labels)
-        return self._at_once(inputs, labels)
+            return self._in_chunks(inputs, labels, extra)
+        return self._at_once(inputs, labels, extra)
 
     def distance_at(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> float:
-        """The distance alone."""
+        """The distance alone, taken in float64 of gradients in the model's precision.
+
+        Near an explained update a float32 cosine rounds to 1, and one minus it to 0, long before the gradients agree.
+        """
         gradient = self.client.as_gradient(
-            self.client(self.model, self.params, Batch(inputs, labels), buffers=self.buffers)
+            self.client(self.model, self.params, Batch(inputs, labels), buffers=self.buffers), len(inputs)
         )
-        return self.distance(gradient, self.target).item()
+        dummy = {name: tensor.double() for name, tensor in gradient.items()}
+        return self.distance(dummy, {name: tensor.double() for name, tensor in self.target.items()}).item()
 
     def _gradient(self, inputs: Tensor, labels: Tensor, *, create_graph: bool) -> Tensors:
         update = self.client(
@@ -80,26 +97,30 @@ class Problem:
             buffers=self.buffers,
             create_graph=create_graph,
         )
-        return self.client.as_gradient(update)
+        return self.client.as_gradient(update, len(inputs))
 
-    def _at_once(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+    def _at_once(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None) -> Evaluation:
         leaves = _leaves(inputs, labels)
         value = self.distance(self._gradient(*leaves, create_graph=True), self.target)
+        if extra is not None:
+            value = value + extra()
         by_inputs, by_labels = _differentiate(value, leaves)
         return Evaluation(value.item(), by_inputs, by_labels)
 
-    def _in_chunks(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+    def _in_chunks(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None) -> Evaluation:
         """The same numbers with the memory of one chunk.
 
         The dummy gradient g' is a mean over examples. Pass 1 adds it up without a graph; the distance gives
         v = dD/dg'; pass 2 gives d<v, g'_chunk>/dx chunk by chunk, which is dD/dx by the chain rule.
         """
-        n = len(inputs)
+        n, added = len(inputs), 0.0
         total = {name: torch.zeros_like(tensor) for name, tensor in self.target.items()}
         for chunk in self._chunks(n):
             gradient = self._gradient(inputs[chunk], labels[chunk], create_graph=False)
             for name, tensor in gradient.items():
                 total[name] += tensor * (len(inputs[chunk]) / n)
+            if extra is not None:
+                added += extra().item() * (len(inputs[chunk]) / n)
         dummy = {name: tensor.requires_grad_() for name, tensor in total.items()}
         value = self.distance(dummy, self.target)
         slopes = torch.autograd.grad(value, list(dummy.values()), materialize_grads=True)
@@ -110,11 +131,13 @@ class Problem:
             leaves = _leaves(inputs[chunk], labels[chunk])
             share = len(leaves[0]) / n
             along = dot(self._gradient(*leaves, create_graph=True), v) * share
+            if extra is not None:
+                along = along + share * extra()
             slope_inputs, slope_labels = _differentiate(along, leaves)
             by_inputs.append(slope_inputs)
             by_labels.append(slope_labels)
         soft = [slope for slope in by_labels if slope is not None]
-        return Evaluation(value.item(), torch.cat(by_inputs), torch.cat(soft) if soft else None)
+        return Evaluation(value.item() + added, torch.cat(by_inputs), torch.cat(soft) if soft else None)
 
     def _chunks(self, n: int) -> Iterator[slice]:
         size = self.microbatch or n

@@ -1,6 +1,8 @@
 """One restart of a search: its unknowns, its optimiser, the best point seen; and how it travels to disk."""
 
+import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.matching.optimizers import OptimizerSettings, Schedule, make_schedule
+from seepage.attacks.matching.parameters import Canvas
 from seepage.types import Tensors
 
 
@@ -24,7 +27,7 @@ class Search:
     """One restart.
 
     Args:
-        unknowns: First unknowns of the parameterization.
+        canvas: First unknowns, and how inputs are rendered from them.
         logits: `[n, classes]` first label logits, or None when labels are fixed.
         optimizer: Settings.
         schedule: Learning-rate schedule.
@@ -33,15 +36,17 @@ class Search:
 
     def __init__(
         self,
-        unknowns: Tensor,
+        canvas: Canvas,
         logits: Tensor | None,
         optimizer: OptimizerSettings,
         schedule: Schedule,
         steps: int,
     ) -> None:
-        self.unknowns = unknowns.requires_grad_()
+        self.canvas = canvas
+        self.unknowns = [unknown.requires_grad_() for unknown in canvas.unknowns]
         self.logits = None if logits is None else logits.requires_grad_()
-        self.free = [self.unknowns] + ([self.logits] if self.logits is not None else [])
+        self.free = self.unknowns + ([self.logits] if self.logits is not None else [])
+        self.settings = optimizer
         self.optimizer = optimizer.make(self.free)
         self.schedule = make_schedule(self.optimizer, schedule, steps)
         self.best: Best | None = None
@@ -54,11 +59,36 @@ class Search:
         if self.best is None or objective < self.best.objective:
             self.best = Best(objective, inputs.detach().clone(), labels.detach().clone())
 
+    def render(self, moves: Sequence[Tensor] | None = None) -> tuple[list[Tensor], Tensor]:
+        """Leaf copies of the unknowns, moved, and the inputs rendered from them."""
+        points = [unknown.detach() for unknown in self.unknowns]
+        if moves is not None:
+            points = [point + move for point, move in zip(points, moves, strict=True)]
+        leaves = [point.requires_grad_() for point in points]
+        return leaves, self.canvas.render(leaves)
+
+    def project(self) -> None:
+        """Move the unknowns to the nearest ones whose inputs lie in the value range."""
+        with torch.no_grad():
+            for unknown, nearest in zip(self.unknowns, self.canvas.project(self.unknowns), strict=True):
+                unknown.copy_(nearest)
+
+    def is_finite(self) -> bool:
+        return all(bool(unknown.isfinite().all()) for unknown in self.unknowns)
+
+    def step_along(self, slopes: Sequence[Tensor]) -> list[Tensor]:
+        """Moves of the unknowns in one full step given `slopes`, taken by a copy of the optimiser."""
+        copies = [free.detach().clone().requires_grad_() for free in self.free]
+        twin = self.settings.make(copies)
+        twin.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
+        for point, slope in zip(copies, slopes, strict=False):
+            point.grad = slope.clone()
+        twin.step()
+        return [(new - old).detach() for new, old in zip(copies, self.unknowns, strict=False)]
+
     def save(self) -> tuple[Tensors, dict[str, Any]]:
         """Everything needed to go on with the same bits; copies, so that going on leaves them alone."""
-        tensors: Tensors = {"unknowns": self.unknowns.detach().clone()}
-        if self.logits is not None:
-            tensors["logits"] = self.logits.detach().clone()
+        tensors: Tensors = {f"free/{i}": free.detach().clone() for i, free in enumerate(self.free)}
         facts: dict[str, Any] = {
             "history": list(self.history),
             "evaluations": self.evaluations,
@@ -74,9 +104,8 @@ class Search:
     def load(self, tensors: Tensors, facts: dict[str, Any]) -> None:
         """Go on from what `save` gave."""
         with torch.no_grad():
-            self.unknowns.copy_(tensors["unknowns"])
-            if self.logits is not None:
-                self.logits.copy_(tensors["logits"])
+            for i, free in enumerate(self.free):
+                free.copy_(tensors[f"free/{i}"])
         self.optimizer.load_state_dict(unpack(facts["optimizer"], tensors))
         self.schedule.last_epoch = facts["schedule"]["last_epoch"]
         self.schedule._last_lr = facts["schedule"]["last_lr"]

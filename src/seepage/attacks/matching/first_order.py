@@ -1,0 +1,270 @@
+"""The matching problem without a second derivative, in 5 parts of arithmetic for the exact step's 7."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import get_total_norm
+
+from seepage.attacks.matching.problem import Evaluation, Problem
+from seepage.attacks.matching.replay import Choice, Recording, Replay
+from seepage.attacks.matching.slopes import value_and_slopes
+from seepage.clients import FedSGD
+from seepage.functional import forward, in_mode
+from seepage.types import Tensors
+
+Extra = Callable[[], Tensor]
+ALIKE = 0.999
+"""The smallest cosine to the exact slopes at which this step may stand in for them."""
+WINDOW = 5.0
+"""A move in the weights may change the input gradient by this many times more or less than it best would."""
+TRIES = 4
+"""Moves per evaluation at most; almost all take one."""
+
+
+@dataclass(frozen=True)
+class FirstOrderProblem:
+    r"""A matching problem whose slopes come from two first-order passes, in place of a double backward pass.
+
+    With `g'(x) = dL/dw` and `v = dD/dg'`, the slope `dD/dx = d/dx <v, g'(x)>` equals `d/de dL/dx (w + e v)` at
+    `e = 0`: the change of the *input* gradient as the weights move along v (for the Hessian itself: Pearlmutter 1994).
+    It is taken as a forward difference. A network with kinks has no use for that as it stands, since units that switch
+    between w and w + e v add jumps over e; so the second pass replays the choices (ReLU, max pooling) of the first,
+    which is what the exact derivative does too. Batch norm in train mode moves its statistics along with e, as it must.
+
+    The numbers are those of the exact step to a relative error of about 1e-3 in single precision, and 1e-6 in double.
+    Call `agreement` at a point to see it: a network with kinks that are not replayed shows there.
+
+    Args:
+        exact: The problem to solve.
+        reach: Length of the move in the weights, as a share of theirs. `cheaper` fits it to the network.
+
+    Example:
+        >>> from seepage import Architecture, Batch, build, record
+        >>> from seepage.attacks.matching.distances import Cosine
+        >>> model = build(Architecture("convnet", {"width": 4}), (1, 8, 8), 3)
+        >>> private = Batch(torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 2]))
+        >>> seen = record(model, private)
+        >>> exact = Problem.of(seen[0], seen.knowledge, Cosine(), None)
+        >>> FirstOrderProblem(exact).agreement(1 - private.inputs, private.labels) > 0.999
+        True
+    """
+
+    exact: Problem
+    reach: float = 3e-5
+
+    def evaluate(
+        self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
+    ) -> Evaluation:
+        """As `Problem.evaluate`: the same value, and slopes up to the error of a finite difference.
+
+        Args:
+            inputs: The candidate.
+            labels: Its labels, `[n]` class numbers or `[n, classes]` chances.
+            extra: As for `Problem.evaluate`. Its slope rides on the second pass and costs no pass of its own.
+        """
+        return self._evaluate(inputs, labels, extra)[0]
+
+    def fitted(
+        self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
+    ) -> "FirstOrderProblem":
+        """The same problem with the reach that is best at this point, so that later moves are rarely made twice."""
+        return replace(self, reach=self._evaluate(inputs, labels, extra)[1])
+
+    def distance_at(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> float:
+        """The distance alone."""
+        return self.exact.distance_at(inputs, labels)
+
+    def agreement(
+        self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
+    ) -> float:
+        """Cosine between this problem's slopes by the inputs and the exact ones, which it computes too."""
+        own = self.evaluate(inputs, labels, extra).by_inputs
+        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's other kernels of attention have no second derivative
+            theirs = self.exact.evaluate(inputs, labels, extra).by_inputs
+        if not (own.any() or theirs.any()):
+            return 1.0
+        a, b = own.double().flatten(), theirs.double().flatten()
+        return float(a / a.norm() @ (b / b.norm()))
+
+    def _evaluate(self, inputs: Tensor, labels: Tensor, extra: Extra | None) -> tuple[Evaluation, float]:
+        n, chunks = len(inputs), self._chunks(len(inputs))
+        dummy: list[Tensor] = []
+        before: list[tuple[Tensor, ...]] = []
+        added = 0.0
+        for chunk in chunks:
+            first = self._first_pass(inputs[chunk], labels[chunk], n, extra)
+            before.append(first.by_leaves)
+            dummy = _add(dummy, first.by_weights)
+            added += first.added
+        kept = first.choices if len(chunks) == 1 else None
+        old = [torch.cat(parts) for parts in zip(*before, strict=True)]
+        value, changes, reach = self._changes(dummy, old, kept, inputs, labels, extra)
+        return Evaluation(value + added, changes[0], changes[1] if len(changes) > 1 else None), reach
+
+    def _changes(
+        self,
+        dummy: Sequence[Tensor],
+        old: Sequence[Tensor],
+        kept: Sequence[Choice] | None,
+        inputs: Tensor,
+        labels: Tensor,
+        extra: Extra | None,
+    ) -> tuple[float, list[Tensor], float]:
+        """The distance; by how much the slopes change per length of the move along v; and the best reach here.
+
+        A move that changes the input gradient by a share far from the best one is made again, longer or shorter.
+        """
+        named = dict(zip(self.exact.params, dummy, strict=True))
+        reach, best = self.reach, best_share(inputs)
+        for _ in range(TRIES):
+            value, slopes = value_and_slopes(self.exact.distance, named, self.exact.target)
+            step, moved = self._moved(slopes, reach)
+            new = self._second_pass(moved, step, kept, inputs, labels, extra)
+            share = float((new[0] - old[0]).norm() / old[0].norm())
+            far = not best / WINDOW <= share <= best * WINDOW
+            reach *= best / share if 0 < share < math.inf else 1.0
+            if not (far and 0 < share < math.inf):
+                break
+        return value, [(b - a) / step for a, b in zip(old, new, strict=True)], reach
+
+    def _chunks(self, n: int) -> list[slice]:
+        size = self.exact.microbatch
+        if size is None or not self.exact.client.separable(self.exact.model):
+            size = n
+        return [slice(start, min(start + size, n)) for start in range(0, n, size)]
+
+    def _loss(self, weights: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss whose gradient FedSGD sends."""
+        client = self.exact.client
+        assert isinstance(client, FedSGD)  # `cheaper` lets no other in
+        with in_mode(self.exact.model, training=client.mode == "train"):
+            return F.cross_entropy(forward(self.exact.model, weights, inputs, buffers=self.exact.buffers), labels)
+
+    def _first_pass(self, inputs: Tensor, labels: Tensor, n: int, extra: Extra | None) -> "_FirstPass":
+        """One chunk's share in the loss: its slopes, and the choices its kinks made. `n` examples are in the batch."""
+        leaves = _leaves(inputs, labels)
+        weights = {name: tensor.detach().requires_grad_() for name, tensor in self.exact.params.items()}
+        share = len(inputs) / n
+        with Recording() as taken:
+            loss = self._loss(weights, inputs=leaves[0], labels=leaves[1] if len(leaves) > 1 else labels) * share
+        added = 0.0 if extra is None else extra().item() * share
+        slopes = torch.autograd.grad(loss, [*leaves, *weights.values()], materialize_grads=True)
+        # The choices of a chunk are made again rather than kept: what is kept grows with the batch.
+        choices = taken.choices if len(inputs) == n else []
+        return _FirstPass(slopes[: len(leaves)], slopes[len(leaves) :], choices, added)
+
+    def _choices(self, inputs: Tensor, labels: Tensor) -> list[Choice]:
+        with torch.no_grad(), Recording() as taken:
+            self._loss(self.exact.params, inputs, labels)
+        choices: list[Choice] = taken.choices
+        return choices
+
+    @cached_property
+    def _size(self) -> float:
+        """Length of all weights together."""
+        return float(get_total_norm(list(self.exact.params.values())))
+
+    def _moved(self, slopes: Tensors, reach: float) -> tuple[float, Tensors]:
+        """The length of the step, and the weights after it: `w + step v`. It overwrites `slopes`."""
+        names, weights = list(self.exact.params), list(self.exact.params.values())
+        v = [slopes[name] for name in names]
+        length = float(get_total_norm(v))
+        step = reach * (self._size or 1.0) / length if length > 0 else 1.0
+        torch._foreach_mul_(v, step)
+        torch._foreach_add_(v, weights)
+        return step, dict(zip(names, v, strict=True))
+
+    def _second_pass(
+        self,
+        weights: Tensors,
+        step: float,
+        kept: Sequence[Choice] | None,
+        inputs: Tensor,
+        labels: Tensor,
+        extra: Extra | None,
+    ) -> list[Tensor]:
+        """Slopes by inputs (and chances) at other weights, with the choices made at the old ones."""
+        parts = []
+        for chunk in self._chunks(len(inputs)):
+            choices = self._choices(inputs[chunk], labels[chunk]) if kept is None else kept
+            leaves = _leaves(inputs[chunk], labels[chunk])
+            with Replay(choices):
+                loss = self._loss(weights, leaves[0], leaves[-1] if len(leaves) > 1 else labels[chunk])
+            if extra is not None:
+                loss = loss + step * extra()
+            parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), leaves))
+        return [torch.cat(slopes) for slopes in zip(*parts, strict=True)]
+
+
+@dataclass(frozen=True)
+class _FirstPass:
+    """What one chunk's share in the loss gave at the weights themselves.
+
+    Attributes:
+        by_leaves: Slopes by the inputs and, if soft, the labels.
+        by_weights: One slope per parameter.
+        choices: What the kinks did; empty for one chunk of several.
+        added: The chunk's share in the extra penalty.
+    """
+
+    by_leaves: tuple[Tensor, ...]
+    by_weights: tuple[Tensor, ...]
+    choices: list[Choice]
+    added: float
+
+
+def cheaper(
+    exact: Problem, inputs: Tensor, labels: Tensor, extra: Extra | None = None
+) -> tuple[Problem | FirstOrderProblem, str | None]:
+    """The problem with a first-order step, where one trial at this very point shows that it holds.
+
+    Args:
+        exact: The problem.
+        inputs: A candidate to try both steps at.
+        labels: Its labels.
+        extra: The penalty that will be used.
+
+    Returns:
+        The problem to solve, and a sentence for the report where the exact one stays although the client is FedSGD.
+    """
+    if not applies(exact):
+        return exact, None
+    trial = FirstOrderProblem(exact).fitted(inputs, labels, extra)
+    alike = trial.agreement(inputs, labels, extra)
+    if alike >= ALIKE:
+        return trial, None
+    return exact, (
+        f"The exact step was used: the slopes of the first-order one have a cosine of {alike:.4f} with it at the start,"
+        f" and {ALIKE} is asked for."
+    )
+
+
+def best_share(inputs: Tensor) -> float:
+    """By which share of itself a move should change the input gradient: rounding and curvature then weigh alike."""
+    return 3 * math.sqrt(torch.finfo(inputs.dtype).eps)
+
+
+def applies(exact: Problem) -> bool:
+    """Whether a first-order step is known for the client's rule: plain FedSGD, one gradient of the mean loss."""
+    return type(exact.client) is FedSGD
+
+
+def _leaves(inputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:
+    """What the loss is differentiated by: the inputs and, where they are chances, the labels."""
+    soft = [labels] if labels.is_floating_point() else []
+    return tuple(tensor.detach().requires_grad_() for tensor in (inputs, *soft))
+
+
+def _add(total: list[Tensor], part: Sequence[Tensor]) -> list[Tensor]:
+    """`total + part`, tensor by tensor and in place; an empty total is 0."""
+    if not total:
+        return list(part)
+    torch._foreach_add_(total, list(part))
+    return total

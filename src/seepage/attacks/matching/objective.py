@@ -1,0 +1,96 @@
+"""What a search minimises: the distance of the problem, plus priors on the inputs and on what layers see of them."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.matching.layers import LayerPrior, Watch
+from seepage.attacks.matching.priors import Prior
+from seepage.attacks.matching.problem import Evaluation
+from seepage.types import Knowledge, Round
+
+
+class Evaluates(Protocol):
+    """What the objective needs of a problem: `Problem`, or one that gets the same numbers another way."""
+
+    def evaluate(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None = None) -> Evaluation: ...
+
+    def distance_at(self, inputs: Tensor, labels: Tensor) -> float: ...
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Distance plus priors.
+
+    Attributes:
+        problem: The distance and its gradients.
+        knowledge: Whose model the hooks go on.
+        observed: The round under attack.
+        priors: On the inputs.
+        layer_priors: On what layers see of them.
+    """
+
+    problem: Evaluates
+    knowledge: Knowledge
+    observed: Round
+    priors: tuple[Prior, ...]
+    layer_priors: tuple[LayerPrior, ...]
+    watch: Watch = field(default_factory=Watch)
+
+    @property
+    def compares(self) -> bool:
+        """Whether the objective of one restart depends on where the others stand."""
+        return any(prior.compares for prior in self.priors)
+
+    def at(self, inputs: Tensor, labels: Tensor, others: Sequence[Tensor] = ()) -> tuple[Evaluation, float]:
+        """The objective with its gradients, and the part of its value that is no penalty on the inputs.
+
+        Args:
+            inputs: `[n, *shape]`; gradients are taken with respect to them.
+            labels: `[n]`, or soft `[n, classes]`.
+            others: Inputs of the other restarts, for priors that compare.
+        """
+        evaluation = self._matched(inputs, labels)
+        if not self.priors:
+            return evaluation, evaluation.value
+        leaf = inputs.detach().requires_grad_()
+        penalty = self._penalty(leaf, others)
+        slope = evaluation.by_inputs + torch.autograd.grad(penalty, leaf)[0]
+        return Evaluation(evaluation.value + penalty.item(), slope, evaluation.by_labels), evaluation.value
+
+    def value_at(self, inputs: Tensor, labels: Tensor) -> float:
+        """The objective alone, of one restart without others."""
+        with self._watching():
+            value = self.problem.distance_at(inputs, labels)
+            if self.layer_priors:
+                value += self._seen_penalty(labels).item()
+        return value + (self._penalty(inputs, ()).item() if self.priors else 0.0)
+
+    def _matched(self, inputs: Tensor, labels: Tensor) -> Evaluation:
+        if not self.layer_priors:
+            return self.problem.evaluate(inputs, labels)
+        with self._watching():
+            return self.problem.evaluate(inputs, labels, lambda: self._seen_penalty(labels))
+
+    def _watching(self) -> AbstractContextManager[None]:
+        model = self.knowledge.model
+        names = [name for prior in self.layer_priors for name in prior.layers(model)]
+        return self.watch.on(model, list(dict.fromkeys(names)))
+
+    def _seen_penalty(self, labels: Tensor) -> Tensor:
+        seen, model = self.watch.take(), self.knowledge.model
+        terms = []
+        for prior in self.layer_priors:
+            own = {name: seen[name] for name in prior.layers(model) if name in seen}
+            terms.append(prior(own, labels, self.observed))
+        return torch.stack(terms).sum()
+
+    def _penalty(self, inputs: Tensor, others: Sequence[Tensor]) -> Tensor:
+        alone = inputs[None]
+        group = torch.cat([alone, *(other[None] for other in others)]) if others else alone
+        terms = [prior.of_first(group if prior.compares else alone) for prior in self.priors]
+        return torch.stack(terms).sum()

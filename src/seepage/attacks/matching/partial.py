@@ -1,0 +1,124 @@
+"""Distances over a part of the gradient, and distances that know the client's defense."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from seepage.attacks.matching.distances import Distance, safe_norm
+from seepage.defenses import GaussianNoise
+from seepage.errors import SeepageError
+from seepage.types import Knowledge, Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopMagnitude(Distance):
+    """A distance over the largest entries only: partial gradient matching (FedLeak, USENIX Security 2025, eq. 7).
+
+    The entries are chosen anew at each evaluation: those whose magnitude is at least the `1 - ratio` quantile. Entries
+    as large as the threshold all stay, so more than the ratio may (a dummy gradient that is mostly zeros keeps all).
+    Algorithm 1 of the paper chooses by the gradient with respect to the inputs; that has no entries to match, and the
+    text (section 4.2) has the gradient with respect to the weights, which is used here.
+
+    Args:
+        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor that has none.
+        ratio: Share that is kept, in (0, 1].
+        by: One threshold over all tensors together, or one in each `tensor`.
+        of: Whose magnitude is looked at: the `dummy` gradient's (the paper), or the `observed` one's.
+        sample: Estimate a threshold from about this many evenly spaced entries; None: from all, exactly.
+
+    >>> from seepage.attacks.matching.distances import L1
+    >>> dummy, observed = {"w": torch.tensor([0.1, -3.0, 2.0, 0.0])}, {"w": torch.zeros(4)}
+    >>> float(TopMagnitude(inner=L1(), ratio=0.5)(dummy, observed))
+    5.0
+    """
+
+    inner: Distance
+    ratio: float
+    by: Literal["global", "tensor"] = "global"
+    of: Literal["dummy", "observed"] = "dummy"
+    sample: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1 or (self.sample is not None and self.sample < 1):
+            raise SeepageError(
+                f"partial matching needs a ratio above 0 and up to 1 and a sample of at least 1, got ratio={self.ratio}"
+                f" and sample={self.sample}; correct the recipe"
+            )
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        chosen = self.chosen(dummy, target)
+        kept = {name: index for name, index in chosen.items() if len(index)}
+        return self.inner(_take(dummy, kept), _take(target, kept))
+
+    def given(self, knowledge: Knowledge) -> Distance:
+        return replace(self, inner=self.inner.given(knowledge))
+
+    def chosen(self, dummy: Tensors, target: Tensors) -> Tensors:
+        """Places of the chosen entries in each flattened tensor, int64."""
+        source = dummy if self.of == "dummy" else target
+        sizes = {name: source[name].detach().abs().reshape(-1) for name in target}
+        if self.by == "tensor":
+            return {name: (size >= self._threshold([size])).nonzero()[:, 0] for name, size in sizes.items()}
+        threshold = self._threshold(list(sizes.values()))
+        return {name: (size >= threshold).nonzero()[:, 0] for name, size in sizes.items()}
+
+    def _threshold(self, sizes: list[Tensor]) -> Tensor:
+        total = sum(len(size) for size in sizes)
+        stride = 1 if self.sample is None else max(1, total // self.sample)
+        offset, parts = 0, []
+        for size in sizes:
+            parts.append(size[offset::stride])
+            offset = (offset - len(size)) % stride  # evenly spaced over all tensors laid end to end
+        looked = torch.cat(parts)
+        keep = max(1, round(self.ratio * len(looked)))
+        return looked.kthvalue(len(looked) - keep + 1).values
+
+
+def _take(tensors: Tensors, places: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensors[name].reshape(-1)[index] for name, index in places.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianLikelihood(Distance):
+    """Minus the log-likelihood of the update where the client adds Gaussian noise, up to a constant.
+
+    `|g - m(g')|^2 / (2 sigma^2)`, where m is what the defense does before the noise: it clips the norm. This is the
+    Bayes-optimal attack's first term (Balunovic et al., ICLR 2022, eq. 3) for Gaussian noise.
+
+    Args:
+        sigma: Standard deviation of the noise on each entry of the gradient; None: read from the known defense.
+        clip: Largest norm of the gradient before the noise; None: none.
+        otherwise: Sigma where neither is known.
+
+    >>> known = GaussianLikelihood(sigma=0.5)
+    >>> float(known({"w": torch.ones(1)}, {"w": torch.zeros(1)}))
+    2.0
+    """
+
+    sigma: float | None = None
+    clip: float | None = None
+    otherwise: float = 0.1
+
+    def __post_init__(self) -> None:
+        numbers = [value for value in (self.sigma, self.clip, self.otherwise) if value is not None]
+        if not all(value > 0 for value in numbers):
+            raise SeepageError(
+                f"a likelihood needs a noise and a clip norm above 0, got sigma={self.sigma}, clip={self.clip}; "
+                "correct the recipe"
+            )
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        sigma = self.otherwise if self.sigma is None else self.sigma
+        scale = 1.0 if self.clip is None else (self.clip / safe_norm(dummy)).clamp(max=1)
+        square = torch.stack([(scale * dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
+        return square / (2 * sigma**2)
+
+    def given(self, knowledge: Knowledge) -> Distance:
+        noise = knowledge.defense
+        if self.sigma is not None or not isinstance(noise, GaussianNoise) or not noise.sigma > 0:
+            return self
+        return replace(self, sigma=noise.sigma * (1.0 if noise.clip is None else noise.clip), clip=noise.clip)
