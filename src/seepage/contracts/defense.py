@@ -1,12 +1,15 @@
 """What every defense keeps."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 
 from seepage.clients import FedSGD
 from seepage.contracts.watch import globals_kept, same, snapshot
+from seepage.errors import Inapplicable, SeepageError
 from seepage.functional import generator, state_of
 from seepage.models import build
 from seepage.types import Architecture, Batch, ClientView, Defense, Update
@@ -23,6 +26,9 @@ class DefenseCase:
         defense: The defense.
         promise: Checks what the defense says of itself; None: it says nothing.
         random: Whether it draws from its generator.
+        neutral: Whether its parameters are those that do nothing.
+        deltas: Whether it takes differences of weights; else it has to refuse them with `Inapplicable`.
+        refuses: Values of its parameters that make no sense, each refused in one sentence.
         model: The client's network; its parameters give the update's names and shapes.
         seed: Draws the update.
     """
@@ -30,6 +36,9 @@ class DefenseCase:
     defense: Defense
     promise: Promise | None = None
     random: bool = False
+    neutral: bool = False
+    deltas: bool = True
+    refuses: tuple[Mapping[str, Any], ...] = ()
     model: Architecture = Architecture("fc2", {"hidden": 16})  # noqa: RUF009 - frozen and without state
     seed: int = 0
 
@@ -66,8 +75,11 @@ def check_defense(defense: Defense, *, promise: Promise | None = None, random: b
 
 
 def changes_the_update(case: DefenseCase) -> None:
-    """A defense that does nothing defends nothing."""
+    """A defense that does nothing defends nothing; only neutral parameters leave the update as it is."""
     update = random_update(case.client(), case.seed)
+    if case.neutral:
+        assert same(case.apply(update).tensors, update.tensors), "neutral parameters changed the update"
+        return
     assert not same(case.apply(update).tensors, update.tensors), "the defense left a random update as it was"
 
 
@@ -75,7 +87,10 @@ def keeps_its_form(case: DefenseCase) -> None:
     """Names, shapes, dtypes and kind stay, so that the server can still average the updates."""
     single = random_update(case.client(), case.seed)
     double = Update({name: tensor.double() for name, tensor in single.tensors.items()}, kind="delta")
-    for update in (single, double):
+    for update in (single, double, replace(double, kind="gradient")):
+        if update.kind == "delta" and not case.deltas:
+            _refuses(partial(case.apply, update), Inapplicable, "a difference of weights")
+            continue
         after = case.apply(update)
         assert after.kind == update.kind, f"the defense turned a {update.kind} into a {after.kind}"
         names = list(update.tensors), list(after.tensors)
@@ -121,6 +136,27 @@ def keeps_its_promise(case: DefenseCase) -> None:
         case.promise(scaled, case.apply(scaled))
 
 
+def refuses_nonsense(case: DefenseCase) -> None:
+    """Parameters that make no sense raise `SeepageError` with one sentence, whichever the others are."""
+    for options in case.refuses:
+        _refuses(partial(_remade, case.defense, options), SeepageError, f"{options}")
+
+
+def _remade(defense: Any, options: Mapping[str, Any]) -> object:
+    return replace(defense, **options)
+
+
+def _refuses(call: Callable[[], object], error: type[SeepageError], what: str) -> None:
+    try:
+        call()
+    except error as refusal:
+        words = str(refusal)
+        sound = ";" in words and "\n" not in words and ". " not in words
+        assert sound, f"not one sentence with a remedy: {words!r}"
+        return
+    raise AssertionError(f"the defense took {what}")
+
+
 DEFENSE_CHECKS: dict[str, Callable[[DefenseCase], None]] = {
     check.__name__: check
     for check in (
@@ -129,6 +165,7 @@ DEFENSE_CHECKS: dict[str, Callable[[DefenseCase], None]] = {
         all_randomness_comes_from_its_generator,
         leaves_everything_else,
         keeps_its_promise,
+        refuses_nonsense,
     )
 }
 """Every check of a defense, by name."""

@@ -1,21 +1,34 @@
-"""Several defences, one after the other."""
+"""Several defenses, one after the other."""
 
 from dataclasses import dataclass
 
 from torch import Generator
 
+from seepage.errors import SeepageError
 from seepage.types import ClientView, Defense, Update
 
 
 @dataclass(frozen=True)
 class Compose(Defense):
-    """Apply defences from left to right, all from one generator.
+    """Apply defenses from left to right, all from one generator.
 
     Args:
-        parts: The defences.
+        parts: The defenses. One that makes the update anew from the batch, such as `dp_sgd`, can only come first.
+
+    Example:
+        >>> from seepage.defenses import DPSGD, Soteria
+        >>> both = Compose((DPSGD(sigma=1.0), Soteria(ratio=0.5)))  # FedLeak, Figure 5
     """
 
     parts: tuple[Defense, ...]
+
+    def __post_init__(self) -> None:
+        for part in self.parts[1:]:
+            if getattr(part, "from_batch", False):
+                raise SeepageError(
+                    f"{type(part).__name__} makes the update anew from the batch, so the defenses before it would be "
+                    "lost; put it first"
+                )
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         for part in self.parts:

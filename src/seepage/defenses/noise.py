@@ -1,14 +1,15 @@
-"""Gaussian noise on the update, with an optional clip of its norm."""
+"""Random noise on the whole update: Gaussian, on a unit norm, decaying over the rounds, Laplace."""
 
 import math
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
 from seepage.errors import SeepageError
 from seepage.functional import norm
-from seepage.types import ClientView, Defense, Update
+from seepage.types import ClientView, Defense, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +17,7 @@ class GaussianNoise(Defense):
     """Clip the whole update to a norm, then add independent Gaussian noise to every entry.
 
     This is the mechanism of client-level differential privacy (Geyer et al. 2017) for one update. It states no
-    epsilon: that depends on sampling and on the number of rounds, and belongs to an accountant.
+    epsilon: that depends on sampling and on the number of rounds; see `seepage.accounting`.
 
     Args:
         sigma: Standard deviation of the noise, in units of `clip` where a clip is set, else absolute.
@@ -27,19 +28,133 @@ class GaussianNoise(Defense):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.sigma < math.inf or (self.clip is not None and not 0 < self.clip < math.inf):
-            raise SeepageError(
-                f"GaussianNoise needs sigma >= 0 and clip > 0, got sigma={self.sigma}, clip={self.clip}; "
-                "correct the recipe"
-            )
+        _check("GaussianNoise", "sigma", self.sigma, self.clip)
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
-        scale, deviation = 1.0, self.sigma
-        if self.clip is not None:
-            scale = min(1.0, self.clip / max(float(norm(update.tensors)), 1e-12))
-            deviation = self.sigma * self.clip
-        noisy = {
-            name: tensor * scale + deviation * torch.randn(tensor.shape, generator=generator).to(tensor)
-            for name, tensor in update.tensors.items()
-        }
+        return replace(update, tensors=_clipped_and_noisy(update.tensors, self.sigma, self.clip, generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecayingNoise(Defense):
+    """Gaussian noise whose strength falls from round to round (the decay of Fu et al. 2022, Adap DP-FL).
+
+    Round t gets `max(floor, sigma * decay ** (t // every))`. Fu et al. lower the noise when the model has improved and
+    set each client's clip from earlier rounds; here both follow a plan fixed beforehand, because a client that
+    looks at its data to choose its noise spends privacy that no accountant counts. `seepage.accounting.epsilons`
+    takes `[defense.sigma_at(t) for t in rounds]`.
+
+    Args:
+        sigma: Standard deviation in round 0, in units of `clip` where a clip is set, else absolute.
+        decay: Factor per `every` rounds, in (0, 1]; 1 never decays.
+        every: Rounds between two steps of the decay, at least 1.
+        floor: The noise never falls below this; same unit as `sigma`.
+        clip: Largest Euclidean norm of the update over all tensors; None leaves it as it is.
+
+    Example:
+        >>> [DecayingNoise(sigma=1.0, decay=0.5, floor=0.2).sigma_at(t) for t in range(4)]
+        [1.0, 0.5, 0.25, 0.2]
+    """
+
+    sigma: float
+    decay: float = 0.99
+    every: int = 1
+    floor: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("DecayingNoise", "sigma", self.sigma, self.clip)
+        if not 0 < self.decay <= 1 or self.every < 1 or not 0 <= self.floor <= self.sigma:
+            raise SeepageError(
+                "DecayingNoise needs decay in (0, 1], every >= 1 and floor from 0 to sigma, got "
+                f"decay={self.decay}, every={self.every}, floor={self.floor}; correct the recipe"
+            )
+
+    def sigma_at(self, t: int) -> float:
+        """The noise of round `t`."""
+        return max(self.floor, self.sigma * self.decay ** (t // self.every))
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        return replace(
+            update, tensors=_clipped_and_noisy(update.tensors, self.sigma_at(client.t), self.clip, generator)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitNormNoise(Defense):
+    """Scale the whole update to norm 1, then add Gaussian noise (Kariyappa et al. 2023, Section 6 and Table 3).
+
+    The paper's epsilons, 6056.00, 606.60 and 60.56 for sigma 0.0001, 0.001 and 0.01, are (but for the digits of the
+    second) sqrt(2 ln(1.25 / delta)) / (8 sigma) at delta 1e-5: the classical formula outside its range, with
+    sensitivity 1/8 for a batch of 8. Scaling to norm 1 does not bound what one example changes by 1/8: examples are
+    not clipped.
+
+    Args:
+        sigma: Standard deviation of the noise, relative to the norm of the whole update.
+        restore: Multiply by the true norm again afterwards, so that training keeps its step size; that reveals it.
+    """
+
+    sigma: float
+    restore: bool = False
+
+    def __post_init__(self) -> None:
+        _check("UnitNormNoise", "sigma", self.sigma, None)
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        length = max(float(norm(update.tensors)), 1e-12)
+        unit = {name: tensor / length for name, tensor in update.tensors.items()}
+        noisy = _clipped_and_noisy(unit, self.sigma, None, generator)
+        if self.restore:
+            noisy = {name: length * tensor for name, tensor in noisy.items()}
         return replace(update, tensors=noisy)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceNoise(Defense):
+    """Clip the update's sum of magnitudes, then add independent Laplace noise (as in Zhu et al. 2019, Section 5.1).
+
+    With a clip this is the Laplace mechanism for one update: replacing it moves at most `2 * clip` in sum of
+    magnitudes. Without one it promises nothing.
+
+    Args:
+        scale: Scale b of the noise (standard deviation sqrt(2) b), in units of `clip` where a clip is set.
+        clip: Largest sum of magnitudes of the update over all tensors; None leaves it as it is.
+    """
+
+    scale: float
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        _check("LaplaceNoise", "scale", self.scale, self.clip)
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        shrink, scale = 1.0, self.scale
+        if self.clip is not None:
+            total = sum(float(tensor.abs().sum()) for tensor in update.tensors.values())
+            shrink, scale = min(1.0, self.clip / max(total, 1e-12)), self.scale * self.clip
+        noisy = {name: tensor * shrink + scale * _laplace(tensor, generator) for name, tensor in update.tensors.items()}
+        return replace(update, tensors=noisy)
+
+
+def gaussian(like: Tensor, generator: Generator) -> Tensor:
+    """Standard normal entries, shaped, typed and placed like a tensor."""
+    return torch.randn(like.shape, generator=generator).to(like)
+
+
+def _laplace(like: Tensor, generator: Generator) -> Tensor:
+    """The difference of two unit exponentials is a unit Laplace variable."""
+    draws = torch.empty(2, *like.shape).exponential_(generator=generator)
+    return (draws[0] - draws[1]).to(like)
+
+
+def _clipped_and_noisy(tensors: Tensors, sigma: float, clip: float | None, generator: Generator) -> Tensors:
+    shrink, deviation = 1.0, sigma
+    if clip is not None:
+        shrink, deviation = min(1.0, clip / max(float(norm(tensors)), 1e-12)), sigma * clip
+    return {name: tensor * shrink + deviation * gaussian(tensor, generator) for name, tensor in tensors.items()}
+
+
+def _check(who: str, what: Literal["sigma", "scale"], strength: float, clip: float | None) -> None:
+    if not 0 <= strength < math.inf or (clip is not None and not 0 < clip < math.inf):
+        raise SeepageError(
+            f"{who} needs {what} >= 0 and clip > 0, got {what}={strength}, clip={clip}; correct the recipe"
+        )

@@ -1,0 +1,105 @@
+"""What a server sees that cannot read all entries: partial access and selective encryption."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Generator
+
+from seepage.errors import SeepageError
+from seepage.types import ClientView, Defense, Tensors, Update
+
+Scope = Literal["model", "tensor"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialAccess(Defense):
+    """Show only the highest or only the lowest entries by magnitude; the others read as zero (FedLeak, Figure 8).
+
+    FedLeak does not say whether it ranks within tensors or over all of them; both are here.
+
+    Args:
+        share: Share of entries shown, in [0, 1].
+        which: `highest` or `lowest` by magnitude.
+        scope: Rank over the whole `model`, or within each `tensor`. Equal magnitudes: the earlier entry ranks higher.
+
+    Example:
+        >>> show_part({"w": torch.tensor([3.0, -1.0, 2.0, 0.5])}, 2, highest=False)
+        {'w': tensor([ 0.0000, -1.0000,  0.0000,  0.5000])}
+    """
+
+    share: float
+    which: Literal["highest", "lowest"] = "highest"
+    scope: Scope = "model"
+
+    def __post_init__(self) -> None:
+        _check_share("PartialAccess shows", self.share, self.scope)
+        if self.which not in ("highest", "lowest"):
+            raise SeepageError(
+                f"PartialAccess shows the 'highest' or the 'lowest' entries, got which={self.which!r}; "
+                "correct the recipe"
+            )
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        return replace(update, tensors=_shown(update.tensors, self.share, self.which == "highest", self.scope))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectiveEncryption(Defense):
+    """Encrypt the largest entries by magnitude; what is left readable is sent on, the others read as zero (FedLeak,
+    Section 7).
+
+    The server can still add ciphertexts up, so training loses nothing: judge accuracy on the undefended update. The
+    encryption itself is taken to be perfect and is not run. Which entries are encrypted shows.
+
+    Args:
+        share: Share of entries encrypted, in [0, 1]; FedLeak proposes 0.8.
+        scope: Rank over the whole `model`, or within each `tensor`.
+    """
+
+    share: float = 0.8
+    scope: Scope = "model"
+
+    def __post_init__(self) -> None:
+        _check_share("SelectiveEncryption encrypts", self.share, self.scope)
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        return replace(update, tensors=_hidden(update.tensors, self.share, self.scope))
+
+
+def show_part(tensors: Tensors, count: int, *, highest: bool) -> Tensors:
+    """Set all but `count` entries, the highest or lowest by magnitude over all tensors, to zero."""
+    flat = torch.cat([tensor.flatten().abs() for tensor in tensors.values()])
+    order = flat.argsort(descending=True, stable=True)
+    chosen = torch.zeros_like(flat, dtype=torch.bool)
+    chosen[order[:count] if highest else order[len(order) - count :]] = True
+    masks = chosen.split([tensor.numel() for tensor in tensors.values()])
+    return {
+        name: torch.where(mask.reshape(tensor.shape), tensor, 0)
+        for (name, tensor), mask in zip(tensors.items(), masks, strict=True)
+    }
+
+
+def _shown(tensors: Tensors, share: float, highest: bool, scope: Scope) -> Tensors:
+    if scope == "tensor":
+        return {name: _shown({name: t}, share, highest, "model")[name] for name, t in tensors.items()}
+    return show_part(tensors, round(share * _size(tensors)), highest=highest)
+
+
+def _hidden(tensors: Tensors, share: float, scope: Scope) -> Tensors:
+    if scope == "tensor":
+        return {name: _hidden({name: t}, share, "model")[name] for name, t in tensors.items()}
+    size = _size(tensors)
+    return show_part(tensors, size - round(share * size), highest=False)
+
+
+def _size(tensors: Tensors) -> int:
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+def _check_share(what: str, share: float, scope: str) -> None:
+    if not 0 <= share <= 1 or scope not in ("model", "tensor"):
+        raise SeepageError(
+            f"{what} a share in [0, 1] of the 'model' or of each 'tensor', got share={share}, scope={scope!r}; "
+            "correct the recipe"
+        )

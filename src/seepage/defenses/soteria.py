@@ -1,0 +1,93 @@
+"""Soteria: prune the gradient of one fully connected layer where its input gives the example away."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Generator, Tensor, nn
+
+from seepage.errors import Inapplicable, SeepageError
+from seepage.functional import forward, in_mode
+from seepage.types import ClientView, Defense, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Soteria(Defense):
+    """Hide the inputs of a fully connected layer that change most with the example (Sun et al. 2021).
+
+    The layer's input r is the representation. Features with the largest `|r_i| / ||d r_i / d x||` (the paper's measure,
+    in the cheaper form its code uses) have their column of the weight's gradient set to zero; everything else is sent
+    as it is.
+
+    Chosen here: for a batch the inverse ratios are averaged over the examples in which the feature is not zero, and a
+    feature that is zero in all of them is pruned last (its column is zero anyhow; the code divides by zero there).
+    Batch norm uses its running statistics, so that an example's representation is its own. After several local steps
+    the columns of the weights' change are set to zero, chosen at the weights the server sent.
+
+    Args:
+        ratio: Share of the layer's inputs that are hidden, in [0, 1], rounded to whole features.
+        layer: Name of the `torch.nn.Linear`; None takes the first one that does not read the input itself.
+    """
+
+    ratio: float
+    layer: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.ratio <= 1:
+            raise SeepageError(f"Soteria prunes a share in [0, 1], got ratio={self.ratio}; correct the recipe")
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        name = self._find(client.model, update)
+        weight = f"{name}.weight"
+        hidden = self.hidden_features(client, name)
+        return replace(update, tensors={**update.tensors, weight: update.tensors[weight].index_fill(1, hidden, 0)})
+
+    def hidden_features(self, client: ClientView, layer: str) -> Tensor:
+        """Places of the inputs of a layer that are hidden."""
+        score = sensitivity(client, layer)
+        return score.argsort(stable=True)[: round(self.ratio * len(score))]
+
+    def _find(self, model: nn.Module, update: Update) -> str:
+        linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+        owners = [name for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
+        inner = [name for name in owners if name in linear and name != owners[0]]
+        found = self.layer or next(iter(inner), None)
+        if found is None or found not in linear or f"{found}.weight" not in update.tensors:
+            what = "behind the first layer" if self.layer is None else f"called {self.layer!r}"
+            raise Inapplicable(
+                f"Soteria prunes a trainable fully connected layer, and the model has none {what}",
+                f"name one with layer = NAME, of: {', '.join(linear) or '(the model has none)'}",
+            )
+        return found
+
+
+def sensitivity(client: ClientView, layer: str) -> Tensor:
+    """`[k]` mean over examples of `||d r_i / d x|| / |r_i|` for the k inputs r of a layer; infinite for unused ones.
+
+    Raises:
+        Inapplicable: Where the layer does not read one vector per example, once.
+    """
+    inputs = client.batch.inputs.detach().requires_grad_()
+    seen: list[Tensor] = []
+    handle = client.model.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        with in_mode(client.model, training=False):
+            forward(client.model, client.params, inputs, buffers=client.buffers)
+    finally:
+        handle.remove()
+    if len(seen) != 1 or seen[0].dim() != 2 or len(seen[0]) != len(inputs):
+        raise Inapplicable(
+            f"Soteria needs a layer that reads one vector per example, once, and {layer!r} does not",
+            "name another one with layer = NAME",
+        )
+    features = seen[0]  # [n, k]
+    slopes = torch.stack([_slope(features[:, i], inputs) for i in range(features.shape[1])], dim=1)  # [n, k]
+    used = features.detach() != 0
+    ratios = torch.where(used, slopes / features.detach().abs(), 0)
+    return torch.where(used.any(0), ratios.sum(0) / used.sum(0), torch.inf)
+
+
+def _slope(feature: Tensor, inputs: Tensor) -> Tensor:
+    """`[n]` norm of each example's derivative of its own feature."""
+    (slope,) = torch.autograd.grad(feature.sum(), inputs, retain_graph=True)
+    lengths: Tensor = slope.flatten(1).norm(dim=1)
+    return lengths

@@ -1,0 +1,46 @@
+"""Noise that cancels when the updates of a group of clients are added up."""
+
+import math
+from dataclasses import dataclass, replace
+
+from torch import Generator
+
+from seepage import functional
+from seepage.defenses.noise import gaussian
+from seepage.errors import SeepageError
+from seepage.types import ClientView, Defense, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroSumNoise(Defense):
+    """Add one's own Gaussian mask and take off a neighbor's: the masks cancel in the group's sum (FedLeak, Section 7).
+
+    Clients sit in a ring: client k adds mask k and takes off mask k - 1, which its neighbor told it. A client that is
+    alone in the simulation counts as one of a pair whose other half stays outside. FedLeak proposes noise in
+    proportion to each entry's magnitude; here all entries get equal noise, because a mask in proportion to an update
+    shows that update's magnitudes to the neighbor. Updates that are averaged with unequal weights do not cancel.
+
+    All but the group are taken not to know the secret. It stands in the recipe, and this package's attacks do not
+    use it. The defense draws nothing from its generator, which no other client shares.
+
+    Args:
+        sigma: Standard deviation of each mask, absolute. What a client adds in all has sqrt(2) times that.
+        secret: What the masks are drawn from, together with the round's number.
+    """
+
+    sigma: float
+    secret: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sigma < math.inf:
+            raise SeepageError(f"ZeroSumNoise needs sigma >= 0, got sigma={self.sigma}; correct the recipe")
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        own = self._mask(update.tensors, client.number, client.t)
+        neighbors = self._mask(update.tensors, (client.number - 1) % max(2, client.clients), client.t)
+        masked = {name: tensor + (own[name] - neighbors[name]) for name, tensor in update.tensors.items()}
+        return replace(update, tensors=masked)
+
+    def _mask(self, like: Tensors, number: int, t: int) -> Tensors:
+        draw = functional.generator(self.secret, f"zero-sum mask {number}", t)
+        return {name: self.sigma * gaussian(tensor, draw) for name, tensor in like.items()}
