@@ -74,14 +74,19 @@ class Held:
         return {"holdings": sizes_of(self.holdings), "accuracies": [list(pair) for pair in stage.accuracies]}
 
 
+def clients_of(recipe: Recipe, dataset: Dataset, held: Held, model: nn.Module) -> Clients:
+    """All clients of a recipe's federation."""
+
+    def lookup(places: Tensor) -> Batch:
+        return dataset.batch(places).to(recipe.device)
+
+    test = lookup(held.test) if len(held.test) else None
+    rule, defense = recipe.make_client().alone, recipe.make_defense()
+    return Clients(model, rule, held.holdings, lookup, defense, test, recipe.seed)
+
+
 def train_federation(
-    recipe: Recipe,
-    dataset: Dataset,
-    held: Held,
-    model: nn.Module,
-    state: tuple[Tensors, Tensors],
-    folder: Path,
-    progress: Callable[[int, int], None],
+    recipe: Recipe, clients: Clients, state: tuple[Tensors, Tensors], folder: Path, progress: Callable[[int, int], None]
 ) -> Stage:
     """Bring the model from `state` to the audited round, going on from what lies below `folder`.
 
@@ -90,14 +95,6 @@ def train_federation(
     """
     plan = recipe.federation
     assert plan is not None
-
-    def lookup(places: Tensor) -> Batch:
-        return dataset.batch(places).to(recipe.device)
-
-    test = lookup(held.test) if len(held.test) else None
-    clients = Clients(
-        model, recipe.make_client().alone, held.holdings, lookup, recipe.make_defense(), test, recipe.seed
-    )
     checkpoints = Checkpoints(folder / f"federation-{_key(recipe, plan)}")
     try:
         return federate(clients, state, plan, checkpoints=checkpoints, progress=progress)

@@ -80,6 +80,25 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Reply:
+    """What the server gets back from one client.
+
+    Attributes:
+        update: What it sent.
+        buffers: The running statistics its batch would give.
+        examples: Examples it trained on.
+    """
+
+    update: Update
+    buffers: Tensors
+    examples: int
+
+
+Ask = Callable[[Stage, Sequence[int]], list[Reply]]
+"""Lets clients compute: the stage and who takes part in, their replies out, in that order."""
+
+
+@dataclass(frozen=True)
 class Clients:
     """All clients of a federation.
 
@@ -115,15 +134,25 @@ class Clients:
             places = places[torch.randperm(len(places), generator=draw)[: plan.examples]]
         return self.lookup(places)
 
-    def update(self, stage: Stage, client: int, batch: Batch, number: int, of: int) -> Update:
-        """What a client sends."""
+    def reply(self, stage: Stage, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
+        """What client `client` sends back from the stage it was sent, as number `number` of `of`."""
+        batch = self.batch(client, stage.t, plan)
         draw = stage.t * len(self.holdings) + client
         rule = self.rule.for_round(self.seed, draw)
         update = rule(self.model, stage.params, batch, buffers=stage.buffers)
-        if self.defense is None:
-            return update
-        view = ClientView(self.model, stage.params, batch, rule, stage.buffers, stage.t, number, of)
-        return self.defense(update, view, generator=generator(self.seed, "client defense", draw))
+        if self.defense is not None:
+            view = ClientView(self.model, stage.params, batch, rule, stage.buffers, stage.t, number, of)
+            update = self.defense(update, view, generator=generator(self.seed, "client defense", draw))
+        return Reply(update, self._statistics(stage, batch), len(batch))
+
+    def _statistics(self, stage: Stage, batch: Batch) -> Tensors:
+        """Running statistics after one pass over the batch in train mode."""
+        if not has_batch_norm(self.model) or getattr(self.rule, "mode", "train") != "train":
+            return stage.buffers
+        buffers = {name: tensor.clone() for name, tensor in stage.buffers.items()}
+        with torch.no_grad(), in_mode(self.model, training=True):
+            torch.func.functional_call(self.model, {**stage.params, **buffers}, (batch.inputs,))
+        return buffers
 
 
 @dataclass(frozen=True)
@@ -190,6 +219,7 @@ def federate(
     state: tuple[Tensors, Tensors],
     plan: Federation,
     *,
+    ask: Ask | None = None,
     checkpoints: Checkpoints = Checkpoints(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Stage:
@@ -205,6 +235,7 @@ def federate(
         clients: Who takes part.
         state: `(params, buffers)` of the fresh model.
         plan: Rounds, share and learning rate.
+        ask: Lets clients compute elsewhere, as over a network; None: here, one after the other.
         checkpoints: Where stages are kept.
         progress: Called with (done, total) rounds.
 
@@ -214,7 +245,7 @@ def federate(
     stage = checkpoints.latest(plan.rounds, Stage(0, *state))
     kept, every = _Kept(checkpoints), max(1, plan.rounds // EVERY)
     while stage.t < plan.rounds:
-        stage = _round(clients, stage, plan)
+        stage = _round(clients, stage, plan, ask)
         if stage.t % every == 0 or stage.t == plan.rounds:
             stage = _measured(clients, stage)
             kept.write(stage)
@@ -222,17 +253,16 @@ def federate(
     return stage
 
 
-def _round(clients: Clients, stage: Stage, plan: Federation) -> Stage:
+def _round(clients: Clients, stage: Stage, plan: Federation, ask: Ask | None) -> Stage:
     chosen = clients.chosen(stage.t, plan)
     if not chosen:
         raise SeepageError("no client of the federation holds any example; use fewer clients or more data")
-    batches = [clients.batch(client, stage.t, plan) for client in chosen]
-    updates = [
-        clients.update(stage, client, batch, number, len(chosen))
-        for number, (client, batch) in enumerate(zip(chosen, batches, strict=True))
-    ]
-    sizes = [len(batch) for batch in batches]
-    update = mean_update(updates, sizes)
+    if ask is None:
+        replies = [clients.reply(stage, client, plan, place, len(chosen)) for place, client in enumerate(chosen)]
+    else:
+        replies = ask(stage, chosen)
+    sizes = [reply.examples for reply in replies]
+    update = mean_update([reply.update for reply in replies], sizes)
     step = plan.lr or (1.0 if update.kind == "delta" else 0.1)
     if update.kind == "gradient":
         step = -step
@@ -241,24 +271,16 @@ def _round(clients: Clients, stage: Stage, plan: Federation) -> Stage:
         raise SeepageError(
             f"the weights of the federation are not finite after {stage.t + 1} rounds; lower client.lr or federation.lr"
         )
-    return Stage(stage.t + 1, params, _statistics(clients, stage, batches, sizes), stage.accuracies)
+    return Stage(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)
 
 
-def _statistics(clients: Clients, stage: Stage, batches: Sequence[Batch], sizes: Sequence[int]) -> Tensors:
-    """The mean of the clients' running statistics."""
-    if not has_batch_norm(clients.model) or getattr(clients.rule, "mode", "train") != "train":
+def _mean_buffers(stage: Stage, replies: Sequence[Reply], sizes: Sequence[int]) -> Tensors:
+    if all(reply.buffers is stage.buffers for reply in replies):
         return stage.buffers
-    own = [_refreshed(clients.model, stage, batch) for batch in batches]
-    mean = mean_update([Update({name: b.double() for name, b in one.items()}) for one in own], sizes)
+    own = [Update({name: tensor.double() for name, tensor in reply.buffers.items()}) for reply in replies]
+    mean = mean_update(own, sizes)
     # Counters of batches are whole numbers.
-    return {name: mean.tensors[name].to(b.dtype) for name, b in stage.buffers.items()}
-
-
-def _refreshed(model: nn.Module, stage: Stage, batch: Batch) -> Tensors:
-    buffers = {name: tensor.clone() for name, tensor in stage.buffers.items()}
-    with torch.no_grad(), in_mode(model, training=True):
-        torch.func.functional_call(model, {**stage.params, **buffers}, (batch.inputs,))
-    return buffers
+    return {name: mean.tensors[name].to(tensor.dtype) for name, tensor in stage.buffers.items()}
 
 
 def _measured(clients: Clients, stage: Stage) -> Stage:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
 from seepage.errors import SeepageError
-from seepage.federating import UNSEEN, Held, train_federation
+from seepage.federating import UNSEEN, Held, clients_of, train_federation
 from seepage.functional import generator, state_of
 from seepage.metrics import baselines, psnr, ssim
 from seepage.models import build
@@ -155,7 +155,8 @@ def _scene(
     def progress(done: int, total: int) -> None:
         show(done, total, f"training: rounds of {recipe.cell}")
 
-    stage = train_federation(recipe, dataset, held, model, state, folder / "private", progress)
+    clients = clients_of(recipe, dataset, held, model)
+    stage = train_federation(recipe, clients, state, folder / "private", progress)
     return (stage.params, stage.buffers), victims, held.test, {"federation": held.facts(stage)}
 
 
