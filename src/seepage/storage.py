@@ -25,8 +25,13 @@ LARGEST_JSON = 2**28
 PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"}
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_whole(path: Path, content: bytes | str, *, mode: int = 0o644) -> None:
     """Write a file under a temporary name, then rename it, so that nobody ever sees half of it.
+
+    Args:
+        path: The file.
+        content: Text is written as UTF-8.
+        mode: Who may read it; 0o600: only its owner.
 
     Raises:
         SeepageError: Where the folder cannot be written or the disk is full; nothing is left behind.
@@ -40,7 +45,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        temporary.chmod(mode)
         temporary.replace(path)
     except OSError as error:
         raise SeepageError(

@@ -1,4 +1,4 @@
-"""The commands: `seepage audit`, and its parts `record`, `attack`, `score`, `report`, `list`, `validate`."""
+"""The commands: `seepage audit`, and its parts `record`, `attack`, `score`, `judge`, `report`, `list`, `validate`."""
 
 import json
 import shlex
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.options import (
     ClientOption,
     DataOption,
@@ -272,6 +273,7 @@ def attack(
 def score(
     run: Annotated[Path, typer.Argument(help="A run folder of `seepage attack` or `seepage audit`.")],
     truth: Annotated[Path | None, typer.Option("--truth", help="The private/ folder with the truth.")] = None,
+    judgements: JudgementsOption = None,
     settings: SetOption = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
@@ -280,15 +282,23 @@ def score(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Score a run that was attacked without the truth, or show an audit's scores again."""
+    """Score a run that was attacked without the truth, show an audit's scores again, or count what people judged."""
     from seepage.audit import score_run
     from seepage.results import parse_condition
 
+    if judgements:
+        if truth is not None or settings or fail_if or trust:
+            raise SeepageError("--judgements counts what people said and nothing else; leave out the other options")
+        count_judgements(run, judgements, as_json=as_json, quiet=quiet)
+        return
     condition = None if fail_if is None else parse_condition(fail_if)
     finished = score_run(run, truth, settings or [], trust=trust)
     _write_pages(run, lambda *_: None, again=finished.fresh)
     _present(run, finished, as_json, quiet, note_old=False)
     _gate(finished.result, condition)
+
+
+app.command()(judge)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from seepage.metrics.image import (
 )
 from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.labels import label_accuracy, label_hits
+from seepage.metrics.risk import Risk, risk
 from seepage.metrics.score import align_guess, score
 from seepage.metrics.scores import Scores
 
@@ -54,6 +55,7 @@ __all__ = [
     "METRICS",
     "Alignment",
     "Metric",
+    "Risk",
     "Scores",
     "align",
     "align_guess",
@@ -70,6 +72,7 @@ __all__ = [
     "lpips_weights",
     "mse",
     "psnr",
+    "risk",
     "score",
     "ssim",
     "ssim_window",

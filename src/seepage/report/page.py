@@ -7,7 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from seepage.metrics import Risk, risk
 from seepage.report import words
+from seepage.report.judged import Judged, JudgedRow, open_judged
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import Caution, Cell, Row, Run, open_run
 from seepage.results import reasons
@@ -165,7 +167,16 @@ def _content(run: Run) -> dict[str, Any]:
         "warnings": len({flag.message for flag in run.flags if flag.severity == "warning"}),
         "statuses": STATUSES,
         "with_options": words.with_options,
+        "risk_of": _risk,
+        "judged": _judged(run),
     }
+
+
+def _risk(row: Row) -> Risk | None:
+    """The risk tier of an attack on pictures, where it was scored."""
+    if row.psnr is None or row.gain_db is None or row.ssim is None:
+        return None
+    return risk(row.psnr, row.gain_db)
 
 
 # --- at a glance -------------------------------------------------------------------------------------------------
@@ -283,6 +294,27 @@ def _remark(pictures: Pictures) -> str:
     if max(size) > LARGEST_SIDE:
         parts.append(f"Reduced from {size[1]} \N{MULTIPLICATION SIGN} {size[0]} pixels.")
     return " ".join(parts)
+
+
+# --- people ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class People:
+    """What people said, ready to be laid out: rows with the titles of their cells."""
+
+    judged: Judged
+    rows: list[tuple[str, JudgedRow]]
+    counted: int
+
+
+def _judged(run: Run) -> People | None:
+    judged = open_judged(run.folder)
+    if judged is None:
+        return None
+    titles = {cell.name: cell.heading for cell in run.cells}
+    rows = [(titles.get(row.cell, row.cell), row) for row in judged.rows]
+    return People(judged, rows, sum(judge.left_out is None for judge in judged.judges))
 
 
 # --- cautions ----------------------------------------------------------------------------------------------------

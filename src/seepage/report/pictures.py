@@ -3,7 +3,7 @@
 import io
 import re
 from base64 import b64encode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
@@ -16,7 +16,7 @@ from seepage.errors import SeepageError
 from seepage.report.run import Cell, Run
 from seepage.storage import read_tensors
 from seepage.truth import open_truth
-from seepage.types import Tensors
+from seepage.types import Batch, Tensors
 
 LARGEST_SIDE = 128
 """Pictures with more pixels along a side are reduced: a page of hundreds of them must stay light."""
@@ -54,10 +54,12 @@ class Pictures:
     Attributes:
         truth: Round to `[n, C, H, W]` private pictures; None where they are not in the folder.
         guesses: Attack to its reconstructions; attacks without pictures are absent.
+        labels: Round to the labels of its private pictures, `[n]` int64 or `[n, classes]`.
     """
 
     truth: dict[int, Tensor] | None
     guesses: dict[str, Guesses]
+    labels: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def places(self) -> list[Place]:
@@ -85,7 +87,8 @@ def open_pictures(run: Run, cell: Cell) -> Pictures:
     Raises:
         SeepageError: For damaged files, and where truth and reconstructions do not pair up.
     """
-    truth = _truth(run, cell)
+    batches = _truth(run, cell)
+    truth = {t: batch.inputs for t, batch in batches.items()} or None
     guesses = {}
     for row in run.rows_of(cell):
         path = _inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
@@ -94,18 +97,17 @@ def open_pictures(run: Run, cell: Cell) -> Pictures:
             _check_pairs(found, truth, path)
             if found.inputs:
                 guesses[row.attack] = found
-    return Pictures(truth, guesses)
+    return Pictures(truth, guesses, {t: batch.labels for t, batch in batches.items()})
 
 
-def _truth(run: Run, cell: Cell) -> dict[int, Tensor] | None:
+def _truth(run: Run, cell: Cell) -> dict[int, Batch]:
     own = _inside(run.folder / "private", cell.name)
     # A run of one cell has no folder per cell.
     options = [own, run.folder / "private" if len(run.cells) == 1 else None]
     folder = next((path for path in options if path is not None and (path / "truth.safetensors").exists()), None)
     if folder is None:
-        return None
-    rounds = {t: batch.inputs for t, batch in enumerate(open_truth(folder)) if _is_picture(batch.inputs)}
-    return rounds or None
+        return {}
+    return {t: batch for t, batch in enumerate(open_truth(folder)) if _is_picture(batch.inputs)}
 
 
 def _inside(folder: Path, *names: str) -> Path | None:
@@ -145,8 +147,8 @@ def _is_picture(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.ndim == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape) > 0
 
 
-def pixels(picture: Tensor) -> NDArray[np.uint8]:
-    """A picture `[C, H, W]` in [0, 1] as `[H, W, 3]` bytes, reduced to `LARGEST_SIDE`.
+def pixels(picture: Tensor, largest: int = LARGEST_SIDE) -> NDArray[np.uint8]:
+    """A picture `[C, H, W]` in [0, 1] as `[H, W, 3]` bytes, reduced to `largest` pixels along a side.
 
     >>> pixels(torch.full((1, 2, 2), 0.5))[0, 0].tolist()
     [128, 128, 128]
@@ -154,12 +156,12 @@ def pixels(picture: Tensor) -> NDArray[np.uint8]:
     bounded = picture.detach().float().cpu().nan_to_num(nan=0.5, posinf=1.0, neginf=0.0).clamp(0, 1)
     levels = (bounded * 255).round().to(torch.uint8).expand(3, -1, -1).permute(1, 2, 0)
     image = Image.fromarray(levels.contiguous().numpy())
-    image.thumbnail((LARGEST_SIDE, LARGEST_SIDE), Image.Resampling.LANCZOS)
+    image.thumbnail((largest, largest), Image.Resampling.LANCZOS)
     return np.asarray(image)
 
 
-def data_uri(picture: Tensor) -> str:
+def data_uri(picture: Tensor, largest: int = LARGEST_SIDE) -> str:
     """A picture `[C, H, W]` in [0, 1] as a PNG inside a `data:` address."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels(picture)).save(buffer, format="PNG", optimize=True)
+    Image.fromarray(pixels(picture, largest)).save(buffer, format="PNG", optimize=True)
     return "data:image/png;base64," + b64encode(buffer.getvalue()).decode()

@@ -235,10 +235,10 @@ def open_run(folder: Path) -> Run:
         folder=folder,
         verdict=str(result.get("verdict", "")),
         level=str(result.get("verdict_level", "")),
-        cells=_parse_all(Cell, result.get("cells"), where),
-        rows=_parse_all(Row, result.get("rows"), where),
+        cells=parse_all(Cell, result.get("cells"), where),
+        rows=parse_all(Row, result.get("rows"), where),
         thresholds=parse(Thresholds, result.get("thresholds") or {}, where),
-        flags=_parse_all(Caution, flags.get("flags"), f"{folder / 'flags.json'}"),
+        flags=parse_all(Caution, flags.get("flags"), f"{folder / 'flags.json'}"),
         env=parse(Environment, env, f"{folder / 'env.json'}"),
         recipe=_recipe(folder / "recipe.toml"),
         scores=_scores(folder / "scores.jsonl"),
@@ -267,7 +267,8 @@ def _scores(path: Path) -> dict[tuple[str, str, int, int, str], Number]:
     return {(line.cell, line.attack, line.round, line.example, line.metric): line.value for line in lines}
 
 
-def _parse_all(kind: type[T], records: object, where: str) -> list[T]:
+def parse_all(kind: type[T], records: object, where: str) -> list[T]:
+    """A list of dataclasses from JSON; see `parse`."""
     if not isinstance(records, list):
         raise SeepageError(f"{where} is damaged: it must hold a list of {kind.__name__.lower()}s; make the run again")
     return [parse(kind, record, where) for record in records]

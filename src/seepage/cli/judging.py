@@ -1,0 +1,60 @@
+"""`seepage judge`, and what `seepage score --judgements` does."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from seepage.cli.options import JsonOption
+
+JudgementsOption = Annotated[
+    list[Path] | None,
+    typer.Option("--judgements", help="Count what a person saved on a page of `seepage judge`. Repeatable."),
+]
+
+
+def judge(
+    run: Annotated[Path, typer.Argument(help="A finished run folder with its private pictures.")],
+    cell: Annotated[str | None, typer.Option("--cell", help="Only this cell.")] = None,
+    attack: Annotated[str | None, typer.Option("--attack", help="Only this attack.")] = None,
+    pairs: Annotated[int, typer.Option("--pairs", help="Most pairs that a person sees, controls included.")] = 60,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the pairs and their order.")] = 0,
+    out: Annotated[Path, typer.Option("--out", help="Page to write.")] = Path("judge.html"),
+    as_json: JsonOption = False,
+) -> None:
+    """Write a page on which people say which guesses show the content of the private pictures."""
+    from seepage.judging import write_judge_page
+
+    page = write_judge_page(run, out, cell=cell, attack=attack, pairs=pairs, seed=seed)
+    if as_json:
+        found = {"page": page.id, "path": str(page.path), "key": str(page.key)}
+        print(json.dumps({"schema": 1, **found, "pairs": page.pairs, "guesses": page.guesses}))
+        return
+    controls = page.pairs - page.guesses
+    print(f"{page.path}: {page.pairs} pairs, {page.guesses} guesses and {controls} control pairs among them")
+    print("This page contains private pictures, so only you can open it: store, share and delete it like the data.")
+    print(f"Open it in a browser, judge, save; then: seepage score {run} --judgements judgements.json")
+
+
+def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool) -> None:
+    """Count what judges saved, print it, and write it into the run folder and its report.
+
+    Raises:
+        SeepageError: For a damaged run, files that are not what the page saves, and where no judge can be counted.
+    """
+    from seepage.judging import lines, read_answers, tally, write_judged
+    from seepage.report import write_report
+    from seepage.report.run import open_run
+
+    opened = open_run(run)
+    judged = tally(run, read_answers(files))
+    path = write_judged(run, judged)
+    write_report(run)
+    if as_json:
+        print(json.dumps({"schema": 1, "run": str(run), **asdict(judged)}, allow_nan=False))
+        return
+    found = lines(judged, {cell.name: cell.heading for cell in opened.cells})
+    for line in found[: len(judged.rows)] if quiet else [*found, f"written: {path} and {run / 'report.html'}"]:
+        print(line)

@@ -1,0 +1,19 @@
+"""People judge what an attack got back: a page of pairs to look at, and a count of what they said."""
+
+from seepage.judging.answers import Answers, read_answers
+from seepage.judging.page import JudgePage, write_judge_page
+from seepage.judging.pairs import Pair, Subject, choose_pairs
+from seepage.judging.tally import lines, tally, write_judged
+
+__all__ = [
+    "Answers",
+    "JudgePage",
+    "Pair",
+    "Subject",
+    "choose_pairs",
+    "lines",
+    "read_answers",
+    "tally",
+    "write_judge_page",
+    "write_judged",
+]

@@ -1,0 +1,125 @@
+"""Saved answers, read with suspicion, and joined with the key of their page."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from seepage.errors import SeepageError
+from seepage.judging.page import key_path
+from seepage.judging.pairs import EXPECTED, Answer, Subject
+from seepage.report.run import parse, parse_all
+from seepage.storage import check_regular, check_schema, read_json
+
+LARGEST_FILE = 2**20
+"""Bytes of a file of answers."""
+LONGEST_NAME = 40
+
+_PAGE = re.compile("[0-9a-f]{12}")
+_AGAIN = "save it again from the page"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one person said of one page.
+
+    Attributes:
+        judge: Name or initials.
+        page: The page's name, 12 hexadecimal digits.
+        answers: Pair to answer; pairs that were not answered are absent.
+    """
+
+    judge: str
+    page: str
+    answers: dict[str, Answer]
+
+
+@dataclass(frozen=True)
+class Group:
+    """How many of a cell's examples an attack returned a guess for."""
+
+    cell: str
+    attack: str
+    returned: int
+    examples: int
+
+
+@dataclass(frozen=True)
+class Key:
+    """What the pairs of a page are.
+
+    Attributes:
+        pairs: Pair to what it is.
+        groups: One per attack and cell on the page.
+    """
+
+    pairs: dict[str, Subject]
+    groups: list[Group]
+
+
+def read_answers(paths: Sequence[Path]) -> list[Answers]:
+    """Read what judges saved. The files come from others: everything in them is checked.
+
+    Raises:
+        SeepageError: For a file that is not what the page saves, and for two files of one judge about one page.
+    """
+    found: list[Answers] = []
+    for path in paths:
+        one = _read(path)
+        if any((one.judge, one.page) == (other.judge, other.page) for other in found):
+            raise SeepageError(
+                f"{path} is a second file by {one.judge!r} about the same page; pass one file per judge, and let two "
+                "people with the same initials use longer ones"
+            )
+        found.append(one)
+    return found
+
+
+def _read(path: Path) -> Answers:
+    check_regular(path, LARGEST_FILE)
+    record: Any = read_json(path)
+    check_schema(record, path)
+    judge, page, answers = (record.get(name) for name in ("judge", "page", "answers"))
+    if not isinstance(judge, str) or not 0 < len(judge) <= LONGEST_NAME or not judge.isprintable() or not judge.strip():
+        raise SeepageError(
+            f"{path} has no usable name of a judge (1 to {LONGEST_NAME} letters, digits or signs); {_AGAIN}"
+        )
+    if not isinstance(page, str) or not _PAGE.fullmatch(page):
+        raise SeepageError(f"{path} does not say which page it answers ({page!r:.40}); {_AGAIN}")
+    if not isinstance(answers, Mapping) or not answers:
+        raise SeepageError(f"{path} holds no answers; {_AGAIN}")
+    wrong = next(((pair, word) for pair, word in answers.items() if word not in get_args(Answer)), None)
+    if wrong is not None:
+        raise SeepageError(f"{path} answers pair {wrong[0]!r:.40} with {wrong[1]!r:.40}, which is no answer; {_AGAIN}")
+    return Answers(judge.strip(), page, dict(answers))
+
+
+def open_key(folder: Path, answers: Answers) -> Key:
+    """The key of the page that was answered.
+
+    Raises:
+        SeepageError: Where the run has no such page, or the page no such pairs.
+    """
+    path = key_path(folder, answers.page)
+    if not path.exists():
+        raise SeepageError(
+            f"{folder} has no key for page {answers.page} that {answers.judge!r} answered; name the run that the page "
+            "was made from"
+        )
+    record: Any = read_json(path)
+    check_schema(record, path)
+    named = record.get("pairs")
+    if not isinstance(named, Mapping):
+        raise SeepageError(f"{path} is damaged: it names no pairs; make the page again")
+    pairs = {name: parse(Subject, subject, f"{path}") for name, subject in named.items()}
+    if not all(subject.kind == "guess" or subject.kind in EXPECTED for subject in pairs.values()):
+        raise SeepageError(f"{path} is damaged: it has pairs of an unknown kind; make the page again")
+    if strange := sorted(answers.answers.keys() - pairs.keys()):
+        raise SeepageError(
+            f"{answers.judge!r} answers pair {strange[0]!r:.40}, which page {answers.page} lacks; {_AGAIN}"
+        )
+    groups = parse_all(Group, record.get("groups"), f"{path}")
+    if not all(0 <= group.returned <= group.examples > 0 for group in groups):
+        raise SeepageError(f"{path} is damaged: it counts more guesses than examples; make the page again")
+    return Key(pairs, groups)

@@ -1,0 +1,112 @@
+"""`judge.html`: pairs of pictures, one at a time, that a person answers without knowing where they come from.
+
+RUN/private/judge-ID.json    what each pair is; the page names pairs by number only
+"""
+
+import hashlib
+import json
+from base64 import b64encode
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from seepage.judging.pairs import Pair, choose_pairs, open_albums, returned
+from seepage.report.pictures import Pictures, data_uri
+from seepage.report.run import open_run
+from seepage.storage import SCHEMA, make_private, write_whole
+
+LARGEST_SIDE = 256
+"""Pixels; larger pictures are reduced, so that a page of many stays light."""
+OWNER_ONLY = 0o600
+
+
+@dataclass(frozen=True)
+class JudgePage:
+    """What was written.
+
+    Attributes:
+        path: The page.
+        id: Its name, 12 hexadecimal digits; the same run, choice and seed give the same one.
+        pairs: Pairs on it.
+        guesses: Of these, guesses of attacks; the others are controls.
+        key: What each pair is.
+    """
+
+    path: Path
+    id: str
+    pairs: int
+    guesses: int
+    key: Path
+
+
+def write_judge_page(
+    folder: Path, path: Path, *, cell: str | None = None, attack: str | None = None, pairs: int = 60, seed: int = 0
+) -> JudgePage:
+    """Write a page for people to judge guesses on, and its key into the run's `private/`; both for their owner only.
+
+    The page holds private pictures, needs no network and sends nothing: a judge saves the answers as a file.
+
+    Args:
+        folder: A finished run folder with its private pictures.
+        path: The page to write.
+        cell: Only this cell; None: all with pictures.
+        attack: Only this attack; None: all with pictures.
+        pairs: Most pairs in all, at least 20; three tenths of them or more are controls.
+        seed: Draws the pairs and their order.
+
+    Raises:
+        SeepageError: Where the run has no such cell or attack, no pictures to compare, or too few for the controls.
+    """
+    albums = open_albums(open_run(folder), cell, attack)
+    shown = {f"p{i:03d}": pair for i, pair in enumerate(choose_pairs(albums, attack=attack, pairs=pairs, seed=seed), 1)}
+    pictures = [
+        {"id": name, "left": data_uri(pair.left, LARGEST_SIDE), "right": data_uri(pair.right, LARGEST_SIDE)}
+        for name, pair in shown.items()
+    ]
+    key = {
+        "schema": SCHEMA,
+        "seed": seed,
+        "pairs": {name: asdict(pair.subject) for name, pair in shown.items()},
+        "groups": _groups(albums, shown),
+    }
+    digest = hashlib.sha256(json.dumps([key, pictures]).encode()).hexdigest()[:12]
+    place = key_path(folder, digest)
+    make_private(place.parent)
+    write_whole(place, json.dumps({**key, "page": digest}, indent=2) + "\n", mode=OWNER_ONLY)
+    write_whole(path, _render(digest, pictures), mode=OWNER_ONLY)
+    guesses = sum(pair.subject.kind == "guess" for pair in shown.values())
+    return JudgePage(path, digest, len(shown), guesses, place)
+
+
+def key_path(folder: Path, page: str) -> Path:
+    """Where the key of a page lies."""
+    return folder / "private" / f"judge-{page}.json"
+
+
+def _groups(albums: dict[str, Pictures], shown: dict[str, Pair]) -> list[dict[str, Any]]:
+    """How many examples each attack on the page returned at all: those it did not are no success."""
+    subjects = [pair.subject for pair in shown.values() if pair.subject.kind == "guess"]
+    names = sorted({(subject.cell, subject.attack) for subject in subjects})
+    return [
+        {
+            "cell": cell,
+            "attack": attack,
+            "returned": len(returned(albums[cell], attack)),
+            "examples": len(albums[cell].places),
+        }
+        for cell, attack in names
+    ]
+
+
+def _render(page: str, pictures: list[dict[str, str]]) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("seepage", "judging"), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    script = Path(__file__).with_name("judge.js").read_text(encoding="utf-8")
+    # The browser runs this script and no other, as the page's policy names its digest.
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template("judge.html.j2").render(
+        page=page, pairs=pictures, schema=SCHEMA, script=script, digest=digest
+    )
