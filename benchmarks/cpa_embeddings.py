@@ -37,11 +37,19 @@ class Handmade:
 
 
 class Standardized(nn.Module):
-    """Photographs to the units that ImageNet networks were trained in."""
+    """Photographs to the units that a network was trained in; ImageNet's, unless named."""
+
+    def __init__(
+        self,
+        mean: tuple[float, float, float] = (0.485, 0.456, 0.406),
+        std: tuple[float, float, float] = (0.229, 0.224, 0.225),
+    ) -> None:
+        super().__init__()
+        self.mean, self.std = mean, std
 
     def forward(self, images: Tensor) -> Tensor:
-        mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-        return (images - mean.to(images)[:, None, None]) / std.to(images)[:, None, None]
+        mean, std = (images.new_tensor(value)[:, None, None] for value in (self.mean, self.std))
+        return (images - mean) / std
 
 
 def headed(weights: str, hidden: int = 512, seed: int = 0) -> nn.Sequential:

@@ -1,6 +1,7 @@
 """Print the tables of docs/cpa.md from results/cpa/*.jsonl: python benchmarks/cpa_tables.py"""
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,20 @@ import torch
 from seepage.metrics.interval import bootstrap_interval
 
 RESULTS = Path("results/cpa")
-COLUMNS = ("cosine", "over_0.999", "psnr", "ssim", "exact", "certified", "false_certificates", "cpu_s", "peak_mb")
-KEYS = ("data", "n", "sigma", "epsilon", "method")
+COLUMNS = (
+    "embeddings_alike", "embedding_unmixed", "embedding_reached", "cosine", "over_0.999", "psnr", "plain_psnr", "ssim",
+    "plain_ssim", "exact", "certified", "false_certificates", "cpu_s", "peak_mb",
+)  # fmt: skip
+KEYS = ("data", "network", "n", "sigma", "epsilon", "method", "steps")
+
+
+def steps(row: dict[str, Any]) -> int | None:
+    """Steps of the methods that are cut short of what was published."""
+    if "steps" in row:
+        return int(row["steps"])
+    asked = re.search(r"\bsteps=(\d+)", row.get("attack", ""))
+    searched = row["method"].startswith(("published", "matching", "all", "-"))
+    return int(asked[1]) if asked and searched else None
 
 
 def mean(rows: Sequence[dict[str, Any]], key: str) -> str:
@@ -36,7 +49,7 @@ def table(name: str) -> str:
     groups = defaultdict(list)
     for line in (RESULTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
-        groups[tuple(row.get(key) for key in KEYS)].append(row)
+        groups[tuple(steps(row) if key == "steps" else row.get(key) for key in KEYS)].append(row)
     keys = [key for i, key in enumerate(KEYS) if any(group[i] is not None for group in groups)]
     columns = [key for key in COLUMNS if any(key in row for rows in groups.values() for row in rows)]
     lines = [" | ".join(["", *keys, "batches", *columns, ""]).strip(), "|---" * (len(keys) + 1 + len(columns)) + "|"]

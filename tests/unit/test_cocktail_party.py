@@ -1,5 +1,6 @@
 """The Cocktail Party Attack on packaged photographs: exact, certified, never falsely, and clear where it cannot."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,13 +11,14 @@ from torch import Tensor, nn
 
 from seepage import Batch, GaussianNoise, Inapplicable, Reconstruction, SeepageError, attack, build, record
 from seepage.attacks.cocktail_party import CocktailParty
+from seepage.attacks.mixing_layer import Tail
 from seepage.contracts import planted_inputs
 from seepage.data import load
-from seepage.functional import forward, in_mode
+from seepage.functional import forward, in_mode, state_of
 from seepage.metrics.align import align
 from seepage.metrics.image import psnr
 from seepage.models import fc2, mlp3
-from seepage.types import Architecture, ClientUpdate, Knowledge, Round, Tensors, Update
+from seepage.types import Architecture, ClientUpdate, Knowledge, Round, Tensors, Transcript, Update
 
 SHAPE = (3, 32, 32)
 
@@ -210,6 +212,72 @@ def test_noise_is_noticed_and_nothing_is_certified() -> None:
     assert any("noisy" in note for note in found.notes)
 
 
+def sent_as(seen: Transcript, change: Callable[[Tensor], Tensor]) -> Transcript:
+    """The same transcript with every tensor of its update changed on the way."""
+    tensors = {name: change(tensor) for name, tensor in seen[0].update.tensors.items()}
+    return _One(seen.knowledge, replace(seen[0], update=Update(tensors)))
+
+
+def in_levels(tensor: Tensor, levels: int) -> Tensor:
+    step = tensor.abs().max() / levels
+    return (tensor / step).round() * step
+
+
+@pytest.mark.parametrize(
+    ("change", "least"),
+    [
+        (lambda tensor: tensor.half().float(), 60),
+        (lambda tensor: tensor.bfloat16().float(), 40),
+        (lambda tensor: in_levels(tensor, 127), 40),
+        (lambda tensor: in_levels(tensor, 7), 20),
+        (torch.sign, 10),
+    ],
+    ids=["float16", "bfloat16", "8 bits", "4 bits", "1 bit"],
+)
+def test_a_quantized_update_gives_less_and_nothing_false(change: Callable[[Tensor], Tensor], least: float) -> None:
+    batch = photographs(8)
+    found = attack(sent_as(record(model(), batch), change), CocktailParty())
+    decibels, sure = quality(found, batch)
+    assert decibels.mean() > least
+    assert not (sure & (decibels < 40)).any()
+    if least < 40:
+        assert any("noisy" in note for note in found.notes)
+        assert not sure.any()
+
+
+def test_a_gradient_of_lower_rank_than_the_batch_is_not_vouched_for() -> None:
+    batch = photographs(12)
+    seen = record(model(), batch)
+    whole = seen[0].update.tensors
+    left, values, right = torch.linalg.svd(whole["2.weight"], full_matrices=False)
+    poor = Update({**whole, "2.weight": (left[:, :3] * values[:3]) @ right[:3]})
+    found = attack(_One(seen.knowledge, replace(seen[0], update=poor)), CocktailParty())
+    _, sure = quality(found, batch)
+    assert not sure.any()
+
+
+def test_examples_without_loss_are_counted_as_not_identifiable() -> None:
+    batch, net = photographs(12), model()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(batch.inputs[:6]), batch.labels[:6]).backward()
+        optimizer.step()
+    found = attack(record(net, batch), CocktailParty())
+    decibels, sure = quality(found, batch)
+    lost = 12 - len(found)
+    assert lost > 0
+    assert f"{lost} with next to no loss drown in rounding and are not identifiable" in found.notes
+    assert (decibels[6:] > 40).all()
+    assert not (sure & (decibels < 40)).any()
+
+
+def test_an_unknown_batch_may_be_larger_than_the_layer() -> None:
+    seen = record(model(8), photographs(12))
+    found = attack(_One(seen.knowledge, replace(seen[0], batch_size=None)), CocktailParty())
+    assert any("or more: the layer has no more than 8 active units" in note for note in found.notes)
+
+
 def test_a_copy_in_the_batch_is_one_example_and_nothing_false_is_said() -> None:
     batch = photographs(8)
     twice = Batch(torch.cat([batch.inputs, batch.inputs[:1]]), torch.cat([batch.labels, batch.labels[:1]]))
@@ -312,3 +380,30 @@ def test_dead_units_and_a_deep_network_do_no_harm() -> None:
     found = attack(record(net, photographs(10)), CocktailParty())
     decibels, sure = quality(found, photographs(10))
     assert not (sure & (decibels < 40)).any()
+
+
+class Reshaped(nn.Module):
+    """A network that cannot be run on no image: it reshapes to (n, -1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.first = nn.Linear(8 * 256, 48)
+        self.last = nn.Linear(48, 13)
+
+    def forward(self, images: Tensor) -> Tensor:
+        features = self.body(images).relu()
+        hidden = self.first(features.reshape(len(features), -1)).relu()
+        logits: Tensor = self.last(hidden)
+        return logits
+
+
+@pytest.mark.parametrize("net", [embedding_net(), Reshaped()], ids=["plain", "reshaped"])
+def test_the_network_behind_the_layer_is_read_without_an_image(net: nn.Module) -> None:
+    layer, behind = ("4", net[5:]) if isinstance(net, nn.Sequential) else ("first", nn.Sequential(nn.ReLU(), net.last))
+    tail = Tail(net, layer, *state_of(net), (3, 32, 32))
+    outputs = torch.randn((5, 48), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with torch.no_grad():
+        expected = behind.double()(outputs)
+        behind.float()
+    torch.testing.assert_close(tail.logits(outputs).detach(), expected, rtol=1e-6, atol=1e-6)

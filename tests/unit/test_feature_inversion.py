@@ -1,6 +1,8 @@
 """Feature inversion: the gradient of its objective, and images from the embeddings of an invertible network."""
 
+import json
 from collections import Counter
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from seepage import Batch, Inapplicable, attack, record
+from seepage.attacks.base import Checkpoint, ignore
 from seepage.attacks.cocktail_party import CocktailParty
 from seepage.attacks.feature_inversion import Embedding, FeatureInversion, cpa_fia, in_order
 from seepage.data import load
@@ -94,3 +97,57 @@ def test_the_preset_names_its_source() -> None:
     assert cpa_fia(steps=5, layer="3").source == CocktailParty(layer="3")
     assert cpa_fia(mode="published").source.mode == "published"
     assert cpa_fia().steps == 25_000
+
+
+@dataclass
+class Kept:
+    """Progress that keeps its last checkpoint and presses Ctrl-C once `after` of them are kept."""
+
+    after: int
+    last: Checkpoint | None = None
+    stages: list[str] = field(default_factory=list)
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        pass
+
+    def load(self) -> Checkpoint | None:
+        return self.last
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        json.dumps(checkpoint.facts, allow_nan=False)
+        self.last = checkpoint
+        self.stages.append(checkpoint.facts["stage"])
+        if len(self.stages) == self.after:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("after", [1, 99, 101, 102])
+def test_stopped_in_either_stage_it_goes_on_to_the_same_bits(after: int) -> None:
+    fia = FeatureInversion(source=CocktailParty(mode="published", steps=100, lr=1e-2), steps=30, matching=0.1)
+    seen = record(network(), photographs(4))
+    whole = fia(seen, seed=0)
+    kept = Kept(after)
+    try:
+        status = fia(seen, seed=0, progress=kept).status
+    except KeyboardInterrupt:
+        status = "interrupted"
+    assert status == "interrupted"
+    assert kept.stages[-1] == ("embeddings" if after <= 100 else "images")
+    again = fia(seen, seed=0, progress=kept)
+    assert torch.equal(again.inputs, whole.inputs)
+    assert again.history == whole.history
+    assert again.notes == whole.notes
+    # What was found before the interruption is not looked for again.
+    assert kept.stages.count("embeddings") == 100
+
+
+def test_the_embeddings_of_best_certificate_are_inverted_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = record(network(), photographs(4))
+    source = CocktailParty()
+    found = source(seen, seed=0)
+    doubted = replace(found, objective=torch.tensor([0.3, 0.1, 0.2, 0.05]), labels=torch.arange(4))
+    monkeypatch.setattr(CocktailParty, "__call__", lambda *_, **__: doubted)
+    chosen = FeatureInversion(source=source, largest=2)._embeddings(seen, 0, ignore)
+    assert torch.equal(chosen.inputs, found.inputs[[3, 1]])
+    assert chosen.labels is not None
+    assert chosen.labels.tolist() == [3, 1]

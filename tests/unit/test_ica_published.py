@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from seepage.attacks.ica import EMBEDDINGS, IMAGES, Objective, search
+from seepage.attacks.ica import EMBEDDINGS, IMAGES, Objective, Unmixing
 
 NOTHING = Objective(negentropy=0, independence=0, tv=0)
 ROWS = torch.nn.functional.normalize(torch.tensor([[1.0, 0.5], [0.2, 1.0]]), dim=1)
@@ -44,8 +44,10 @@ def test_a_large_source_stays_finite() -> None:
 
 def best_cosines(sources: torch.Tensor, objective: Objective) -> torch.Tensor:
     mixed = torch.from_numpy(np.random.default_rng(1).normal(size=(6, 3))) @ sources
-    found, history = search(mixed, 3, objective, steps=1000, lr=1e-2)
-    assert history[-1][1] < history[0][1]
+    search = Unmixing(mixed, 3, objective, lr=1e-2)
+    values = [search.step() for _ in range(1000)]
+    assert values[-1] < values[0]
+    found = search.sources()
     return torch.corrcoef(torch.cat([found.double(), sources]))[:3, 3:].abs().max(1).values
 
 
@@ -62,8 +64,11 @@ def test_total_variation_alone_unmixes_smooth_images() -> None:
     steps = (torch.rand((3, 1, 4, 4), generator=draw, dtype=torch.float64)).repeat_interleave(8, 2)
     images = steps.repeat_interleave(8, 3).flatten(1)
     mixed = torch.randn((5, 3), generator=draw, dtype=torch.float64) @ images
-    before, _ = search(mixed, 3, Objective(negentropy=0, tv=0), shape=(1, 32, 32), steps=1)
-    after, _ = search(mixed, 3, Objective(negentropy=0), shape=(1, 32, 32), steps=800, lr=1e-2)
+    search = Unmixing(mixed, 3, Objective(negentropy=0), shape=(1, 32, 32), lr=1e-2)
+    before = search.sources()
+    for _ in range(800):
+        search.step()
+    after = search.sources()
 
     def variation(sources: torch.Tensor) -> float:
         centered = sources - sources.mean(1, keepdim=True)

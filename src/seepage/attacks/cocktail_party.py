@@ -9,13 +9,10 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.attacks.ica import (
-    EMBEDDINGS,
-    IMAGES,
     Objective,
     Spectrum,
     balanced,
     difference_fields,
-    search,
     spectrum,
     unmix,
     unmix_rest,
@@ -24,7 +21,8 @@ from seepage.attacks.ica import (
 )
 from seepage.attacks.ica.unmix import random_rotation
 from seepage.attacks.mixing_layer import Layer, Tail, blurred, find_layer, stretch
-from seepage.attacks.polish import Mixture, View, anneal, polish, sensitivity, stages_for
+from seepage.attacks.polish import Mixture, Unmixed, View, anneal, polish, sensitivity, stages_for
+from seepage.attacks.published_party import PublishedParty
 from seepage.functional import generator, last_linear
 from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
 
@@ -35,25 +33,8 @@ ENOUGH_UNITS = 32
 FEW = 16
 """Up to this many sources a random start has a fair chance to lead to the solution."""
 
-
-@dataclass(frozen=True, eq=False)
-class Unmixed:
-    """One start's result.
-
-    Attributes:
-        right: `[r, e]` the kept right singular vectors.
-        rows: `[r, r]` unmixing rows.
-        scores: `[r]` certificates (0: exact), or None where nothing certifies.
-        labels: `[r]` labels, or None.
-    """
-
-    right: Tensor
-    rows: Tensor
-    scores: Tensor | None = None
-    labels: Tensor | None = None
-
-    def solved(self, certify: float) -> int:
-        return 0 if self.scores is None else int((self.scores < certify).sum())
+MANY = 128
+"""From here on a polish is dear."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,34 +110,9 @@ class CocktailParty(Attack):
         layer, gradient = self._look(transcript)
         knowledge, observed = transcript.knowledge, transcript[0]
         if self.mode == "published":
-            return self._published(layer, gradient, observed, knowledge, progress)
+            search = PublishedParty(objective=self.objective, steps=self.steps, lr=self.lr)
+            return search(layer, gradient, observed, knowledge, progress)
         return _Run(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
-
-    def _published(
-        self, layer: Layer, gradient: Tensors, observed: Round, knowledge: Knowledge, progress: Progress
-    ) -> Reconstruction:
-        assert observed.batch_size is not None  # `_look` refused it
-        images = layer.reads_input is not None
-        sources, history = search(
-            gradient[layer.weight],
-            observed.batch_size,
-            self.objective or (IMAGES if images else EMBEDDINGS),
-            shape=knowledge.input_shape if images and len(knowledge.input_shape) == 3 else None,
-            steps=self.steps,
-            lr=self.lr,
-            report=lambda step, value: progress.report(step, self.steps, value),
-        )
-        features = sources.abs() if layer.sparse else sources
-        inputs = stretch(sources, knowledge) if images else features
-        return Reconstruction(
-            inputs=inputs.to(gradient[layer.weight]),
-            space="input" if images else "feature",
-            ambiguity=frozenset[Ambiguity]({"order", "sign", "scale"}),
-            status="exhausted",
-            history=tuple(history),
-            cost={"steps": self.steps, "evaluations": self.steps},
-            notes=("scale and sign are open in the published method: each image is stretched to the value range",),
-        )
 
 
 class _Run:
@@ -193,7 +149,7 @@ class _Run:
             tried.add(len(kept.values))
             found = self._start(kept, start)
             best = found if best is None or self._value(found) > self._value(best) else best
-            if not self._exact or best.solved(self.attack.certify) >= self.attack.enough * self.n:
+            if not self._exact or self._slow or best.solved(self.attack.certify) >= self.attack.enough * self.n:
                 break
         assert best is not None
         if self._exact and len(best.rows) <= FEW and best.solved(self.attack.certify) < self.attack.enough * self.n:
@@ -228,13 +184,18 @@ class _Run:
     @property
     def _polishes(self) -> bool:
         """Whether the model can compute the mixing columns of this update."""
-        known = self.knowledge.client.separable(self.knowledge.model)
+        known = not self.knowledge.client.couples(self.knowledge.model)
         return self.attack.polish and self.bias is not None and known and not self.noisy
 
     @property
     def _exact(self) -> bool:
         """Whether those columns are exact, so that agreement certifies: one gradient at weights the server knows."""
         return self._polishes and self.observed.update.kind == "gradient"
+
+    @property
+    def _slow(self) -> bool:
+        """Whether one polish takes minutes, with next to no unit left over: then there is no second one."""
+        return self.n > MANY and self.n > 0.9 * len(self.spectrum.left)
 
     def _fields(self, right: Tensor) -> Tensor:
         assert self.layer.reads_input is not None
@@ -256,7 +217,8 @@ class _Run:
         view = self._polished(mixture, rows, fields)
         for _ in range(2):
             fitted = mixture.rescaled(view)
-            if not self._exact or self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < 1e-3:
+            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < 1e-3
+            if not self._exact or self._slow or settled:
                 break
             mixture, view = fitted, self._polished(fitted, view.rows, fields)
         if abs(mixture.n / self.n - 1) > 1e-3 and self._certified(view):
@@ -366,7 +328,7 @@ class _Run:
         told = self.observed.batch_size
         notes = [f"{r} of {'an unknown number of' if told is None else told} examples stand clear of the noise"]
         if told is None:
-            notes.append(f"the spectrum says {self.spectrum.rank} examples")
+            notes.append(f"the spectrum says {self.spectrum.rank} examples{self._or_more()}")
         elif r < told:
             notes.append(f"{told - r} with next to no loss drown in rounding and are not identifiable")
         if certified is not None:
@@ -374,6 +336,11 @@ class _Run:
                 f"{int(certified.sum())} are certified without the truth (mismatch below {self.attack.certify:g})"
             )
         return notes
+
+    def _or_more(self) -> str:
+        """What an unknown number of examples leaves open where no unit is left over to see the noise floor with."""
+        live = int(self.gradient[self.layer.weight].abs().amax(1).count_nonzero())
+        return f", or more: the layer has no more than {live} active units" if self.spectrum.rank >= live - 1 else ""
 
     def _polished_features(self, mixture: Mixture, kept: Spectrum, view: View) -> View | None:
         """The polish works on embeddings too; kept only where most columns agree in the end."""

@@ -1,22 +1,25 @@
 """From an inner layer's input back to the image: feature inversion of what CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
 from seepage.attacks.cocktail_party import CocktailParty
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import Adam, Schedule, make_schedule
 from seepage.attacks.matching.problem import Problem
+from seepage.attacks.matching.search import pack, unpack
 from seepage.attacks.mixing_layer import find_layer
 from seepage.functional import forward, generator, in_mode
-from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 RECORDS = 100
+SAVED = 10
+"""Steps between two checkpoints."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,7 @@ class FeatureInversion(Attack):
                 "use cocktail_party alone",
             )
         if len(transcript.knowledge.input_shape) != 3:
-            raise Inapplicable("feature inversion needs images", "use cocktail_party with space='feature'")
+            raise Inapplicable("feature inversion needs images", "use cocktail_party, which gives the embeddings")
         if self.matching > 0 and transcript[0].batch_size is None:
             raise Inapplicable("matching the gradient needs the batch size", "name it, or set matching to 0")
         if self.matching > 0 and LABEL_RULES["auto"](transcript[0], transcript.knowledge) is None:
@@ -70,25 +73,64 @@ class FeatureInversion(Attack):
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
         self.check(transcript)
         knowledge, observed = transcript.knowledge, transcript[0]
-        found = self.source(transcript, seed=seed)
-        targets = found.inputs[: self.largest]
+        kept = progress.load()
+        kept = kept if kept is not None and kept.facts.get("stage") == "images" else None
+        found = self._embeddings(transcript, seed, progress) if kept is None else _unpacked(kept)
+        if found.status == "interrupted":
+            raise KeyboardInterrupt  # before there was any image
         layer = find_layer(knowledge, observed, self.source.layer)
         network = Embedding(knowledge.model, layer.name, observed.params, observed.buffers)
-        search = _Search(self, knowledge, observed, network, targets, found.labels, seed)
-        for step in range(self.steps):
-            value = search.step()
-            if step % max(1, self.steps // RECORDS) == 0:
-                search.history.append((step, value))
-                progress.report(step, self.steps, value)
-        objective = search.mismatch()
+        inversion = _Inversion(self, knowledge, observed, network, found, seed)
+        step = 0 if kept is None else inversion.resume(kept)
+        status: Status = "exhausted"
+        try:
+            while step < self.steps:
+                step += 1
+                inversion.advance(step, progress)
+        except KeyboardInterrupt:
+            status = "interrupted"
+        objective = inversion.mismatch()
         return Reconstruction(
-            inputs=search.images.detach(),
+            inputs=inversion.images.detach(),
             objective=objective,
-            status="exhausted",
-            history=tuple(search.history),
-            cost={"steps": self.steps, "evaluations": self.steps},
+            status=status,
+            history=tuple(inversion.history),
+            cost={"steps": step, "evaluations": step},
             notes=(*found.notes, f"embeddings agree to a mean cosine of {1 - float(objective.mean()):.4f}"),
         )
+
+    def _embeddings(self, transcript: Transcript, seed: int, progress: Progress) -> Reconstruction:
+        """What the source recovers, the `largest` of best certificate."""
+        found = self.source(transcript, seed=seed, progress=_FirstStage(progress))
+        if self.largest is None:
+            return found
+        objective = torch.zeros(len(found)) if found.objective is None else found.objective
+        best = objective.argsort(stable=True)[: self.largest]
+        labels = None if found.labels is None else found.labels[best]
+        return replace(found, inputs=found.inputs[best], labels=labels, objective=None, certified=None)
+
+
+@dataclass(frozen=True)
+class _FirstStage:
+    """Progress of the search for embeddings: its checkpoints are told from those of the images."""
+
+    whole: Progress
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        self.whole.report(done, total, objective)
+
+    def load(self) -> Checkpoint | None:
+        kept = self.whole.load()
+        return kept if kept is not None and kept.facts.get("stage") == "embeddings" else None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        self.whole.save(Checkpoint(checkpoint.tensors, {**checkpoint.facts, "stage": "embeddings"}))
+
+
+def _unpacked(kept: Checkpoint) -> Reconstruction:
+    """The embeddings that a checkpoint holds: a resumed run need not find them again."""
+    labels = kept.tensors.get("found/labels")
+    return Reconstruction(kept.tensors["found/inputs"], labels, space="feature", notes=tuple(kept.facts["notes"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +173,7 @@ def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
     return torch.cat([known, torch.tensor(left, dtype=known.dtype, device=known.device)])[: len(counted)]
 
 
-class _Search:
+class _Inversion:
     """Images, optimiser and objective of one call."""
 
     def __init__(
@@ -140,17 +182,16 @@ class _Search:
         knowledge: Knowledge,
         observed: Round,
         network: Embedding,
-        targets: Tensor,
-        labels: Tensor | None,
+        found: Reconstruction,
         seed: int,
     ) -> None:
-        self.attack, self.network, self.targets = attack, network, targets
+        self.attack, self.network, self.found, self.targets = attack, network, found, found.inputs
         self.low, self.high = knowledge.value_range
-        count = len(targets)
+        count = len(self.targets)
         if attack.matching > 0:
             assert observed.batch_size is not None  # `check` refused it
             count = observed.batch_size
-        start = torch.randn((count, *knowledge.input_shape), generator=generator(seed, "images")).to(targets)
+        start = torch.randn((count, *knowledge.input_shape), generator=generator(seed, "images")).to(self.targets)
         middle, spread = (self.low + self.high) / 2, (self.high - self.low) / 4
         self.images = (middle + spread * start).clamp(self.low, self.high).requires_grad_()
         self.optimizer = Adam(lr=attack.lr * spread).make([self.images])
@@ -160,7 +201,42 @@ class _Search:
         self.labels: Tensor | None = None
         if attack.matching > 0:
             self.problem = Problem.of(observed, knowledge, Cosine(), attack.chunk)
-            self.labels = in_order(labels, LABEL_RULES["auto"](observed, knowledge))
+            self.labels = in_order(found.labels, LABEL_RULES["auto"](observed, knowledge))
+
+    def resume(self, kept: Checkpoint) -> int:
+        """Go on from a checkpoint; the steps it had made."""
+        with torch.no_grad():
+            self.images.copy_(kept.tensors["images"])
+        self.optimizer.load_state_dict(unpack(kept.facts["optimizer"], kept.tensors))
+        step = int(kept.facts["step"]) - self.attack.source.steps
+        self.schedule.last_epoch, self.schedule._last_lr = step, kept.facts["last_lr"]
+        self.history = [(int(at), float(value)) for at, value in kept.facts["history"]]
+        return step
+
+    def advance(self, step: int, progress: Progress) -> None:
+        """One step, the `step`-th; now and then tell how far it is, and keep a checkpoint."""
+        value = self.step()
+        if step % max(1, self.attack.steps // RECORDS) == 0 or step == self.attack.steps:
+            self.history.append((step, value))
+            progress.report(step, self.attack.steps, value)
+        # Oftener than the history grows: with a large network a hundredth of the steps can take an hour.
+        if step % SAVED == 0 or step == self.attack.steps:
+            progress.save(self._checkpoint(step))
+
+    def _checkpoint(self, step: int) -> Checkpoint:
+        tensors: Tensors = {"images": self.images.detach().clone(), "found/inputs": self.targets}
+        if self.found.labels is not None:
+            tensors["found/labels"] = self.found.labels
+        facts = {
+            # Counted on from the first stage: a checkpoint's number tells its halves apart.
+            "step": self.attack.source.steps + step,
+            "stage": "images",
+            "history": list(self.history),
+            "notes": list(self.found.notes),
+            "last_lr": self.schedule.get_last_lr(),
+            "optimizer": pack(self.optimizer.state_dict(), "optimizer", tensors),
+        }
+        return Checkpoint(tensors, facts)
 
     def step(self) -> float:
         """One step; the mean objective before it."""

@@ -122,13 +122,19 @@ class Tail:
         prefix = f"{self.layer}." if self.layer else ""
         identity = {f"{prefix}weight": torch.eye(m).to(outputs), f"{prefix}bias": outputs.new_zeros(m)}
         params, buffers = self._exact | identity, self._statistics
-        blank = outputs.new_zeros((1, *self.input_shape))
         handle = self.model.get_submodule(self.layer).register_forward_pre_hook(lambda _, __: (outputs,))
         try:
             with in_mode(self.model, training=False):
-                return forward(self.model, params, blank, buffers=buffers)
+                return self._through(params, buffers, outputs)
         finally:
             handle.remove()
+
+    def _through(self, params: Tensors, buffers: Tensors, like: Tensor) -> Tensor:
+        """The model on no image at all, which spares the layers in front; on one, where it cannot do that."""
+        try:
+            return forward(self.model, params, like.new_zeros((0, *self.input_shape)), buffers=buffers)
+        except RuntimeError:  # a reshape to (n, -1) is not possible with n = 0
+            return forward(self.model, params, like.new_zeros((1, *self.input_shape)), buffers=buffers)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """`[r, k]` predicted probabilities."""

@@ -128,6 +128,26 @@ class View:
         return mismatch
 
 
+@dataclass(frozen=True, eq=False)
+class Unmixed:
+    """One start's result.
+
+    Attributes:
+        right: `[r, e]` the kept right singular vectors.
+        rows: `[r, r]` unmixing rows.
+        scores: `[r]` certificates (0: exact), or None where nothing certifies.
+        labels: `[r]` labels, or None.
+    """
+
+    right: Tensor
+    rows: Tensor
+    scores: Tensor | None = None
+    labels: Tensor | None = None
+
+    def solved(self, certify: float) -> int:
+        return 0 if self.scores is None else int((self.scores < certify).sum())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One step of the polish.

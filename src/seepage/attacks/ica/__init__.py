@@ -1,7 +1,7 @@
 """Blind source separation, pure maths: spectrum and rank, fields, unmixing, sparse rows, the published objective."""
 
 from seepage.attacks.ica.fields import balanced, difference_fields, opponent
-from seepage.attacks.ica.published import EMBEDDINGS, IMAGES, Objective, search
+from seepage.attacks.ica.published import EMBEDDINGS, IMAGES, Objective, Unmixing
 from seepage.attacks.ica.sparse import sparsest, unmix_sparse, zero_share
 from seepage.attacks.ica.spectrum import Spectrum, noise_floor, spectrum, whitener
 from seepage.attacks.ica.unmix import SparseScore, fast_ica, maximum_likelihood, unmix, unmix_rest
@@ -12,13 +12,13 @@ __all__ = [
     "Objective",
     "SparseScore",
     "Spectrum",
+    "Unmixing",
     "balanced",
     "difference_fields",
     "fast_ica",
     "maximum_likelihood",
     "noise_floor",
     "opponent",
-    "search",
     "sparsest",
     "spectrum",
     "unmix",

@@ -1,6 +1,5 @@
 """The objective of the Cocktail Party Attack (Kariyappa et al., ICML 2023, eq. 7 to 10) and its search by Adam."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -68,17 +67,8 @@ EMBEDDINGS = Objective(independence=5.3, temperature=7.7, tv=0.0, l1=5.0, sign=0
 """The authors' weights for VGG-16 on ImageNet, batch 256."""
 
 
-def search(
-    mixtures: Tensor,
-    n: int,
-    objective: Objective,
-    *,
-    shape: tuple[int, ...] | None = None,
-    steps: int = 25_000,
-    lr: float = 1e-3,
-    report: Callable[[int, float], None] = lambda step, value: None,
-) -> tuple[Tensor, list[tuple[int, float]]]:
-    """Center and whiten `mixtures [m, d]`, then find the unmixing rows by Adam, as published.
+class Unmixing:
+    """The published search, a step at a time: center and whiten, then Adam on the unmixing rows.
 
     Rows start at the identity and are put to unit length in each evaluation; the learning rate is constant.
 
@@ -87,32 +77,48 @@ def search(
         n: Number of sources; the published method is told it.
         objective: Weights.
         shape: `(C, H, W)` where the sources are images.
-        steps: Adam steps.
         lr: Learning rate.
-        report: Is told step and objective a hundred times.
 
-    Returns:
-        `[n, d]` sources up to order, sign and scale, and the history of the objective.
+    Attributes:
+        rows: `[n, n]` the unknowns, float32.
+        optimizer: Adam on them; with `rows` all that a search has to keep to go on later.
+
+    >>> search = Unmixing(torch.tensor([[1.0, -1.0, 2.0, -2.0], [2.0, 1.0, -1.0, -2.0]]), 2, IMAGES)
+    >>> search.step() > search.step(), tuple(search.sources().shape)
+    (True, (2, 4))
     """
-    mixtures = mixtures.double()
-    means = mixtures.mean(1, keepdim=True)
-    centered = mixtures - means
-    moments, vectors = torch.linalg.eigh(centered @ centered.T / (mixtures.shape[1] - 1))
-    keep = moments.argsort(descending=True)[:n]
-    keep = keep[moments[keep] > moments.max() * 1e-15]
-    whitening = (vectors[:, keep] / moments[keep].sqrt()).T  # [n, m]
-    white, offsets = (whitening @ centered).float(), (whitening @ means).float()
-    rows = torch.eye(len(white)).to(white).requires_grad_()
-    optimizer = torch.optim.Adam([rows], lr=lr)
-    history: list[tuple[int, float]] = []
-    every = max(1, steps // 100)
-    for step in range(steps):
-        unit = torch.nn.functional.normalize(rows, dim=1)
-        value = objective(unit, unit @ white, unit @ offsets, shape)
-        rows.grad = torch.autograd.grad(value, rows)[0]
-        optimizer.step()
-        if step % every == 0:
-            history.append((step, value.item()))
-            report(step, value.item())
-    unit = torch.nn.functional.normalize(rows.detach(), dim=1)
-    return unit @ white + unit @ offsets, history
+
+    def __init__(
+        self,
+        mixtures: Tensor,
+        n: int,
+        objective: Objective,
+        *,
+        shape: tuple[int, ...] | None = None,
+        lr: float = 1e-3,
+    ) -> None:
+        mixtures = mixtures.double()
+        means = mixtures.mean(1, keepdim=True)
+        centered = mixtures - means
+        moments, vectors = torch.linalg.eigh(centered @ centered.T / (mixtures.shape[1] - 1))
+        keep = moments.argsort(descending=True)[:n]
+        keep = keep[moments[keep] > moments.max() * 1e-15]
+        whitening = (vectors[:, keep] / moments[keep].sqrt()).T  # [n, m]
+        self._white, self._offsets = (whitening @ centered).float(), (whitening @ means).float()
+        self._objective, self._shape = objective, shape
+        self.rows = torch.eye(len(self._white)).to(self._white).requires_grad_()
+        self.optimizer = torch.optim.Adam([self.rows], lr=lr)
+
+    def step(self) -> float:
+        """One Adam step; the objective before it."""
+        unit = torch.nn.functional.normalize(self.rows, dim=1)
+        value = self._objective(unit, unit @ self._white, unit @ self._offsets, self._shape)
+        self.rows.grad = torch.autograd.grad(value, self.rows)[0]
+        self.optimizer.step()
+        return value.item()
+
+    def sources(self) -> Tensor:
+        """`[n, d]` the sources as they stand, up to order, sign and scale."""
+        unit = torch.nn.functional.normalize(self.rows.detach(), dim=1)
+        found: Tensor = unit @ self._white + unit @ self._offsets
+        return found
