@@ -238,6 +238,10 @@ class ClientUpdate(ABC):
         """Whether `as_gradient` is an average of gradients; not so behind Adam, which divides entry by entry."""
         return True
 
+    def averaged(self) -> "ClientUpdate":
+        """A rule that sends one gradient, whose mean `as_gradient` takes the update of local steps for."""
+        return self
+
     def for_round(self, seed: int, t: int) -> "ClientUpdate":
         """The rule with the client's own randomness of round `t`, of which the attacker's copy knows nothing."""
         return self
@@ -257,9 +261,11 @@ class Defense(ABC):
 
     Attributes:
         tensorwise: Each tensor is changed by itself, with randomness of its own: some can be made alone.
+        from_batch: It makes the update anew from the client's examples, whatever it is given.
     """
 
     tensorwise: ClassVar[bool] = False
+    from_batch: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, update: Update, client: "ClientView", *, generator: Generator) -> Update:

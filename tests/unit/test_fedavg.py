@@ -10,8 +10,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from seepage import Aggregate, Architecture, Batch, FedAvg, FedSGD, SeepageError, Update, attack, build, record
+from seepage import (
+    Aggregate,
+    Architecture,
+    Batch,
+    FedAvg,
+    FedSGD,
+    Inapplicable,
+    SeepageError,
+    Update,
+    attack,
+    build,
+    record,
+)
+from seepage.attacks.matching.distances import Cosine
+from seepage.attacks.matching.labels import BiasCount, SignOfLastBias
+from seepage.attacks.matching.problem import Problem
 from seepage.clients import client_options, make_client
+from seepage.clients.fedavg import MeanGradient
 from seepage.functional import in_mode, state_of
 from seepage.types import ClientView, Defense, Tensors
 
@@ -228,6 +244,56 @@ def test_a_known_order_is_matched_through_the_local_steps() -> None:
     assert truth < 1e-12
     assert found.objective is not None
     assert float(found.objective[0]) < 1e-3
+
+
+def test_batch_norm_takes_each_local_batch_by_itself_in_the_averaged_view() -> None:
+    """The mean over local batches explains the update; the pooled batch, with other statistics, does not."""
+    model, batch = network(batch_norm=True), batch_of(12)
+    params, buffers = state_of(model)
+    client = FedAvg(lr=1e-3, batch_size=3, shuffle=False)
+    sent = client.as_gradient(client(model, params, batch, buffers=buffers), 12)
+    mean = client.averaged()(model, params, batch, buffers=buffers).tensors
+    pooled = FedSGD()(model, params, batch, buffers=buffers).tensors
+
+    def cosine(a: Tensors) -> float:
+        flat = [torch.cat([t.flatten() for t in tensors.values()]) for tensors in (a, sent)]
+        return float(torch.cosine_similarity(*flat, dim=0))
+
+    assert cosine(mean) > 0.999
+    assert cosine(pooled) < 0.98 * cosine(mean)
+
+
+@pytest.mark.parametrize("local", ["unrolled", "averaged"])
+def test_both_views_of_local_steps_find_the_examples(local: str) -> None:
+    model = build(Architecture("convnet", {"width": 8, "activation": "sigmoid"}), SHAPE, 4)
+    batch = batch_of(2)
+    seen = record(model, batch, client=FedAvg(lr=1e-4, batch_size=1, shuffle=False), told=["labels"])
+    found = attack(
+        seen, "inverting_gradients", options={"steps": 120, "labels": "given", "local": local, "start": "grey"}
+    )
+    assert found.objective is not None
+    assert float(found.objective[0]) < 0.05
+    assert Problem.of(seen[0], seen.knowledge, Cosine(), None, local).client == (  # type: ignore[arg-type]
+        seen.knowledge.client if local == "unrolled" else MeanGradient(seen.knowledge.client)  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize("use", ["linear", "cocktail_party"])
+def test_adam_keeps_no_row_in_proportion(use: str) -> None:
+    model = build(Architecture("fc2", {"hidden": 16}), SHAPE, 4)
+    seen = record(model, batch_of(2), client=FedAvg(lr=1e-3, optimizer="adam"))
+    with pytest.raises(Inapplicable, match="size of its own"):
+        attack(seen, use)
+
+
+def test_adam_keeps_the_sign_of_one_label_and_counts_none() -> None:
+    model = build(Architecture("fc2", {"hidden": 16}), SHAPE, 4)
+    batch = Batch(batch_of(1).inputs, torch.tensor([2]))
+    seen = record(model, batch, client=FedAvg(lr=1e-3, optimizer="adam"))
+    labels = SignOfLastBias()(seen[0], seen.knowledge)
+    assert labels.tolist() == [2]
+    with pytest.raises(Inapplicable, match="counts no labels"):
+        BiasCount()(seen[0], seen.knowledge)
 
 
 def attack_objective(seen: object, batch: Batch) -> float:

@@ -99,7 +99,7 @@ def test_every_default_is_written_out() -> None:
         "data": {"use": "album"},
         "model": {"use": "fc2"},
         "client": {"use": "fedsgd"},
-        "training": {"steps": 0, "lr": 0.02, "batch_size": 32, "optimizer": "sgd"},
+        "training": {"steps": 0, "lr": 0.02, "batch_size": 32, "optimizer": "sgd", "init": "default"},
         "batch": {"size": 1, "count": 1},
         "knowledge": {"told": []},
         "score": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0, "lpips": False},

@@ -89,6 +89,11 @@ class CocktailParty(Attack):
     def _look(self, transcript: Transcript) -> tuple[Layer, Tensors]:
         knowledge, observed = transcript.knowledge, transcript[0]
         layer = find_layer(knowledge, observed, self.layer)
+        if not knowledge.client.averages:
+            raise Inapplicable(
+                "the client's optimizer divides each entry by a size of its own, so no row mixes examples",
+                "use a matching attack such as inverting_gradients",
+            )
         gradient = observed.gradient(knowledge.client)
         weight = gradient[layer.weight]
         if not weight.abs().max() > 0:

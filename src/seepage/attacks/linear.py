@@ -127,6 +127,11 @@ class _Leak:
             )
         if observed.batch_size > 1 and knowledge.client.couples(knowledge.model):
             raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", instead)
+        if not knowledge.client.averages:
+            raise Inapplicable(
+                "the client's optimizer divides each entry by a size of its own, so no row is a multiple of an example",
+                instead,
+            )
         gradient = observed.gradient(knowledge.client)
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
         if not bias.abs().max() > 0:

@@ -1,7 +1,7 @@
 """Secure aggregation as the server sees it: only the mean of several clients' updates."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -76,6 +76,9 @@ class Aggregate(ClientUpdate):
     @property
     def averages(self) -> bool:
         return self.rule.averages
+
+    def averaged(self) -> "Aggregate":
+        return replace(self, rule=self.rule.averaged())
 
     @property
     def alone(self) -> ClientUpdate:

@@ -142,8 +142,54 @@ class FedAvg(ClientUpdate):
     def averages(self) -> bool:
         return self.optimizer == "sgd"
 
+    def averaged(self) -> "MeanGradient":
+        return MeanGradient(self)
+
     def for_round(self, seed: int, t: int) -> "FedAvg":
         return replace(self, seed=derived_seed(seed, "client order", t)) if self.shuffle else self
+
+
+@dataclass(frozen=True)
+class MeanGradient(ClientUpdate):
+    """The mean of the gradients of a client's local batches, all at the weights it was sent.
+
+    What an update of local training is when its weights hardly move. Each local batch is passed by itself, since batch
+    norm in train mode takes the statistics of each.
+
+    Args:
+        rule: The local training.
+    """
+
+    rule: FedAvg
+
+    def __call__(
+        self,
+        model: nn.Module,
+        params: Tensors,
+        batch: Batch,
+        *,
+        buffers: Tensors | None = None,
+        create_graph: bool = False,
+    ) -> Update:
+        leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+        parts = [places.to(batch.inputs.device) for places in self.rule.batches(len(batch))]
+        losses = []
+        for places in parts:
+            with in_mode(model, training=self.rule.mode == "train"):
+                logits = forward(model, leaves, batch.inputs[places], buffers=buffers)
+            losses.append(F.cross_entropy(logits, batch.labels[places]))
+        mean = torch.stack(losses).mean()
+        slopes = torch.autograd.grad(mean, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
+        return Update(dict(zip(leaves, slopes, strict=True)))
+
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
+        return update.tensors
+
+    def separable(self, model: nn.Module) -> bool:
+        return False
+
+    def couples(self, model: nn.Module) -> bool:
+        return self.rule.couples(model)
 
 
 class _SGD:

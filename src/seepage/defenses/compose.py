@@ -24,7 +24,7 @@ class Compose(Defense):
 
     def __post_init__(self) -> None:
         for part in self.parts[1:]:
-            if getattr(part, "from_batch", False):
+            if part.from_batch:
                 raise SeepageError(
                     f"{type(part).__name__} makes the update anew from the batch, so the defenses before it would be "
                     "lost; put it first"

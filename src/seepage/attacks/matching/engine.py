@@ -7,7 +7,8 @@ value range, and how many restarts run side by side.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
 from seepage.attacks.matching.directions import Direction, Plain, Slopes
 from seepage.attacks.matching.distances import Distance
+from seepage.attacks.matching.first_order import cheaper
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.layers import LayerPrior
 from seepage.attacks.matching.objective import Objective
 from seepage.attacks.matching.optimizers import LBFGS, OptimizerSettings, Schedule
 from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
-from seepage.attacks.matching.problem import Problem
+from seepage.attacks.matching.problem import Local, Problem
 from seepage.attacks.matching.search import Search
 from seepage.errors import SeepageError
 from seepage.functional import first_layer, generator, norm
@@ -29,6 +31,8 @@ from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Tra
 
 RECORDS = 100
 """History entries, progress reports and checkpoints per run: every `steps / RECORDS` steps."""
+WORTH = 50
+"""Steps from which the trial of a first-order step, some three evaluations, pays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,10 @@ class GradientMatching(Attack):
         microbatch: Examples per chunk (exact for separable clients, memory of one chunk); None: all at once.
         tolerance: A restart ends, and the attack with it, once the distance is below this share of its value at a
             zero gradient.
+        local: How an update of several local steps is matched: `unrolled` differentiates all of them, `averaged`
+            takes it for the mean of gradients at the weights that were sent out, one for each local batch.
+        slopes: `exact`: by differentiating twice. `first_order`: from two first-order passes. `auto`: the latter where
+            a trial at the start shows that it holds, but for L-BFGS, which lives on small changes, and short searches.
     """
 
     distance: Distance
@@ -63,6 +71,8 @@ class GradientMatching(Attack):
     restarts: int = 1
     microbatch: int | None = None
     tolerance: float = 1e-10
+    local: Local = "unrolled"
+    slopes: Literal["auto", "exact", "first_order"] = "auto"
 
     def __post_init__(self) -> None:
         counts = {"steps": self.steps, "restarts": self.restarts, "microbatch": self.microbatch}
@@ -117,7 +127,7 @@ class GradientMatching(Attack):
         return self._objective(transcript[0], transcript.knowledge).value_at(inputs, labels)
 
     def _objective(self, observed: Round, knowledge: Knowledge) -> Objective:
-        problem = Problem.of(observed, knowledge, self.distance.given(knowledge), self.microbatch)
+        problem = Problem.of(observed, knowledge, self.distance.given(knowledge), self.microbatch, self.local)
         own = tuple(prior for prior in self.priors if isinstance(prior, Prior))
         return Objective(problem, knowledge, observed, own, self._layer_priors)
 
@@ -125,6 +135,7 @@ class GradientMatching(Attack):
         self.check(transcript)
         knowledge, observed = transcript.knowledge, transcript[0]
         run = _Run(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
+        run.quicken()
         step = _resume(run.searches, progress.load())
         status: Status | None = None
         every = max(1, self.steps // RECORDS)
@@ -151,6 +162,19 @@ class _Run:
         zero = {name: torch.zeros_like(tensor) for name, tensor in target.items()}
         self.scale = float(attack.distance.given(self.knowledge)(zero, target))
         self.searches = [self._start(r) for r in range(attack.restarts)]
+        self.remarks: tuple[str, ...] = ()
+
+    def quicken(self) -> None:
+        """Take the first-order step where it is asked for, or holds. The choice depends on the start alone."""
+        attack, problem = self.attack, self.objective.problem
+        short = isinstance(attack.optimizer, LBFGS) or attack.steps < WORTH
+        if attack.slopes == "exact" or (attack.slopes == "auto" and short) or not isinstance(problem, Problem):
+            return
+        search = self.searches[0]
+        inputs, labels = search.render()[1].detach(), self.labels_of(search).detach()
+        quicker, note = cheaper(problem, inputs, labels, force=attack.slopes == "first_order")
+        self.objective = replace(self.objective, problem=quicker)
+        self.remarks = () if note is None else (note,)
 
     def _start(self, restart: int) -> Search:
         assert self.observed.batch_size is not None  # `check` refused it
@@ -257,8 +281,9 @@ class _Run:
     def _notes(self) -> tuple[str, ...]:
         ended = sum(search.ended == "diverged" for search in self.searches)
         if not ended or len(self.searches) == 1:
-            return ()
-        return (f"{ended} of {len(self.searches)} restarts ended early because their numbers were no longer finite",)
+            return self.remarks
+        early = f"{ended} of {len(self.searches)} restarts ended early because their numbers were no longer finite"
+        return (*self.remarks, early)
 
     def _nothing(self, step: int, status: Status) -> Reconstruction:
         """Every restart's first objective was already not finite (or the run was stopped before it)."""

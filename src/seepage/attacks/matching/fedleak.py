@@ -13,6 +13,7 @@ from seepage.attacks.matching.parameters import Pixels, Start
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.presets import LabelRule
 from seepage.attacks.matching.priors import TotalVariation
+from seepage.attacks.matching.problem import Local
 
 
 def fedleak(
@@ -32,6 +33,7 @@ def fedleak(
     labels: LabelRule = "refined",
     restarts: int = 1,
     microbatch: int | None = None,
+    local: Local = "unrolled",
 ) -> GradientMatching:
     """FedLeak as written (Fan et al., USENIX Security 2025), Algorithm 1: partial matching, regularised gradient.
 
@@ -58,6 +60,7 @@ def fedleak(
         project=True,
         restarts=restarts,
         microbatch=microbatch,
+        local=local,
     )
 
 

@@ -34,8 +34,13 @@ def _batch_size(observed: Round) -> int:
     return observed.batch_size
 
 
-def _last_layer(observed: Round, knowledge: Knowledge) -> tuple[Tensor, Tensor | None]:
+def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -> tuple[Tensor, Tensor | None]:
     """Gradient of the last fully connected layer: weight `[classes, k]` and bias `[classes]`."""
+    if not (knowledge.client.averages or signs):
+        raise Inapplicable(
+            "the client's optimizer divides every entry by a size of its own, so the update counts no labels",
+            "tell the labels (--told labels) or set the attack's labels to 'joint'",
+        )
     found = last_linear(knowledge.model, knowledge.num_classes)
     if found is None:
         raise Inapplicable(
@@ -105,7 +110,7 @@ class SignOfLastBias(LabelInference):
                 f"{observed.batch_size or 'an unknown number'}",
                 "attack batches of one, or use an attack that infers several labels, such as inverting_gradients",
             )
-        weight, bias = _last_layer(observed, knowledge)
+        weight, bias = _last_layer(observed, knowledge, signs=True)
         evidence = bias if bias is not None else weight.sum(1)
         return evidence.argmin().reshape(1)
 

@@ -15,6 +15,7 @@ from seepage.attacks.matching.optimizers import LBFGS, Adam, Schedule
 from seepage.attacks.matching.parameters import Pixels, Start
 from seepage.attacks.matching.partial import GaussianLikelihood
 from seepage.attacks.matching.priors import GroupConsistency, Prior, SquaredNorm, TotalVariation
+from seepage.attacks.matching.problem import Local
 
 LabelRule = Literal["auto", "bias", "count", "given", "joint", "minimum", "refined", "sign"]
 
@@ -28,6 +29,7 @@ def dlg(
     restarts: int = 1,
     line_search: bool = False,
     microbatch: int | None = None,
+    local: Local = "unrolled",
 ) -> GradientMatching:
     """Deep Leakage from Gradients (Zhu, Liu, Han, NeurIPS 2019), eq. 4 and Algorithm 1.
 
@@ -45,6 +47,7 @@ def dlg(
         parameters=Pixels(start_from=start),
         restarts=restarts,
         microbatch=microbatch,
+        local=local,
     )
 
 
@@ -81,6 +84,7 @@ def inverting_gradients(
     labels: LabelRule = "auto",
     restarts: int = 1,
     microbatch: int | None = None,
+    local: Local = "unrolled",
 ) -> GradientMatching:
     """Inverting Gradients (Geiping et al., NeurIPS 2020), eq. 4; also the GMA baseline of the Cocktail Party Attack.
 
@@ -103,6 +107,7 @@ def inverting_gradients(
         project=True,
         restarts=restarts,
         microbatch=microbatch,
+        local=local,
     )
 
 
@@ -115,6 +120,7 @@ def sapag(
     labels: LabelRule = "auto",
     restarts: int = 1,
     microbatch: int | None = None,
+    local: Local = "unrolled",
 ) -> GradientMatching:
     """SAPAG (Wang et al. 2020, arXiv 2009.06228): a Gaussian kernel per layer, as wide as the layer's gradients vary.
 
@@ -134,6 +140,7 @@ def sapag(
         project=True,
         restarts=restarts,
         microbatch=microbatch,
+        local=local,
     )
 
 
@@ -189,6 +196,7 @@ def bayes(
     labels: LabelRule = "auto",
     restarts: int = 1,
     microbatch: int | None = None,
+    local: Local = "unrolled",
 ) -> GradientMatching:
     """BayesAttack (Balunovic et al., ICLR 2022): the likeliest inputs, given the noise that the client adds.
 
@@ -210,6 +218,7 @@ def bayes(
         project=True,
         restarts=restarts,
         microbatch=microbatch,
+        local=local,
     )
 
 

@@ -2,14 +2,19 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.matching.distances import Distance
 from seepage.functional import dot
 from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
+
+Local = Literal["unrolled", "averaged"]
+"""How an update of several local steps is matched: through all of them, or as a mean of gradients."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +52,18 @@ class Problem:
     microbatch: int | None = None
 
     @classmethod
-    def of(cls, observed: Round, knowledge: Knowledge, distance: Distance, microbatch: int | None) -> "Problem":
+    def of(
+        cls,
+        observed: Round,
+        knowledge: Knowledge,
+        distance: Distance,
+        microbatch: int | None,
+        local: Local = "unrolled",
+    ) -> "Problem":
+        """The problem of one round; `local` says how an update of several local steps is matched."""
         return cls(
             knowledge.model,
-            knowledge.client,
+            knowledge.client if local == "unrolled" else knowledge.client.averaged(),
             observed.params,
             observed.buffers,
             observed.gradient(knowledge.client),
@@ -74,9 +87,10 @@ class Problem:
                 and weighed by its share of the examples, so it must be a mean over examples.
         """
         chunked = self.microbatch is not None and self.microbatch < len(inputs)
-        if chunked and self.client.separable(self.model):
-            return self._in_chunks(inputs, labels, extra)
-        return self._at_once(inputs, labels, extra)
+        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's other kernels of attention have no second derivative
+            if chunked and self.client.separable(self.model):
+                return self._in_chunks(inputs, labels, extra)
+            return self._at_once(inputs, labels, extra)
 
     def distance_at(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> float:
         """The distance alone, taken in float64 of gradients in the model's precision.

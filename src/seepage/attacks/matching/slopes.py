@@ -121,7 +121,7 @@ def _(distance: TopMagnitude, dummy: list[Tensor], target: list[Tensor], counts:
     """Entries left out are set to 0 on both sides, where the slopes of all registered distances are 0."""
     sizes = [tensor.abs() for tensor in (dummy if distance.of == "dummy" else target)]
     groups = [[size] for size in sizes] if distance.by == "tensor" else [sizes]
-    limits = [distance._threshold([size.reshape(-1) for size in group]) for group in groups]
+    limits = [distance.threshold([size.reshape(-1) for size in group]) for group in groups]
     limits = limits if distance.by == "tensor" else limits * len(sizes)
     return _closed(
         distance.inner,
