@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
-from seepage.errors import SeepageError
+from seepage.errors import Inapplicable, SeepageError
 from seepage.federating import UNSEEN, Held, clients_of, train_federation
 from seepage.functional import generator, state_of
 from seepage.metrics import baselines, psnr, ssim
@@ -61,7 +61,7 @@ def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet, *,
     """
     sets: dict[str, data.Dataset] = {}
     trained: dict[str, tuple[Tensors, Tensors]] = {}
-    skipped: list[Skipped] = []
+    skipped: list[SeepageError] = []
     for number, recipe in enumerate(recipes):
         observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
         if is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists()):
@@ -69,7 +69,7 @@ def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet, *,
         show(number, len(recipes), f"recording {recipe.cell}")
         try:
             _record_cell(recipe, observed, private, sets, trained, keep, folder, show)
-        except Skipped as error:
+        except (Skipped, Inapplicable) as error:
             skipped.append(error)
             if len(skipped) == len(recipes):
                 raise
@@ -108,6 +108,7 @@ def _record_cell(
         input_shape=dataset.input_shape,
         num_classes=len(dataset.classes),
         told=frozenset(recipe.knowledge.told),  # type: ignore[arg-type]
+        defense=recipe.make_defense() if "defense" in recipe.knowledge.told else None,
         architecture=recipe.architecture,
     )
     victim, truth = _victim(recipe, knowledge, state, [batch_of(part) for part in parts])
@@ -206,6 +207,11 @@ def _built(recipe: Recipe, dataset: data.Dataset) -> torch.nn.Module:
 
 
 def _check_enough(recipe: Recipe, dataset: data.Dataset) -> None:
+    if len(dataset.classes) < 2:
+        raise Skipped(
+            f"{dataset.name} has one class only, and a classifier of one class has no loss to send a gradient of; "
+            "give the examples labels"
+        )
     needed = _examples(recipe)
     if needed > len(dataset.private) and recipe.rounds is not None:
         raise Skipped(
@@ -267,7 +273,9 @@ def _names(recipe: Recipe) -> dict[str, Any]:
         words.append(str(recipe.client))
     # Where cells differ by their defense, the one without says so.
     undefended = ["no defense"] if "defense-none" in recipe.cell else []
-    title = ", ".join([*words, *(map(str, recipe.defense) if recipe.defense else undefended)])
+    words += map(str, recipe.defense) if recipe.defense else undefended
+    words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
+    title = ", ".join(words)
     return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
 
 

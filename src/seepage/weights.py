@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from seepage.errors import SeepageError
-from seepage.functional import last_linear
 from seepage.storage import PICKLES, check_regular, read_tensors
 from seepage.types import Tensors
 
@@ -74,7 +73,7 @@ def stripped(state: Mapping[str, Tensor]) -> Tensors:
 def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int, what: str) -> str | None:
     """Copy a state into a model, in place.
 
-    A last fully connected layer for another number of classes is left as it is; buffers that are not there too.
+    A last layer for another number of classes is left as it is; buffers that are not there too.
 
     Args:
         model: The model.
@@ -89,8 +88,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int
         SeepageError: Where names or shapes do not fit, with the names.
     """
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    head = [name for name in last_linear(model, num_classes) or () if name is not None]
-    fresh = [name for name in head if name in state and state[name].shape != own[name].shape]
+    fresh = [name for name in own if name in state and _is_other_head(state[name], own[name], num_classes)]
     buffers = dict(model.named_buffers())
     missing = [name for name in own if name not in state and name not in buffers]
     extra = [name for name in state if name not in own]
@@ -113,6 +111,12 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int
             if name in state and name not in fresh:
                 tensor.copy_(state[name])
     return f"the last layer is fresh: {what} has another number of classes" if fresh else None
+
+
+def _is_other_head(given: Tensor, own: Tensor, num_classes: int) -> bool:
+    """Whether two tensors of a last layer, fully connected or a 1x1 convolution, differ in the classes alone."""
+    same_inputs = given.ndim == own.ndim and given.ndim > 0 and given.shape[1:] == own.shape[1:]
+    return same_inputs and len(own) == num_classes != len(given)
 
 
 def _words(kind: str, names: list[str]) -> str:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 Refused = Callable[..., str]
@@ -237,3 +238,8 @@ def test_the_program_itself_shows_no_traceback(home: Path) -> None:
     assert (found.returncode, found.stdout) == (2, "")
     assert found.stderr.startswith("error: ")
     assert found.stderr.count("\n") == 1
+
+
+def test_examples_without_labels_are_refused(refused: Callable[..., str], home: Path) -> None:
+    np.savez(home / "bare.npz", x=np.zeros((8, 8, 8, 3), np.uint8), y=np.full(8, -1))
+    assert "one class only" in refused("audit", "--data=bare.npz", "--attack=linear", "--batch-size=1", "--quiet")

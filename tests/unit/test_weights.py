@@ -91,6 +91,20 @@ def test_a_head_of_another_size_stays_fresh() -> None:
     assert (model[0].weight == 2).all()  # type: ignore[union-attr, operator]
 
 
+def test_a_convolutional_head_of_another_size_stays_fresh() -> None:
+    def net(classes: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, classes, 1), nn.AdaptiveAvgPool2d(1))
+
+    assert load_weights(net(3), net(10).state_dict(), 3, "x") is not None
+    with pytest.raises(SeepageError, match=r"differs in 2\.weight"):
+        load_weights(
+            nn.Sequential(*net(5), nn.Flatten(), nn.Linear(5, 3)),
+            {**net(10).state_dict(), "5.weight": torch.zeros(3, 5), "5.bias": torch.zeros(3)},
+            3,
+            "x",
+        )
+
+
 def test_weights_without_buffers_leave_them() -> None:
     state = {name: tensor for name, tensor in filled(2.0).items() if "running" not in name and "num_" not in name}
     assert load_weights(model := network(), state, 3, "x") is None
