@@ -18,6 +18,7 @@ from seepage import (
     Architecture,
     Attack,
     Batch,
+    FedAvg,
     FedSGD,
     Inapplicable,
     LinearLeak,
@@ -220,7 +221,16 @@ CASES: dict[str, list[AttackCase]] = {
             planted_db=70,
             model=FC2,
             brief=made("inverting_gradients", steps=12, labels="joint"),
-        )
+        ),
+        # Two local epochs, matched through both.
+        AttackCase(
+            attack=made("inverting_gradients", steps=300),
+            planted_db=57,
+            model=FC2,
+            batch_size=2,
+            client=FedAvg(lr=0.05, epochs=2, batch_size=2),
+            brief=made("inverting_gradients", steps=12, local="averaged"),
+        ),
     ],
 }
 """At least one case for each name in `ATTACKS`. PSNRs are about 5 dB below what was measured."""

@@ -19,7 +19,7 @@ from seepage.functional import generator, state_of
 from seepage.models import build
 from seepage.outcome import FolderProgress
 from seepage.recorded import open_transcript, save_transcript
-from seepage.types import Architecture, Batch, Knowledge, Reconstruction, Round, Status, Transcript
+from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
 from seepage.vertical import IndexedVictim, Rounds
 
 TINY = Architecture("fc2", {"hidden": 16})
@@ -37,6 +37,7 @@ class AttackCase:
         input_shape: Shape of one planted input.
         num_classes: Classes.
         batch_size: Planted inputs, or with `rounds` how many of them each round holds.
+        client: What the client computes.
         rounds: Rounds over one planted data set, whose indices the attacker is told; None: one batch.
         found: How many of them must come back; None: all.
         brief: The same attack with fewer steps, for the checks that need no recovery; None: the attack itself.
@@ -53,6 +54,7 @@ class AttackCase:
     input_shape: tuple[int, ...] = (1, 8, 8)
     num_classes: int = 4
     batch_size: int = 1
+    client: ClientUpdate = FedSGD()  # noqa: RUF009 - frozen and without state
     rounds: Rounds | None = None
     found: int | None = None
     brief: Attack | None = None
@@ -74,9 +76,9 @@ class AttackCase:
         if double:
             model, batch = model.double(), replace(batch, inputs=batch.inputs.double())
         if self.rounds is None:
-            return record(model, batch, architecture=architecture), batch.inputs
+            return record(model, batch, client=self.client, architecture=architecture), batch.inputs
         knowledge = Knowledge(
-            model, FedSGD(), self.input_shape, self.num_classes, told=frozenset({"indices"}), architecture=architecture
+            model, self.client, self.input_shape, self.num_classes, told=frozenset({"indices"}), architecture=architecture
         )
         (params, buffers), design = state_of(model), self.rounds.drawn(self.batch_size, self.seed)
         victim = IndexedVictim(knowledge, params, batch, design, self.rounds.count, buffers, server=self.rounds.server)
