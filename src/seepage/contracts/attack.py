@@ -19,7 +19,7 @@ from seepage.functional import generator, state_of
 from seepage.models import build
 from seepage.outcome import FolderProgress
 from seepage.recorded import open_transcript, save_transcript
-from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
+from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Told, Transcript
 from seepage.vertical import IndexedVictim, Rounds
 
 TINY = Architecture("fc2", {"hidden": 16})
@@ -78,7 +78,12 @@ class AttackCase:
         if self.rounds is None:
             return record(model, batch, client=self.client, architecture=architecture), batch.inputs
         knowledge = Knowledge(
-            model, self.client, self.input_shape, self.num_classes, told=frozenset({"indices"}), architecture=architecture
+            model,
+            self.client,
+            self.input_shape,
+            self.num_classes,
+            told=frozenset({"indices"}),
+            architecture=architecture,
         )
         (params, buffers), design = state_of(model), self.rounds.drawn(self.batch_size, self.seed)
         victim = IndexedVictim(knowledge, params, batch, design, self.rounds.count, buffers, server=self.rounds.server)
