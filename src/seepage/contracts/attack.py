@@ -19,7 +19,7 @@ from seepage.functional import generator, state_of
 from seepage.models import build
 from seepage.outcome import FolderProgress
 from seepage.recorded import open_transcript, save_transcript
-from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Told, Transcript
+from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
 from seepage.vertical import IndexedVictim, Rounds
 
 TINY = Architecture("fc2", {"hidden": 16})
