@@ -1,0 +1,130 @@
+"""`seepage exposure`: what an update gives away in closed form, before any attack."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seepage.cli.options import DefenseOption, JsonOption, ModelOption, QuietOption, SetOption, SizeOption, tables_of
+from seepage.errors import SeepageError
+
+if TYPE_CHECKING:
+    from seepage.exposure import Exposure
+
+PROOF = "No attack was run: what is not named here may leak all the same. Attack it with: seepage attack FOLDER"
+
+
+def exposure(
+    folder: Annotated[
+        Path | None, typer.Argument(help="An observed/ folder, also somebody else's; or --recipe.")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Record this recipe's updates and look at them.")
+    ] = None,
+    round_: Annotated[int, typer.Option("--round", min=0, help="The round to look at.")] = 0,
+    model: ModelOption = None,
+    batch_size: SizeOption = None,
+    defense: DefenseOption = None,
+    settings: SetOption = None,
+    most: Annotated[
+        int | None, typer.Option("--fail-above", min=0, help="Exit with code 1 if more examples are given away.")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """What an update gives away by itself, layer by layer, with no attack run. Takes a second."""
+    if (folder is None) == (recipe is None):
+        raise SeepageError("give either an observed/ folder or --recipe NAME, and not both")
+    if folder is not None:
+        if defense or settings:
+            raise SeepageError("--defense and --set are for --recipe; a recorded update is looked at as it is")
+        found = list(_of_folder(folder, round_, model, batch_size))
+    else:
+        tables = tables_of(recipe, None, model, None, None, batch_size, None, None, None, None, defense, settings)
+        found = list(_of_recipe(tables, round_))
+    if as_json:
+        cells = [{"cell": name, **one.table()} for name, one in found]
+        print(json.dumps({"schema": 1, "cells": cells}, allow_nan=False))
+    else:
+        for name, one in found:
+            _print(name, one, quiet)
+        print(PROOF)
+    if most is not None and any(one.examples > most for _, one in found):
+        print(f"failed: an update gives away more than {most} examples exactly", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _of_folder(
+    folder: Path, t: int, model: str | None = None, batch_size: int | None = None, *, trust: bool = False
+) -> Iterator[tuple[str, "Exposure"]]:
+    from seepage.exposure import exposure as look
+    from seepage.recorded import list_transcripts, open_transcript
+    from seepage.types import Architecture
+
+    architecture = None if model is None else Architecture(model)
+    for one in list_transcripts(folder):
+        seen = open_transcript(one, architecture=architecture, batch_size=batch_size, trust=trust)
+        yield one.name, look(seen, t=t)
+
+
+def _of_recipe(tables: dict[str, object], t: int) -> Iterator[tuple[str, "Exposure"]]:
+    from seepage.audit import record_only
+
+    with TemporaryDirectory() as place:
+        run = Path(place) / "run"
+        record_only(tables, out=run)
+        yield from _of_folder(run / "observed", t, trust=True)
+
+
+def _print(name: str, found: "Exposure", quiet: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(Text(f"{name}, round {found.t}: {found.line}", style="bold"), soft_wrap=True)
+    if quiet:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("tensor", overflow="fold")
+    table.add_column("shape", no_wrap=True)
+    table.add_column("gives away, with its layer", overflow="fold", ratio=1)
+    for mark, says in zip(found.marks, found.tensors, strict=True):
+        shape = "x".join(map(str, mark.shape)) or "1"
+        words = says.gives or "no closed form found, which is no proof"
+        table.add_row(Text(says.name), shape, Text(words), style="red" if says.withhold else "dim")
+    console.print(table)
+    for line in _facts(found):
+        console.print(Text(line), soft_wrap=True)
+    console.print()
+
+
+def _facts(found: "Exposure") -> Iterator[str]:
+    for look in found.layers:
+        more = ", or more" if look.full else ""
+        yield f"{look.layer or 'model'}: rank {look.rank}{more}, {look.neurons} neurons, reads {look.reads}"
+    if found.labels is not None:
+        yield _label_words(found)
+    modes = sorted({norm.mode for norm in found.norms})
+    if modes:
+        read, channels = sum(norm.variances for norm in found.norms), sum(norm.channels for norm in found.norms)
+        yield f"batch norm: {' and '.join(modes)} mode; {read} of {channels} variances of the batch can be read"
+    if found.features:
+        yield f"head: {found.features}"
+    yield from (f"note: {note}" for note in found.notes)
+
+
+def _label_words(found: "Exposure") -> str:
+    labels = found.labels
+    assert labels is not None
+    if not labels.sound:
+        return "labels: the last bias gradient was changed, or is no cross-entropy's; nothing is read off it"
+    words = f"labels: classes {', '.join(map(str, labels.present)) or 'none'} are there"
+    if labels.counts is None or labels.doubt is None:
+        return words
+    counts = ", ".join(f"{count} of class {name}" for name, count in enumerate(labels.counts) if count)
+    return f"{words}; estimated counts: {counts} (before rounding up to {labels.doubt:.2f} off a whole number)"

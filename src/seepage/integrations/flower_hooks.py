@@ -1,0 +1,310 @@
+"""Flower: hooks for somebody's own app. Needs `seepage[flower]`.
+
+    app = ClientApp(mods=[recording_mod(recorder), LocalDpMod(...)])    # on the client: what really leaves it
+    strategy = AuditedStrategy(FedAvg(), recorder, every=10)             # on the server: what it sees
+
+The first mod of the list is the outermost: it sees a reply after all others have changed it.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from seepage.clients import FedSGD
+from seepage.defenses import (
+    Compose,
+    DecayingNoise,
+    GaussianNoise,
+    LaplaceNoise,
+    Outpost,
+    Quantize,
+    Sparsify,
+    UnitNormNoise,
+)
+from seepage.errors import SeepageError
+from seepage.functional import generator
+from seepage.integrations.recorder import Recorded, Recorder
+from seepage.types import Batch, ClientView, Defense, Tensors, Update
+
+try:
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord
+    from flwr.serverapp import Grid
+    from flwr.serverapp.strategy import Strategy
+except ImportError as error:
+    raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
+
+UPDATE_ALONE = (
+    DecayingNoise,
+    GaussianNoise,
+    LaplaceNoise,
+    Outpost,
+    Quantize,
+    Sparsify,
+    UnitNormNoise,
+)
+"""Defenses that need nothing but the update and the weights before it."""
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+"""Last parts of the names of batch norm's statistics, which no defense changes."""
+BLOCKED = 451
+"""Code of the error that goes out in place of a blocked reply."""
+log = logging.getLogger("flwr")
+
+Next = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Next], Message]
+
+
+def recording_mod(recorder: Recorder, *, every: int = 1, examples: str = "num-examples") -> Mod:
+    """A mod that keeps what really leaves the client. Put it first in the list, so that it sees the reply last.
+
+    The reply goes out as it came in, unless the recorder blocks it: then an error goes out in its place.
+
+    Args:
+        recorder: Writes the `observed/` folders, on the client's disk.
+        every: Keep every so many rounds; what blocks looks at all.
+        examples: Key of the reply's metrics that holds the number of examples.
+
+    Raises:
+        SeepageError: For `every` below 1.
+    """
+    _check_every(every)
+
+    def mod(message: Message, context: Context, call_next: Next) -> Message:
+        before = _arrays(message)
+        reply = call_next(message, context)
+        if before is None or not _is_train(message):
+            return reply
+        t, client = _round(message), _client(context)
+        keep = t % every == 0
+        if not (keep or recorder.block is not None):
+            return reply
+        found = _recorded(recorder, before, reply, examples, t, client, keep=keep)
+        if found is not None and found.exposure is not None:
+            log.info("seepage: round %d, client %d: %s", t, client, found.exposure.line)
+        if _is_blocked(recorder, found):
+            log.warning("seepage: round %d, client %d: the reply was blocked and does not leave the client", t, client)
+            return Message(Error(BLOCKED, "the update gives away too much and was blocked"), reply_to=message)
+        return reply
+
+    return mod
+
+
+def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
+    """A mod that applies a defense of this package to the client's difference of weights.
+
+    Batch norm's statistics and whole numbers go out as they are.
+
+    Args:
+        defense: One that needs only the update, or a `Compose` of such.
+        seed: Seeds its randomness, together with round and client, for trials that are to be repeated. None: from
+            the system, as secrets are.
+
+    Raises:
+        SeepageError: For a defense that needs the examples.
+    """
+    parts = defense.parts if isinstance(defense, Compose) else (defense,)
+    for part in parts:
+        if not isinstance(part, UPDATE_ALONE):
+            known = ", ".join(kind.__name__ for kind in UPDATE_ALONE)
+            raise SeepageError(f"{type(part).__name__} needs more than the update; as a Flower mod use one of: {known}")
+
+    def mod(message: Message, context: Context, call_next: Next) -> Message:
+        before = _arrays(message)
+        reply = call_next(message, context)
+        after = _arrays(reply)
+        if before is None or after is None or not _is_train(message):
+            return reply
+        t, secret = _round(message), secrets.randbits(63) if seed is None else seed
+        draw = generator(secret, f"defense of {_client(context)}", t)
+        changed = _defended(defense, _tensors(before), _tensors(after), t, draw)
+        key = next(iter(reply.content.array_records))
+        reply.content[key] = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in changed.items()})
+        return reply
+
+    return mod
+
+
+def _defended(defense: Defense, before: Tensors, after: Tensors, t: int, draw: torch.Generator) -> Tensors:
+    names = [
+        name
+        for name, tensor in after.items()
+        if tensor.is_floating_point() and name in before and name.rpartition(".")[2] not in STATISTICS
+    ]
+    start = {name: before[name] for name in names}
+    nobody = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
+    view = ClientView(nn.Identity(), start, nobody, FedSGD(), t=t)
+    update = Update({name: after[name] - start[name] for name in names}, kind="delta")
+    sent = defense(update, view, generator=draw).tensors
+    return after | {name: (start[name] + sent[name]).contiguous() for name in names}
+
+
+class AuditedStrategy(Strategy):
+    """Any strategy of Flower's, with a record of what the server sees. The training goes on bit by bit as without.
+
+    Args:
+        strategy: The strategy that trains.
+        recorder: Writes the `observed/` folders, on the server's disk.
+        every: Record every so many rounds.
+        clients: Clients recorded in such a round, drawn from `seed` and the round; None: all.
+        examples: Key of the replies' metrics that holds the number of examples.
+        seed: Seeds who is recorded. Python's and NumPy's generators, which strategies draw from, are left alone.
+
+    Where the recorder blocks, every reply of every round is looked at, and a blocked one is left out of what the
+    strategy aggregates.
+
+    Raises:
+        SeepageError: For `every` or `clients` below 1.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        recorder: Recorder,
+        *,
+        every: int = 1,
+        clients: int | None = None,
+        examples: str = "num-examples",
+        seed: int = 0,
+    ) -> None:
+        _check_every(every)
+        if clients is not None and clients < 1:
+            raise SeepageError(f"clients must be 1 or more, got {clients}; leave it out to record all")
+        self.strategy, self.recorder = strategy, recorder
+        self.every, self.clients, self.examples, self.seed = every, clients, examples, seed
+        self._sent: dict[int, Mapping[str, Any]] = {}
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the strategy does; what each client is sent is held until its reply is there."""
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self._sent = {}
+        if server_round % self.every == 0 or self.recorder.block is not None:
+            found = {message.metadata.dst_node_id: _arrays(message) for message in messages}
+            self._sent = {node: sent for node, sent in found.items() if sent is not None}
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Record, leave out what is blocked, and let the strategy aggregate the rest in the order it came."""
+        replies = list(replies)
+        kept, lines = self._sampled(server_round), dict[int, str]()
+        passed = []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            found = self._look(reply, server_round, node, keep=node in kept)
+            if found is not None and found.exposure is not None:
+                lines[node] = found.exposure.line
+            if node in self._sent and not reply.has_error() and _is_blocked(self.recorder, found):
+                log.warning("seepage: round %d: the reply of node %d was blocked and left out", server_round, node)
+            else:
+                passed.append(reply)
+        if lines:
+            log.info("seepage: round %d: %s", server_round, " | ".join(f"node {n}: {w}" for n, w in lines.items()))
+        self._sent = {}
+        aggregated: tuple[ArrayRecord | None, MetricRecord | None]
+        aggregated = self.strategy.aggregate_train(server_round, passed)
+        return aggregated
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As the strategy does."""
+        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
+        return messages
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """As the strategy does."""
+        return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def summary(self) -> None:
+        """As the strategy does, and a line on what is recorded."""
+        self.strategy.summary()
+        log.info("seepage: every %d rounds, %s clients, to %s", self.every, self.clients or "all", self.recorder.folder)
+
+    def _sampled(self, t: int) -> set[int]:
+        """The nodes that are recorded in this round."""
+        nodes = sorted(self._sent) if t % self.every == 0 else []
+        if self.clients is None:
+            return set(nodes)
+        order = torch.randperm(len(nodes), generator=generator(self.seed, "recorded clients", t))
+        return {nodes[place] for place in order[: self.clients].tolist()}
+
+    def _look(self, reply: Message, t: int, node: int, *, keep: bool) -> Recorded | None:
+        if node not in self._sent or not (keep or self.recorder.block is not None):
+            return None
+        return _recorded(self.recorder, self._sent[node], reply, self.examples, t, node, keep=keep)
+
+
+def _check_every(every: int) -> None:
+    if every < 1:
+        raise SeepageError(f"every must be 1 or more, got {every}; 1 records each round")
+
+
+def _is_blocked(recorder: Recorder, found: Recorded | None) -> bool:
+    return found.blocked if found is not None else recorder.blocks(None)
+
+
+def _recorded(
+    recorder: Recorder,
+    before: Mapping[str, Any],
+    reply: Message,
+    examples: str,
+    t: int,
+    client: int,
+    *,
+    keep: bool,
+) -> Recorded | None:
+    """What became of a reply; None: it could not be recorded. Training must not stop for that, so it is logged."""
+    after = _arrays(reply)
+    if after is None:
+        return None
+    try:
+        return recorder.record(
+            _tensors(before), _tensors(after), t=t, client=client, examples=_count(reply, examples), keep=keep
+        )
+    except SeepageError as error:
+        log.warning("seepage: round %d, client %d: not recorded: %s", t, client, error)
+        return None
+
+
+def _is_train(message: Message) -> bool:
+    return str(message.metadata.message_type).partition(".")[0] == "train"
+
+
+def _arrays(message: Message) -> Mapping[str, Any] | None:
+    """The arrays of a message's only record of such, held and not copied; None where there is not just one."""
+    records = list(message.content.array_records.values()) if message.has_content() else []
+    return dict(records[0]) if len(records) == 1 else None
+
+
+def _tensors(arrays: Mapping[str, Any]) -> Tensors:
+    def one(array: Any) -> Tensor:
+        return torch.from_numpy(np.array(array.numpy()))  # a copy that may be written to
+
+    return {name: one(array) for name, array in arrays.items()}
+
+
+def _count(reply: Message, key: str) -> int | None:
+    for metrics in reply.content.metric_records.values():
+        if key in metrics and metrics[key] >= 1:
+            return int(metrics[key])
+    return None
+
+
+def _round(message: Message) -> int:
+    """The round that the server names in its config, as Flower's strategies do; 0 where it names none."""
+    for config in message.content.config_records.values():
+        if "server-round" in config:
+            return int(config["server-round"])
+    return 0
+
+
+def _client(context: Context) -> int:
+    """The node's partition, as simulations and examples name it, or else its own number."""
+    return int(context.node_config.get("partition-id", context.node_id))

@@ -1,0 +1,115 @@
+"""The recorder: what it writes is what `seepage attack` reads, its disk is bounded, and the truth stays where it is."""
+
+import doctest
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from seepage import Architecture, Batch, FedAvg, FedSGD, SeepageError, attack, build, exposure, open_truth, score
+from seepage.exposure import Exposure
+from seepage.integrations import recorder as module
+from seepage.integrations.recorder import Recorder
+
+SHAPE, CLASSES = (1, 8, 8), 4
+NET = Architecture("fc2", {"hidden": 24})
+LR = 0.1
+
+
+def step(n: int, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Batch]:
+    """Weights before and after one SGD step of plain PyTorch, and the batch."""
+    model: nn.Module = build(NET, SHAPE, CLASSES, seed=seed)
+    batch = Batch(torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(seed)), torch.arange(n) % CLASSES)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    F.cross_entropy(model(batch.inputs), batch.labels).backward()
+    torch.optim.SGD(model.parameters(), lr=LR).step()
+    return before, model.state_dict(), batch
+
+
+def recorder(folder: Path, **options: object) -> Recorder:
+    plain = {"architecture": NET, "input_shape": SHAPE, "num_classes": CLASSES, "client": FedAvg(lr=LR)}
+    return Recorder(folder, **(plain | options))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{}, {"client": FedSGD(), "lr": LR}], ids=["fedavg", "fedsgd"])
+def test_a_recording_is_attacked_like_any_other(tmp_path: Path, options: dict[str, object]) -> None:
+    before, after, batch = step(1)
+    found = recorder(tmp_path / "seen", private=tmp_path / "own", **options)
+    done = found.record(before, after, t=3, client=12, examples=1)
+    assert (done.exposure, done.blocked) == (None, False)
+    assert done.folder == tmp_path / "seen" / "000003-client-12"
+    assert score(attack(done.folder, "linear"), batch).psnr > 60
+    assert (tmp_path / "seen").stat().st_mode & 0o77 == 0
+    truth = found.keep_truth(batch, t=3, client=12)
+    assert torch.equal(open_truth(truth)[0].inputs, batch.inputs)
+    assert truth.stat().st_mode & 0o77 == 0
+
+
+def test_arrays_that_are_only_numbered_are_taken_in_order(tmp_path: Path) -> None:
+    before, after, _ = step(1)
+    numbered = [{str(i): tensor for i, tensor in enumerate(state.values())} for state in (before, after)]
+    seen = recorder(tmp_path)
+    named = seen.record(before, after, t=0, client=0, examples=1).folder
+    plain = seen.record(*numbered, t=0, client=1, examples=1).folder
+    assert named is not None
+    assert plain is not None
+    assert exposure(named).table() == exposure(plain).table()
+
+
+def test_the_oldest_go_when_the_disk_is_full(tmp_path: Path) -> None:
+    before, after, _ = step(1)
+    folder = tmp_path / "seen"
+    size = recorder(folder).size
+    seen = recorder(folder, most=3 * size)
+    (tmp_path / "seen").mkdir()
+    (folder / "mine.txt").write_text("not a recording")
+    for t in range(6):
+        seen.record(before, after, t=t, client=0, examples=1)
+        assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 3 * size
+    assert sorted(path.name for path in folder.iterdir()) == [*(f"00000{t}-client-0" for t in (3, 4, 5)), "mine.txt"]
+
+
+@pytest.mark.parametrize(("n", "blocked"), [(1, True), (60, False)])
+def test_what_gives_away_too_much_is_blocked(tmp_path: Path, n: int, blocked: bool) -> None:
+    before, after, _ = step(n)
+    found = recorder(tmp_path, block=0, client=FedAvg(lr=LR, batch_size=64)).record(
+        before, after, t=0, client=0, examples=n, keep=False
+    )
+    assert found.folder is None
+    assert found.blocked == blocked
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rule_of_ones_own_decides(tmp_path: Path) -> None:
+    def many_labels(found: Exposure) -> bool:
+        return found.labels is not None and len(found.labels.present) > 1
+
+    before, after, _ = step(1)
+    assert not recorder(tmp_path, block=many_labels).record(before, after, t=0, client=0, examples=1).blocked
+    assert recorder(tmp_path, block=0).blocks(None)
+    assert not recorder(tmp_path).blocks(None)
+
+
+def test_mistakes_are_said(tmp_path: Path) -> None:
+    before, after, batch = step(1)
+    with pytest.raises(SeepageError, match="learning rate is known"):
+        recorder(tmp_path, client=FedSGD())
+    with pytest.raises(SeepageError, match="one recording of this model takes"):
+        recorder(tmp_path, most=10)
+    with pytest.raises(SeepageError, match="'none' or 'inline'"):
+        recorder(tmp_path, audit="sometimes")
+    with pytest.raises(SeepageError, match="keeps no truth"):
+        recorder(tmp_path).keep_truth(batch, t=0, client=0)
+    with pytest.raises(SeepageError, match="does not fit the model"):
+        recorder(tmp_path).record(before, {"other": after["2.bias"]}, t=0, client=0)
+    with pytest.raises(SeepageError, match="NaN"):
+        recorder(tmp_path).record(before, after | {"2.bias": after["2.bias"] / 0}, t=0, client=0)
+
+
+def test_its_own_example_holds() -> None:
+    """The folder of adapters is left out where doctests are collected."""
+    found = doctest.testmod(module)
+    assert found.failed == 0
+    assert found.attempted > 0
