@@ -41,7 +41,7 @@ def measure(found: Reconstruction, batch: Batch) -> dict[str, Any]:
     }
     if is_image(tuple(batch.inputs.shape[1:])):
         row["ssim"] = float(ssim(guesses, batch.inputs).mean())
-    if found.certified is not None:
+    if found.certified is not None and len(found):
         # Against the nearest example, not the matched one: a matching of least total error gives a right guess
         # away where that serves two wrong ones.
         nearest = torch.stack([psnr(guess.expand_as(batch.inputs), batch.inputs).max() for guess in found.inputs])

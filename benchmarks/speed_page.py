@@ -28,12 +28,29 @@ def cell(step: dict[str, Any] | None) -> str:
     return "" if step is None else f"{step['cpu_ms']:,.0f} ({step['times_faster']:.2f})"
 
 
+def peaks(rows: list[dict[str, Any]]) -> list[str]:
+    """One table: MiB by which the peak of memory rises in one step."""
+    names = list(dict.fromkeys(name for row in rows for name in row["peak_rise_mib"]))
+    head = ["| network | batch | objective | " + " | ".join(names) + " |", "|---" * (len(names) + 3) + "|"]
+    body = []
+    for row in rows:
+        rises = [row["peak_rise_mib"].get(name) for name in names]
+        cells = ["" if rise is None else f"{rise:,.0f}" for rise in rises]
+        body.append(f"| {row['model']} | {row['batch']} | `{row['objective']}` | {' | '.join(cells)} |")
+    return head + body
+
+
 def tables() -> str:
     rows = [json.loads(line) for line in RESULTS.read_text(encoding="utf-8").splitlines()]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    rows.sort(key=lambda row: (models.index(row["model"]), row["batch"]))
     parts = []
     for objective, title in TITLES.items():
         timed = [row for row in rows if row.get("objective") == objective and "steps" in row]
         parts += [f"### {title}", "", *lines(timed), ""]
+    risen = [row for row in rows if "peak_rise_mib" in row]
+    if risen:
+        parts += ["### MiB by which the peak of memory rises in one step", "", *peaks(risen), ""]
     parts += ["Made by", "", *(f"    {command}" for command in dict.fromkeys(row["command"] for row in rows)), ""]
     return "\n".join(parts)
 

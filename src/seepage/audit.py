@@ -297,7 +297,8 @@ def _foreign_sources(asked: Asked, truth: Path | None = None) -> list[Source]:
 def _truth_of(name: str, truth: Path | None) -> Path | None:
     if truth is None or (truth / "truth.safetensors").exists():
         return truth
-    return truth / name
+    # Several cells have a folder each; anything else is a data file or a folder of images.
+    return truth / name if (truth / name).is_dir() or not truth.exists() else truth
 
 
 def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trust: bool = False) -> Run:

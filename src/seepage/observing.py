@@ -91,6 +91,8 @@ def observe_files(
         raise SeepageError(f"{files.before} was not made for {num_classes} classes; give their number with --classes")
     before = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     update = files.update(before)
+    if not any(bool(tensor.any()) for tensor in update.tensors.values()):
+        raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
     transcript = observe(
         model, update, input_shape, batch_size=batch_size, lr=files.lr, client=rule, architecture=architecture
     )
@@ -114,10 +116,8 @@ def _check_rule(rule: ClientUpdate, client: Part, files: Files) -> None:
 def _remarks(update: Update, files: Files, batch_size: int | None) -> list[str]:
     size = float(torch.stack([tensor.double().norm() for tensor in update.tensors.values()]).norm())
     words = [f"{len(update.tensors)} tensors, norm {size:.3g}"]
-    if size == 0:
-        words.append("the update is zero everywhere: are the two files the same?")
     if batch_size is None:
-        words.append("batch size unknown: attacks that need it ask for --batch-size")
+        words.append("batch size unknown: give it to seepage attack with --batch-size, where you know it")
     if files.after is not None and files.lr is not None:
         words.append(f"read as one SGD step at learning rate {files.lr:g}")
     return words

@@ -11,7 +11,7 @@ from seepage.errors import SeepageError, unknown
 from seepage.measured import Measured, at_truth, inner_errors
 from seepage.outcome import Outcome
 from seepage.recipe import Scoring
-from seepage.types import Batch, Transcript
+from seepage.types import Batch, Reconstruction, Transcript
 
 PROTOCOL = ("model", "client rule", "batch size", "update")
 """What every attacker here is told: what an honest-but-curious server sees anyway."""
@@ -63,11 +63,12 @@ def make_row(
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 3) if found else None,
         "cpu_seconds": round(sum(outcome.cpu_seconds for outcome in outcomes), 3) if found else None,
         "rounds": _total("rounds", found),
-        "steps": _total("steps", found),
+        "steps": _most("steps", found),
         "evaluations": _total("evaluations", found),
         "objective": _mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
         "objective_at_truth": None,
         "visible": None,
+        "vouched": _vouched(found),
         "certified": None,
         "false_certificates": None,
         "error_v": None,
@@ -90,6 +91,12 @@ def make_row(
     return row
 
 
+def _vouched(found: Sequence[Reconstruction]) -> int | None:
+    """Guesses that an attack certifies, truth or not; None where it cannot certify any."""
+    given = [r.certified for r in found if r.certified is not None]
+    return int(sum(int(certified.sum()) for certified in given)) if given else None
+
+
 def worst_status(outcomes: Sequence[Outcome]) -> str:
     """The status that a reader must know: the worst of the batches that gave a result, or of all where none did."""
     order = ("error", "inapplicable", "interrupted", "diverged", "exhausted", "ok")
@@ -110,7 +117,8 @@ def skipped_row(cell: str, name: str, attack: Attack, told: Sequence[str], reaso
     """The line of an attack on a cell that could not be recorded."""
     blank = dict.fromkeys(
         ("examples", *SCORE_KEYS, "alignment", "seconds", "cpu_seconds", "rounds", "steps", "evaluations", "objective",
-         "objective_at_truth", "visible", "certified", "false_certificates", "error_v", "error_h", "space", "returned")
+         "objective_at_truth", "visible", "vouched", "certified", "false_certificates", "error_v", "error_h", "space",
+         "returned")
     )  # fmt: skip
     return {
         "cell": cell,
@@ -145,6 +153,8 @@ def describe_outcome(row: Mapping[str, Any]) -> str:
     if row["status"] == "inapplicable":
         return "zero update" if row.get("zero_update") else "does not apply"
     if row["psnr"] is None:
+        if row.get("returned") == 0:
+            return "returned nothing"
         return "features only" if row.get("space") == "feature" else "not scored"
     if row["exact"]:
         return "exact" if row["exact"] == 1 else "partly exact"
@@ -160,6 +170,12 @@ def _examples(views: Sequence[Transcript], truth: Sequence[Batch] | None) -> int
         return None  # Rounds over one data set hold its examples again and again.
     sizes = [view[t].batch_size for view in views for t in range(len(view))]
     return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+
+def _most(key: str, found: Sequence[Any]) -> int | None:
+    """The most of any one run: what its `steps` option says, where none ended early."""
+    values = [reconstruction.cost[key] for reconstruction in found if key in reconstruction.cost]
+    return int(max(values)) if values else None
 
 
 def _total(key: str, found: Sequence[Any]) -> int | None:

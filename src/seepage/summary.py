@@ -7,20 +7,21 @@ from typing import Any
 
 import torch
 
-from seepage import sanity
+from seepage import data, sanity
 from seepage.attacking import Source, attack_names
 from seepage.attacks import Attack
 from seepage.errors import SeepageError
 from seepage.measured import score_outcomes
 from seepage.metrics import Alignment, Scores
 from seepage.outcome import Outcome, open_outcome
+from seepage.promise import promise_of
 from seepage.recipe import Recipe, Scoring
 from seepage.recording import Show, quiet
 from seepage.results import make_row, skipped_row, thresholds
 from seepage.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
 from seepage.transcript import OneRound
 from seepage.truth import Truth, misfit, open_truth
-from seepage.types import Tensors, Transcript
+from seepage.types import Knowledge, Tensors, Transcript
 from seepage.verdict import verdict
 
 
@@ -103,7 +104,7 @@ def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
 def _truth_for(transcript: Transcript, source: Source) -> Truth:
     """The truth, which must be that of this transcript."""
     assert source.private is not None
-    truth = open_truth(source.private)
+    truth = _opened(source.private, transcript.knowledge)
     # Rounds over one data set are many, and each takes its time to be made or read.
     looked = 1 if truth.draws is not None else len(transcript)
     problem = misfit(truth, len(transcript), [transcript[t].batch_size for t in range(looked)], transcript.knowledge)
@@ -114,12 +115,23 @@ def _truth_for(transcript: Transcript, source: Source) -> Truth:
     return truth
 
 
+def _opened(place: Path, knowledge: Knowledge) -> Truth:
+    """The truth of a `private/` folder, or one batch of all examples of a data file or image folder."""
+    if (place / "truth.safetensors").exists() or not place.exists():
+        return open_truth(place)
+    shape = knowledge.input_shape
+    channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
+    dataset = data.load(str(place), size=size, channels=channels, split=1.0)
+    return Truth((dataset.batch(torch.arange(len(dataset))),))
+
+
 def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:
     knowledge = transcript.knowledge
     found = sanity.model_flags(knowledge.model, getattr(knowledge.client, "mode", "train"))
     losses = sanity.example_losses(transcript, list(truth)) if truth is not None else []
     drawn = "indices" in knowledge.told
     found += sanity.update_flags(transcript, 1 if drawn else len(transcript), losses)
+    found += sanity.promise_flags(promise_of(source.recipe.make_defense()) if source.recipe is not None else None)
     if truth is not None:
         found += sanity.sample_flags(sum(len(batch) for batch in truth), len(truth))
         found += sanity.metric_flags(scoring.lpips, knowledge.input_shape)

@@ -25,8 +25,8 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
         )
     if not scored:
         return "unscored", (
-            "NOT SCORED. The truth is not at hand, so nobody can say how close these reconstructions are; "
-            "look at them, or score them with: seepage score RUN --truth FOLDER"
+            f"NOT SCORED. Look at the pictures: {_unscored(rows, titles)} The truth is not at hand to say how close "
+            "that is; whoever has it can: seepage score RUN --truth FOLDER"
         )
     best = {
         cell: max((row for row in scored if row["cell"] == cell), key=_strength)
@@ -44,6 +44,7 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
         f"Worst: {titles[worst['cell']]}, where the attack {worst['attack']} rebuilt {_share(worst)}.",
         *_closeness(worst),
         f"It was told {_told(worst)}.",
+        *_fitted(worst),
     ]
     quiet = [titles[row["cell"]] for row in best.values() if row not in leaking]
     if quiet:
@@ -52,6 +53,17 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
             f"{_outlines([row for row in best.values() if row not in leaking], scored)}. That is no proof of safety."
         )
     return level, " ".join([*parts, silent]).strip()
+
+
+def _unscored(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:
+    """What came back, in the attacks' own words, where no truth is at hand."""
+    back = [row for row in rows if row.get("returned") and row.get("space") != "feature"]
+    if not back:
+        return "no attack returned any guess."
+    best = max(back, key=lambda row: (row.get("vouched") or 0, row["returned"]))
+    vouched = best.get("vouched")
+    sure = f" and certifies {vouched} of them without any truth" if vouched else ", none of which it can certify"
+    return f"{best['attack']} returned {best['returned']} guesses on {titles[best['cell']]}{sure}."
 
 
 def _outlines(quiet: Sequence[Mapping[str, Any]], scored: Sequence[Mapping[str, Any]]) -> str:
@@ -68,9 +80,9 @@ def _silent(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str
     mute = [title for cell, title in titles.items() if cell not in spoke | zero]
     parts = []
     if mute:
+        named = _named(mute, titles).replace("audited", "further" if spoke else "audited")
         parts.append(
-            f"In {_named(mute, titles).replace('audited', 'further')} no attack gave a result: none applies, "
-            "all failed, or no update could be made. "
+            f"In {named} no attack gave a result: none applies, all failed, or no update could be made. "
             "That is no proof of safety either; the reasons are listed with the results."
         )
     if zero:
@@ -94,6 +106,11 @@ def _strength(row: Mapping[str, Any]) -> tuple[float, float, float, float]:
     exact, recovered = row["exact"] or 0.0, row["recovered"] or 0.0
     median = row["psnr_median"] if row.get("psnr_median") is not None else -1e9
     return exact, recovered, exact * (row["examples"] or 0), median
+
+
+def _fitted(row: Mapping[str, Any]) -> list[str]:
+    fit = str(row.get("alignment") or "").partition("+")[2]
+    return [f"Its score fitted {fit.replace('+', ' and ')} with the truth, which an attacker could not."] if fit else []
 
 
 def _told(row: Mapping[str, Any]) -> str:

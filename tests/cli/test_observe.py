@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -82,3 +83,27 @@ def test_a_recording_is_not_overwritten(
 ) -> None:
     assert cli("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS).code == 0
     assert "already holds" in refused("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS)
+
+
+def test_ones_own_pictures_are_the_truth(
+    cli: Cli, home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
+) -> None:
+    """Whoever captured an update of their own batch scores the attack with that batch."""
+    assert cli("observe", "before.pt", "after.pt", "--lr=0.1", *OPTIONS).code == 0
+    assert cli("attack", "observed", "--use=linear", "--out=run", "--quiet", "--jobs=1").code == 0
+    pictures = (captured[1].permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    np.savez(home / "mine.npz", x=pictures, y=np.array([2]))
+    found = cli("score", "run", "--truth=mine.npz", "--json")
+    assert found.code == 0, found.err
+    (row,) = found.json["rows"]
+    assert row["exact"] == 1.0
+    np.savez(home / "two.npz", x=np.concatenate([pictures, pictures]), y=np.array([2, 1]))
+    wrong = cli("score", "run", "--truth=two.npz")
+    assert wrong.code == 2
+    assert "expected (1, 1, 8, 8)" in wrong.err
+
+
+def test_two_equal_files_are_no_update(
+    refused: Callable[..., str], captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
+) -> None:
+    assert "zero everywhere" in refused("observe", "before.pt", "before.pt", "--lr=0.1", *OPTIONS)

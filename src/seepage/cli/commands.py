@@ -1,4 +1,4 @@
-"""The commands: `seepage audit`, and its parts `record`, `attack`, `score`, `judge`, `report`, `list`, `validate`."""
+"""The commands: `seepage audit`, its parts `record`, `attack` and `score`, and what goes on from a run"""
 
 import json
 import shlex
@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from seepage.cli.exposing import exposure
+from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.options import (
     ClientOption,
@@ -272,7 +274,9 @@ def attack(
 @app.command()
 def score(
     run: Annotated[Path, typer.Argument(help="A run folder of `seepage attack` or `seepage audit`.")],
-    truth: Annotated[Path | None, typer.Option("--truth", help="The private/ folder with the truth.")] = None,
+    truth: Annotated[
+        Path | None, typer.Option("--truth", help="The private/ folder, or the batch itself: image folder or .npz.")
+    ] = None,
     judgements: JudgementsOption = None,
     settings: SetOption = None,
     trust: Annotated[
@@ -299,6 +303,8 @@ def score(
 
 
 app.command()(judge)
+app.command()(frontier)
+app.command()(exposure)
 
 
 @app.command()

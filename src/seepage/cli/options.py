@@ -88,4 +88,6 @@ def tables_of(
         if value is not None:
             drop_cases(tables, key.partition(".")[0])
             put(tables, key, value)
+    if weights is not None:
+        put(tables, "training.steps", 0)  # who brings weights does not ask for further training
     return change(tables, settings or [])

@@ -80,19 +80,21 @@ class Options:
             problems.append(f"size must be between 1 and {LARGEST_SIZE} pixels, got {self.size}")
         if self.channels not in (None, 1, 3):
             problems.append(f"channels must be 1 (grey) or 3 (RGB), got {self.channels}")
-        if not 0 < self.split < 1:
+        if not 0 < self.split <= 1:
             problems.append(f"split, the private share, must lie between 0 and 1, got {self.split}")
         if problems:
             raise Problems("the data options do not work:", problems)
 
 
 def divide(count: int, options: Options, name: str) -> tuple[Tensor, Tensor]:
-    """Split `count` examples into (train, private) by a seeded permutation, at least one in each.
+    """Split `count` examples into (train, private) by a seeded permutation, at least one in each; a share of 1 makes all private.
 
     >>> train, private = divide(10, Options(split=0.3), "demo")
     >>> len(train), len(private), sorted([*train.tolist(), *private.tolist()]) == list(range(10))
     (7, 3, True)
     """
+    if options.split == 1 and count:
+        return torch.arange(0), torch.arange(count)
     if count < 2:
         raise SeepageError(
             f"the data set {name!r} has {count} image{'s' * (count != 1)}, and one to train on and one to attack "

@@ -1,0 +1,68 @@
+r"""R-GAP on photographs, batch 1: a network after the paper's CNN6, and narrower ones, with their ranks.
+
+python benchmarks/rgap.py --data ../shared/data/cifar10.npz --images 2
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+import cpa_scores
+from cpa_scores import measure, write
+from cpa_victims import draw, load
+from torch import nn
+
+from seepage.api import attack, record
+from seepage.attacks import RGap
+from seepage.functional import frozen_randomness
+from seepage.types import Batch
+
+cpa_scores.OUT = Path("results/closed")
+
+
+def strided_cnn(widths: tuple[int, ...], seed: int) -> nn.Sequential:
+    """3 x 3 convolutions without bias, the first (4 x 4) and second of stride 2, LeakyReLU 0.2, one linear layer."""
+    layers: list[nn.Module] = []
+    channels = 3
+    with frozen_randomness(seed):
+        for i, width in enumerate(widths):
+            kernel, stride = (4, 2) if i == 0 else (3, 2 if i == 1 else 1)
+            layers += [nn.Conv2d(channels, width, kernel, stride, padding=1, bias=False), nn.LeakyReLU(0.2)]
+            channels = width
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * channels, 10, bias=False))
+
+
+NETWORKS = {"12-36-36": (12, 36, 36), "12-12-12": (12, 12, 12), "3-12-12": (3, 12, 12)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--images", type=int, default=2)
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--first", type=int, default=4000, help="first image's seed")
+    arguments = parser.parse_args()
+    test = load(arguments.data)[1]
+    for name in arguments.networks:
+        for seed in range(arguments.first, arguments.first + arguments.images):
+            batch = draw(test, 1, seed)
+            cpu = time.process_time()
+            found = attack(record(strided_cnn(NETWORKS[name], seed), batch), RGap())
+            cpu = time.process_time() - cpu
+            mean = batch.inputs.mean((2, 3), keepdim=True).expand_as(batch.inputs)
+            facts = {"data": Path(arguments.data).stem, "network": name, "seed": seed, "method": "rgap", "n": 1}
+            plain = {"plain_mse": float((mean - batch.inputs).square().mean()), "plain_psnr": _psnr(mean, batch)}
+            mse = float((found.inputs - batch.inputs).square().mean())
+            right = bool(found.labels is not None and found.labels.equal(batch.labels))
+            row = {**facts, **measure(found, batch), **plain, "mse": mse, "label": right, "cpu_s": cpu}
+            write("rgap", {**row, "notes": list(found.notes)})
+
+
+def _psnr(guess: object, batch: Batch) -> float:
+    from seepage.metrics.image import psnr
+
+    return float(psnr(guess, batch.inputs).mean())  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+r"""SPEAR beside the Cocktail Party Attack and the plain closed form: tables, noise, photographs.
+
+python benchmarks/spear.py table noise --n 4 8 16 --batches 3
+python benchmarks/spear.py photos --data ../shared/data/cifar10.npz --n 4 8 16 24 32
+"""
+
+import argparse
+from pathlib import Path
+
+import cpa_scores
+import torch
+from cpa_scores import one
+from cpa_victims import draw, load
+
+import seepage.data
+from seepage.attacks import CocktailParty, LinearLeak, Spear
+from seepage.functional import frozen_randomness, generator
+from seepage.models import fc2
+from seepage.types import Batch
+
+cpa_scores.OUT = Path("results/closed")
+
+METHODS = {
+    "fast": Spear(),
+    "published": Spear(mode="published"),
+    "cocktail_party": CocktailParty(),
+    "linear": LinearLeak(),
+}
+
+
+def batch_of(kind: str, n: int, seed: int, path: str | None) -> Batch:
+    """A batch of rows of a table (30 columns), of uniform noise, or of photographs (3 x 32 x 32)."""
+    if kind == "noise":
+        drawn = generator(seed, "noise images")
+        return Batch(torch.rand((n, 3, 32, 32), generator=drawn), torch.randint(10, (n,), generator=drawn))
+    if kind == "table":
+        data = seepage.data.load("breast_cancer")
+        rows = data.private[torch.randperm(len(data.private), generator=generator(seed, "rows"))[:n]]
+        return data.batch(rows)
+    if path is None:
+        raise SystemExit("photos need --data, an .npz file")
+    return draw(load(path)[1], n, seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="+", choices=["table", "noise", "photos"])
+    parser.add_argument("--data", help="photographs")
+    parser.add_argument("--n", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--batches", type=int, default=2)
+    parser.add_argument("--first", type=int, default=4000, help="first batch seed")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=["fast", "cocktail_party", "linear"])
+    arguments = parser.parse_args()
+    for kind in arguments.kinds:
+        for n in arguments.n:
+            for seed in range(arguments.first, arguments.first + arguments.batches):
+                batch = batch_of(kind, n, seed, arguments.data)
+                with frozen_randomness(seed):
+                    classes = 2 if kind == "table" else 10
+                    model = fc2(tuple(batch.inputs.shape[1:]), classes, hidden=arguments.hidden)
+                for method in arguments.methods:
+                    facts = {"data": kind, "n": n, "seed": seed, "method": method, "hidden": arguments.hidden}
+                    one("spear", METHODS[method], model, batch, facts)
+
+
+if __name__ == "__main__":
+    main()

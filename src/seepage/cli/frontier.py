@@ -1,0 +1,119 @@
+"""`seepage frontier`."""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seepage.cli.options import (
+    ClientOption,
+    DataOption,
+    DeviceOption,
+    JobsOption,
+    JsonOption,
+    ModelOption,
+    OutOption,
+    QuietOption,
+    RecipeArgument,
+    SeedOption,
+    SetOption,
+    SizeOption,
+    WeightsOption,
+    tables_of,
+)
+
+if TYPE_CHECKING:
+    from seepage.frontier import Row
+
+
+def frontier(
+    recipe: RecipeArgument = None,
+    data: DataOption = None,
+    model: ModelOption = None,
+    weights: WeightsOption = None,
+    client: ClientOption = None,
+    batch_size: SizeOption = None,
+    attack: Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")] = None,
+    defense: Annotated[
+        list[str] | None, typer.Option("--defense", help="Only this defense, of those swept. Repeatable.")
+    ] = None,
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", min=1, help="Federated rounds that the accuracy is measured after.")
+    ] = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    settings: SetOption = None,
+    out: OutOption = None,
+    jobs: JobsOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Sweep defenses: what each costs in accuracy, seconds and bytes, and what attackers still recover behind it."""
+    from seepage.frontier import run_frontier
+    from seepage.report import write_grid, write_report
+    from seepage.terminal import progress_bar
+
+    more = [] if rounds is None else [f"utility.rounds={rounds}"]
+    tables = tables_of(
+        recipe or "frontier", data, model, weights, client, batch_size, seed, device, None, attack, None,
+        [*(settings or []), *more],
+    )  # fmt: skip
+    with progress_bar(off=as_json or quiet) as show:
+        command = shlex.join(["seepage", *sys.argv[1:]])
+        found = run_frontier(tables, only=defense or (), out=out, jobs=jobs, show=show, command=command)
+        if not (found.folder / "report.html").exists():
+            write_grid(found.folder)
+            write_report(found.folder)
+    if as_json:
+        rows = [row.record() for row in found.rows]
+        print(json.dumps({"schema": 1, "run": str(found.folder), "advice": found.advice, "rows": rows}))
+        return
+    if not quiet:
+        _print_table(found.rows)
+    print(found.advice)
+    if not quiet:
+        print(f"\npage: {found.folder / 'frontier.html'}; pictures: {found.folder / 'report.html'}")
+
+
+def _print_table(rows: "Sequence[Row]") -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from seepage.terminal import open_console
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("defense", overflow="fold")
+    for name in ("accuracy", "found", "median", "SSIM", "epsilon", "ms", "kB"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("best attack", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, _entries(row)), style="red" if row.recovered else "")
+    console = open_console()
+    console.print(table)
+    console.print(
+        Text(
+            "found: examples recovered by the best attack. median: PSNR in dB. ms: one client's update. kB: sent by "
+            "it. A second line: the attacker knows the defense.\n",
+            style="dim",
+        )
+    )
+
+
+def _entries(row: "Row") -> list[str]:
+    first = row.attacker == "oblivious"
+    words = row.defense if first else "  attacker knows it"
+    price = [
+        "-" if row.epsilon is None else f"{row.epsilon:.1f}",
+        "-" if row.seconds is None else f"{1000 * row.seconds:.1f}",
+        "-" if row.bytes is None else f"{row.bytes / 1000:.1f}",
+    ]
+    accuracy = "-" if row.accuracy is None else f"{row.accuracy:.1%}"
+    found = ["-", "-", "-"]
+    if row.recovered is not None:
+        similar = "-" if row.ssim is None else f"{row.ssim:.2f}"
+        found = [f"{row.recovered}/{row.examples}", f"{row.psnr_median:.1f}", similar]
+    attack = row.attack or row.reason or "-"
+    return [words, accuracy if first else "", *found, *(price if first else ["", "", ""]), attack]
