@@ -44,6 +44,8 @@ class FedSGD(ClientUpdate):
         with in_mode(model, training=self.mode == "train"):
             loss = F.cross_entropy(forward(model, leaves, batch.inputs, buffers=buffers), batch.labels)
         gradients = torch.autograd.grad(loss, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
+        if not create_graph:  # the zeros of unused parameters may come with a graph of their own
+            gradients = tuple(gradient.detach() for gradient in gradients)
         return Update(dict(zip(leaves, gradients, strict=True)))
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
