@@ -47,7 +47,7 @@ def record(
         batch: One private batch, or one for each round.
         client: The client's rule; None: FedSGD in train mode.
         defense: What the client does to its update before sending it.
-        told: What the attacker is told beside the protocol, e.g. `["labels"]`.
+        told: What the attacker is told beside the protocol, e.g. `["labels", "defense"]`.
         value_range: Smallest and largest value an input can take.
         architecture: How to build the model by name; needed only to save the transcript to a folder.
         seed: Seeds the defence's noise.
@@ -82,6 +82,7 @@ def record(
         num_classes=classes,
         value_range=value_range,
         told=frozenset(told),
+        defense=defense if "defense" in told else None,
         architecture=architecture,
     )
     return Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, seed).transcript()

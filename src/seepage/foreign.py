@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from seepage.clients import CLIENTS, make_client
+from seepage.defenses import DEFENSES, joined
 from seepage.errors import SeepageError, unknown
 from seepage.named import bind, problems_with, short
 from seepage.storage import check_schema, read_json, read_tensors
-from seepage.types import Architecture, ClientUpdate, Tensors, Told
+from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
 
 LARGEST_INPUT = 2**28
 """Values in one batch of a foreign folder; more is refused before anything is allocated."""
@@ -34,6 +35,7 @@ class Facts:
     rounds: int
     batch_size: int | None = None
     kept: bool = True
+    defense: list[dict[str, Any]] | None = None
 
     @property
     def named(self) -> Architecture:
@@ -42,6 +44,11 @@ class Facts:
     def make_client(self) -> ClientUpdate:
         options = dict(self.client)
         return make_client(options.pop("use"), options)
+
+    def make_defense(self) -> Defense | None:
+        """The defense that the attacker is told of."""
+        parts = [dict(table) for table in self.defense or []]
+        return joined([DEFENSES[part.pop("use")](**part) for part in parts])
 
 
 def read_facts(folder: Path) -> Facts:
@@ -99,9 +106,20 @@ def _check_names(facts: Facts, path: Path) -> None:
         raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
     bind(CLIENTS[rule], client, f"the client rule {rule!r} of {path}")
     facts.make_client()
+    _check_defense(facts, path)
     for item in facts.told:
         if item not in get_args(Told):
             raise unknown(f"thing told in {path}", item, get_args(Told))
+
+
+def _check_defense(facts: Facts, path: Path) -> None:
+    for table in facts.defense or []:
+        options = dict(table)
+        use = options.pop("use", None)
+        if not isinstance(use, str) or use not in DEFENSES:
+            raise SeepageError(f"{path} names the unknown defense {short(use)}; use the seepage version that wrote it")
+        bind(DEFENSES[use], options, f"the defense {use!r} of {path}")
+    facts.make_defense()  # its own checks
 
 
 def round_file(folder: Path, t: int) -> Path:

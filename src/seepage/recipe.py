@@ -10,7 +10,7 @@
     [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
     [rounds]    design = "random", count = 60  `vertical.Rounds`: one data set, batches of known indices (vertical FL)
-    [knowledge] told = ["labels"]              `Told`: what the attacker is told beyond the protocol
+    [knowledge] told = ["labels", "defense"]   `Told`: what the attacker is told beyond the protocol
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
     [score]     recovered_ssim = 0.6           `Scoring`: thresholds
@@ -31,7 +31,7 @@ from typing import Any
 from seepage.attacks import Attack
 from seepage.clients import make_client
 from seepage.data import DATA
-from seepage.defenses import DEFENSES, Compose
+from seepage.defenses import DEFENSES, joined
 from seepage.errors import SeepageError, unknown
 from seepage.federation import Federation
 from seepage.partition import PARTITIONS, Partition
@@ -62,12 +62,16 @@ class Batches:
             raise SeepageError(f"batch.size and batch.count must be at least 1, got {self.size} and {self.count}")
 
 
+_TELLABLE = ("labels", "indices", "defense")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Told:
     """What the attacker is told beyond model, client rule, shapes, batch size and updates.
 
     Args:
-        told: Any of `labels` and `indices` (with `[rounds]`: which examples each round holds).
+        told: Any of `labels`, `indices` (with `[rounds]`: which examples each round holds) and `defense` (what the
+            client does to its update, with its options).
     """
 
     told: Sequence[str] = ()
@@ -75,8 +79,8 @@ class Told:
     def __post_init__(self) -> None:
         object.__setattr__(self, "told", tuple(self.told))  # a list, where it comes from TOML
         for item in self.told:
-            if item not in ("labels", "indices"):
-                raise unknown("thing to tell in knowledge.told", item, ["labels", "indices"])
+            if item not in _TELLABLE:
+                raise unknown("thing to tell in knowledge.told", item, _TELLABLE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +134,7 @@ class Recipe:
 
     def make_defense(self) -> Defense | None:
         parts = tuple(find_part("defense", part.use, DEFENSES)(**part.options) for part in self.defense)
-        if not parts:
-            return None
-        return parts[0] if len(parts) == 1 else Compose(parts)
+        return joined(parts)
 
     def make_attack(self, part: Part) -> Attack:
         return make_attack(part.use, part.options)

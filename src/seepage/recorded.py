@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from seepage.clients import client_options
+from seepage.defenses import defense_tables
 from seepage.errors import SeepageError, unknown
 from seepage.foreign import (
     Facts,
@@ -147,6 +148,7 @@ def save_transcript(transcript: Transcript, folder: Path, *, rounds: bool = True
             "this transcript's model has no name to build it from, so it cannot be written to a folder; "
             "give architecture=Architecture('fc2') or Architecture('mymodule:factory') when recording"
         )
+    defense = None if knowledge.defense is None else defense_tables(knowledge.defense)
     first = transcript[0]
     frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in first.params}
     state = _over("params", first.params) | _over("buffers", first.buffers) | _over("frozen", frozen)
@@ -168,7 +170,7 @@ def save_transcript(transcript: Transcript, folder: Path, *, rounds: bool = True
             "num_classes": knowledge.num_classes,
             "value_range": list(knowledge.value_range),
             "told": sorted(knowledge.told),
-            "defense": None if knowledge.defense is None else repr(knowledge.defense),
+            "defense": defense,
             "batch_size": first.batch_size,
             "rounds": len(transcript),
             "kept": rounds,
@@ -253,6 +255,7 @@ def _open_knowledge(
         num_classes=facts.num_classes,
         value_range=(low, high),
         told=told,
+        defense=facts.make_defense() if "defense" in told else None,
         auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in told else None,
         architecture=named,
     )

@@ -92,8 +92,8 @@ def _record_cell(
     folder: Path,
     show: Show,
 ) -> None:
-    dataset = _dataset(recipe, sets)
-    model = _built(recipe, dataset)
+    dataset = open_data(recipe, sets)
+    model = built_model(recipe, dataset)
 
     def batch_of(indices: Tensor) -> Batch:
         return dataset.batch(indices).to(recipe.device)
@@ -126,7 +126,8 @@ def _record_cell(
     write_json(private / "cell.json", facts)
 
 
-def _dataset(recipe: Recipe, sets: dict[str, data.Dataset]) -> data.Dataset:
+def open_data(recipe: Recipe, sets: dict[str, data.Dataset]) -> data.Dataset:
+    """The recipe's data, loaded once for all recipes that share `sets`."""
     key = f"{recipe.data}/{recipe.seed}"
     if key not in sets:
         options = {"seed": recipe.seed, **recipe.data.options}
@@ -195,7 +196,8 @@ def made_anew(recipe: Recipe, observed: Path, private: Path, device: str) -> Ind
     return transcript
 
 
-def _built(recipe: Recipe, dataset: data.Dataset) -> torch.nn.Module:
+def built_model(recipe: Recipe, dataset: data.Dataset) -> torch.nn.Module:
+    """The recipe's fresh model, on its device."""
     try:
         model = build(recipe.architecture, dataset.input_shape, len(dataset.classes), seed=recipe.seed)
     except SeepageError as error:

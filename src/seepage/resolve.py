@@ -31,7 +31,9 @@ _TABLES: dict[str, type] = {
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
 MOST_CELLS = 10_000
 """Combinations of a grid; more are taken for a mistake."""
-_KEYS = [*_PLAIN, "data", "model", "client", "partition", *_TABLES, "defense", "attack", "grid", "case", "expect"]
+_ASIDE = ("expect", "frontier", "utility")
+"""What an audit leaves alone: figures of a paper, and what `seepage frontier` sweeps and trains."""
+_KEYS = [*_PLAIN, "data", "model", "client", "partition", *_TABLES, "defense", "attack", "grid", "case", *_ASIDE]
 
 
 def cells(tables: Mapping[str, Any]) -> list[Recipe]:
@@ -64,7 +66,7 @@ def cells(tables: Mapping[str, Any]) -> list[Recipe]:
 
 def _base(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A cell's tables before anything is chosen."""
-    return {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "case", "expect")}
+    return {key: copy_tables(value) for key, value in tables.items() if key not in ("grid", "case", *_ASIDE)}
 
 
 def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None:
@@ -72,7 +74,7 @@ def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None
     if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
         problems.append('each [[case]] needs a name, such as name = "vertical"')
         return None
-    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", "expect", "score")]
+    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score")]
     if unknowns:
         problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
         return None
@@ -105,7 +107,7 @@ def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
         if not isinstance(values, list) or not values:
             problems.append(f"grid {key!r} must be a list with at least one value, got {values!r}")
             return [{}]
-        if head not in _KEYS or head in ("grid", "case", "expect", "name", "score"):
+        if head not in _KEYS or head in ("grid", "case", *_ASIDE, "name", "score"):
             problems.append(f"grid {key!r} is no key of a recipe")
             return [{}]
     count = math.prod(len(values) for values in grid.values())
@@ -242,7 +244,7 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         if option in own:
             out[head][option] = own[option]
     out = {key: value for key, value in out.items() if value != [] and value != {}}
-    for key in ("grid", "case"):
+    for key in ("grid", "case", "frontier", "utility"):
         if tables.get(key):
             out[key] = tables[key]
     return tomli_w.dumps(out)

@@ -10,6 +10,7 @@ from torch import nn
 
 from seepage.functional import forward, has_batch_norm, has_dropout, in_mode, norm
 from seepage.metrics import lpips_help, lpips_missing
+from seepage.promise import Promise
 from seepage.types import Batch, Round, Transcript
 
 Severity = Literal["note", "warning"]
@@ -104,6 +105,22 @@ def worst_rounding(observed: Round) -> tuple[float, str]:
         if size > 0:
             worst = max(worst, (float(step.norm()) / 12**0.5 / size, name))
     return worst
+
+
+def promise_flags(promise: Promise | None) -> list[Flag]:
+    """Flags about what the defense promises for the audited update alone; later rounds spend more."""
+    if promise is None:
+        return []
+    unit = "whether one example was in the batch" if promise.unit == "example" else "what one client sent"
+    if promise.epsilon is None:
+        return [Flag("epsilon", "warning", f"No epsilon is stated: {promise.doubts[0]}.")]
+    stated = f"For one round the defense hides {unit} with epsilon = {promise.epsilon:.3g} at delta = {promise.delta:g}"
+    severity: Severity = "warning" if promise.doubts else "note"
+    return [Flag("epsilon", severity, ". ".join([stated, *map(_sentence, promise.doubts)]) + ".")]
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:]
 
 
 def sample_flags(examples: int, batches: int) -> list[Flag]:

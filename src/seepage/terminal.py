@@ -83,7 +83,7 @@ class _Lines:
             print(line, file=sys.stderr, flush=True)
 
 
-def _console() -> Console:
+def open_console() -> Console:
     """A file has room for whole lines; rich gives it 80 columns."""
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return Console(width=120 if wide else None)
@@ -91,7 +91,7 @@ def _console() -> Console:
 
 def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_old: bool = False) -> None:
     """Table, verdict and where the report lies."""
-    console = _console()
+    console = open_console()
     if quiet:
         console.print(result["verdict"], soft_wrap=True, highlight=False, markup=False)
         return
@@ -99,7 +99,7 @@ def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_o
         rows = [row for row in result["rows"] if row["cell"] == cell["name"]]
         console.print(Text(str(cell["title"]), style="bold"))
         if cell["baselines"]:
-            console.print(Text(_baselines(cell["baselines"]), style="dim"))
+            console.print(Text(_baselines(cell["baselines"]) + _accuracy(cell), style="dim"))
         console.print(_table(rows))
         console.print()
     titles = {cell["name"]: cell["title"] for cell in result["cells"]}
@@ -165,13 +165,25 @@ def _baselines(base: Mapping[str, Any]) -> str:
     return f"without the update: {', '.join(found)} dB"
 
 
+def _accuracy(cell: Mapping[str, Any]) -> str:
+    """How well a federation's model does at the audited round."""
+    if not cell.get("federation") or cell.get("accuracy") is None:
+        return ""
+    return f"; the model names {cell['accuracy']:.0%} of {cell['accuracy_examples']} unseen examples right"
+
+
 def _entries(row: Mapping[str, Any]) -> list[str]:
     mean = _number(row["psnr"], 0)
     if row["psnr_low"] is not None:
         mean += f" [{row['psnr_low']:.0f}, {row['psnr_high']:.0f}]"
     share = "-" if row["recovered"] is None else f"{round(row['recovered'] * row['examples'])}/{row['examples']}"
     median = _number(row.get("psnr_median"), 1)  # runs of earlier versions have none
-    return [row["attack"], share, median, mean, _number(row["ssim"], 2), _number(row["seconds"], 1), row["outcome"]]
+    return [row["attack"], share, median, mean, _number(row["ssim"], 2), _number(row["seconds"], 1), _outcome(row)]
+
+
+def _outcome(row: Mapping[str, Any]) -> str:
+    fit = str(row.get("alignment") or "").partition("+")[2]
+    return f"{row['outcome']} ({fit} fitted)" if fit else str(row["outcome"])
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -186,7 +198,7 @@ def _style(row: Mapping[str, Any]) -> str:
 
 def print_kind(entries: Sequence[Mapping[str, str]]) -> None:
     """All that is known about the names of one kind, a paragraph each."""
-    console = _console()
+    console = open_console()
     for entry in entries:
         console.print(Text(entry["name"], style="bold"))
         for key, value in entry.items():
@@ -196,7 +208,7 @@ def print_kind(entries: Sequence[Mapping[str, str]]) -> None:
 
 def print_catalog(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
     """All names, a table per kind."""
-    console = _console()
+    console = open_console()
     for kind, entries in found.items():
         columns = [c for c in ("name", "needs", "paper", "cost", "about", "unit") if any(c in e for e in entries)]
         if kind == "attacks":

@@ -30,7 +30,7 @@ Tensors = dict[str, Tensor]
 
 Status = Literal["ok", "diverged", "interrupted", "exhausted"]
 Ambiguity = Literal["order", "sign", "scale"]
-Told = Literal["labels", "indices", "statistics", "auxiliary"]
+Told = Literal["labels", "indices", "statistics", "auxiliary", "defense"]
 
 
 @dataclass(frozen=True)

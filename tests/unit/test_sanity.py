@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seepage import Architecture, Batch, FedAvg, build, record, sanity
+from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record, sanity
 from seepage.functional import generator, state_of
+from seepage.promise import promise_of
 from seepage.transcript import SimulatedTranscript
 from seepage.types import Knowledge, Round, Update
 
@@ -148,3 +149,14 @@ def test_the_rounding_of_sent_weights_is_told_as_it_is() -> None:
     flags = sanity.update_flags(record(model, batch, client=client), 1, [1.0])
     assert names(flags) == ["rounded-weights"]
     assert name in flags[0].message
+
+
+def test_a_vacuous_epsilon_is_a_warning_and_a_small_one_a_note() -> None:
+    vacuous = sanity.promise_flags(promise_of(GaussianNoise(sigma=0.001, clip=1.0)))
+    assert [(flag.name, flag.severity) for flag in vacuous] == [("epsilon", "warning")]
+    assert "vacuous" in vacuous[0].message
+    small = sanity.promise_flags(promise_of(GaussianNoise(sigma=4.0, clip=1.0)))
+    assert [(flag.name, flag.severity) for flag in small] == [("epsilon", "note")]
+    unclipped = sanity.promise_flags(promise_of(GaussianNoise(sigma=4.0)))
+    assert "no clip" in unclipped[0].message
+    assert sanity.promise_flags(promise_of(Sparsify(keep=0.5))) == []

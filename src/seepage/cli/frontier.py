@@ -106,7 +106,7 @@ def _entries(row: "Row") -> list[str]:
     first = row.attacker == "oblivious"
     words = row.defense if first else "  attacker knows it"
     price = [
-        "-" if row.epsilon is None else f"{row.epsilon:.1f}",
+        "-" if row.epsilon is None else f"{row.epsilon:.3g}",
         "-" if row.seconds is None else f"{1000 * row.seconds:.1f}",
         "-" if row.bytes is None else f"{row.bytes / 1000:.1f}",
     ]

@@ -1,6 +1,8 @@
 """What a client does to its update before sending it: one file per defense, composed left to right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from seepage.defenses.compose import Compose
 from seepage.defenses.dp_sgd import DPSGD
@@ -13,6 +15,7 @@ from seepage.defenses.quantize import Quantize
 from seepage.defenses.soteria import Soteria
 from seepage.defenses.sparsify import Sparsify
 from seepage.defenses.zero_sum import ZeroSumNoise
+from seepage.errors import SeepageError
 from seepage.types import Defense
 
 DEFENSES: dict[str, Callable[..., Defense]] = {
@@ -32,6 +35,45 @@ DEFENSES: dict[str, Callable[..., Defense]] = {
     "zero_sum_noise": ZeroSumNoise,
 }
 
+
+SECRETS = ("secret",)
+"""Options that no attacker is told, whatever else it knows of a defense."""
+
+
+def defense_tables(defense: Defense) -> list[dict[str, Any]]:
+    """A defense as a recipe writes it: a table for each part, with its registry name as `use`, and its options.
+
+    What the clients keep from the server, such as a shared `secret`, is left out.
+
+    Raises:
+        SeepageError: For a defense that has no name here.
+
+    >>> defense_tables(Compose((Sparsify(keep=0.5), Quantize(bits=8))))
+    [{'use': 'sparsify', 'keep': 0.5}, {'use': 'quantize', 'bits': 8, 'stochastic': False}]
+    """
+    if isinstance(defense, Compose):
+        return [table for part in defense.parts for table in defense_tables(part)]
+    for use, make in DEFENSES.items():
+        if type(defense) is make and is_dataclass(defense):
+            shown = [field.name for field in fields(defense) if field.name not in SECRETS]
+            return [{"use": use, **{name: getattr(defense, name) for name in shown}}]
+    raise SeepageError(
+        f"{type(defense).__name__} is not one of seepage's defenses ({', '.join(DEFENSES)}), so a folder cannot tell "
+        "an attacker of it; leave 'defense' out of what is told, or keep the transcript in memory"
+    )
+
+
+def joined(parts: Sequence[Defense]) -> Defense | None:
+    """One defense that does what several do from left to right; None for none.
+
+    >>> joined([Sparsify(keep=0.5)])
+    Sparsify(keep=0.5)
+    """
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else Compose(tuple(parts))
+
+
 __all__ = [
     "DEFENSES",
     "Compose",
@@ -49,4 +91,6 @@ __all__ = [
     "Sparsify",
     "UnitNormNoise",
     "ZeroSumNoise",
+    "defense_tables",
+    "joined",
 ]

@@ -1,5 +1,6 @@
 """Soteria: prune the gradient of one fully connected layer where its input gives the example away."""
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,7 +37,7 @@ class Soteria(Defense):
             raise SeepageError(f"Soteria prunes a share in [0, 1], got ratio={self.ratio}; correct the recipe")
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
-        name = self._find(client.model, update)
+        name = self.pruned_layer(client.model, update.tensors)
         weight = f"{name}.weight"
         hidden = self.hidden_features(client, name)
         return replace(update, tensors={**update.tensors, weight: update.tensors[weight].index_fill(1, hidden, 0)})
@@ -46,12 +47,21 @@ class Soteria(Defense):
         score = sensitivity(client, layer)
         return score.argsort(stable=True)[: round(self.ratio * len(score))]
 
-    def _find(self, model: nn.Module, update: Update) -> str:
+    def pruned_layer(self, model: nn.Module, names: Container[str]) -> str:
+        """Name of the layer whose inputs are hidden.
+
+        Args:
+            model: The model.
+            names: Names of the tensors of an update.
+
+        Raises:
+            Inapplicable: Where the model has no such layer.
+        """
         linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
         owners = [name for name, m in model.named_modules() if next(m.parameters(recurse=False), None) is not None]
         inner = [name for name in owners if name in linear and name != owners[0]]
         found = self.layer or next(iter(inner), None)
-        if found is None or found not in linear or f"{found}.weight" not in update.tensors:
+        if found is None or found not in linear or f"{found}.weight" not in names:
             what = "behind the first layer" if self.layer is None else f"called {self.layer!r}"
             raise Inapplicable(
                 f"Soteria prunes a trainable fully connected layer, and the model has none {what}",

@@ -1,0 +1,24 @@
+"""`seepage frontier`: what each defense costs, and what attackers still recover behind it.
+
+RUN/ is the folder of an ordinary audit, whose cells are the defenses, and besides:
+
+utility/CELL.json                accuracy after federated training, client seconds, bytes, epsilon; what is there stays
+frontier.jsonl                   one line per defense and kind of attacker
+frontier.html  frontier.png      page and plot; the page holds the plot
+"""
+
+from seepage.frontier.rows import Row, advice, pareto, points_of
+from seepage.frontier.run import Frontier, run_frontier
+from seepage.frontier.sweep import STRENGTHS, Utility, sweep_of
+
+__all__ = [
+    "STRENGTHS",
+    "Frontier",
+    "Row",
+    "Utility",
+    "advice",
+    "pareto",
+    "points_of",
+    "run_frontier",
+    "sweep_of",
+]

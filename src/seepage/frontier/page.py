@@ -1,0 +1,129 @@
+"""`frontier.png` and `frontier.html`: accuracy against what attackers still recover, and the table beside it."""
+
+import io
+import warnings
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seepage.frontier.rows import Row, pareto, points_of
+from seepage.report import words
+from seepage.storage import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+WIDTH, HEIGHT, DPI = 7.2, 5.0, 130
+
+
+def write_page(folder: Path, rows: Sequence[Row], advice: str, facts: Mapping[str, Any], rounds: int) -> Path:
+    """Write the plot, and the page with the plot in it; returns the page.
+
+    Args:
+        folder: The run folder.
+        rows: The frontier.
+        advice: One sentence.
+        facts: Of the undefended cell, from `result.json`.
+        rounds: Rounds of training that the accuracy is measured after.
+    """
+    import jinja2
+
+    plot = draw(rows)
+    write_whole(folder / "frontier.png", plot)
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader("seepage", "frontier"), jinja2.PackageLoader("seepage", "report")]
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for name in ("number", "signed", "percent", "breakable", "scientific"):
+        environment.filters[name] = getattr(words, name)
+    best = {point.defense for point in pareto(points_of(rows))}
+    page = environment.get_template("frontier.html.j2").render(
+        run=folder.name,
+        advice=advice,
+        facts=facts,
+        rounds=rounds,
+        groups=_groups(rows, best),
+        plot=b64encode(plot).decode(),
+    )
+    path = folder / "frontier.html"
+    write_whole(path, page)
+    return path
+
+
+def _groups(rows: Sequence[Row], best: set[str]) -> list[dict[str, Any]]:
+    """One entry per defense: its number in the plot, what it costs, and its rows."""
+    return [
+        {
+            "number": number,
+            "defense": defense,
+            "best": defense in best,
+            "rows": [row for row in rows if row.defense == defense],
+            "doubts": _doubts(next(row for row in rows if row.defense == defense)),
+        }
+        for number, defense in enumerate(dict.fromkeys(row.defense for row in rows))
+    ]
+
+
+def _doubts(row: Row) -> list[str]:
+    return [] if row.promise is None else list(row.promise["doubts"])
+
+
+def draw(rows: Sequence[Row]) -> bytes:
+    """The plot as a PNG: a number for each defense, as in the table, and the line of those that no other beats."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        matplotlib.rcdefaults()  # a user's own style must not change the picture
+        matplotlib.rcParams["font.size"] = 13
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        _fill(figure.add_subplot(), rows)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def _fill(axes: "Axes", rows: Sequence[Row]) -> None:
+    numbers = {defense: number for number, defense in enumerate(dict.fromkeys(row.defense for row in rows))}
+    points = points_of(rows)
+    line = pareto(points)
+    axes.plot(
+        [100 * point.accuracy for point in line],
+        [100 * point.share for point in line],
+        color="#1d5aa6",
+        linewidth=1.5,
+        zorder=1,
+        label="no other is better in both",
+    )
+    for known, marker, label in ((True, "o", "an attacker knows the defense"), (False, "s", "no attack adapts to it")):
+        own = [point for point in points if point.known is known]
+        if own:
+            x, y = [100 * point.accuracy for point in own], [100 * point.share for point in own]
+            axes.scatter(x, y, s=50, marker=marker, color="#9a1b14" if known else "#535f6d", zorder=2, label=label)
+    for place, group in _together([(100 * p.accuracy, 100 * p.share, numbers[p.defense]) for p in points]).items():
+        text = ", ".join(map(str, group))
+        axes.annotate(text, place, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=12)
+    axes.set_xlabel("accuracy after federated training, %")
+    axes.set_ylabel("examples recovered by the best attack, %")
+    axes.set_ylim(-6, 112)
+    axes.margins(x=0.08)
+    axes.grid(color="#d8dde3", linewidth=0.6)
+    if points:
+        axes.legend(fontsize=10, loc="upper left")
+
+
+def _together(places: Sequence[tuple[float, float, int]]) -> dict[tuple[float, float], list[int]]:
+    """Numbers of points that lie too close for a label each, at the first one's place."""
+    span = max((x for x, _, _ in places), default=0) - min((x for x, _, _ in places), default=0) or 1.0
+    found: dict[tuple[float, float], list[int]] = {}
+    for x, y, number in sorted(places):
+        near = [place for place in found if abs(place[0] - x) < 0.035 * span and abs(place[1] - y) < 6]
+        found.setdefault(near[0] if near else (x, y), []).append(number)
+    return found

@@ -1,0 +1,212 @@
+"""The rows of a frontier, which of them are worth a look, and one sentence of advice."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from seepage.frontier.sweep import Entry
+from seepage.storage import SCHEMA
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One defense against one kind of attacker: one line of `frontier.jsonl`. None: does not apply.
+
+    Attributes:
+        defense: With its strength.
+        attacker: `oblivious`, or `knows`: it is told of the defense.
+        cell: Name of the audit cell.
+        attack: The one that got most back.
+        recovered: Examples that it recovered.
+        examples: Examples in all.
+        recovered_low: Lower end of the 95 % interval (Wilson) of the share recovered, as if examples were independent.
+        recovered_high: Its upper end.
+        ssim: Mean.
+        psnr_median: Decibels.
+        gain_db: Mean PSNR over that of each example's mean color.
+        reason: Why there is no score.
+        accuracy: Share of test examples right after federated training with the defense.
+        accuracy_examples: Test examples.
+        epsilon: After that training.
+        promise: What that epsilon protects, its delta, rounds and doubts.
+        seconds: Of one client's work in one round, median.
+        bytes: That it sends.
+        bytes_plain: That an undefended update has.
+    """
+
+    defense: str
+    attacker: str
+    cell: str
+    attack: str | None = None
+    recovered: int | None = None
+    examples: int | None = None
+    recovered_low: float | None = None
+    recovered_high: float | None = None
+    ssim: float | None = None
+    psnr_median: float | None = None
+    gain_db: float | None = None
+    reason: str | None = None
+    accuracy: float | None = None
+    accuracy_examples: int | None = None
+    epsilon: float | None = None
+    promise: Mapping[str, Any] | None = None
+    seconds: float | None = None
+    bytes: int | None = None
+    bytes_plain: int | None = None
+
+    @property
+    def share(self) -> float | None:
+        """Recovered of all examples."""
+        return None if self.recovered is None or not self.examples else self.recovered / self.examples
+
+    def record(self) -> dict[str, Any]:
+        """As a JSON line."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+
+def rows_of(
+    entries: Sequence[Entry], prices: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
+) -> list[Row]:
+    """One row for each defense and kind of attacker.
+
+    Args:
+        entries: Defenses.
+        prices: What each costs.
+        results: Rows of the audit.
+    """
+    rows = []
+    for entry, price in zip(entries, prices, strict=True):
+        promise = price["promise"]
+        paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
+        paid |= {"epsilon": None if promise is None else promise["epsilon"], "promise": promise}
+        for attacker, recipe in (("oblivious", entry.recipe), ("knows", entry.known)):
+            if recipe is not None:
+                own = [row for row in results if row["cell"] == recipe.cell]
+                found = _best(own) | {"reason": price["reason"] or _reason(own)}
+                rows.append(Row(defense=entry.name, attacker=attacker, cell=recipe.cell, **found, **paid))
+    return rows
+
+
+def _best(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The attack that got most back: by examples recovered, then by SSIM, then by PSNR."""
+    scored = [row for row in results if row["psnr"] is not None]
+    if not scored:
+        return {}
+    best = max(scored, key=lambda row: (row["recovered"] or 0, row["ssim"] or -1, row["psnr_median"]))
+    count = round((best["recovered"] or 0) * best["examples"])
+    low, high = wilson(count, best["examples"])
+    return {
+        "attack": best["attack"],
+        "recovered": count,
+        "examples": best["examples"],
+        "recovered_low": low,
+        "recovered_high": high,
+        **{key: best[key] for key in ("ssim", "psnr_median", "gain_db")},
+    }
+
+
+def _reason(results: Sequence[Mapping[str, Any]]) -> str | None:
+    if any(row["psnr"] is not None for row in results):
+        return None
+    return next((str(row["reason"]) for row in results if row["reason"]), "no attack returned a guess")
+
+
+def wilson(count: int, total: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927).
+
+    >>> [round(end, 2) for end in wilson(0, 16)]
+    [0.0, 0.19]
+    """
+    from scipy.stats import binomtest
+
+    found = binomtest(count, total).proportion_ci(method="wilson")
+    return round(float(found.low), 4), round(float(found.high), 4)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A defense by what it costs and what the best attack, of either kind, still recovers."""
+
+    defense: str
+    accuracy: float
+    share: float
+    known: bool
+
+    def beats(self, other: "Point") -> bool:
+        """Whether it is no worse in both and better in one."""
+        no_worse = self.accuracy >= other.accuracy and self.share <= other.share
+        return no_worse and (self.accuracy > other.accuracy or self.share < other.share)
+
+
+def points_of(rows: Sequence[Row]) -> list[Point]:
+    """A point for each defense that has an accuracy and a score; `known`: an attacker who knows of it was scored."""
+    found = []
+    for defense in dict.fromkeys(row.defense for row in rows):
+        own = [row for row in rows if row.defense == defense]
+        shares = [row.share for row in own if row.share is not None]
+        if shares and own[0].accuracy is not None:
+            known = any(row.attacker == "knows" and row.share is not None for row in own)
+            found.append(Point(defense, own[0].accuracy, max(shares), known))
+    return found
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """Those that no other beats, by rising accuracy.
+
+    >>> pareto([Point("a", 0.9, 1.0, True), Point("b", 0.8, 0.0, True), Point("c", 0.7, 0.5, True)])[0].defense
+    'b'
+    """
+    left = [point for point in points if not any(other.beats(point) for other in points)]
+    return sorted(left, key=lambda point: (point.accuracy, point.share))
+
+
+def advice(rows: Sequence[Row]) -> str:
+    """One sentence from the numbers. It calls nothing safe: attacks were tried, with the steps they were given."""
+    points = points_of(rows)
+    bare = next((point for point in points if point.defense == "no defense"), None)
+    if bare is None:
+        return "The undefended case has no accuracy or no score, so nothing can be compared."
+    if bare.share == 0:
+        return (
+            "Even without a defense no attack tried recovered anything with the steps they were given, so this run "
+            "cannot tell defenses apart; give the attacks more steps, or attack smaller batches."
+        )
+    others = [point for point in points if point is not bare]
+    if not others:
+        return "No defense has both an accuracy and a score, so nothing can be compared."
+    examples = next(row.accuracy_examples for row in rows if row.accuracy is not None)
+    stops = [point for point in others if point.share == 0]
+    if not stops:
+        best = min(others, key=lambda point: (point.share, -point.accuracy))
+        return (
+            f"No defense tried stops every attack tried: behind {best.defense}, which {_cost(best, bare, examples)}, "
+            f"the best attack still recovers {best.share:.0%} of the examples."
+        )
+    best = max(stops, key=lambda point: point.accuracy)
+    unknown = "" if best.known else " (none of which adapts to it)"
+    failing = _failing(others)
+    rest = f"; {failing} does not" if failing else ""
+    return (
+        f"{best.defense} {_cost(best, bare, examples)} and stops every attack tried{unknown}, with the steps they were "
+        f"given{rest}."
+    )
+
+
+def _cost(point: Point, bare: Point, examples: int | None) -> str:
+    points = 100 * (bare.accuracy - point.accuracy)
+    of = f"({bare.accuracy:.1%} to {point.accuracy:.1%} of {examples} test examples)"
+    if abs(points) < 0.05:
+        return f"costs no accuracy {of}"
+    return (
+        f"costs {points:.1f} points of accuracy {of}" if points > 0 else f"gains {-points:.1f} points of accuracy {of}"
+    )
+
+
+def _failing(points: Sequence[Point]) -> str:
+    """The kind of defense that lets most through at its best strength; empty where every kind stops something."""
+    kinds: dict[str, float] = {}
+    for point in points:
+        kind = " + ".join(part.partition("(")[0] for part in point.defense.split(" + "))
+        kinds[kind] = min(kinds.get(kind, 1.0), point.share)
+    worst = max(kinds, key=lambda kind: kinds[kind])
+    return f"{worst}, at any strength tried," if kinds[worst] > 0 else ""

@@ -1,0 +1,67 @@
+"""Run a frontier: an audit of all defenses, then the training that tells what they cost."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seepage import audit
+from seepage.frontier.page import write_page
+from seepage.frontier.rows import Row, advice, rows_of
+from seepage.frontier.sweep import sweep_of
+from seepage.frontier.utility import measure_all
+from seepage.recording import Show, quiet
+from seepage.resolve import cells, resolved, run_name
+from seepage.storage import write_lines
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """A finished frontier.
+
+    Attributes:
+        folder: The run folder.
+        rows: One for each defense and kind of attacker.
+        advice: One sentence.
+    """
+
+    folder: Path
+    rows: tuple[Row, ...]
+    advice: str
+
+
+def run_frontier(
+    tables: Mapping[str, Any],
+    *,
+    only: Sequence[str] = (),
+    out: Path | None = None,
+    jobs: int | None = None,
+    show: Show = quiet,
+    command: str = "",
+) -> Frontier:
+    """Sweep defenses and write the run folder. A killed run goes on where it stopped.
+
+    Args:
+        tables: A recipe's tables (see `sweep`).
+        only: Defenses by name, of those that the recipe sweeps; none: all.
+        out: The run folder; None: `runs/NAME-HASH`.
+        jobs: Attacks, or trainings, at a time; None: one per core.
+        show: Progress.
+        command: The command that asked for this, for the record.
+
+    Raises:
+        SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
+    """
+    sweep = sweep_of(tables, only)
+    plain = sweep.entries[0].recipe
+    text = resolved(sweep.tables, cells(sweep.tables))
+    folder = out or Path("runs") / run_name(text, f"{plain.name}-{Path(plain.data.use).stem}")
+    finished = audit.run(sweep.tables, out=folder, jobs=jobs, show=show, command=command)
+    workers = jobs or (os.cpu_count() or 1 if plain.device == "cpu" else 1)
+    prices = measure_all(sweep.entries, sweep.utility, folder, workers, show)
+    rows = rows_of(sweep.entries, prices, finished.result["rows"])
+    words = advice(rows)
+    write_lines(folder / "frontier.jsonl", [row.record() for row in rows])
+    write_page(folder, rows, words, finished.result["cells"][0], sweep.utility.rounds)
+    return Frontier(folder, tuple(rows), words)

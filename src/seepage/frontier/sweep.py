@@ -1,0 +1,198 @@
+"""What a frontier sweeps: defenses and their strengths, each against attackers who know of it and who do not.
+
+[utility]    rounds = 100                                   federated training that the accuracy is measured after
+[[frontier]] use = "gaussian_noise", clip = 1.0, sigma = [0.001, 0.01]   a list sweeps that option
+[[frontier]] parts = [{ use = "dp_sgd", sigma = 0.5 }, { use = "soteria", ratio = 0.5 }]   several, left to right
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from seepage.attacks.matching.engine import GradientMatching
+from seepage.defenses import Compose, Soteria, joined
+from seepage.errors import Problems, SeepageError
+from seepage.named import problems_with
+from seepage.parts import Part
+from seepage.recipe import Recipe
+from seepage.resolve import cells
+from seepage.types import Defense, Knowledge
+
+STRENGTHS: tuple[Mapping[str, Any], ...] = (
+    {"use": "gaussian_noise", "clip": 1.0, "sigma": [0.001, 0.01, 0.1]},
+    {"use": "dp_sgd", "sigma": [0.1]},
+    {"use": "quantize", "bits": [4, 1]},
+    {"use": "sparsify", "keep": [0.1]},
+    {"use": "soteria", "ratio": [0.9]},
+    {"use": "selective_encryption", "share": [0.2, 0.8]},
+    {"use": "outpost", "prune": [0.9]},
+)
+"""What is swept where a recipe has no `[[frontier]]`."""
+
+MOST = 200
+"""Defenses with their strengths; more are taken for a mistake."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Utility:
+    """How the accuracy is measured.
+
+    Args:
+        rounds: Rounds of federated training with the defense in all clients, at least 1.
+    """
+
+    rounds: int = 100
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise SeepageError(f"utility.rounds must be at least 1, got {self.rounds}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One defense at one strength, or none.
+
+    Attributes:
+        name: For readers.
+        recipe: The cell whose attackers do not know of it.
+        known: The cell whose attackers do; None where no attack of the recipe makes anything of that.
+    """
+
+    name: str
+    recipe: Recipe
+    known: Recipe | None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A frontier, fully resolved.
+
+    Attributes:
+        tables: The recipe that an audit runs: all cells.
+        entries: What they are; the first one is undefended.
+        utility: How the accuracy is measured.
+    """
+
+    tables: Mapping[str, Any]
+    entries: tuple[Entry, ...]
+    utility: Utility
+
+
+def sweep_of(tables: Mapping[str, Any], only: Sequence[str] = ()) -> Sweep:
+    """The sweep of a recipe.
+
+    Args:
+        tables: A recipe's tables.
+        only: Defenses by name, of those that the recipe sweeps; none: all.
+
+    Raises:
+        SeepageError: For mistakes in the recipe.
+    """
+    for key in ("grid", "case", "defense", "rounds"):
+        if tables.get(key):
+            raise SeepageError(
+                f"a frontier sweeps defenses over one setting, and this recipe has {key!r}; take it out, and name "
+                "defenses in [[frontier]]"
+            )
+    utility = _utility(tables.get("utility", {}))
+    choices = _choices(tables.get("frontier") or [dict(table) for table in STRENGTHS], only)
+    base = {"federation": {"clients": 20, "share": 0.5}, **tables}
+    plain = cells(base)[0]
+    cases = [_case(parts, plain) for parts in choices]
+    told = [*plain.knowledge.told, *(["defense"] if "defense" not in plain.knowledge.told else [])]
+    cells({**base, "case": cases})  # so that mistakes in a defense are told before it is made
+    known = [_known(case, plain, told) for case in cases]
+    listed = [case for pair in zip(cases, known, strict=True) for case in pair if case is not None]
+    swept = {key: value for key, value in base.items() if key != "frontier"}
+    full = {**swept, "case": listed, "utility": {"rounds": utility.rounds}}
+    recipes = iter(cells(full))
+    entries = [Entry("no defense", next(recipes), None)]
+    for parts, case in zip(choices, known, strict=True):
+        oblivious = next(recipes)
+        entries.append(Entry(_words(parts), oblivious, next(recipes) if case is not None else None))
+    return Sweep(full, tuple(entries), utility)
+
+
+def _utility(table: Any) -> Utility:
+    if not isinstance(table, Mapping):
+        raise SeepageError(f"[utility] must be a table with rounds = NUMBER, got {table!r}")
+    found = problems_with(Utility, table, "[utility]")
+    if found:
+        raise Problems("the recipe has mistakes:", found)
+    return Utility(**table)
+
+
+def _choices(tables: Any, only: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """Every defense at every strength, as lists of tables."""
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
+        raise SeepageError("frontier must be a list of tables, written [[frontier]]")
+    found: list[list[dict[str, Any]]] = []
+    for table in tables:
+        if "parts" in table:
+            found.append(_composed(table))
+            continue
+        if not isinstance(table.get("use"), str):
+            raise SeepageError('each [[frontier]] needs use = "NAME" of a defense, or parts = [{ use = "NAME" }, …]')
+        lists = [value if isinstance(value, list) else [value] for value in table.values()]
+        found += [[dict(zip(table, values, strict=True))] for values in itertools.product(*lists)]
+    missing = [name for name in only if not any(part["use"] == name for parts in found for part in parts)]
+    if missing:
+        raise SeepageError(
+            f"this frontier sweeps no {missing[0]!r}; name it in a [[frontier]] table with its strengths"
+        )
+    if only:
+        found = [parts for parts in found if any(part["use"] in only for part in parts)]
+    if not 0 < len(found) <= MOST:
+        raise SeepageError(
+            f"a frontier sweeps 1 to {MOST} defenses, and this recipe has {len(found)}; change its lists"
+        )
+    return found
+
+
+def _composed(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    parts = table["parts"]
+    tables = isinstance(parts, list) and all(isinstance(part, dict) and "use" in part for part in parts)
+    if not tables or not parts or len(table) > 1:
+        raise SeepageError(f'[[frontier]] parts must be a list of tables with use = "NAME", and stand alone: {table!r}')
+    return [dict(part) for part in parts]
+
+
+def _words(parts: Sequence[Mapping[str, Any]]) -> str:
+    return " + ".join(str(_part(table)) for table in parts)
+
+
+def _part(table: Mapping[str, Any]) -> Part:
+    return Part(str(table["use"]), {key: value for key, value in table.items() if key != "use"})
+
+
+def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:
+    """The cell of a defense as a recipe's case."""
+    words = "_".join("-".join([str(v) if k == "use" else f"{k}-{v}" for k, v in table.items()]) for table in parts)
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in words)[:60].strip(".")
+    return {"name": name, "defense": parts, "attack": [part.table() for part in plain.attack]}
+
+
+def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str, Any] | None:
+    """The same with attackers who know; None where no attack makes anything of that."""
+    defense = replace(plain, defense=tuple(map(_part, case["defense"]))).make_defense()
+    if defense is None or "defense" in plain.knowledge.told:
+        return None
+    attacks = [part.table() for part in plain.attack if _adapts(plain, part, defense)]
+    return (
+        {**case, "name": f"{case['name']}_known", "attack": attacks, "knowledge": {"told": told}} if attacks else None
+    )
+
+
+def _adapts(recipe: Recipe, part: Part, defense: Defense) -> bool:
+    """Whether an attack's distance is another one where the defense is known."""
+    attack = recipe.make_attack(part)
+    if not isinstance(attack, GradientMatching):
+        return False
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # has a layer for every defense to prune
+    parts = defense.parts if isinstance(defense, Compose) else (defense,)
+    plain = joined([replace(one, layer=None) if isinstance(one, Soteria) else one for one in parts])
+    blind = Knowledge(model, recipe.make_client(), (1,), 1)
+    return attack.distance.given(replace(blind, defense=plain)) != attack.distance.given(blind)

@@ -1,0 +1,88 @@
+"""`seepage frontier` on a tiny recipe: files, table, advice; what is there is not made again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+TINY = """
+name = "tiny"
+[data]
+use = "digits"
+size = 6
+[model]
+use = "fc2"
+hidden = 8
+[federation]
+clients = 4
+share = 0.5
+examples = 8
+[batch]
+size = 1
+count = 2
+[knowledge]
+told = ["labels"]
+[utility]
+rounds = 3
+[[attack]]
+use = "linear"
+[[attack]]
+use = "inverting_gradients"
+steps = 5
+[[frontier]]
+use = "gaussian_noise"
+clip = 1.0
+sigma = [10.0]
+[[frontier]]
+use = "soteria"
+ratio = 0.5
+"""
+
+
+@pytest.fixture
+def swept(cli: Cli, home: Path) -> Path:
+    (home / "frontier.toml").write_text(TINY)
+    found = cli("frontier", "frontier.toml", "--out=run", "--jobs=1")
+    assert found.code == 0, found.err
+    assert "gaussian_noise(clip=1.0, sigma=10.0)" in found.out
+    assert "attacker knows it" in found.out
+    return Path("run")
+
+
+def test_it_writes_rows_a_page_and_a_plot_and_goes_on_from_what_is_there(swept: Path, cli: Cli) -> None:
+    rows = [json.loads(line) for line in (swept / "frontier.jsonl").read_text().splitlines()]
+    assert [(row["defense"].partition("(")[0], row["attacker"]) for row in rows] == [
+        ("no defense", "oblivious"),
+        ("gaussian_noise", "oblivious"),
+        ("soteria", "oblivious"),
+        ("soteria", "knows"),
+    ]
+    assert all(0 <= row["accuracy"] <= 1 and row["seconds"] > 0 and row["bytes"] > 0 for row in rows)
+    bare, noise = rows[0], rows[1]
+    assert bare["recovered"] == 2, "single digits come back from an undefended first layer"
+    assert (noise["recovered"], noise["promise"]["unit"]) == (0, "update")
+    assert 0 < noise["epsilon"] < 5
+    page = (swept / "frontier.html").read_text()
+    assert "<script" not in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert (swept / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    kept = {path: path.stat().st_mtime_ns for path in (swept / "attacks").rglob("*") if path.is_file()}
+    for lost in ("result.json", "frontier.jsonl", "utility/soteria-ratio-0.5.json"):
+        (swept / lost).unlink()
+    again = cli("frontier", "frontier.toml", "--out=run", "--jobs=1", "--json")
+    assert again.code == 0, again.err
+    assert all(path.stat().st_mtime_ns == then for path, then in kept.items())
+    timed = {"seconds"}
+    assert [{k: v for k, v in row.items() if k not in timed} for row in again.json["rows"]] == [
+        {k: v for k, v in row.items() if k not in timed} for row in rows
+    ]
+    assert "with the steps they were given" in again.json["advice"]
+
+
+def test_mistakes_are_one_sentence(refused: "object", home: Path) -> None:
+    assert callable(refused)
+    (home / "frontier.toml").write_text(TINY)
+    assert "one setting" in refused("frontier", "default")
+    assert "sweeps no" in refused("frontier", "frontier.toml", "--defense=guardian")
+    assert "at least 1" in refused("frontier", "frontier.toml", "--set=utility.rounds=0")

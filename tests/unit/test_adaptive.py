@@ -1,0 +1,183 @@
+"""Distances that follow the client's defense: against slow loops, and against attackers who do not know of it."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import seepage.data
+from seepage import FedAvg, FedSGD, attack, record, score
+from seepage.attacks.matching.adaptive import FAINT, Known
+from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
+from seepage.attacks.matching.engine import GradientMatching
+from seepage.attacks.matching.fedleak import fedleak, fedleak_released
+from seepage.attacks.matching.labels import LABEL_RULES
+from seepage.attacks.matching.optimizers import LBFGS
+from seepage.attacks.matching.parameters import Pixels
+from seepage.attacks.matching.presets import inverting_gradients
+from seepage.clients import Aggregate
+from seepage.defenses import (
+    Compose,
+    GaussianNoise,
+    Guardian,
+    LaplaceNoise,
+    Outpost,
+    PartialAccess,
+    Quantize,
+    SelectiveEncryption,
+    Soteria,
+    Sparsify,
+    UnitNormNoise,
+)
+from seepage.functional import generator
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Tensors, Update
+
+SHAPES = {"1.weight": (4, 6), "1.bias": (4,), "3.weight": (3, 4), "3.bias": (3,)}
+
+
+def network(seed: int = 0, inputs: int = 6, hidden: int = 4, classes: int = 3) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, hidden), nn.GELU(), nn.Linear(hidden, classes))
+
+
+def gradient(seed: int) -> Tensors:
+    rng = np.random.default_rng(seed)
+    return {name: torch.from_numpy(rng.normal(size=shape)) for name, shape in SHAPES.items()}
+
+
+def sent(defense: Defense, true: Tensors, seed: int = 0) -> Tensors:
+    model = network()
+    params = {name: p.detach().double() for name, p in model.named_parameters()}
+    batch = Batch(torch.rand(2, 6, generator=generator(seed, "x")).double(), torch.tensor([0, 1]))
+    view = ClientView(model.double(), params, batch, FedSGD())
+    return defense(Update(true), view, generator=generator(seed, "defense")).tensors
+
+
+def knowing(defense: Defense | None, client: ClientUpdate | None = None) -> Knowledge:
+    return Knowledge(network(), client or FedSGD(), (6,), 3, defense=defense)
+
+
+EXACT: list[tuple[Defense, Distance]] = [
+    (PartialAccess(share=0.6, which="lowest"), L2()),
+    (SelectiveEncryption(share=0.5), Cosine()),
+    (Soteria(ratio=0.5), L2()),
+    (Quantize(bits=3), L1()),
+    (Quantize(bits=3, stochastic=True), L1()),
+    (GaussianNoise(sigma=0.0, clip=0.5), L2()),
+    (LaplaceNoise(scale=0.0, clip=0.5), L1()),
+    (UnitNormNoise(sigma=0.0), L2()),
+    (Compose((Soteria(ratio=0.5), SelectiveEncryption(share=0.5))), L2()),
+]
+
+
+@pytest.mark.parametrize(("defense", "inner"), EXACT, ids=str)
+@given(seed=st.integers(0, 50))
+def test_the_true_gradient_fits_what_the_defense_made_of_it(defense: Defense, inner: Distance, seed: int) -> None:
+    true = gradient(seed)
+    seen = sent(defense, true, seed)
+    assert float(Known(inner).given(knowing(defense))(true, seen)) == pytest.approx(0, abs=1e-9)
+    assert float(inner(true, seen)) > 1e-4
+
+
+@given(st.integers(0, 50))
+def test_a_pruned_entry_counts_little(seed: int) -> None:
+    guess, seen = gradient(seed), sent(Sparsify(keep=0.4), gradient(seed + 100))
+    expected = 0.0
+    for name in SHAPES:
+        for g, v in zip(guess[name].flatten().tolist(), seen[name].flatten().tolist(), strict=True):
+            expected += (g - v) ** 2 if v != 0 else (FAINT * g) ** 2
+    assert float(Known(L2()).given(knowing(Sparsify(keep=0.4)))(guess, seen)) == pytest.approx(expected)
+
+
+@given(st.integers(0, 50), st.integers(2, 6))
+def test_a_rounded_entry_counts_by_what_it_lies_outside_its_interval(seed: int, bits: int) -> None:
+    guess, seen = gradient(seed), sent(Quantize(bits=bits), gradient(seed + 100))
+    expected = 0.0
+    for name in SHAPES:
+        step = max(abs(v) for v in seen[name].flatten().tolist()) / (2 ** (bits - 1) - 1)
+        for g, v in zip(guess[name].flatten().tolist(), seen[name].flatten().tolist(), strict=True):
+            expected += max(0.0, abs(g - v) - step / 2)
+    assert float(Known(L1()).given(knowing(Quantize(bits=bits)))(guess, seen)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("defense", "inner", "client"),
+    [
+        (None, L2(), FedSGD()),
+        (Guardian(beta=1.0), L2(), FedSGD()),
+        (GaussianNoise(sigma=0.1), L2(), FedSGD()),
+        (GaussianNoise(sigma=0.1, clip=1.0), Cosine(), FedSGD()),
+        (GaussianNoise(sigma=0.1, clip=1.0), L2(), FedAvg(lr=0.1)),
+        (Quantize(bits=4), Cosine(), FedSGD()),
+        (Quantize(bits=1), L1(), FedSGD()),
+        (Compose((Sparsify(keep=0.5), GaussianNoise(sigma=0.1))), L2(), FedSGD()),
+        (Sparsify(keep=0.5), L2(), Aggregate(rule=FedSGD(), clients=2)),
+    ],
+)
+def test_what_cannot_be_followed_leaves_the_distance_as_it_is(
+    defense: Defense | None, inner: Distance, client: ClientUpdate
+) -> None:
+    assert Known(inner).given(knowing(defense, client)) is not Known(inner)
+    assert Known(inner).given(knowing(defense, client)) == inner
+
+
+def test_its_slope_is_that_of_finite_differences() -> None:
+    defense = Compose((GaussianNoise(sigma=0.0, clip=0.7), Sparsify(keep=0.5)))
+    seen, guess = sent(defense, gradient(1)), gradient(2)
+    distance = Known(L2()).given(knowing(defense))
+    names = list(guess)
+
+    def value(*tensors: Tensor) -> Tensor:
+        return distance(dict(zip(names, tensors, strict=True)), seen)
+
+    assert torch.autograd.gradcheck(value, tuple(guess[name].requires_grad_() for name in names))
+
+
+def recovered(method: GradientMatching, defense: Defense, *, knows: bool, pictures: int = 2) -> float:
+    """Mean PSNR over single pictures."""
+    data = seepage.data.load("digits", size=8)
+    found = 0.0
+    for i in range(pictures):
+        batch = data.batch(data.private[i : i + 1])
+        told = ["labels", "defense"] if knows else ["labels"]
+        transcript = record(network(i, 64, 32, 10), batch, defense=defense, told=told, seed=i)  # type: ignore[arg-type]
+        found += score(attack(transcript, method), batch).psnr or 0.0
+    return found / pictures
+
+
+def precise(distance: Distance) -> GradientMatching:
+    """A search that converges on so small a network, so that the distance is what sets the outcome."""
+    return GradientMatching(
+        distance=Known(distance),
+        optimizer=LBFGS(lr=1.0, line_search=True),
+        steps=10,
+        labels=LABEL_RULES["given"],
+        parameters=Pixels(start_from="uniform"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("distance", "defense", "gain"),
+    [
+        (L2(), Sparsify(keep=0.1), 5.0),
+        (L2(), PartialAccess(share=0.8, which="lowest"), 10.0),
+        (L2(), PartialAccess(share=0.1), 5.0),
+        (Cosine(), SelectiveEncryption(share=0.2), 10.0),
+        (Cosine(), Soteria(ratio=0.9), 10.0),
+        (L2(), Outpost(prune=0.9, noise=0.0), 5.0),
+        (L2(), GaussianNoise(sigma=1e-4, clip=0.05), 5.0),
+        (L2(), UnitNormNoise(sigma=1e-4), 5.0),
+        (L1(), Quantize(bits=4), 1.0),
+    ],
+)
+def test_an_attacker_who_knows_the_defense_sees_more(distance: Distance, defense: Defense, gain: float) -> None:
+    method = precise(distance)
+    knows, does_not = (recovered(method, defense, knows=known) for known in (True, False))
+    assert knows > does_not + gain
+
+
+def test_the_published_attacks_follow_a_defense_that_they_are_told_of() -> None:
+    for method in (inverting_gradients(), fedleak(), fedleak_released()):
+        assert method.distance.given(knowing(Soteria(ratio=0.5))) != method.distance.given(knowing(None))
