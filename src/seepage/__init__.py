@@ -27,6 +27,7 @@ from seepage.attacks import (
 from seepage.clients import CLIENTS, Aggregate, FedAvg, FedSGD
 from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
 from seepage.errors import Inapplicable, SeepageError
+from seepage.exposure import Exposure, exposure
 from seepage.metrics import METRICS, Scores, score
 from seepage.models import MODELS, build
 from seepage.recorded import open_transcript, save_transcript
@@ -59,6 +60,7 @@ __all__ = [
     "CocktailParty",
     "Compose",
     "Defense",
+    "Exposure",
     "FakeGradients",
     "FeatureInversion",
     "FedAvg",
@@ -83,6 +85,7 @@ __all__ = [
     "cpa_fia",
     "cpl",
     "dlg",
+    "exposure",
     "fedleak",
     "fedleak_released",
     "grad_inversion",

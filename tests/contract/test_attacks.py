@@ -84,6 +84,32 @@ CASES: dict[str, list[AttackCase]] = {
             attack=made("linear"), planted_db=150, model=Architecture("fc2", {"hidden": 64}), batch_size=4, found=3
         ),
     ],
+    "rgap": [
+        AttackCase(
+            attack=made("rgap"),
+            planted_db=100,
+            model=Architecture("lenet"),
+            refuses=(ALL_CONV, Architecture("convnet", {"batch_norm": True})),
+        ),
+        AttackCase(attack=made("rgap"), planted_db=120, model=Architecture("mlp3", {"hidden": 16})),
+    ],
+    "spear": [
+        AttackCase(
+            attack=made("spear"),
+            planted_db=110,
+            model=Architecture("fc2", {"hidden": 64}),
+            batch_size=4,
+            needs_batch_size=False,
+            refuses=(ALL_CONV, NO_BIAS, SMOOTH, Architecture("fc2", {"hidden": 4})),
+        ),
+        AttackCase(
+            attack=made("spear", mode="published", samples=2**15),
+            planted_db=110,
+            model=Architecture("fc2", {"hidden": 64}),
+            batch_size=4,
+            needs_batch_size=False,
+        ),
+    ],
     "cocktail_party": [
         AttackCase(
             attack=made("cocktail_party"),
@@ -265,7 +291,9 @@ import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
 from seepage import *
+from seepage.attacks import *
 from seepage.attacks.feature_inversion import *
+from seepage.attacks.matching.adaptive import *
 from seepage.attacks.matching.distances import *
 from seepage.attacks.matching.directions import *
 from seepage.attacks.matching.generator import *

@@ -32,6 +32,8 @@ FC2 = Architecture("fc2", {"hidden": 32})
 
 GOLDEN: dict[str, tuple[Architecture, dict[str, Any], float]] = {
     "linear": (FC2, {}, 57.3),
+    "rgap": (FC2, {}, 57.3),
+    "spear": (FC2, {}, 57.3),
     "cocktail_party": (FC2, {}, 57.3),
     "cpa_fia": (Architecture("convnet", {"width": 8}), {"steps": 400, "tv": 0.01, "matching": 1.0}, 28.6),
     "idlg": (GELU, {"steps": 20, "line_search": True}, 46.0),

@@ -21,6 +21,8 @@ from seepage.attacks.matching import (
     inverting_gradients,
     sapag,
 )
+from seepage.attacks.rgap import LayerRank, RGap, rank_report
+from seepage.attacks.spear import Spear
 
 __all__ = [
     "ATTACKS",
@@ -31,8 +33,11 @@ __all__ = [
     "FeatureInversion",
     "GradientMatching",
     "Inapplicable",
+    "LayerRank",
     "LinearLeak",
     "PublishedCafe",
+    "RGap",
+    "Spear",
     "bayes",
     "cpa_fia",
     "cpl",
@@ -42,6 +47,7 @@ __all__ = [
     "grad_inversion",
     "idlg",
     "inverting_gradients",
+    "rank_report",
     "sapag",
 ]
 
@@ -69,6 +75,18 @@ ATTACKS: dict[str, Entry] = {
         "a fully connected first layer with bias",
         "Phong et al. 2017; Geiping et al. 2020, prop. 3.1",
         "milliseconds (closed form)",
+    ),
+    "rgap": Entry(
+        RGap,
+        "one example; a chain of fully connected layers and convolutions without pooling",
+        "Zhu and Blaschko 2021",
+        "milliseconds to minutes (least squares, layer by layer)",
+    ),
+    "spear": Entry(
+        Spear,
+        "a fully connected layer with bias in front of a ReLU, many more neurons than examples",
+        "Dimitrov et al. 2024",
+        "seconds to minutes (sparse directions of a low-rank matrix)",
     ),
     "cocktail_party": Entry(
         CocktailParty,

@@ -87,7 +87,9 @@ class Options:
 
 
 def divide(count: int, options: Options, name: str) -> tuple[Tensor, Tensor]:
-    """Split `count` examples into (train, private) by a seeded permutation, at least one in each; a share of 1 makes all private.
+    """Split `count` examples into (train, private) by a seeded permutation, at least one in each.
+
+    A share of 1 makes all private.
 
     >>> train, private = divide(10, Options(split=0.3), "demo")
     >>> len(train), len(private), sorted([*train.tolist(), *private.tolist()]) == list(range(10))

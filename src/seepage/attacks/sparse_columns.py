@@ -1,0 +1,182 @@
+"""The sparse columns in the span of a tall matrix: by drawn submatrices, or by reweighted least squares."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+SLACK = 10.0
+"""An entry counts as zero up to this many times its rounding."""
+
+NEAR = 1e-2
+"""A first look at a direction takes entries below this share of its mean size for zeros; rounding is blown up there."""
+
+WIDTHS = (3.0, 1e-3)
+"""First and last width of the reweighting: from nearly least squares to the count of entries that are not zero."""
+
+MOST = 32
+"""Candidates looked at in one go, the sparsest first."""
+
+ALIKE = 1e-6
+"""Two directions whose cosine is this near 1 are the same one."""
+
+STRAY = 0.5
+"""Length of the random part of a start, which keeps two starts from being the same one."""
+
+FINE = (NEAR, 1e-5)
+"""Widths that take a candidate to its zeros and past entries that are only small."""
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Columns that span the sparse ones.
+
+    Attributes:
+        rows: `[p, n]` float64, orthogonal columns of mean square 1.
+        rounding: `[n]` relative error of each column's entries.
+    """
+
+    rows: Tensor
+    rounding: Tensor
+
+    @property
+    def n(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def noisy(self) -> bool:
+        """Whether rounding, or noise that was added, hides the zeros."""
+        return bool(SLACK * self.rounding.max() > NEAR)
+
+    def distinct(self) -> "Span":
+        """The same without rows that are multiples of another: these say nothing new, and hide the others."""
+        unit = F.normalize(self.rows, dim=1)
+        again = ((unit @ unit.T).abs() > 1 - 1e-9).tril(-1).any(1)
+        return Span(self.rows[~again], self.rounding)
+
+    def zeros(self, directions: Tensor) -> Tensor:
+        """`[k, p]` bool: entries of `rows @ direction` that are zero to rounding, for `[k, n]` unit directions."""
+        blur = SLACK * (directions * self.rounding).norm(dim=1, keepdim=True)
+        hidden: Tensor = (directions @ self.rows.T).abs() <= blur.clamp(1e-5, NEAR)
+        return hidden
+
+
+def sampled(span: Span, count: int, draw: Generator) -> Tensor:
+    """`[k, n]` unit directions, each the null vector of `n - 1` rows drawn at random; `k <= count`.
+
+    Where one sparse column is zero at all rows drawn, the null vector is its direction. With half of its entries zero
+    that is one draw in `2^(n - 1)`.
+
+    >>> span = Span(torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]]).double() * 2**0.5, torch.zeros(2))
+    >>> torch.allclose(sampled(span, 4, torch.Generator().manual_seed(0)).abs().amax(1), torch.ones(4).double())
+    True
+    """
+    p, n = span.rows.shape
+    size = span.rows.norm(dim=1, keepdim=True).clamp(min=1e-300)
+    drawn = torch.randint(p, (count, n - 1), generator=draw).to(span.rows.device)
+    picked = (span.rows / size)[drawn]  # [count, n - 1, n]
+    # A generic null vector has no zero entry, so its last one may be set to 1: n - 1 equations, without an SVD.
+    turn = torch.linalg.qr(torch.randn((n, n), generator=draw, dtype=torch.float64)).Q.to(picked)
+    picked = picked @ turn
+    solved, failed = torch.linalg.solve_ex(picked[..., :-1], -picked[..., -1:])
+    null = F.normalize(torch.cat([solved[..., 0], solved.new_ones((count, 1))], 1), dim=1) @ turn.T
+    good: Tensor = null[(failed == 0) & null.isfinite().all(1)]
+    return good
+
+
+def reweighted(span: Span, count: int, draw: Generator, steps: int, known: Tensor) -> Tensor:
+    """`[count, n]` unit directions, each moved from a random start to a nearby `rows @ q` with many zeros.
+
+    Starts lie away from the `[k, n]` known directions.
+
+    Minimizes `sum_j w_j (rows q)_j^2` with `w = 1 / ((rows q)^2 + width^2)`, the width falling, each step by inverse
+    iteration. Where the columns are many times longer than they are many, a start ends at one of them far more often
+    than a drawn submatrix does.
+    """
+    start, noise = torch.randn((2, count, span.n), generator=draw, dtype=torch.float64).to(span.rows)
+    if len(known):
+        inside = torch.linalg.qr(known.T).Q  # [n, k]
+        start = start - start @ inside @ inside.T
+    start = F.normalize(start, dim=1) + STRAY * F.normalize(noise, dim=1)
+    return _reweighted(span, F.normalize(start, dim=1), WIDTHS, steps)
+
+
+def _reweighted(span: Span, found: Tensor, widths: tuple[float, float], steps: int) -> Tensor:
+    """`[k, n]` unit directions moved so from those given."""
+    ridge = 1e-12 * torch.eye(span.n).to(span.rows)
+    for step in range(steps):
+        width = widths[0] * (widths[1] / widths[0]) ** (step / max(1, steps - 1))
+        weight = 1 / ((found @ span.rows.T).square() + width**2)  # [k, p]
+        normal = (span.rows * weight[:, :, None]).transpose(1, 2) @ span.rows  # [k, n, n]
+        normal = normal / normal.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] + ridge
+        for _ in range(2):
+            found = F.normalize(torch.linalg.solve(normal, found[:, :, None])[:, :, 0], dim=1)
+    return found
+
+
+@dataclass
+class Found:
+    """Directions found so far, no two alike.
+
+    Attributes:
+        span: Where they lie.
+        least: Least share of zeros a direction must have.
+        merit: What else speaks for a unit direction `[n]`, 0 or 1; counts before zeros.
+        directions: `[k, n]`, the best first.
+        shares: `[k]` merit plus share of zeros.
+    """
+
+    span: Span
+    least: float
+    merit: Callable[[Tensor], float]
+    directions: Tensor = field(init=False)
+    shares: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.directions = self.span.rows.new_zeros((0, self.span.n))
+        self.shares = self.span.rows.new_zeros(0)
+
+    def add(self, candidates: Tensor) -> bool:
+        """Keep the sparse ones of `[k, n]` unit directions that are new; whether there were any."""
+        share = ((candidates @ self.span.rows.T).abs() < NEAR).double().mean(1)
+        before = len(self.directions)
+        left = candidates[share.argsort(descending=True, stable=True)][: int((share >= self.least).sum())]
+        left = _unlike(left, self.directions)
+        for _ in range(MOST):
+            if not len(left):
+                break
+            fine, zeros = refined(self.span, left[0])
+            if zeros >= self.least and len(_unlike(fine[None], self.directions)):
+                self.directions = torch.cat([self.directions, fine[None]])
+                self.shares = torch.cat([self.shares, zeros.reshape(1) + self.merit(fine)])
+            left = _unlike(left, torch.stack([left[0], fine]))
+        order = self.shares.argsort(descending=True, stable=True)
+        self.directions, self.shares = self.directions[order], self.shares[order]
+        return len(self.directions) > before
+
+    def independent(self) -> Tensor:
+        """`[r, n]`, the best directions of which none is a sum of the others; `r <= n`."""
+        chosen: list[Tensor] = []
+        basis = self.span.rows.new_zeros((0, self.span.n))
+        for direction in self.directions:
+            rest = direction - basis.T @ (basis @ direction)
+            if rest.norm() > 1e-3 and len(chosen) < self.span.n:
+                chosen.append(direction)
+                basis = torch.cat([basis, F.normalize(rest - basis.T @ (basis @ rest), dim=0)[None]])
+        return torch.stack(chosen) if chosen else basis
+
+
+def _unlike(candidates: Tensor, known: Tensor) -> Tensor:
+    """Those of `[k, n]` unit directions that are not the same as, or opposite to, a known one."""
+    return candidates[~(1 - (candidates @ known.T).abs() < ALIKE).any(1)]
+
+
+def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
+    """A direction `[n]` fitted to all of its zeros, and their share."""
+    direction = _reweighted(span, direction[None], FINE, 6)[0]
+    zeros = (span.rows @ direction).abs() < 1e-4
+    if int(zeros.sum()) >= span.n - 1:
+        direction = torch.linalg.svd(span.rows[zeros], full_matrices=True)[2][-1]
+    return direction, span.zeros(direction[None])[0].double().mean()
