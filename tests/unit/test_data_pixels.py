@@ -71,6 +71,11 @@ def test_the_split_follows_its_seed_and_no_other() -> None:
     assert not torch.equal(first, divide(50, Options(seed=4), "demo")[1])
 
 
+def test_a_share_of_one_makes_all_private() -> None:
+    train, private = divide(3, Options(split=1.0), "demo")
+    assert (train.tolist(), private.tolist()) == ([], [0, 1, 2])
+
+
 def test_one_image_cannot_be_split() -> None:
     with pytest.raises(SeepageError, match="has 1 image,"):
         divide(1, Options(), "demo")
@@ -78,7 +83,7 @@ def test_one_image_cannot_be_split() -> None:
 
 def test_all_wrong_options_are_told_at_once() -> None:
     with pytest.raises(Problems) as caught:
-        Options(size=0, channels=2, split=1.0)
+        Options(size=0, channels=2, split=1.5)
     assert len(caught.value.problems) == 3
 
 

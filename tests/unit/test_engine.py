@@ -33,6 +33,7 @@ from seepage import (
 )
 from seepage.attacks.base import Silent
 from seepage.attacks.matching import engine
+from seepage.attacks.matching.adaptive import Known
 from seepage.attacks.matching.directions import Blended, Direction, Langevin, LookAhead, Place, Plain, Sign, Slopes
 from seepage.attacks.matching.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.engine import has_settled
@@ -379,7 +380,7 @@ PAPERS = {
     "inverting_gradients": (
         inverting_gradients(),
         GradientMatching(
-            distance=Cosine(),
+            distance=Known(Cosine()),
             priors=(TotalVariation(1e-4),),
             optimizer=Adam(lr=0.1),
             steps=24_000,
@@ -430,7 +431,7 @@ PAPERS = {
     "fedleak": (
         fedleak(),
         GradientMatching(
-            distance=TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global", of="dummy"),
+            distance=Known(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global", of="dummy")),
             priors=(TotalVariation(1e-5), ActivationSize(1e-4)),
             optimizer=Adam(lr=1e-4),
             steps=10_000,
@@ -443,7 +444,7 @@ PAPERS = {
     "fedleak_released": (
         fedleak_released(),
         GradientMatching(
-            distance=PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)),
+            distance=Known(PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5))),
             priors=(TotalVariation(1e-5),),
             optimizer=Adam(lr=1e-2, weight_decay=0.01),
             steps=10_000,
@@ -480,8 +481,8 @@ def test_presets_pass_their_options_on() -> None:
     assert sapag(microbatch=8, restarts=3, labels="joint").microbatch == 8
     assert fedleak(tv=0.0, activation=0.0, weight=0.0).priors == ()
     assert fedleak(weight=0.0).direction == Plain()
-    assert fedleak(by="tensor", l1="sum", ratio=0.2, sample=99).distance == TopMagnitude(
-        inner=L1("sum") + Cosine(), ratio=0.2, by="tensor", sample=99
+    assert fedleak(by="tensor", l1="sum", ratio=0.2, sample=99).distance == Known(
+        TopMagnitude(inner=L1("sum") + Cosine(), ratio=0.2, by="tensor", sample=99)
     )
     assert fedleak_released(tv=0.0, width=7).parameters == UntrainedGenerator(width=7)
     assert grad_inversion(batch_norm=0.0, group=0.0, noise=0.0).priors == (TotalVariation(1e-4), SquaredNorm(1e-6))
