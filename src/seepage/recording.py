@@ -15,6 +15,7 @@ from seepage.federating import UNSEEN, Held, clients_of, train_federation
 from seepage.functional import generator, state_of
 from seepage.metrics import baselines, psnr, ssim
 from seepage.models import build
+from seepage.parts import Part
 from seepage.recipe import Recipe
 from seepage.recorded import open_knowledge, save_transcript
 from seepage.storage import SCHEMA, check_space, read_json, write_json
@@ -272,13 +273,25 @@ def _names(recipe: Recipe) -> dict[str, Any]:
         _history(recipe),
     ]
     if recipe.client.use != "fedsgd" or recipe.client.options.get("clients", 1) > 1:
-        words.append(str(recipe.client))
+        words.append(_client_words(recipe.client))
     # Where cells differ by their defense, the one without says so.
     undefended = ["no defense"] if "defense-none" in recipe.cell else []
     words += map(str, recipe.defense) if recipe.defense else undefended
     words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
     title = ", ".join(words)
     return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
+
+
+def _client_words(part: Part) -> str:
+    """What clients do, for a title: `2 local epochs (lr 0.01, batch size 8)`."""
+    options = dict(part.options)
+    clients, steps, epochs = options.pop("clients", 1), options.pop("steps", None), options.pop("epochs", 1)
+    words = [f"sum of {clients} clients"] if clients > 1 else []
+    if part.use == "fedavg":
+        count, what = (epochs, "local epoch") if steps is None else (steps, "local step")
+        words.append(f"{count} {what}{'s' * (count != 1)}")
+    rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())
+    return ", ".join(words) + (f" ({rest})" if rest else "") if words else str(part)
 
 
 def _history(recipe: Recipe) -> str:
