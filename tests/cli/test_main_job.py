@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 Cli = Callable[..., Any]
 
@@ -127,7 +128,9 @@ def test_a_defense_that_cannot_be_made_is_refused(
 def test_a_killed_run_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
     arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=400", "--json"]
     program = [sys.executable, "-m", "seepage.cli", "audit", *arguments, "--out=killed"]
-    child = subprocess.Popen(program, cwd=home, stdout=subprocess.DEVNULL, start_new_session=True)
+    # As many threads as this process has: sums over two of them round differently, in the training already.
+    alike = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    child = subprocess.Popen(program, cwd=home, stdout=subprocess.DEVNULL, start_new_session=True, env=alike)
     wait_for(lambda: any((home / "killed").glob("attacks/*/*/*-checkpoint.json")), child)
     os.killpg(child.pid, signal.SIGKILL)
     child.wait()
