@@ -48,7 +48,10 @@ def test_clients_are_trained_attacked_and_scored(cli: Cli, recipe: Path, home: P
     assert found.code == 0, found.err
     cells = {cell["name"]: cell for cell in found.json["cells"]}
     assert set(cells) == {"rounds-0", "rounds-6"}
-    assert "6 rounds of 10 clients (dirichlet(alpha=0.5, least=8)), 1 local epoch (lr 0.1, batch size 8)" in cells["rounds-6"]["title"]
+    assert (
+        "6 rounds of 10 clients (dirichlet(alpha=0.5, least=8)), 1 local epoch (lr 0.1, batch size 8)"
+        in cells["rounds-6"]["title"]
+    )
     assert cells["rounds-0"]["accuracy"] < cells["rounds-6"]["accuracy"], "six rounds teach something"
     assert cells["rounds-6"]["federation"]["accuracies"][-1] == [6, cells["rounds-6"]["accuracy"]]
     best = {row["attack"]: row["psnr"] for row in found.json["rows"] if row["cell"] == "rounds-0"}
