@@ -15,6 +15,7 @@ from seepage.attacks.cafe.link import link
 from seepage.attacks.cafe.sites import assemble, block_shape, find_sites
 from seepage.attacks.cafe.steps import groups
 from seepage.defenses.fake_gradients import FakeGradients
+from seepage.reproduce.special.parties import loss
 from seepage.types import Batch
 from seepage.vertical import IndexedVictim, RandomDraws, ServerStep, make_design
 
@@ -172,18 +173,7 @@ def run_training(args: argparse.Namespace) -> None:
 
 def losses(victim: IndexedVictim, at: list[int]) -> list[float]:
     """The mean loss over all samples after so many rounds; NaN where training diverged."""
-    found = []
-    for t in at:
-        params = victim.params_at(t)
-        with torch.no_grad():
-            parts = [
-                torch.nn.functional.cross_entropy(
-                    torch.func.functional_call(victim.knowledge.model, params, (x,)), y, reduction="sum"
-                )
-                for x, y in zip(victim.data.inputs.split(100), victim.data.labels.split(100), strict=True)
-            ]
-        found.append(rounded(float(torch.stack(parts).sum()) / len(victim.data), 4))
-    return found
+    return [rounded(loss(victim, t), 4) for t in at]
 
 
 def run_losses(args: argparse.Namespace) -> None:

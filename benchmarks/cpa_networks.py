@@ -12,6 +12,7 @@ from cpa_victims import load
 from torch import Tensor, nn
 
 from seepage.functional import frozen_randomness, generator
+from seepage.reproduce.special import networks
 
 HIDDEN = 256
 
@@ -19,16 +20,9 @@ HIDDEN = 256
 def small_vgg(blocks: int, data: str) -> nn.Module:
     """Blocks of two 3x3 convolutions and a 2x2 max pooling, 32 channels and doubling, trained for ten epochs."""
     train, _ = load(data)
-    layers: list[nn.Module] = [Standardized()]
-    width, side = 3, train.inputs.shape[-1]
     with frozen_randomness(0):
-        for block in range(blocks):
-            wider = 32 * 2**block
-            layers += [nn.Conv2d(width, wider, 3, padding=1), nn.ReLU(), nn.Conv2d(wider, wider, 3, padding=1)]
-            layers += [nn.ReLU(), nn.MaxPool2d(2)]
-            width, side = wider, side // 2
-        head = [nn.Flatten(), nn.Linear(width * side * side, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 10)]
-        model = nn.Sequential(*layers, *head)
+        layers = networks.small_vgg(tuple(train.inputs.shape[1:]), 10, blocks=blocks, hidden=HIDDEN)
+    model = nn.Sequential(Standardized(), *layers[1:])
     key = hashlib.sha256(f"{Path(data).name}/small_vgg/{blocks}".encode()).hexdigest()[:12]
     cache = Path(tempfile.gettempdir()) / f"seepage-vgg-{key}.pt"
     if cache.exists():

@@ -1,16 +1,24 @@
-"""What recording costs: time and memory for each update of a ResNet-18, and flat memory over many rounds.
+"""What recording costs: time and memory beside a round of a ResNet-18, and flat memory over many rounds.
 
-python benchmarks/recorder.py resnet18            one update of 45 MB, recorded, and recorded and looked at
-python benchmarks/recorder.py rounds --rounds 100 ten clients per round of a small network, audited, disk bounded
+    python benchmarks/recorder.py resnet18 [--examples 5000]  one client's round, its update recorded, and looked at
+    python benchmarks/recorder.py rounds [--rounds 1000]      ten clients per round of a small network, audited
+
+Each row goes to results/loop/recorder.jsonl with its command. Memory is what a call takes at its peak beyond what was
+there before it (Linux with glibc: free memory is given back and the peak set back first), in MiB and in copies of the
+update. Times are means over `REPEATS` calls, of the processor on one thread and of the clock; the share is that of the
+processor's time.
 """
 
 import argparse
+import ctypes
 import json
-import resource
+import shlex
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,75 +28,107 @@ from seepage import Architecture, FedAvg, build
 from seepage.integrations.recorder import Recorder
 
 State = dict[str, torch.Tensor]
-REPEATS, CLIENTS = 5, 10
+REPEATS, CLIENTS, SIZE = 5, 10, 32
+OUT = Path("results/loop/recorder.jsonl")
 
 
-def peak() -> float:
-    """Largest memory so far, in MiB (Linux)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def memory(what: Literal["VmRSS", "VmHWM"]) -> float:
+    """Memory now, or at its peak since that was set back, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith(what))) / 1024
 
 
-def trained(model: nn.Module, shape: tuple[int, ...], steps: int, size: int) -> tuple[State, State, float]:
-    """Weights before and after local training, and its processor time in seconds."""
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    optimizer, start = torch.optim.SGD(model.parameters(), lr=0.01), time.process_time()
-    for _ in range(steps):
-        optimizer.zero_grad()
-        F.cross_entropy(model(torch.rand(size, *shape)), torch.arange(size) % 10).backward()
-        optimizer.step()
-    return before, {name: tensor.clone() for name, tensor in model.state_dict().items()}, time.process_time() - start
-
-
-def timed(work: Callable[[int], object]) -> dict[str, float]:
-    """Mean processor and wall time of a call, in seconds, over `REPEATS`."""
+def measured(work: Callable[[int], object]) -> dict[str, float]:
+    """Mean processor and wall time of a call in seconds, and the most memory it took, after one call to warm up."""
+    work(0)
+    taken = list[float]()
     processor, wall = time.process_time(), time.perf_counter()
-    for number in range(REPEATS):
+    for number in range(1, REPEATS + 1):
+        ctypes.CDLL(None).malloc_trim(0)  # what was freed before would be taken again unseen
+        before = memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
         work(number)
+        taken.append(memory("VmHWM") - before)
     spent = time.process_time() - processor, time.perf_counter() - wall
-    return {"processor_s": round(spent[0] / REPEATS, 3), "wall_s": round(spent[1] / REPEATS, 3)}
+    return {
+        "processor_s": round(spent[0] / REPEATS, 3),
+        "wall_s": round(spent[1] / REPEATS, 3),
+        "more_mib": round(max(taken), 1),
+    }
 
 
-def resnet18(folder: Path) -> None:
-    """Recording beside a local epoch of 8 batches of 32."""
+def trained(model: nn.Module, shape: tuple[int, ...], examples: int) -> tuple[State, State, dict[str, float]]:
+    """Weights before and after a local epoch, and its processor and wall time in seconds."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    processor, wall = time.process_time(), time.perf_counter()
+    for _ in range(-(-examples // SIZE)):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.rand(SIZE, *shape)), torch.arange(SIZE) % 10).backward()
+        optimizer.step()
+    spent = time.process_time() - processor, time.perf_counter() - wall
+    after = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return before, after, {"processor_s": round(spent[0], 3), "wall_s": round(spent[1], 3)}
+
+
+def resnet18(folder: Path, examples: int) -> None:
+    """Recording beside a local epoch of one client."""
     architecture, shape = Architecture("torchvision:resnet18"), (3, 32, 32)
-    before, after, spent = trained(build(architecture, shape, 10), shape, 8, 32)
-    print(json.dumps({"what": "local epoch", "processor_s": round(spent, 3), "peak_mib": round(peak())}))
+    before, after, spent = trained(build(architecture, shape, 10), shape, examples)
+    write({"what": "local epoch", "examples": examples, **spent})
     for audit in ("none", "inline"):
         recorder = Recorder(
             folder / audit, architecture=architecture, input_shape=shape, num_classes=10, audit=audit,
-            client=FedAvg(lr=0.01, batch_size=32), most=2**29,
+            client=FedAvg(lr=0.01, batch_size=SIZE), most=2**29,
         )  # fmt: skip
-        size = recorder.size / 2 / 2**20
-        found = timed(lambda t, r=recorder: r.record(before, after, t=t, client=0, examples=256))
-        row = {"what": f"record, audit {audit}", **found, "peak_mib": round(peak()), "update_mib": round(size)}
-        print(json.dumps(row))
+        size = sum(p.numel() * p.element_size() for p in build(architecture, shape, 10).parameters()) / 2**20
+        found = measured(lambda t, r=recorder: r.record(before, after, t=t, client=0, examples=examples))
+        share = {
+            "copies": round(found["more_mib"] / size, 2),
+            "share_of_round": round(found["processor_s"] / spent["processor_s"], 4),
+        }
+        write({"what": "record", "audit": audit, "update_mib": round(size, 1), "examples": examples, **found, **share})
 
 
 def rounds(folder: Path, count: int) -> None:
-    """Ten clients per round, all recorded and looked at, with 16 MiB of disk."""
+    """Ten clients per round, all recorded and looked at, with 16 MiB of disk: a row at each twentieth of the way."""
     architecture, shape = Architecture("fc2", {"hidden": 64}), (1, 8, 8)
-    before, after, _ = trained(build(architecture, shape, 10), shape, 1, 8)
+    before, after, _ = trained(build(architecture, shape, 10), shape, 8)
     recorder = Recorder(
         folder, architecture=architecture, input_shape=shape, num_classes=10, client=FedAvg(lr=0.01),
         audit="inline", most=2**24,
     )  # fmt: skip
-    marks, start = {count * part // 4 for part in range(1, 5)}, time.process_time()
+    marks, start = {max(1, count * part // 20) for part in range(1, 21)}, time.process_time()
     for t in range(1, count + 1):
         for client in range(CLIENTS):
             recorder.record(before, after, t=t, client=client, examples=8)
         if t in marks:
             disk = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) / 2**20
             each = (time.process_time() - start) / t / CLIENTS * 1000
-            row = {"rounds": t, "peak_mib": round(peak()), "disk_mib": round(disk, 1), "processor_ms": round(each, 1)}
-            print(json.dumps(row), flush=True)
+            now = {"rss_mib": round(memory("VmRSS"), 1), "peak_mib": round(memory("VmHWM"), 1)}
+            row = {"what": "rounds", "rounds": t, "clients": CLIENTS, "most": recorder.most, **now}
+            write({**row, "disk_mib": round(disk, 1), "processor_ms": round(each, 1)})
+
+
+def write(row: Mapping[str, object]) -> None:
+    """One line to the terminal and to the file."""
+    command = shlex.join(["python", "benchmarks/recorder.py", *sys.argv[1:]])
+    line = json.dumps({**row, "threads": torch.get_num_threads(), "torch": torch.__version__, "command": command})
+    print(line, flush=True)
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    with OUT.open("a") as file:
+        file.write(line + "\n")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["resnet18", "rounds"])
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--examples", type=int, default=5000)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as place:
-        resnet18(Path(place)) if asked.what == "resnet18" else rounds(Path(place) / "seen", asked.rounds)
+        resnet18(Path(place), asked.examples) if asked.what == "resnet18" else rounds(
+            Path(place) / "seen", asked.rounds
+        )

@@ -1,18 +1,13 @@
 """Run attacks on recorded rounds, side by side. A worker is given folders an attacker may read, and nothing else."""
 
 import json
-import multiprocessing
-import os
-import signal
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +21,7 @@ from seepage.parts import Part, make_attack
 from seepage.recipe import Recipe
 from seepage.recorded import RecordedTranscript, keeps_rounds, open_transcript
 from seepage.recording import Show, is_skipped, made_anew, place_of
+from seepage.running import Here, Plan, Runner, Tail, Work
 from seepage.transcript import OneRound
 from seepage.types import Architecture, Reconstruction, Transcript
 from seepage.vertical import IndexedTranscript
@@ -103,7 +99,7 @@ class Task:
 
     Attributes:
         source: Where the rounds are; without the truth, unless the rounds are made anew from it.
-        outcome: Where the outcome goes, without suffix.
+        folder: The run folder.
     """
 
     cell: str
@@ -113,43 +109,98 @@ class Task:
     seed: int
     device: str
     source: Source
-    outcome: Path
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} on {self.cell}"
+
+    @property
+    def outcome(self) -> Path:
+        """Where the outcome goes, without suffix."""
+        return self.folder / "attacks" / self.cell / self.name / f"{self.t:06d}"
+
+    @property
+    def mark(self) -> Path:
+        return self.outcome.with_suffix(".json")
 
     @property
     def done(self) -> bool:
         return has_outcome(self.outcome)
 
     @property
-    def facts(self) -> dict[str, str | int]:
-        return {"cell": self.cell, "attack": self.name, "round": self.t}
+    def progress(self) -> FolderProgress:
+        """What the attack reports to."""
+        facts = {"cell": self.cell, "attack": self.name, "round": self.t}
+        checkpoint = self.outcome.with_name(f"{self.outcome.name}-checkpoint")
+        return FolderProgress(self.folder / "progress.jsonl", checkpoint, facts)
+
+    def run(self, threads: int) -> None:
+        """Attack and keep the outcome. A fault in the attack's code is an outcome too, so that the others go on."""
+        torch.set_num_threads(threads)
+        attack = make_attack(self.part.use, self.part.options)
+        transcript: Transcript = self.source.open(self.device)
+        if attack.rounds == "one":
+            transcript = OneRound(transcript, self.t)
+        progress, clocks = self.progress, (time.perf_counter(), time.process_time())
+        try:
+            found = attack(transcript, seed=self.seed, progress=progress)
+            check_reconstruction(found, transcript)
+            seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
+            outcome = Outcome(found.status, repr(attack), found, None, seconds, cpu_seconds)
+        except Inapplicable as error:
+            outcome = Outcome("inapplicable", repr(attack), None, str(error))
+        except SeepageError:
+            raise
+        except Exception as error:  # an attack may be somebody's own code
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
+            outcome = Outcome("error", repr(attack), None, reason)
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        save_outcome(outcome, self.outcome)
+        progress.clear()
+
+    def parcel(self) -> "Carried | None":
+        """The attack with the files it may read. Rounds made anew from the truth stay with the truth."""
+        return Carried(self) if self.source.kept else None
 
 
-def run_task(task: Task, threads: int, log: Path) -> None:
-    """Attack and keep the outcome. A fault in the attack's code is an outcome too, so that the others go on."""
-    torch.set_num_threads(threads)
-    attack = make_attack(task.part.use, task.part.options)
-    transcript: Transcript = task.source.open(task.device)
-    if attack.rounds == "one":
-        transcript = OneRound(transcript, task.t)
-    progress = FolderProgress(log, task.outcome.with_name(f"{task.outcome.name}-checkpoint"), task.facts)
-    clocks = time.perf_counter(), time.process_time()
-    try:
-        found = attack(transcript, seed=task.seed, progress=progress)
-        check_reconstruction(found, transcript)
-        seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
-        outcome = Outcome(found.status, repr(attack), found, None, seconds, cpu_seconds)
-    except Inapplicable as error:
-        outcome = Outcome("inapplicable", repr(attack), None, str(error))
-    except SeepageError:
-        raise
-    except Exception as error:  # an attack may be somebody's own code
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-        outcome = Outcome("error", repr(attack), None, reason)
-    if outcome.status == "interrupted":
-        raise KeyboardInterrupt
-    save_outcome(outcome, task.outcome)
-    progress.clear()
+@dataclass(frozen=True)
+class Carried:
+    """An attack for another machine: it comes with its `observed/`, and neither truth nor recipe.
+
+    The recipe holds the seed that drew the private examples from their data set.
+    """
+
+    task: Task
+
+    def __post_init__(self) -> None:
+        alone = replace(self.task.source, private=None, recipe=None)
+        object.__setattr__(self, "task", replace(self.task, source=alone))
+
+    @property
+    def key(self) -> str:
+        return str(self.task.source.observed)
+
+    def load(self) -> dict[str, bytes]:
+        """All files of `observed/` by their paths in it."""
+        folder = self.task.source.observed
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+
+    def run(self, loaded: Mapping[str, bytes], folder: Path, threads: int) -> None:
+        """Unpack the files, attack, and write the outcome below `folder`."""
+        with tempfile.TemporaryDirectory(prefix="seepage-") as unpacked:
+            for name, content in loaded.items():
+                path = Path(unpacked, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            source = replace(self.task.source, observed=Path(unpacked))
+            replace(self.task, source=source, folder=folder).run(threads)
 
 
 def check_reconstruction(found: object, transcript: Transcript) -> None:
@@ -168,30 +219,28 @@ class _Meter:
 
     def __init__(self, tasks: Sequence[Task], log: Path, show: Show) -> None:
         self.shares = {(task.cell, task.name, task.t): 0.0 for task in tasks}
-        self.log, self.show = log, show
-        self.offset = log.stat().st_size if log.exists() else 0
+        self.several = len({task.cell for task in tasks}) > 1
+        self.show = show
+        self.tail = Tail(log, log.stat().st_size if log.exists() else 0)
 
     def look(self) -> None:
         """Read new lines and show the sum."""
         latest = ""
-        if self.log.exists():
-            with self.log.open("rb") as file:
-                file.seek(self.offset)
-                fresh = file.read()
-            whole = fresh.rpartition(b"\n")[0]
-            self.offset += len(whole) + 1 if whole else 0
-            for line in whole.splitlines():
-                event = _event(line)
-                if event is None:
-                    continue
-                key = (event["cell"], event["attack"], event["round"])
-                if key in self.shares and self.shares[key] < 1:
-                    self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
-                latest = f"{event['attack']} on {event['cell']}"
+        for line in self.tail.fresh().splitlines():
+            event = _event(line)
+            if event is None:
+                continue
+            key = (event["cell"], event["attack"], event["round"])
+            if key in self.shares and self.shares[key] < 1:
+                self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
+            latest = f"{event['attack']} on {event['cell']}" if self.several else str(event["attack"])
         self.show(sum(self.shares.values()), len(self.shares), latest)
 
-    def finish(self, task: Task) -> None:
+    def finish(self, task: Work) -> None:
+        assert isinstance(task, Task)
         self.shares[task.cell, task.name, task.t] = 1.0
+        # It may have ended on another machine, and have begun on this one.
+        task.progress.clear()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -221,106 +270,6 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and event.keys() >= {"cell", "attack", "round", "done", "total"} else None
 
 
-def run_tasks(tasks: Sequence[Task], jobs: int, threads: int, log: Path, show: Show) -> None:
-    """Run all tasks, `jobs` at a time.
-
-    Raises:
-        SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
-        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
-    """
-    if not tasks:
-        return
-    meter = _Meter(tasks, log, show)
-    if jobs == 1:
-        _run_here(tasks, threads, log, meter)
-    else:
-        _run_in_workers(tasks, jobs, threads, log, meter)
-
-
-def _run_here(tasks: Sequence[Task], threads: int, log: Path, meter: _Meter) -> None:
-    """Run tasks in this process, watched from a thread."""
-    before = torch.get_num_threads()
-    try:
-        with meter.watched():
-            for task in tasks:
-                run_task(task, threads, log)
-                meter.finish(task)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _run_in_workers(tasks: Sequence[Task], jobs: int, threads: int, log: Path, meter: _Meter) -> None:
-    """Run tasks in `jobs` processes, of which this is one: torch alone takes half a gigabyte in each.
-
-    The workers take tasks from the front. This process takes them from the back, as long as it can still withdraw
-    them from the workers' queue.
-    """
-    # spawn, not fork: torch's thread pools do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(jobs - 1, mp_context=context, initializer=_follow, initargs=(os.getpid(),))
-    before = torch.get_num_threads()
-    try:
-        with meter.watched():
-            with _deaf_to_ctrl_c():
-                running = {pool.submit(run_task, task, threads, log): task for task in tasks}
-            for future, task in running.items():
-                future.add_done_callback(partial(_finished, meter, task))
-            for future, task in reversed(running.items()):
-                if future.cancel():
-                    run_task(task, threads, log)
-                    meter.finish(task)
-            for future, task in running.items():
-                if not future.cancelled():
-                    _result(future, task)
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
-        raise
-    finally:
-        torch.set_num_threads(before)
-    pool.shutdown()
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Start workers that ignore Ctrl-C: it reaches every process of a terminal, and this one ends them itself."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may set signals
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _follow(parent: int) -> None:
-    """Make this worker end once its parent is gone: a killed parent cannot tell it, and it would wait forever."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _finished(meter: _Meter, task: Task, future: "Future[None]") -> None:
-    if not future.cancelled() and future.exception() is None:
-        meter.finish(task)
-
-
-def _result(future: "Future[None]", task: Task) -> None:
-    try:
-        future.result()
-    except BrokenProcessPool as error:
-        raise SeepageError(
-            f"a worker died during {task.name} on {task.cell}, most likely for want of memory; "
-            "run the same command again with --jobs 1, or a smaller batch or model"
-        ) from error
-
-
 def attack_names(parts: Sequence[Part]) -> list[str]:
     """A name for each attack of a recipe: its own, numbered where one is used twice.
 
@@ -335,11 +284,6 @@ def attack_names(parts: Sequence[Part]) -> list[str]:
     return names
 
 
-def threads_for(jobs: int, device: str) -> int:
-    """Threads per attack, so that all attacks together use once the cores that torch may use (`OMP_NUM_THREADS`)."""
-    return max(1, torch.get_num_threads() // jobs) if device == "cpu" else 1
-
-
 def attack_cells(
     sources: Sequence[Source],
     parts: Sequence[Part],
@@ -350,8 +294,14 @@ def attack_cells(
     *,
     seed: int = 0,
     device: str = "cpu",
-) -> int:
-    """Run every attack on every round of every cell that has no outcome yet; returns the number of jobs used."""
+    on: Runner | None = None,
+) -> Plan:
+    """Run every attack on every round of every cell that has no outcome yet; returns how many at a time.
+
+    Raises:
+        SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
+        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
+    """
     tasks = []
     for i, source in enumerate(sources):
         own = recipes[i].attack if recipes else parts
@@ -362,10 +312,13 @@ def attack_cells(
             rounds = source.rounds(make_attack(part.use, part.options))
             tasks += [_task(source, name, part, t, folder, seed, device) for t in range(rounds)]
     todo = [task for task in tasks if not task.done]
-    cores = os.cpu_count() or 1
-    workers = max(1, min(jobs or (cores if device == "cpu" else 1), len(todo)))
-    run_tasks(todo, workers, threads_for(workers, device), folder / "progress.jsonl", show)
-    return workers
+    runner = on or Here()
+    plan = runner.plan(jobs, len(todo), device)
+    if todo:
+        meter = _Meter(todo, folder / "progress.jsonl", show)
+        with meter.watched():
+            runner.run(todo, plan, folder, meter.finish)
+    return plan
 
 
 def _task(source: Source, name: str, part: Part, t: int, folder: Path, seed: int, device: str) -> Task:
@@ -378,5 +331,5 @@ def _task(source: Source, name: str, part: Part, t: int, folder: Path, seed: int
         seed=own,
         device=device,
         source=source.for_attack(),
-        outcome=folder / "attacks" / source.name / name / f"{t:06d}",
+        folder=folder,
     )

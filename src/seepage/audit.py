@@ -5,7 +5,7 @@ observed/[CELL/]                     all an attacker may read
 private/[CELL/]                      the truth and what only the audit knows
 attacks/[CELL/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
 reconstructions/[CELL/]ATTACK.*      aligned with the truth, for the report
-progress.jsonl  scores.jsonl  flags.json  result.json
+progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from seepage.attacking import Source, attack_cells, own_source, threads_for
+from seepage.attacking import Source, attack_cells, own_source
 from seepage.errors import SeepageError
 from seepage.models import LIBRARIES
 from seepage.named import bind, is_dotted
@@ -34,8 +34,19 @@ from seepage.recorded import list_transcripts, open_transcript
 from seepage.recording import Show, quiet, record_cells
 from seepage.resolve import cells, resolved, run_name
 from seepage.results import check_result
+from seepage.running import Runner, threads_for
 from seepage.settings import change
-from seepage.storage import SCHEMA, check_schema, check_space, make_private, read_json, sweep, write_json, write_whole
+from seepage.storage import (
+    SCHEMA,
+    check_schema,
+    check_space,
+    make_private,
+    read_json,
+    refuse_links,
+    sweep,
+    write_json,
+    write_whole,
+)
 from seepage.summary import summarize
 from seepage.types import Architecture, Transcript
 
@@ -63,6 +74,7 @@ def run(
     *,
     out: Path | None = None,
     jobs: int | None = None,
+    on: Runner | None = None,
     show: Show = quiet,
     command: str = "",
 ) -> Run:
@@ -73,6 +85,7 @@ def run(
         out: The run folder; None: `runs/NAME-HASH`. A finished run there is returned as it is, an unfinished one
             of the same recipe is gone on with.
         jobs: Attacks at a time; None: one per core.
+        on: Where attacks run; None: on this machine. `seepage.integrations.ray.cluster` gives one.
         show: Progress.
         command: The command that asked for this, for the record.
 
@@ -82,19 +95,20 @@ def run(
     recipes = cells(tables)
     text = resolved(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
-    if _claim(folder, "recipe.toml", text):
+    if claim(folder, "recipe.toml", text):
         return Run(folder, _read_result(folder), fresh=False)
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     started = time.time()
     check_space(folder, SPACE)
-    with _undone_on_mistake(folder):
+    with undone_on_mistake(folder):
         make_private(folder)
         write_whole(folder / "recipe.toml", text)
         record_cells(recipes, folder, show)
     sources = [own_source(recipe, recipes, folder) for recipe in recipes]
-    jobs = attack_cells(sources, recipes[0].attack, folder, recipes, jobs, show)
-    write_json(folder / "env.json", environment(command, started, recipes[0].device, jobs))
+    plan = attack_cells(sources, recipes[0].attack, folder, recipes, jobs, show, on=on)
+    found = environment(command, started, recipes[0].device, plan.jobs)
+    write_json(folder / "env.json", found | {"threads": plan.threads})
     result = summarize(sources, recipes, folder, show)
     return Run(folder, result, fresh=True)
 
@@ -105,16 +119,21 @@ def _name_of(recipe: Recipe) -> str:
     return recipe.name if data == "album" else f"{recipe.name}-{Path(data).stem}"
 
 
-def _claim(folder: Path, name: str, text: str) -> bool:
+def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> bool:
     """Check that a folder is free for a run, or belongs to it already; returns whether the run there is finished.
 
     Args:
         folder: The run folder.
         name: The file that says what the run is.
         text: What that file must say.
+        beside: Further entries that a folder without that file may hold.
+
+    Raises:
+        SeepageError: Where the folder holds something else, or a link that leads out of it.
     """
     if folder.exists() and not folder.is_dir():
         raise SeepageError(f"{folder} is a file; choose another folder with --out")
+    refuse_links(folder)
     finished = (folder / "result.json").exists()
     if (folder / name).exists():
         if (folder / name).read_text(encoding="utf-8", errors="replace") != text:
@@ -123,13 +142,13 @@ def _claim(folder: Path, name: str, text: str) -> bool:
         if not finished:
             sweep(folder)
         return finished
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and {path.name for path in folder.iterdir()} - set(beside):
         raise SeepageError(f"{folder} is not empty and holds no run of this; choose another folder with --out")
     return False
 
 
 @contextmanager
-def _undone_on_mistake(folder: Path) -> Iterator[None]:
+def undone_on_mistake(folder: Path) -> Iterator[None]:
     """Remove a folder that this block made where a mistake ends the block. What was there before stays."""
     made = next((path for path in reversed([folder, *folder.parents]) if not path.exists()), None)
     try:
@@ -175,11 +194,11 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Sho
     recipes = cells(tables)
     text = resolved(tables, recipes)
     folder = out or Path("runs") / run_name(text, f"{_name_of(recipes[0])}-recorded")
-    _claim(folder, "recipe.toml", text)
+    claim(folder, "recipe.toml", text)
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     check_space(folder, SPACE)
-    with _undone_on_mistake(folder):
+    with undone_on_mistake(folder):
         make_private(folder)
         write_whole(folder / "recipe.toml", text)
         record_cells(recipes, folder, show, keep=sys.maxsize)
@@ -196,8 +215,10 @@ def attack_only(
     device: str = "cpu",
     out: Path | None = None,
     jobs: int | None = None,
+    on: Runner | None = None,
     show: Show = quiet,
     command: str = "",
+    beside: Collection[str] = (),
 ) -> Run:
     """Attack recorded updates, with no truth at hand.
 
@@ -210,8 +231,10 @@ def attack_only(
         device: Where to attack.
         out: Run folder; None: `runs/attack-HASH`.
         jobs: Attacks at a time.
+        on: Where attacks run; None: on this machine.
         show: Progress.
         command: The command, for the record.
+        beside: What `out` may hold before the run.
 
     Raises:
         SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
@@ -232,15 +255,16 @@ def attack_only(
     sources = _foreign_sources(asked)
     text = json.dumps({"schema": SCHEMA, **asdict(asked)}, indent=2) + "\n"
     folder = out or Path("runs") / run_name(text, "attack")
-    if _claim(folder, "attack.json", text):
+    if claim(folder, "attack.json", text, beside):
         return Run(folder, _read_result(folder), fresh=False)
     for source in sources:
         _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
     check_space(folder, SPACE)
     make_private(folder)
     write_whole(folder / "attack.json", text)
-    jobs = attack_cells(sources, parts, folder, None, jobs, show, seed=seed, device=device)
-    write_json(folder / "env.json", environment(command, started, device, jobs))
+    plan = attack_cells(sources, parts, folder, None, jobs, show, seed=seed, device=device, on=on)
+    found = environment(command, started, device, plan.jobs)
+    write_json(folder / "env.json", found | {"threads": plan.threads})
     recipes = [Recipe(name="attack", seed=seed, attack=parts, cell=source.name) for source in sources]
     return Run(folder, summarize(sources, recipes, folder, show), fresh=True)
 
@@ -313,6 +337,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     Raises:
         SeepageError: For an audit's folder, which has its scores, and a truth that does not belong to the run.
     """
+    refuse_links(folder)
     result = _read_result(folder)
     if truth is None:
         if settings:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Self
+from typing import Any, Self
 
 
 class SeepageError(Exception):
@@ -53,4 +53,23 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SeepageError:
     near = get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else "."
     rest = f"Known: {', '.join(known) or '(none)'}" if len(known) <= 40 else f"{len(known)} names are known."
-    return SeepageError(f"unknown {kind} {name!r}{hint} {rest}")
+    return SeepageError(f"unknown {kind} {short(name)}{hint} {rest}")
+
+
+def short(value: Any) -> str:
+    """A value's `repr`, cut to a length that fits a message.
+
+    >>> short("a" * 100).endswith("aaa..."), len(short("a" * 100))
+    (True, 80)
+    """
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def printable(text: str) -> str:
+    r"""A stranger's words for a terminal: what would move the cursor, ring or turn the writing around is spelled out.
+
+    >>> printable("a\x1b[2Jb\u202ec\n")
+    'a\\x1b[2Jb\\u202ec\\n'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -18,6 +18,10 @@ from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
 
 LARGEST_INPUT = 2**28
 """Values in one batch of a foreign folder; more is refused before anything is allocated."""
+LARGEST_FACTS = 2**20
+"""Bytes of `knowledge.json`."""
+LONGEST, MOST_SAID = 200, 10
+"""Letters of a sentence on what was inferred, and such sentences; more are cut."""
 MOST_CLASSES = 10**6
 MOST_CLIENTS = 10**6
 
@@ -36,6 +40,13 @@ class Facts:
     batch_size: int | None = None
     kept: bool = True
     defense: list[dict[str, Any]] | None = None
+    inferred: dict[str, Any] | None = None
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What of this nobody told, by name, with its source."""
+        texts = {name: text for name, text in (self.inferred or {}).items() if isinstance(text, str)}
+        return {name[:LONGEST]: text[:LONGEST] for name, text in list(texts.items())[:MOST_SAID]}
 
     @property
     def named(self) -> Architecture:
@@ -63,7 +74,7 @@ def read_facts(folder: Path) -> Facts:
             f"{folder} has no knowledge.json, so it is no recorded update; "
             "name a folder that seepage record or seepage audit wrote (…/observed)"
         )
-    record = read_json(path)
+    record = read_json(path, LARGEST_FACTS)
     check_schema(record, path)
     known = {field.name: record[field.name] for field in fields(Facts) if field.name in record}
     problems = [problem.removeprefix("it: ") for problem in problems_with(Facts, known, "it")]
@@ -159,11 +170,13 @@ def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, fin
     for name, tensor in sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))):
         dtype = model[name].dtype if name in model else tensor.dtype
         if dtype.is_floating_point != tensor.is_floating_point() or tensor.is_complex():
-            raise SeepageError(f"{path} holds {name!r} as {tensor.dtype}, and the model as {dtype}; record it again")
+            raise SeepageError(
+                f"{path} holds {short(name)} as {tensor.dtype}, and the model as {dtype}; record it again"
+            )
         out[name] = tensor.to(dtype)
         if finite and not torch.isfinite(out[name]).all():
             raise SeepageError(
-                f"the model of {path} holds NaN or infinite values in {name!r}, so no update of it says anything; "
+                f"the model of {path} holds NaN or infinite values in {short(name)}, so no update of it says anything; "
                 "check the training for overflow and record again"
             )
     return out
@@ -172,7 +185,7 @@ def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, fin
 def read_auxiliary(folder: Path, shape: tuple[int, ...], device: str) -> Tensor:
     """Examples that are not private: `[m, *shape]`."""
     path = folder / "auxiliary.safetensors"
-    inputs = read_tensors(path).get("inputs")
+    inputs = read_tensors(path, ["inputs"], most=8 * LARGEST_INPUT).get("inputs")
     if inputs is None or inputs.shape[1:] != shape or not inputs.is_floating_point() or not inputs.isfinite().all():
         raise SeepageError(f"{path} holds no finite inputs of shape {shape}; record it again")
     return inputs.to(device)

@@ -8,6 +8,7 @@ import torch
 
 from seepage.attacks import Attack
 from seepage.metrics import Alignment, Scores, align_guess, lpips_missing, score
+from seepage.metrics.image import psnr
 from seepage.outcome import Outcome
 from seepage.recipe import Scoring
 from seepage.types import Batch, Reconstruction, Transcript
@@ -27,11 +28,14 @@ class Measured:
         scores: All numbers.
         places: For each batch, which guess belongs to which example.
         certified: What `certificates` says of it.
+        nearest: Mean PSNR in dB where each example takes its most similar guess, as some papers score; one good guess
+            may count many times.
     """
 
     scores: Scores
     places: tuple[Alignment, ...]
     certified: Mapping[str, Any]
+    nearest: float | None = None
 
 
 def score_outcomes(
@@ -51,11 +55,12 @@ def score_outcomes(
     some = next((reconstruction for reconstruction in found if reconstruction is not None), None)
     if some is None or some.space == "feature":
         return None
-    parts, places = [], []
+    parts, places, nearest = [], [], []
     for reconstruction, batch in zip(found, truth, strict=True):
         guess = _no_guess(some) if reconstruction is None else reconstruction
         aligned = align_guess(guess, batch, value_range)
         places.append(aligned)
+        nearest.append(_nearest(guess, batch, value_range))
         parts.append(
             score(
                 guess,
@@ -69,7 +74,15 @@ def score_outcomes(
             )
         )
     vouched = certificates(outcomes, truth, value_range, scoring.exact_db)
-    return Measured(Scores.concatenate(parts), tuple(places), vouched)
+    return Measured(Scores.concatenate(parts), tuple(places), vouched, float(torch.cat(nearest).mean()))
+
+
+def _nearest(guess: Reconstruction, batch: Batch, value_range: tuple[float, float]) -> torch.Tensor:
+    """`[n]` PSNR of each example's most similar guess; mid-grey stands in where there is none."""
+    best = align_guess(guess, batch, value_range, "nearest" if len(guess) else None)
+    low, high = value_range
+    inputs = batch.inputs.detach().cpu()
+    return psnr((best.guesses.clamp(low, high) - low) / (high - low), (inputs - low) / (high - low))
 
 
 def _no_guess(like: Reconstruction) -> Reconstruction:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from seepage.errors import Problems, SeepageError
+from seepage.errors import short as short
 
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -89,12 +90,6 @@ def _hints(make: Callable[..., Any]) -> dict[str, Any]:
         return get_type_hints(make.__init__ if inspect.isclass(make) else make)
     except (NameError, TypeError):  # somebody's own code, whose annotations may not resolve
         return {}
-
-
-def short(value: Any) -> str:
-    """A value's `repr`, cut to a length that fits a message."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def bind(make: Callable[..., Any], options: Mapping[str, Any], what: str, *, given: int = 0) -> None:

@@ -31,7 +31,9 @@ class Promise:
     doubts: tuple[str, ...] = ()
 
 
-def promise_of(defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA) -> Promise | None:
+def promise_of(
+    defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA, *, visits: int = 1
+) -> Promise | None:
     """The promise of `dp_sgd`, `gaussian_noise` and `decaying_noise`; None for defenses that make none.
 
     What the other defenses of a composition do to the noisy update costs nothing.
@@ -40,6 +42,8 @@ def promise_of(defense: Defense | None, taken: Sequence[int] = (0,), delta: floa
         defense: What the client does.
         taken: The rounds in which it takes part, each with all its examples.
         delta: In (0, 1).
+        visits: Local steps of one round in which one example is used: `client.visits(examples)`. Only `dp_sgd` adds
+            noise in each.
 
     >>> promise_of(GaussianNoise(sigma=1.0)).doubts
     ('the noise has no clip to bound what one update can change, so no epsilon holds; set a clip',)
@@ -53,7 +57,7 @@ def promise_of(defense: Defense | None, taken: Sequence[int] = (0,), delta: floa
         why = "the noise has no clip to bound what one update can change, so no epsilon holds; set a clip"
         return Promise(None, unit, delta, len(taken), (why,))
     try:
-        spent = _spent(noise, taken, delta)
+        spent = _spent(noise, taken, delta, visits)
     except SeepageError as error:  # the accountant is an extra
         return Promise(None, unit, delta, len(taken), (str(error),))
     if spent == math.inf:
@@ -61,9 +65,10 @@ def promise_of(defense: Defense | None, taken: Sequence[int] = (0,), delta: floa
     return Promise(spent, unit, delta, len(taken), tuple(doubts(epsilon=spent)))
 
 
-def _spent(noise: DPSGD | GaussianNoise | DecayingNoise, taken: Sequence[int], delta: float) -> float:
+def _spent(noise: DPSGD | GaussianNoise | DecayingNoise, taken: Sequence[int], delta: float, visits: int) -> float:
     if not taken:
         return 0.0
     if isinstance(noise, DecayingNoise):
         return epsilons([noise.sigma_at(t) for t in taken], delta=delta)[-1]
-    return epsilon(sigma=noise.sigma, rounds=len(taken), delta=delta)
+    steps = len(taken) * (visits if isinstance(noise, DPSGD) else 1)
+    return epsilon(sigma=noise.sigma, rounds=steps, delta=delta)

@@ -11,6 +11,7 @@
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
     [rounds]    design = "random", count = 60  `vertical.Rounds`: one data set, batches of known indices (vertical FL)
     [knowledge] told = ["labels", "defense"]   `Told`: what the attacker is told beyond the protocol
+    [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
     [score]     recovered_ssim = 0.6           `Scoring`: thresholds
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.attacks import Attack
+from seepage.auxiliary import Auxiliary
 from seepage.clients import make_client
 from seepage.data import DATA
 from seepage.defenses import DEFENSES, joined
@@ -36,12 +38,15 @@ from seepage.errors import SeepageError, unknown
 from seepage.federation import Federation
 from seepage.partition import PARTITIONS, Partition
 from seepage.parts import Part, find_part, make_attack
+from seepage.storage import check_regular
 from seepage.training import Training
 from seepage.types import Architecture, ClientUpdate, Defense
 from seepage.vertical import Rounds
 
 BUILT_IN = Path(__file__).with_name("recipes")
 """Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
+LARGEST = 2**24
+"""Bytes of one recipe; more is refused before it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +121,7 @@ class Recipe:
     batch: Batches = Batches()
     rounds: Rounds | None = None
     knowledge: Told = Told()
+    auxiliary: Auxiliary | None = None
     defense: tuple[Part, ...] = ()
     attack: tuple[Part, ...] = ()
     score: Scoring = Scoring()
@@ -146,6 +152,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises:
         SeepageError: Where the file is missing or no TOML.
     """
+    check_regular(path, LARGEST)
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -8,17 +8,17 @@ A folder `observed/` holds everything an attacker may read, and nothing else:
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from seepage.clients import client_options
 from seepage.defenses import defense_tables
-from seepage.errors import SeepageError, unknown
+from seepage.errors import SeepageError, short, unknown
 from seepage.foreign import (
     Facts,
     check_batch_size,
@@ -31,7 +31,15 @@ from seepage.foreign import (
 )
 from seepage.models import MODELS, build, trusted
 from seepage.named import is_dotted
-from seepage.storage import SCHEMA, read_tensors, refuse_pickle, write_json, write_tensors
+from seepage.storage import (
+    LARGEST_TENSORS,
+    SCHEMA,
+    read_tensors,
+    refuse_links,
+    refuse_pickle,
+    write_json,
+    write_tensors,
+)
 from seepage.types import (
     Architecture,
     Knowledge,
@@ -42,6 +50,9 @@ from seepage.types import (
     Update,
     check_fits,
 )
+
+SLACK = 2**26
+"""Bytes that a file may have beside the numbers of its model."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,8 @@ class RecordedTranscript:
         if not 0 <= t < self.length:
             raise IndexError(t)
         path = round_file(self.folder, t)
-        tensors = {name: tensor.to(self.device) for name, tensor in read_tensors(path).items()}
+        found = read_tensors(path, most=self._most)
+        tensors = {name: tensor.to(self.device) for name, tensor in found.items()}
         parts = {part: _under(tensors, part) for part in ("params", "buffers", "update")}
         for part, first in (("params", self.first[0]), ("buffers", self.first[1])):
             if parts[part]:
@@ -79,6 +91,12 @@ class RecordedTranscript:
             labels=self._told("labels", tensors, path, self.knowledge.num_classes),
             indices=self._told("indices", tensors, path, None),
         )
+
+    @property
+    def _most(self) -> int:
+        """Bytes that a round's file can have: an update, weights and buffers, in numbers of at most 8 bytes each."""
+        params, buffers = self.first
+        return 2 * _bytes_of(params.values()) + _bytes_of(buffers.values())
 
     def indices(self, t: int) -> Tensor | None:
         """The samples of round `t`, without reading its update; None where the attacker is not told."""
@@ -123,6 +141,11 @@ class RecordedTranscript:
         return told
 
 
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes that tensors of these shapes take in a file at most, with room for names, labels and indices."""
+    return SLACK + 8 * sum(tensor.numel() for tensor in tensors)
+
+
 def _under(tensors: Mapping[str, Tensor], part: str) -> Tensors:
     return {name[len(part) + 1 :]: t for name, t in tensors.items() if name.startswith(f"{part}/")}
 
@@ -131,25 +154,23 @@ def _over(part: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
 
 
-def save_transcript(transcript: Transcript, folder: Path, *, rounds: bool = True) -> None:
+def save_transcript(
+    transcript: Transcript, folder: Path, *, rounds: bool = True, inferred: Mapping[str, str] | None = None
+) -> None:
     """Write `observed/`. The index `knowledge.json` comes last, so a folder without it is not whole.
 
     Args:
         transcript: What to write.
         folder: Where.
         rounds: Whether to write the rounds too. Without them only whoever holds the data can attack.
+        inferred: What of the knowledge nobody told, by name, with its source.
 
     Raises:
         SeepageError: Where the model has no name to build it from, and where the disk is full.
     """
-    knowledge = transcript.knowledge
-    if knowledge.architecture is None:
-        raise SeepageError(
-            "this transcript's model has no name to build it from, so it cannot be written to a folder; "
-            "give architecture=Architecture('fc2') or Architecture('mymodule:factory') when recording"
-        )
-    defense = None if knowledge.defense is None else defense_tables(knowledge.defense)
-    first = transcript[0]
+    knowledge, first = transcript.knowledge, transcript[0]
+    table = _table(knowledge, first.batch_size, len(transcript), kept=rounds)
+    table |= {"inferred": dict(inferred)} if inferred else {}
     frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in first.params}
     state = _over("params", first.params) | _over("buffers", first.buffers) | _over("frozen", frozen)
     write_tensors(folder / "model.safetensors", state)
@@ -157,30 +178,67 @@ def save_transcript(transcript: Transcript, folder: Path, *, rounds: bool = True
         write_tensors(round_file(folder, t), _round_tensors(transcript[t], first))
     if knowledge.auxiliary is not None:
         write_tensors(folder / "auxiliary.safetensors", {"inputs": knowledge.auxiliary})
-    write_json(
-        folder / "knowledge.json",
-        {
-            "schema": SCHEMA,
-            "architecture": {
-                "use": knowledge.architecture.use,
-                "options": dict(knowledge.architecture.options),
-            },
-            "client": client_options(knowledge.client),
-            "input_shape": list(knowledge.input_shape),
-            "num_classes": knowledge.num_classes,
-            "value_range": list(knowledge.value_range),
-            "told": sorted(knowledge.told),
-            "defense": defense,
-            "batch_size": first.batch_size,
-            "rounds": len(transcript),
-            "kept": rounds,
+    write_json(folder / "knowledge.json", table)
+
+
+def save_update(
+    knowledge: Knowledge,
+    state: Mapping[str, Tensor],
+    update: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    batch_size: int | None = None,
+) -> None:
+    """Write `observed/` of one update, tensor by tensor: mappings that make theirs when asked never hold two of them.
+
+    Args:
+        knowledge: What is known beside the update.
+        state: `params/NAME`, `buffers/NAME` and `frozen/NAME` of the model that was sent out.
+        update: `update/NAME`, and `kind` as `kind_tensor` makes it.
+        folder: Where.
+        batch_size: Examples behind the update, if known.
+
+    Raises:
+        SeepageError: Where the model has no name to build it from, and where the disk is full.
+    """
+    table = _table(knowledge, batch_size, 1, kept=True)
+    write_tensors(folder / "model.safetensors", state)
+    write_tensors(round_file(folder, 0), update)
+    write_json(folder / "knowledge.json", table)
+
+
+def _table(knowledge: Knowledge, batch_size: int | None, rounds: int, *, kept: bool) -> dict[str, Any]:
+    if knowledge.architecture is None:
+        raise SeepageError(
+            "this transcript's model has no name to build it from, so it cannot be written to a folder; "
+            "give architecture=Architecture('fc2') or Architecture('mymodule:factory') when recording"
+        )
+    return {
+        "schema": SCHEMA,
+        "architecture": {
+            "use": knowledge.architecture.use,
+            "options": dict(knowledge.architecture.options),
         },
-    )
+        "client": client_options(knowledge.client),
+        "input_shape": list(knowledge.input_shape),
+        "num_classes": knowledge.num_classes,
+        "value_range": list(knowledge.value_range),
+        "told": sorted(knowledge.told),
+        "defense": None if knowledge.defense is None else defense_tables(knowledge.defense),
+        "batch_size": batch_size,
+        "rounds": rounds,
+        "kept": kept,
+    }
+
+
+def kind_tensor(kind: str) -> Tensor:
+    """The kind of an update as it is written beside it: `[n]` bytes of its name."""
+    return torch.tensor(list(kind.encode()), dtype=torch.uint8)
 
 
 def _round_tensors(observed: Round, first: Round) -> Tensors:
     tensors = _over("update", observed.update.tensors)
-    tensors["kind"] = torch.tensor(list(observed.update.kind.encode()), dtype=torch.uint8)
+    tensors["kind"] = kind_tensor(observed.update.kind)
     if not same(observed.params, first.params):
         tensors |= _over("params", observed.params)
     if not same(observed.buffers, first.buffers):
@@ -217,6 +275,7 @@ def open_transcript(
     Raises:
         SeepageError: Where a file is missing, truncated, of another schema version, or does not fit the model.
     """
+    refuse_links(folder)
     facts = read_facts(folder)
     if not facts.kept:
         raise SeepageError(
@@ -242,10 +301,12 @@ def _open_knowledge(
     folder: Path, facts: Facts, architecture: Architecture | None, device: str, trust: bool
 ) -> tuple[Knowledge, tuple[Tensors, Tensors]]:
     named = _architecture(folder, facts, architecture, trust)
-    state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors").items()}
-    first = _under(state, "params"), _under(state, "buffers")
     shape = tuple(facts.input_shape)
-    model = _fitting_model(named, shape, facts.num_classes, first, _under(state, "frozen"))
+    sketch = _sketch(named, shape, facts.num_classes)
+    most = LARGEST_TENSORS if sketch is None else _bytes_of([*sketch.parameters(), *sketch.buffers()])
+    state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors", most=most).items()}
+    first = _under(state, "params"), _under(state, "buffers")
+    model = _fitting_model(named, shape, facts.num_classes, first, _under(state, "frozen"), sketch)
     low, high = facts.value_range
     told = frozenset(item for item in get_args(Told) if item in facts.told)
     knowledge = Knowledge(
@@ -272,13 +333,14 @@ def _architecture(folder: Path, facts: Facts, chosen: Architecture | None, trust
     if not is_dotted(recorded.use):
         raise unknown(f"model in {folder}", recorded.use, MODELS)
     raise SeepageError(
-        f"{folder} was recorded with the model {recorded.use!r}, which is somebody's own code and is not run "
-        f"unasked; if you trust it, add --model {recorded.use}"
+        f"{folder} was recorded with the model {short(recorded.use)}, which is somebody's own code and is not run "
+        f"unasked; if you trust it, add --model {short(recorded.use)[1:-1]}"
     )
 
 
 def _batch_size(folder: Path, facts: Facts, given: int | None) -> int | None:
-    if facts.batch_size is not None and given is not None and given != facts.batch_size:
+    told = facts.batch_size if "batch size" not in facts.said else None
+    if told is not None and given is not None and given != told:
         raise SeepageError(
             f"{folder} was recorded with batch size {facts.batch_size}, not {given}; leave out --batch-size"
         )
@@ -292,10 +354,10 @@ def _fitting_model(
     num_classes: int,
     state: tuple[Tensors, Tensors],
     frozen: Tensors,
+    sketch: torch.nn.Module | None,
 ) -> torch.nn.Module:
-    """Build the recorded model, having checked its size on the meta device, where nothing is allocated."""
-    what, whose = "the recorded model", f"the model {architecture.use!r}"
-    sketch = _sketch(architecture, shape, num_classes)
+    """Build the recorded model, having checked its size on a sketch of it, for which nothing was allocated."""
+    what, whose = "the recorded model", f"the model {short(architecture.use)}"
     if sketch is not None:
         check_fits(state[0] | frozen, dict(sketch.named_parameters()), what, whose)
     model = build(architecture, shape, num_classes)
@@ -310,6 +372,7 @@ def _fitting_model(
 
 
 def _sketch(architecture: Architecture, shape: tuple[int, ...], num_classes: int) -> torch.nn.Module | None:
+    """The model on the meta device."""
     try:
         with torch.device("meta"):
             return build(architecture, shape, num_classes)

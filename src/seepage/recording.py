@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
+from seepage.auxiliary import auxiliary_images
 from seepage.errors import Inapplicable, SeepageError
 from seepage.federating import UNSEEN, Held, clients_of, train_federation
 from seepage.functional import generator, state_of
@@ -67,7 +68,7 @@ def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet, *,
         observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
         if is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists()):
             continue
-        show(number, len(recipes), f"recording {recipe.cell}")
+        show(number, len(recipes), f"recording {recipe.cell}" if len(recipes) > 1 else "recording")
         try:
             _record_cell(recipe, observed, private, sets, trained, keep, folder, show)
         except (Skipped, Inapplicable) as error:
@@ -103,16 +104,19 @@ def _record_cell(
     if key not in trained:
         trained[key] = train(model, state_of(model), batch_of, dataset.train, recipe.training, seed=recipe.seed)
     state, parts, unseen, federation = _scene(recipe, dataset, model, trained[key], folder, show)
+    batches = [batch_of(part) for part in parts]
+    auxiliary = _auxiliary(recipe, dataset, batches)
     knowledge = Knowledge(
         model=model,
         client=recipe.make_client(),
         input_shape=dataset.input_shape,
         num_classes=len(dataset.classes),
-        told=frozenset(recipe.knowledge.told),  # type: ignore[arg-type]
+        told=frozenset(recipe.knowledge.told) | ({"auxiliary"} if auxiliary is not None else set()),  # type: ignore[arg-type]
         defense=recipe.make_defense() if "defense" in recipe.knowledge.told else None,
+        auxiliary=auxiliary,
         architecture=recipe.architecture,
     )
-    victim, truth = _victim(recipe, knowledge, state, [batch_of(part) for part in parts])
+    victim, truth = _victim(recipe, knowledge, state, batches)
     _check_computes(victim, recipe)
     save_truth(truth, private)
     # Unseen examples that are not attacked either; a tiny data set may have none left.
@@ -125,6 +129,14 @@ def _record_cell(
     check_space(observed, size * (len(victim.transcript()) if kept else 1))
     save_transcript(victim.transcript(), observed, rounds=kept)
     write_json(private / "cell.json", facts)
+
+
+def _auxiliary(recipe: Recipe, dataset: data.Dataset, batches: Sequence[Batch]) -> Tensor | None:
+    """The attacker's own images, if the recipe gives any."""
+    if recipe.auxiliary is None:
+        return None
+    attacked = [batch.inputs for batch in batches]
+    return auxiliary_images(recipe.auxiliary, dataset, attacked, recipe.seed).to(recipe.device)
 
 
 def open_data(recipe: Recipe, sets: dict[str, data.Dataset]) -> data.Dataset:
@@ -156,7 +168,7 @@ def _scene(
     victims = held.victims(recipe)
 
     def progress(done: int, total: int) -> None:
-        show(done, total, f"training: rounds of {recipe.cell}")
+        show(done, total, "training: rounds" if recipe.cell == "cell" else f"training: rounds of {recipe.cell}")
 
     clients = clients_of(recipe, dataset, held, model)
     stage = train_federation(recipe, clients, state, folder / "private", progress)
@@ -278,6 +290,7 @@ def _names(recipe: Recipe) -> dict[str, Any]:
     undefended = ["no defense"] if "defense-none" in recipe.cell else []
     words += map(str, recipe.defense) if recipe.defense else undefended
     words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
+    words += [f"auxiliary images of {recipe.auxiliary}"] if recipe.auxiliary is not None else []
     title = ", ".join(words)
     return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import tomli_w
 
+from seepage.auxiliary import Auxiliary
 from seepage.errors import Problems, SeepageError
 from seepage.federation import Federation
 from seepage.named import problems_with, short
@@ -26,13 +27,14 @@ _TABLES: dict[str, type] = {
     "batch": Batches,
     "rounds": Rounds,
     "knowledge": Told,
+    "auxiliary": Auxiliary,
     "score": Scoring,
 }
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
 MOST_CELLS = 10_000
 """Combinations of a grid; more are taken for a mistake."""
-_ASIDE = ("expect", "frontier", "utility")
-"""What an audit leaves alone: figures of a paper, and what `seepage frontier` sweeps and trains."""
+_ASIDE = ("expect", "small", "frontier", "utility")
+"""What an audit leaves alone: what `seepage reproduce` reads, and what `seepage frontier` sweeps and trains."""
 _KEYS = [*_PLAIN, "data", "model", "client", "partition", *_TABLES, "defense", "attack", "grid", "case", *_ASIDE]
 
 
@@ -177,6 +179,8 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
         problems.append(str(error))
     if recipe.rounds is not None and recipe.federation is not None:
         problems.append("[rounds] follow one data set and [federation] shares it out; leave one of them out")
+    if recipe.federation is not None and recipe.auxiliary is not None and recipe.auxiliary.use is None:
+        problems.append("[federation] shares out all of the data set, so [auxiliary] needs use = ANOTHER; add it")
     if recipe.federation is None and "partition" in tables:
         problems.append("[partition] shares data out among the clients of a [federation]; add that table")
     return recipe
@@ -232,6 +236,8 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         "defense": [part.table() for part in first.defense],
         "attack": [part.table() for part in first.attack],
     }
+    if first.auxiliary is not None:
+        out["auxiliary"] = _written(first.auxiliary)
     if first.rounds is not None:
         out["rounds"] = asdict(first.rounds)
     if first.federation is not None:
@@ -250,7 +256,7 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
     return tomli_w.dumps(out)
 
 
-def _written(plan: Training | Federation) -> dict[str, Any]:
+def _written(plan: Training | Federation | Auxiliary) -> dict[str, Any]:
     """TOML has no null: an option that is None is left out, as it was in the recipe."""
     return {key: value for key, value in asdict(plan).items() if value is not None}
 

@@ -59,6 +59,7 @@ def make_row(
         "told_extra": told_extra,
         "examples": _examples(views, truth),
         **dict.fromkeys(SCORE_KEYS),
+        "psnr_nearest": None,
         "alignment": None,
         "seconds": round(sum(outcome.seconds for outcome in outcomes), 3) if found else None,
         "cpu_seconds": round(sum(outcome.cpu_seconds for outcome in outcomes), 3) if found else None,
@@ -82,6 +83,7 @@ def make_row(
         row |= {key: _rounded(getattr(scores, key)) for key in SCORE_KEYS}
         row |= {"alignment": scores.alignment, "objective_at_truth": at_truth(attack, views, truth)}
         row["visible"] = scores.visible
+        row["psnr_nearest"] = _rounded(measured.nearest)
         row["notes"] += list(scores.notes)
         row |= measured.certified
         row |= inner_errors(attack, views, truth, outcomes, measured.places)
@@ -116,9 +118,9 @@ def _reason(outcomes: Sequence[Outcome]) -> str | None:
 def skipped_row(cell: str, name: str, attack: Attack, told: Sequence[str], reason: str) -> dict[str, Any]:
     """The line of an attack on a cell that could not be recorded."""
     blank = dict.fromkeys(
-        ("examples", *SCORE_KEYS, "alignment", "seconds", "cpu_seconds", "rounds", "steps", "evaluations", "objective",
-         "objective_at_truth", "visible", "vouched", "certified", "false_certificates", "error_v", "error_h", "space",
-         "returned")
+        ("examples", *SCORE_KEYS, "psnr_nearest", "alignment", "seconds", "cpu_seconds", "rounds", "steps",
+         "evaluations", "objective", "objective_at_truth", "visible", "vouched", "certified", "false_certificates",
+         "error_v", "error_h", "space", "returned")
     )  # fmt: skip
     return {
         "cell": cell,
@@ -221,6 +223,34 @@ def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tu
         among = f" ({where[0] if len(where) == 1 else f'{len(where)} of {cases} cases'})" if cases > 1 else ""
         found.append((who, f"{outcome}{among}: {reason}"))
     return found
+
+
+def promise_lines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What defenses promise in differential privacy, to stand beside the verdict: each sentence once.
+
+    >>> promise_lines([{"title": "fc2", "promise": {"epsilon": 8.0, "delta": 1e-5, "unit": "example", "rounds": 1}}])
+    ['Promised beside it: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
+    """
+    places: dict[str, list[str]] = {}
+    for cell in cells:
+        promise = cell.get("promise")
+        if isinstance(promise, Mapping):
+            places.setdefault(_promised(promise), []).append(str(cell.get("title") or cell.get("name")))
+    lines = []
+    for words, titles in places.items():
+        where = "; ".join(titles) if len(titles) <= NAMED else f"{len(titles)} of {len(cells)} cases"
+        lines.append(f"Promised beside it: {words}{f' ({where})' if len(titles) < len(cells) else ''}.")
+    return lines
+
+
+def _promised(promise: Mapping[str, Any]) -> str:
+    epsilon, delta, rounds = (promise.get(key) for key in ("epsilon", "delta", "rounds"))
+    if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
+        doubts = promise.get("doubts")
+        return f"no epsilon: {doubts[0]}" if isinstance(doubts, list | tuple) and doubts else "no epsilon"
+    unit = "example" if promise.get("unit") == "example" else "client's update"
+    over = f"over {rounds} round{'' if rounds == 1 else 's'}"
+    return f"epsilon = {epsilon:.3g} at delta = {delta:g} for each {unit}, {over}"
 
 
 SHOWN = (

@@ -108,13 +108,14 @@ def worst_rounding(observed: Round) -> tuple[float, str]:
 
 
 def promise_flags(promise: Promise | None) -> list[Flag]:
-    """Flags about what the defense promises for the audited update alone; later rounds spend more."""
+    """Flags about what the defense promises for the audited rounds alone; later ones spend more."""
     if promise is None:
         return []
     unit = "whether one example was in the batch" if promise.unit == "example" else "what one client sent"
     if promise.epsilon is None:
         return [Flag("epsilon", "warning", f"No epsilon is stated: {promise.doubts[0]}.")]
-    stated = f"For one round the defense hides {unit} with epsilon = {promise.epsilon:.3g} at delta = {promise.delta:g}"
+    rounds = "For one round" if promise.rounds == 1 else f"Over {promise.rounds} rounds"
+    stated = f"{rounds} the defense hides {unit} with epsilon = {promise.epsilon:.3g} at delta = {promise.delta:g}"
     severity: Severity = "warning" if promise.doubts else "note"
     return [Flag("epsilon", severity, ". ".join([stated, *map(_sentence, promise.doubts)]) + ".")]
 

@@ -5,22 +5,50 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
 from seepage.types import Tensors
 
 SCHEMA = 1
 """Version of everything written into a run folder; a reader refuses other versions."""
 
-LARGEST_JSON = 2**28
-"""Bytes of one JSON file; more is refused before it is read."""
+LARGEST_JSON = 2**26
+"""Bytes of one JSON file; more is refused before it is read, as it takes some 20 times its size in memory."""
+
+LARGEST_LINES = 2**29
+"""Bytes of a file of JSON lines, which are read one by one."""
+
+LARGEST_TENSORS = 2**36
+"""Bytes of one file of tensors, where no closer limit is known."""
+
+LARGEST_HEAD = 2**24
+"""Bytes of the table at the head of a file of tensors: 100,000 of them."""
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""What safetensors calls the kinds of numbers that are written."""
+
+Kind = tuple[torch.dtype, tuple[int, ...]]
+"""What a tensor holds, and its shape."""
 
 PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"}
 
@@ -36,13 +64,18 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o644) -> None:
     Raises:
         SeepageError: Where the folder cannot be written or the disk is full; nothing is left behind.
     """
-    data = content.encode() if isinstance(content, str) else content
+    with _opened(path, mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def _opened(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
             temporary = Path(file.name)
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(mode)
@@ -74,10 +107,12 @@ def make_private(folder: Path) -> None:
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append one JSON line."""
+    """Append one JSON line. A link in place of the file is not followed: it may lead anywhere."""
+    line = json.dumps(record, allow_nan=False) + "\n"
     try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        with open(number, "a", encoding="utf-8") as file:
+            file.write(line)
     except OSError as error:
         raise SeepageError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with --out"
@@ -94,15 +129,15 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
     write_whole(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
     """Read a JSON file; `SeepageError` where it is missing, no JSON, or has numbers that JSON has no word for."""
-    check_regular(path, LARGEST_JSON)
+    check_regular(path, largest)
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite)
     except OSError as error:
         raise SeepageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, RecursionError) as error:
-        raise SeepageError(f"{path} is not valid JSON ({error}); record it again") from error
+        raise SeepageError(f"{path} is not valid JSON ({str(error)[:120]}); record it again") from error
 
 
 def _finite(text: str) -> float:
@@ -120,10 +155,33 @@ def check_regular(path: Path, largest: int | None = None) -> None:
         raise SeepageError(f"{path} is larger than {largest >> 20} MiB, which no such file is; record it again")
 
 
+def refuse_links(folder: Path) -> None:
+    """Raise where a link below a folder leads out of it: somebody else's folder must not make us read or write there.
+
+    The folder itself may be reached through one.
+    """
+    root = folder.resolve()
+    for parent, folders, names in os.walk(folder):
+        for path in (Path(parent, name) for name in (*folders, *names)):
+            if path.is_symlink() and not _leads_below(path, root):
+                raise SeepageError(
+                    f"{folder} holds a link that leads out of it ({short(str(path.relative_to(folder)))}), which is "
+                    "not followed; put the file itself there, if it is yours"
+                )
+
+
+def _leads_below(path: Path, root: Path) -> bool:
+    try:
+        return path.resolve().is_relative_to(root)
+    except (OSError, RuntimeError):  # a link that leads round in a circle
+        return False
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines; a missing file reads as none, a last line cut short by a kill is dropped."""
     if not path.exists():
         return []
+    check_regular(path, LARGEST_LINES)
     records = []
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
@@ -132,7 +190,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except (ValueError, RecursionError) as error:
             if number == len(lines):
                 break
-            raise SeepageError(f"{path} line {number} is not valid JSON ({error}); delete the run folder") from error
+            reason = str(error)[:120]
+            raise SeepageError(f"{path} line {number} is not valid JSON ({reason}); delete the run folder") from error
     return records
 
 
@@ -147,9 +206,49 @@ def check_schema(record: Any, path: Path) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors as safetensors, whole. Tensors that share memory are written apart."""
-    apart = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_whole(path, save(apart, dict(metadata) if metadata else None))
+    """Write tensors as safetensors, whole. Tensors that share memory are written apart.
+
+    They go into the file one by one, so a mapping that makes each when it is asked for never has two in memory. It is
+    asked twice, for sizes and for values.
+
+    Args:
+        path: The file.
+        tensors: By name.
+        metadata: Further words for its head.
+
+    Raises:
+        SeepageError: Where the file cannot be written, and for a dtype that the format has no name for.
+    """
+    shapes = {name: _kind_of(tensors[name]) for name in tensors}
+    # Larger numbers first, as the safetensors library writes them: then each starts at a multiple of its size.
+    order = sorted(shapes, key=lambda name: (-shapes[name][0].itemsize, name))
+    with _opened(path) as file:
+        file.write(_head({name: shapes[name] for name in order}, metadata))
+        for name in order:
+            file.write(_bytes_of(tensors[name]))
+
+
+def _kind_of(tensor: Tensor) -> Kind:
+    return tensor.dtype, tuple(tensor.shape)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _head(shapes: Mapping[str, Kind], metadata: Mapping[str, str] | None) -> bytes:
+    """What a safetensors file starts with: the length of the JSON after it, 8 bytes little-endian, and that JSON."""
+    table: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for name, (dtype, shape) in shapes.items():
+        if dtype not in DTYPES:
+            raise SeepageError(f"tensor {name!r:.60} has dtype {dtype}, which safetensors has no name for; convert it")
+        end = start + math.prod(shape) * dtype.itemsize
+        table[name] = {"dtype": DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        start = end
+    text = json.dumps(table, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def refuse_pickle(path: Path) -> None:
@@ -161,15 +260,21 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
-def read_tensors(path: Path, names: Collection[str] | None = None) -> Tensors:
+def read_tensors(path: Path, names: Collection[str] | None = None, *, most: int = LARGEST_TENSORS) -> Tensors:
     """Read a safetensors file, or only the named tensors of it.
 
+    Args:
+        path: The file.
+        names: These tensors alone; names that are not there are passed over.
+        most: Bytes that the file may have. Its tensors take as many again in memory.
+
     Raises:
-        SeepageError: For a missing or truncated file, and for pickles, which can run code when loaded.
+        SeepageError: For a missing, truncated or too large file, and for pickles, which can run code when loaded.
     """
     refuse_pickle(path)
-    check_regular(path)
+    check_regular(path, most)
     try:
+        _check_head(path)
         # Copies: views into the file are not aligned in memory, and kernels then round differently.
         if names is None:
             return {name: tensor.clone() for name, tensor in load_file(path).items()}
@@ -178,7 +283,16 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> Tensors:
     except FileNotFoundError as error:
         raise SeepageError(f"{path} does not exist; check the path") from error
     except (SafetensorError, OSError, ValueError) as error:
-        raise SeepageError(f"{path} is not a whole safetensors file ({error}); copy or record it again") from error
+        reason = str(error)[:120]
+        raise SeepageError(f"{path} is not a whole safetensors file ({reason}); copy or record it again") from error
+
+
+def _check_head(path: Path) -> None:
+    """Raise `ValueError` where the head of a safetensors file names a table of absurd size."""
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+    if size > LARGEST_HEAD:
+        raise ValueError(f"its head of {size} bytes is larger than {LARGEST_HEAD >> 20} MiB")
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -11,10 +11,12 @@ from seepage import data, sanity
 from seepage.attacking import Source, attack_names
 from seepage.attacks import Attack
 from seepage.errors import SeepageError
+from seepage.exposure import exposure
+from seepage.foreign import read_facts
 from seepage.measured import score_outcomes
 from seepage.metrics import Alignment, Scores
 from seepage.outcome import Outcome, open_outcome
-from seepage.promise import promise_of
+from seepage.promise import Promise, promise_of
 from seepage.recipe import Recipe, Scoring
 from seepage.recording import Show, quiet
 from seepage.results import make_row, skipped_row, thresholds
@@ -31,8 +33,9 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
     lines: list[dict[str, Any]] = []
     flags: list[dict[str, Any]] = []
     facts: list[dict[str, Any]] = []
+    looks: list[dict[str, Any]] = []
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
-        show(i, len(sources), f"scoring {source.name}")
+        show(i, len(sources), f"scoring {source.name}" if len(sources) > 1 else "scoring")
         named = list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
         if source.skipped:
             facts.append(_facts_on_disk(source))
@@ -41,10 +44,14 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
             continue
         transcript = source.open("cpu")
         truth = None if source.private is None else _truth_for(transcript, source)
-        facts.append(_facts_of(source, transcript))
+        said = _said(source)
+        facts.append(_facts_of(source, transcript) | {"inferred": said, "promise": _promised(source)})
+        looks.append(_look(source, transcript))
+        facts[-1]["exposure"] = looks[-1].get("line")
         flags += _cell_flags(source, transcript, truth, recipe.score)
         for name, attack in named:
             row, scores = _score_attack(Attacked(source, name, attack, folder), transcript, truth, recipe.score)
+            row["told"] = [item for item in row["told"] if item not in said]
             rows.append(row)
             found = (
                 sanity.attack_flags(row)
@@ -55,6 +62,7 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
             lines += _score_lines(source.name, name, scores, truth) if scores else []
     write_lines(folder / "scores.jsonl", lines)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
+    write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": looks})
     level, words = verdict(rows, {fact["name"]: fact["title"] for fact in facts})
     result = {
         "schema": SCHEMA,
@@ -69,6 +77,30 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
     return result
 
 
+def _said(source: Source) -> dict[str, str]:
+    """What an attacker was not told here and inferred, by name, with its source."""
+    if source.recipe is not None:
+        return {}
+    said = read_facts(source.observed).said
+    return {name: words for name, words in said.items() if name != "batch size" or source.batch_size is None}
+
+
+def _promised(source: Source) -> dict[str, Any] | None:
+    """What the defense promises in differential privacy, where it promises anything."""
+    found = None if source.recipe is None else _promise(source.recipe)
+    return None if found is None else asdict(found)
+
+
+def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
+    """What the first round's update gives away with no attack."""
+    try:
+        found = exposure(transcript)
+        table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and for no report
+        return {"cell": source.name, "line": found.line, **table}
+    except SeepageError as error:
+        return {"cell": source.name, "failed": str(error)}
+
+
 def _facts_on_disk(source: Source) -> dict[str, Any]:
     assert source.private is not None
     facts: dict[str, Any] = read_json(source.private / "cell.json")
@@ -81,10 +113,11 @@ def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
         return _facts_on_disk(source)
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
+    own = "" if source.name == "cell" else f"{source.name}: "
     return {
         "schema": SCHEMA,
         "name": source.name,
-        "title": f"{source.name}: {use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
+        "title": f"{own}{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
         "model": use,
         "model_options": dict(knowledge.architecture.options) if knowledge.architecture else {},
         "data": None,
@@ -125,13 +158,22 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     return Truth((dataset.batch(torch.arange(len(dataset))),))
 
 
+def _promise(recipe: Recipe) -> Promise | None:
+    defense = recipe.make_defense()
+    if promise_of(defense) is None:  # before thousands of rounds are gone through
+        return None
+    rounds, size = recipe.rounds, recipe.batch.size
+    taken = range(1) if rounds is None else rounds.drawn(size, recipe.seed).busiest(rounds.count)
+    return promise_of(defense, taken, visits=recipe.make_client().visits(size))
+
+
 def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:
     knowledge = transcript.knowledge
     found = sanity.model_flags(knowledge.model, getattr(knowledge.client, "mode", "train"))
     losses = sanity.example_losses(transcript, list(truth)) if truth is not None else []
     drawn = "indices" in knowledge.told
     found += sanity.update_flags(transcript, 1 if drawn else len(transcript), losses)
-    found += sanity.promise_flags(promise_of(source.recipe.make_defense()) if source.recipe is not None else None)
+    found += sanity.promise_flags(None if source.recipe is None else _promise(source.recipe))
     if truth is not None:
         found += sanity.sample_flags(sum(len(batch) for batch in truth), len(truth))
         found += sanity.metric_flags(scoring.lpips, knowledge.input_shape)

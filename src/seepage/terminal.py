@@ -14,8 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from seepage.errors import printable
+from seepage.explained import Option
+from seepage.observing import inferred_lines
 from seepage.recording import Show, quiet
-from seepage.results import reasons
+from seepage.results import promise_lines, reasons
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
@@ -57,6 +60,7 @@ class _Label:
 
     def of(self, total: float, what: str) -> str:
         """The label, for a phase with `total` things to do."""
+        what = printable(what)
         if what:
             self.last = what if what.startswith(PHASES) else f"attacking: {what}"
         elif self.last.startswith(PHASES) or total != self.total:
@@ -76,7 +80,7 @@ class _Lines:
         count = f"{done:.0f} of {total:g}" if total > 1 else ""
         if phase.startswith("attacking") and total < MANY:
             count = f"{done / total:.0%}"
-        line = f"{phase.removesuffix(':')}: {', '.join(filter(None, (count, rest)))}"
+        line = ": ".join(filter(None, (phase.removesuffix(":"), ", ".join(filter(None, (count, rest))))))
         now = time.monotonic()
         if now - self.at >= LINE_EVERY and line != self.line:
             self.at, self.line = now, line
@@ -89,9 +93,22 @@ def open_console() -> Console:
     return Console(width=120 if wide else None)
 
 
+def plain(value: Any) -> Any:
+    """The texts in what somebody's JSON held, as a terminal may show them.
+
+    >>> plain({"title": ["a" + chr(27) + "[2J"]})["title"][0] == "a" + chr(92) + "x1b[2J"
+    True
+    """
+    if isinstance(value, Mapping):
+        return {plain(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return printable(value) if isinstance(value, str) else value
+
+
 def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_old: bool = False) -> None:
     """Table, verdict and where the report lies."""
-    console = open_console()
+    console, result = open_console(), plain(result)
     if quiet:
         console.print(result["verdict"], soft_wrap=True, highlight=False, markup=False)
         return
@@ -101,6 +118,8 @@ def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_o
         if cell["baselines"]:
             console.print(Text(_baselines(cell["baselines"]) + _accuracy(cell), style="dim"))
         console.print(_table(rows))
+        for line in _beside(cell, rows):
+            console.print(Text(line, style="dim"), soft_wrap=True)
         console.print()
     titles = {cell["name"]: cell["title"] for cell in result["cells"]}
     entries = [
@@ -115,14 +134,25 @@ def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_o
     if any(row["psnr"] is not None or row["outcome"] == "features only" for row in result["rows"]):
         console.print(Text(_legend(result), style="dim"))
         console.print()
-    leaks = result["verdict_level"] in ("exact", "recognizable")
+    leaks = result["verdict_level"] in ("exact", "recognizable", "certified")
     console.print(Text(result["verdict"], style="bold red" if leaks else "bold"))
+    for line in promise_lines(result["cells"]):
+        console.print(Text(line, style="bold"), soft_wrap=True)
     console.print()
     if note_old:
         console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
-    if any(row["ssim"] is not None for row in result["rows"]):
+    if any(row["ssim"] is not None for row in result["rows"]) and (folder / "grid.png").exists():
         console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _beside(cell: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What stands under a cell's table: what was inferred, and what the update gives away without an attack."""
+    inferred = cell.get("inferred")
+    lines = inferred_lines(inferred) if isinstance(inferred, Mapping) else []
+    if cell.get("exposure") and not any(row["psnr"] is not None for row in rows):
+        lines.append(f"without any attack: {cell['exposure']}")
+    return lines
 
 
 def _legend(result: Mapping[str, Any]) -> str:
@@ -183,6 +213,8 @@ def _entries(row: Mapping[str, Any]) -> list[str]:
 
 def _outcome(row: Mapping[str, Any]) -> str:
     fit = str(row.get("alignment") or "").partition("+")[2]
+    if row["psnr"] is None and row.get("vouched"):
+        return f"not scored, {row['vouched']} certified"
     return f"{row['outcome']} ({fit} fitted)" if fit else str(row["outcome"])
 
 
@@ -196,14 +228,17 @@ def _style(row: Mapping[str, Any]) -> str:
     return "dim" if row["psnr"] is None or row["outcome"] == "nothing recovered" else ""
 
 
-def print_kind(entries: Sequence[Mapping[str, str]]) -> None:
-    """All that is known about the names of one kind, a paragraph each."""
+def print_kind(entries: Sequence[Mapping[str, str]], options: Mapping[str, Sequence[Option]]) -> None:
+    """All that is known about the names of one kind, a paragraph each, with a line for every option."""
     console = open_console()
     for entry in entries:
         console.print(Text(entry["name"], style="bold"))
         for key, value in entry.items():
-            if key != "name" and value:
+            if key not in ("name", "options") and value:
                 console.print(Text(f"  {key}: {value}"), soft_wrap=True)
+        for option in options.get(entry["name"], ()):
+            head = f"  {option.name} = {option.default}" if option.default else f"  {option.name}, to be given"
+            console.print(Text(f"{head}: {option.about}" if option.about else head), soft_wrap=True)
 
 
 def print_catalog(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from seepage.clients import mean_update
 from seepage.functional import generator, unordered
 from seepage.types import (
@@ -31,7 +33,9 @@ class SimulatedTranscript:
     def __getitem__(self, t: int) -> Round:
         if not 0 <= t < self.length:
             raise IndexError(t)
-        return self.make_round(t)
+        # The client's own backward pass needs a graph, whatever the caller has switched off.
+        with torch.inference_mode(False), torch.enable_grad():
+            return self.make_round(t)
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def open_truth(folder: Path) -> Truth:
             tuple(Batch(tensors[f"{t}/inputs"], tensors[f"{t}/labels"], tensors.get(f"{t}/indices")) for t in rounds)
         )
     except KeyError as error:
-        raise SeepageError(f"{path} lacks {error}; record it again") from error
+        raise SeepageError(f"{path} lacks {str(error)[:80]}; record it again") from error
 
 
 def _check_draws(draws: Tensor, samples: int, path: Path) -> None:

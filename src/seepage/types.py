@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Generator, Tensor, nn
 
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
 
 Tensors = dict[str, Tensor]
 """Tensors keyed by parameter name, like `state_dict()`."""
@@ -117,23 +117,33 @@ class Round:
 
     def __post_init__(self) -> None:
         check_fits(self.update.tensors, self.params, "the update", "the model")
-        for name, tensor in self.update.tensors.items():
-            if not torch.isfinite(tensor).all():
-                raise SeepageError(
-                    f"the update of round {self.t} holds NaN or infinite values in {name!r}, so nothing "
-                    "can be read from it; check the client's training for overflow and record again"
-                )
+        check_finite(self.update.tensors, self.t)
 
     def gradient(self, client: "ClientUpdate") -> Tensors:
         """The update as a gradient of the mean loss; a `delta` is divided by what the client did."""
         return client.as_gradient(self.update, self.batch_size)
 
 
+def check_finite(update: Mapping[str, Tensor], t: int) -> None:
+    """Raise `SeepageError` where the update of round `t` holds NaN or infinite values."""
+    for name in update:
+        if not _is_finite(update[name]):
+            raise SeepageError(
+                f"the update of round {t} holds NaN or infinite values in {short(name)}, so nothing "
+                "can be read from it; check the client's training for overflow and record again"
+            )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    # The sum is there at once; it is not finite where a value is not, and where finite values overflow it.
+    return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
+
+
 def check_fits(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str, whose: str) -> None:
     """Raise `SeepageError` unless `tensors` has exactly the names and shapes of `like`."""
     missing, extra = sorted(set(like) - set(tensors)), sorted(set(tensors) - set(like))
     if missing or extra:
-        parts = [f"lacks {missing[:3]}"] * bool(missing) + [f"has unknown {extra[:3]}"] * bool(extra)
+        parts = [f"lacks {_some(missing)}"] * bool(missing) + [f"has unknown {_some(extra)}"] * bool(extra)
         raise SeepageError(
             f"{what} does not fit {whose}: it {' and '.join(parts)}; "
             "use the model, with the same options, that the update was made with"
@@ -141,9 +151,13 @@ def check_fits(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: 
     for name, tensor in tensors.items():
         if tensor.shape != like[name].shape:
             raise SeepageError(
-                f"{what} does not fit {whose}: {name!r} has shape {tuple(tensor.shape)}, "
+                f"{what} does not fit {whose}: {short(name)} has shape {short(tuple(tensor.shape))}, "
                 f"expected {tuple(like[name].shape)}; use the model the update was made with"
             )
+
+
+def _some(names: list[str]) -> str:
+    return f"[{', '.join(map(short, names[:3]))}]"
 
 
 @dataclass(frozen=True)
@@ -245,6 +259,10 @@ class ClientUpdate(ABC):
     def for_round(self, seed: int, t: int) -> "ClientUpdate":
         """The rule with the client's own randomness of round `t`, of which the attacker's copy knows nothing."""
         return self
+
+    def visits(self, examples: int) -> int:
+        """In how many local steps of one round an example of so many is used, at most: what an accountant counts."""
+        return 1
 
     @property
     def alone(self) -> "ClientUpdate":

@@ -8,7 +8,9 @@ from seepage.results import NAMED
 
 
 def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tuple[str, str]:
-    """The run in plain words: `(level, text)` with level `exact`, `recognizable`, `traces`, `nothing`, `unscored`.
+    """The run in plain words: `(level, text)`.
+
+    Levels: `exact`, `recognizable`, `traces`, `nothing`; without a truth `certified` or `unscored`.
 
     Args:
         rows: All rows.
@@ -23,10 +25,15 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
             "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them; "
             "cpa_fia goes on from there to images"
         )
+    if not scored and any(row.get("vouched") for row in rows):
+        return "certified", (
+            f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, titles)} A certified guess fits what was sent as only a "
+            "private example would. No truth was at hand; whoever has it can check: seepage score RUN --truth FOLDER"
+        )
     if not scored:
         return "unscored", (
             f"NOT SCORED. Look at the pictures: {_unscored(rows, titles)} The truth is not at hand to say how close "
-            "that is; whoever has it can: seepage score RUN --truth FOLDER"
+            "that is, and nothing here is a proof of safety; whoever has it can: seepage score RUN --truth FOLDER"
         )
     best = {
         cell: max((row for row in scored if row["cell"] == cell), key=_strength)
@@ -62,8 +69,10 @@ def _unscored(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> s
         return "no attack returned any guess."
     best = max(back, key=lambda row: (row.get("vouched") or 0, row["returned"]))
     vouched = best.get("vouched")
-    sure = f" and certifies {vouched} of them without any truth" if vouched else ", none of which it can certify"
-    return f"{best['attack']} returned {best['returned']} guesses on {titles[best['cell']]}{sure}."
+    of_them = "it" if best["returned"] == 1 else f"{vouched} of them"
+    sure = f" and certifies {of_them} without any truth" if vouched else ", none of which it can certify"
+    guesses = "1 guess" if best["returned"] == 1 else f"{best['returned']} guesses"
+    return f"{best['attack']} returned {guesses} on {titles[best['cell']]}{sure}."
 
 
 def _outlines(quiet: Sequence[Mapping[str, Any]], scored: Sequence[Mapping[str, Any]]) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seepage.errors import SeepageError, unknown
 from seepage.functional import forward, generator, in_mode, unordered
-from seepage.types import Batch, ClientView, Defense, Knowledge, Round, Tensors, Update
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Round, Tensors, Update
 
 # --- which samples a batch holds -----------------------------------------------------------------------------------
 
@@ -36,7 +36,7 @@ class Design(ABC):
         if not 1 <= self.batch_size < self.samples:
             raise SeepageError(
                 f"batches of {self.batch_size} from {self.samples} samples: a batch must be smaller than the data set, "
-                "else every round is the same; lower the batch size"
+                "else every round is the same; lower the batch size, or use the design 'whole'"
             )
 
     @property
@@ -47,6 +47,12 @@ class Design(ABC):
     @abstractmethod
     def indices(self, t: int) -> Tensor:
         """`[K]` int64, the samples of round `t`."""
+
+    def busiest(self, rounds: int) -> list[int]:
+        """The rounds of the sample that takes part in most of so many: what an accountant counts."""
+        drawn = [self.indices(t) for t in range(rounds)]
+        most = torch.cat(drawn).bincount(minlength=self.samples).argmax()
+        return [t for t, chosen in enumerate(drawn) if bool((chosen == most).any())]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +106,25 @@ class Partitions(Design):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WholeBatch(Design):
+    """All samples in every round: a client whose data fit one batch. What differs is noise, and weights that move.
+
+    >>> WholeBatch(samples=3, batch_size=3).indices(7).tolist()
+    [0, 1, 2]
+    """
+
+    def __post_init__(self) -> None:
+        if self.batch_size != self.samples:
+            raise SeepageError(
+                f"the design 'whole' puts all {self.samples} samples into each round, and the batch size is "
+                f"{self.batch_size}; set batch.size and rounds.samples alike"
+            )
+
+    def indices(self, t: int) -> Tensor:
+        return torch.arange(self.samples)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Listed(Design):
     """Batches given one by one, e.g. by a server's own plan."""
 
@@ -113,6 +138,7 @@ DESIGNS: dict[str, type[Design]] = {
     "random": RandomDraws,
     "epochs": ShuffledEpochs,
     "partitions": Partitions,
+    "whole": WholeBatch,
 }
 
 
@@ -120,12 +146,14 @@ def make_design(use: str, samples: int, batch_size: int, seed: int) -> Design:
     """A design by its name in `DESIGNS`; `seed` is for those that draw.
 
     Raises:
-        SeepageError: For an unknown name, and a batch that is not smaller than the data set.
+        SeepageError: For an unknown name, and a batch that is not smaller than the data set, or not all of it.
     """
     if use not in DESIGNS:
         raise unknown("design of rounds", use, DESIGNS)
     if use == "partitions":
         return Partitions(samples=samples, batch_size=batch_size)
+    if use == "whole":
+        return WholeBatch(samples=samples, batch_size=batch_size)
     return (RandomDraws if use == "random" else ShuffledEpochs)(samples=samples, batch_size=batch_size, seed=seed)
 
 
@@ -154,7 +182,8 @@ class Rounds:
     """Rounds over one data set with known indices, in place of independent batches: the `[rounds]` of a recipe.
 
     Args:
-        design: `random` draws (the paper's protocol), shuffled `epochs`, or the server's own `partitions`.
+        design: `random` draws (the paper's protocol), shuffled `epochs`, the server's own `partitions`, or the `whole`
+            data set in every round, as a client's full batch.
         count: Number of rounds.
         samples: N, examples that all parties hold.
         optimizer: How the server changes the weights meanwhile; `none` leaves them frozen.
@@ -168,9 +197,11 @@ class Rounds:
     lr: float = 1e-4
 
     def __post_init__(self) -> None:
-        if self.count < 1 or self.samples < 2:
+        least = 1 if self.design == "whole" else 2
+        if self.count < 1 or self.samples < least:
             raise SeepageError(
-                f"rounds.count must be at least 1 and rounds.samples at least 2, got {self.count} and {self.samples}"
+                f"rounds.count must be at least 1 and rounds.samples at least {least}, got {self.count} and "
+                f"{self.samples}"
             )
         if self.design not in DESIGNS:
             raise unknown("design of rounds", self.design, DESIGNS)
@@ -286,13 +317,16 @@ class IndexedVictim:
 
     def _update(self, t: int, params: Tensors) -> Update:
         knowledge, batch = self.knowledge, self.batch(t)
-        update = knowledge.client(knowledge.model, params, batch, buffers=self.buffers)
+        update = self._rule(t)(knowledge.model, params, batch, buffers=self.buffers)
         return self._defended(update, params, batch, t)
+
+    def _rule(self, t: int) -> ClientUpdate:
+        return self.knowledge.client.for_round(self.seed, t)
 
     def _defended(self, update: Update, params: Tensors, batch: Batch, t: int) -> Update:
         if self.defense is None:
             return update
-        view = ClientView(self.knowledge.model, params, batch, self.knowledge.client, self.buffers, t)
+        view = ClientView(self.knowledge.model, params, batch, self._rule(t), self.buffers, t)
         return self.defense(update, view, generator=generator(self.seed, "defense", t))
 
     def gradients(self, t: int, names: Collection[str]) -> Tensors:
@@ -336,10 +370,12 @@ class IndexedTranscript:
             raise IndexError(t)
         victim, told = self._victim, self.knowledge.told
         labels = victim.data.labels[victim.design.indices(t)]
+        with torch.inference_mode(False), torch.enable_grad():
+            update = victim.update(t)
         return Round(
             t=t,
             params=victim.params_at(t),
-            update=victim.update(t),
+            update=update,
             buffers=victim.buffers,
             batch_size=len(labels),
             labels=unordered(labels) if "labels" in told else None,

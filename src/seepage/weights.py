@@ -1,21 +1,26 @@
 """Weights from files and from model hubs, put into a model; nothing in a file is run."""
 
 import pickle
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from seepage.errors import SeepageError
+from seepage.data.zipped import DAMAGED
+from seepage.errors import SeepageError, printable, short
 from seepage.storage import PICKLES, check_regular, read_tensors
 from seepage.types import Tensors
 
 WRAPPED = ("state_dict", "model_state_dict", "model", "params", "net")
 """Keys under which training scripts keep a model's state in a checkpoint."""
-PREFIXES = ("module.", "_orig_mod.")
-"""What `DistributedDataParallel` and `torch.compile` put before each name."""
+PREFIXES = ("module.", "_orig_mod.", "_module.")
+"""What `DistributedDataParallel`, `torch.compile` and Opacus put before each name."""
+T = TypeVar("T")
+MOST_SHARED = 8
+"""Times its size that a file's tensors may have together, where several share their values."""
 LARGEST = 2**36
 """Bytes of one file of weights; more is refused before it is read."""
 
@@ -31,6 +36,7 @@ def read_state(path: Path) -> Tensors:
     check_regular(path, LARGEST)
     if path.suffix.lower() not in PICKLES:
         return stripped(read_tensors(path))
+    _check_packing(path)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
@@ -41,9 +47,36 @@ def read_state(path: Path) -> Tensors:
             "best with safetensors.torch.save_file"
         ) from error
     except Exception as error:  # whatever a damaged file may raise in the loader
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise SeepageError(f"{path} is not a whole file of torch.save ({reason}); copy or save it again") from error
     return stripped(_tensors(content, path))
+
+
+def _check_packing(path: Path) -> None:
+    """Refuse archives that unpack to more than they are: `torch.save` packs without compression."""
+    try:
+        if not path.exists() or not zipfile.is_zipfile(path):
+            return
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except DAMAGED as error:
+        raise SeepageError(
+            f"{path} is not a whole file of torch.save ({str(error)[:120]}); copy or save it again"
+        ) from error
+    packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
+    if packed or sum(member.file_size for member in members) > path.stat().st_size:
+        raise SeepageError(f"{path} unpacks to more than it is, which no file of torch.save does; save it again")
+
+
+def _check_sizes(tensors: Collection[Tensor], path: Path) -> None:
+    """Refuse tensors that take memory when copied which no file holds: repeated or missing values, absurd shapes."""
+    odd = any(t.layout != torch.strided or t.is_quantized or t.is_nested or t.device.type != "cpu" for t in tensors)
+    if odd or any(t.nbytes > t.untyped_storage().nbytes() for t in tensors):
+        raise SeepageError(
+            f"{path} holds tensors that are more than their values, such as sparse ones; save dense ones"
+        )
+    if sum(t.nbytes for t in tensors) > MOST_SHARED * path.stat().st_size:
+        raise SeepageError(f"{path} names the same values again and again; save each tensor once")
 
 
 def _tensors(content: Any, path: Path) -> Tensors:
@@ -53,20 +86,20 @@ def _tensors(content: Any, path: Path) -> Tensors:
                 return _tensors(content[key], path)
         found = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
         if found and all(isinstance(name, str) for name in found):
+            _check_sizes(found.values(), path)
             return {name: tensor.detach().clone() for name, tensor in found.items()}
     raise SeepageError(f"{path} holds no named tensors; save the model's state_dict()")
 
 
-def stripped(state: Mapping[str, Tensor]) -> Tensors:
-    """The state without what wrappers put before every name.
+def stripped(state: Mapping[str, T]) -> dict[str, T]:
+    """The state without what wrappers, one around the other, put before every name.
 
-    >>> list(stripped({"module.0.weight": torch.zeros(1), "module.0.bias": torch.zeros(1)}))
+    >>> list(stripped({"_orig_mod._module.0.weight": torch.zeros(1), "_orig_mod._module.0.bias": torch.zeros(1)}))
     ['0.weight', '0.bias']
     """
     out = dict(state)
-    for prefix in PREFIXES:
-        if out and all(name.startswith(prefix) for name in out):
-            out = {name.removeprefix(prefix): tensor for name, tensor in out.items()}
+    while prefix := next((part for part in PREFIXES if out and all(name.startswith(part) for name in out)), None):
+        out = {name.removeprefix(prefix): value for name, value in out.items()}
     return out
 
 
@@ -105,7 +138,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int
         )
     bad = [name for name in own if name in state and not state[name].isfinite().all()]
     if bad:
-        raise SeepageError(f"{what} holds NaN or infinite values in {bad[0]!r}; use another checkpoint")
+        raise SeepageError(f"{what} holds NaN or infinite values in {short(bad[0])}; use another checkpoint")
     with torch.no_grad():
         for name, tensor in own.items():
             if name in state and name not in fresh:
@@ -121,7 +154,13 @@ def _is_other_head(given: Tensor, own: Tensor, num_classes: int) -> bool:
 
 def _words(kind: str, names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{kind} {', '.join(names[:3])}{more}" if names else ""
+    return f"{kind} {', '.join(_brief(name) for name in names[:3])}{more}" if names else ""
+
+
+def _brief(name: str) -> str:
+    """A name, with its shapes, as it may stand in a message."""
+    text = printable(name)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def pretrained_state(use: str) -> Tensors:

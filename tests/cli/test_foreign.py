@@ -174,7 +174,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     ),
     "a device in place of a file": (
         lambda folder: ((folder / "knowledge.json").unlink(), (folder / "knowledge.json").symlink_to("/dev/zero")),
-        "it is no file",
+        "leads out of it",
     ),
     "a pipe in place of a file": (lambda folder: ((folder / MODEL).unlink(), os.mkfifo(folder / MODEL)), "no file"),
     "a folder in place of a file": (lambda folder: ((folder / MODEL).unlink(), (folder / MODEL).mkdir()), "no file"),

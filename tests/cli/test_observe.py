@@ -59,7 +59,9 @@ def test_the_picture_comes_back(
 def test_mistakes_are_one_sentence(
     refused: Callable[..., str], home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
 ) -> None:
-    assert "learning rate is known" in refused("observe", "before.pt", "after.pt", *OPTIONS)
+    sure = torch.load(home / "before.pt", weights_only=True)
+    torch.save({**sure, "4.bias": torch.tensor([9.0, 0.0, 0.0, 0.0])}, home / "sure.pt")
+    assert "learning rate is known" in refused("observe", "sure.pt", "after.pt", *OPTIONS)
     assert "either the weights" in refused("observe", "before.pt", *OPTIONS)
     assert "not both" in refused("observe", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
     assert "does not fit the model" in refused("observe", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")

@@ -142,6 +142,39 @@ def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture
     assert [line.split()[2:4] for line in lines if line.startswith("inverting")] == [["-", "17"]]
 
 
+def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[2J\x1b]0;owned\x07\u202e\x9b1m\r\nLEAKS"
+    row = {**ROW, "attack": evil, "reason": evil, "told_extra": [evil], "outcome": evil, "alignment": f"a+{evil}"}
+    result = {
+        "verdict": evil, "verdict_level": "exact", "rows": [row], "thresholds": {"recovered_ssim": 1, "exact_db": 40,
+        "recovered_gain_db": 3}, "cells": [{"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil},
+        "promise": {"doubts": [evil]}, "exposure": evil}],
+    }  # fmt: skip
+    for quiet in (False, True):
+        print_result(terminal.Path("run"), result, quiet=quiet)
+        out = capsys.readouterr().out
+        assert not [c for c in out if not c.isprintable() and c != "\n"]
+        assert not any(line.startswith("LEAKS") for line in out.splitlines())
+
+
+def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    promise = {"epsilon": 8.123, "delta": 1e-5, "unit": "example", "rounds": 1, "doubts": []}
+    result = {
+        "verdict": "LEAKS.", "verdict_level": "exact", "rows": [ROW], "thresholds": {"recovered_ssim": 0.6,
+        "recovered_gain_db": 3.0, "exact_db": 40.0},
+        "cells": [{"name": "a", "title": "fc2", "baselines": None, "promise": promise}],
+    }  # fmt: skip
+    print_result(terminal.Path("run"), result, quiet=False)
+    lines = capsys.readouterr().out.splitlines()
+    place = lines.index("LEAKS.")
+    assert lines[place + 1] == "Promised beside it: epsilon = 8.12 at delta = 1e-05 for each example, over 1 round."
+
+
+def test_a_single_case_has_no_name_to_tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = ((0, 1, "recording"), (0.5, 1, "dlg"), (0, 1, "scoring"), (0.99, 1, "writing the report"))
+    assert logged(monkeypatch, capsys, *shown) == ["recording", "attacking: 50%, dlg", "scoring", "writing: the report"]
+
+
 def test_words_are_explained_where_they_occur(capsys: pytest.CaptureFixture[str]) -> None:
     explained = "features only: inner features"
     assert explained not in " ".join(printed(capsys, ROW))

@@ -67,6 +67,14 @@ def settled() -> tuple[Transcript, Tensor]:
     return record(model, batch, client=FedSGD(mode="eval"), architecture=SETTLED), batch.inputs
 
 
+def with_images() -> tuple[Transcript, Tensor]:
+    """One smooth input, and 200 like it that the attacker has and that are not private."""
+    model, planted = build(FC2, (1, 8, 8), 4), planted_inputs(1, (1, 8, 8))
+    seen = record(model, Batch(planted, torch.tensor([2])), architecture=FC2)
+    own = replace(seen.knowledge, auxiliary=planted_inputs(200, (1, 8, 8), seed=7), told=frozenset({"auxiliary"}))
+    return replace(seen, knowledge=own), planted
+
+
 SETTLED = Architecture("convnet", {"width": 8, "batch_norm": True, "activation": "gelu"})
 FC2 = Architecture("fc2", {"hidden": 32})
 VERTICAL = Architecture("vertical", {"channels": 32, "hidden": 48})
@@ -171,6 +179,24 @@ CASES: dict[str, list[AttackCase]] = {
             refuses=(ALL_CONV,),
         )
     ],
+    "averaged": [
+        AttackCase(
+            attack=made("averaged", attack="linear"),
+            planted_db=150,
+            rounds=Rounds(design="whole", count=3, samples=1),
+            refuses=(Architecture("convnet"), NO_BIAS),
+        ),
+        AttackCase(
+            attack=made("averaged", attack="cocktail_party"),
+            planted_db=80,
+            input_shape=(3, 16, 16),
+            model=Architecture("fc2", {"hidden": 64}),
+            batch_size=6,
+            rounds=Rounds(design="whole", count=2, samples=6),
+            needs_batch_size=False,
+            refuses=(ALL_CONV,),
+        ),
+    ],
     "idlg": [
         AttackCase(
             attack=made("idlg", steps=30, line_search=True),
@@ -231,6 +257,40 @@ CASES: dict[str, list[AttackCase]] = {
             brief=made("fedleak_released", steps=5, width=2, restarts=2, labels="joint"),
         )
     ],
+    "rogs": [
+        AttackCase(
+            attack=made("rogs", steps=150, scale=2, width=4, training=20),
+            planted_db=22,
+            victim=with_images,
+            brief=made("rogs", steps=8, width=4, training=20),
+            refuses=(FC2, ALL_CONV),
+        )
+    ],
+    "gias": [
+        AttackCase(
+            attack=made("gias", steps=300, latent_steps=100, latent=16, width=4, training=200),
+            planted_db=21,
+            victim=with_images,
+            brief=made("gias", steps=12, latent_steps=4, latent=16, width=4, training=20, restarts=2),
+            refuses=(FC2, ALL_CONV),
+        )
+    ],
+    "ggl": [
+        AttackCase(
+            attack=made("ggl", steps=40, population=16, reach=None, latent=16, width=4, training=200),
+            planted_db=15,
+            victim=with_images,
+            brief=made("ggl", steps=8, population=6, latent=16, width=4, training=20),
+            refuses=(FC2, ALL_CONV),
+        ),
+        AttackCase(
+            attack=made("ggl", search="adam", steps=150, reach=3.0, latent=16, width=4, training=200),
+            planted_db=15,
+            victim=with_images,
+            brief=made("ggl", search="adam", steps=8, latent=16, width=4, training=20),
+            refuses=(FC2, ALL_CONV),
+        ),
+    ],
     "grad_inversion": [
         AttackCase(
             attack=made("grad_inversion", steps=200, match=1.0, batch_norm=1e-3, group=1e-3, restarts=2),
@@ -275,7 +335,7 @@ def test_it_keeps(case: AttackCase, check: Callable[[AttackCase], None]) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["bayes", "cpl", "dlg", "fedleak", "grad_inversion", "idlg", "inverting_gradients", "sapag"]
+    "name", ["bayes", "cpl", "dlg", "fedleak", "ggl", "gias", "grad_inversion", "idlg", "inverting_gradients", "sapag"]
 )
 def test_iterative_attacks_keep_checkpoints(name: str) -> None:
     case = CASES[name][0]
@@ -293,6 +353,7 @@ from safetensors.torch import save_file
 from seepage import *
 from seepage.attacks import *
 from seepage.attacks.feature_inversion import *
+from seepage.attacks.generative import *
 from seepage.attacks.matching.adaptive import *
 from seepage.attacks.matching.distances import *
 from seepage.attacks.matching.directions import *

@@ -15,6 +15,7 @@ and float64 agree on all of them to 0.1 dB. To make a number again, run
 with the attack, options and network of the line in `GOLDEN`; attacks on rounds over one data set have their own below.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ GOLDEN: dict[str, tuple[Architecture, dict[str, Any], float]] = {
 
 
 def test_every_attack_has_a_number() -> None:
-    assert {*GOLDEN, *OVER_ROUNDS} == set(ATTACKS)
+    assert {*GOLDEN, *OVER_ROUNDS, *WITH_IMAGES, "averaged"} == set(ATTACKS)
 
 
 @pytest.mark.parametrize("use", GOLDEN)
@@ -61,6 +62,35 @@ def test_the_number_is_still_the_same(use: str) -> None:
     transcript = record(build(architecture, (1, 8, 8), 10), batch, defense=GaussianNoise(sigma=1e-3))
     found = score(attack(transcript, use, options=options), batch)
     assert found.psnr == pytest.approx(psnr, abs=1.0)
+
+
+def test_the_number_of_an_average_is_still_the_same() -> None:
+    """Four rounds of the same digit: half the noise, so about 6 dB more than of one round, as draws fall."""
+    data = seepage.data.load("digits", size=8)
+    drawn = data.batch(data.private[:1])
+    batch = Batch(drawn.inputs, drawn.labels, torch.arange(1))
+    transcript = record(build(FC2, (1, 8, 8), 10), [batch] * 4, defense=GaussianNoise(sigma=1e-3), told=["indices"])
+    found = score(attack(transcript, "averaged", options={"attack": "linear"}), batch)
+    assert found.psnr == pytest.approx(66.7, abs=1.0)
+
+
+WITH_IMAGES: dict[str, tuple[dict[str, Any], float]] = {
+    "rogs": ({"steps": 150, "scale": 2, "width": 8, "training": 100}, 20.3),
+    "gias": ({"steps": 300, "latent_steps": 100, "latent": 16, "width": 8, "training": 200}, 46.8),
+    "ggl": ({"steps": 60, "population": 20, "reach": 3.0, "latent": 16, "width": 8, "training": 200}, 24.0),
+}
+"""Attack with 500 other digits of 8 x 8 pixels at hand: options, PSNR in dB."""
+
+
+@pytest.mark.parametrize("use", WITH_IMAGES)
+def test_the_number_with_images_of_ones_own_is_still_the_same(use: str) -> None:
+    options, psnr = WITH_IMAGES[use]
+    data = seepage.data.load("digits", size=8)
+    batch = data.batch(data.private[:1])
+    seen = record(build(GELU, (1, 8, 8), 10), batch, defense=GaussianNoise(sigma=1e-3))
+    own = replace(seen.knowledge, auxiliary=data.batch(data.train[:500]).inputs, told=frozenset({"auxiliary"}))
+    found = score(attack(replace(seen, knowledge=own), use, options=options), batch)
+    assert found.psnr == pytest.approx(psnr, abs=1.5)
 
 
 OVER_ROUNDS: dict[str, tuple[dict[str, Any], float]] = {

@@ -2,11 +2,14 @@
 
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from seepage.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = 40
@@ -35,6 +38,48 @@ def test_audit_my_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_captured_update(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("captured_update.py", monkeypatch=monkeypatch) == 0
     assert "gives away 1 of 1 examples exactly" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("default")  # Opacus has some
+def test_opacus_ledger(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("opacus", reason="needs seepage[opacus]")
+    assert ran("opacus_ledger.py", monkeypatch=monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()
+    steps = [int(re.search(r"; (\d+) steps by rdp", line)[1]) for line in lines]  # type: ignore[index]
+    assert steps == [4, 4, 8, 8, 12, 12]  # engines are new each round and go on counting
+    assert all(" of 64 examples exactly" in line for line in lines)
+
+
+WORKFLOW = EXAMPLES.parent / "docs" / "in-the-loop.md"
+
+
+@pytest.mark.skipif(not WORKFLOW.is_file(), reason="the pages are not here")
+@pytest.mark.parametrize(("sigma", "code"), [(0.0, 1), (1.0, 0)])
+def test_the_commands_of_the_workflow_fail_a_build(
+    sigma: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the page, as they stand there: they fail where examples leak, and pass where noise hides them."""
+    recipe = f"""
+        data = {{ use = "digits" }}
+        model = {{ use = "fc2" }}
+        batch = {{ size = 2 }}
+        training = {{ steps = 0 }}
+        attack = [{{ use = "linear" }}]
+        {f'defense = [{{ use = "gaussian_noise", sigma = {sigma} }}]' if sigma else ""}
+    """
+    (tmp_path / "audit.toml").write_text("\n".join(line.strip() for line in recipe.splitlines()))
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"- run: seepage (.+)", WORKFLOW.read_text())
+    assert [shlex.split(command)[0] for command in commands] == ["exposure", "audit"]
+    for command in commands:
+        monkeypatch.setattr(sys, "argv", ["seepage", *shlex.split(command)])
+        try:
+            main()
+            left: object = 0
+        except SystemExit as end:
+            left = end.code or 0
+        assert left == code
+    assert (tmp_path / "leakage" / "report.html").is_file()  # what the last step uploads
 
 
 @pytest.mark.parametrize(("arguments", "code"), [((), 0), (("0", "0"), 1), (("4", "0"), 0), (("0", "-1"), 2)])

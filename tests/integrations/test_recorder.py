@@ -1,6 +1,8 @@
 """The recorder: what it writes is what `seepage attack` reads, its disk is bounded, and the truth stays where it is."""
 
 import doctest
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seepage import Architecture, Batch, FedAvg, FedSGD, SeepageError, attack, build, exposure, open_truth, score
+from seepage import (
+    Architecture,
+    Batch,
+    FedAvg,
+    FedSGD,
+    SeepageError,
+    attack,
+    build,
+    exposure,
+    open_transcript,
+    open_truth,
+    score,
+)
 from seepage.exposure import Exposure
 from seepage.integrations import recorder as module
 from seepage.integrations.recorder import Recorder
@@ -69,6 +83,29 @@ def test_the_oldest_go_when_the_disk_is_full(tmp_path: Path) -> None:
         seen.record(before, after, t=t, client=0, examples=1)
         assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) <= 3 * size
     assert sorted(path.name for path in folder.iterdir()) == [*(f"00000{t}-client-0" for t in (3, 4, 5)), "mine.txt"]
+
+
+def test_the_oldest_go_also_after_a_million_rounds_and_with_names(tmp_path: Path) -> None:
+    before, after, _ = step(1)
+    seen = recorder(tmp_path, most=2 * recorder(tmp_path).size)
+    for t, client in ((999_999, "site-b"), (1_000_000, "../site"), (1_000_000, "site a")):
+        seen.record(before, after, t=t, client=client, examples=1)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(left) == 2
+    assert all(re.fullmatch(r"1000000-client-[0-9a-f]{16}", name) for name in left)
+
+
+def test_the_client_may_tell_its_local_steps(tmp_path: Path) -> None:
+    before, after, _ = step(1)
+    rule = FedAvg(lr=LR, epochs=5)
+    seen = recorder(tmp_path, client=rule)
+    for t, steps, wanted in ((0, None, rule), (1, 3, replace(rule, steps=3)), (2, 0, rule)):
+        folder = seen.record(before, after, t=t, client=0, examples=1, steps=steps).folder
+        assert folder is not None
+        assert open_transcript(folder).knowledge.client == wanted
+    folder = recorder(tmp_path, client=FedSGD(), lr=LR).record(before, after, t=3, client=0, steps=3).folder
+    assert folder is not None
+    assert open_transcript(folder).knowledge.client == FedSGD()
 
 
 @pytest.mark.parametrize(("n", "blocked"), [(1, True), (60, False)])

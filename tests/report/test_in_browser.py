@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from seepage.report import write_report
 
@@ -68,7 +69,7 @@ async function look(width) {
   return {
     inner: view.innerWidth, scroll: doc.documentElement.scrollWidth, images: [...doc.images].map(i => i.naturalWidth),
     shown: [...doc.images].map(i => Math.min(i.width, i.height)), faint: faint(doc, view),
-    dark: view.matchMedia("(prefers-color-scheme: dark)").matches,
+    dark: view.matchMedia("(prefers-color-scheme: dark)").matches, title: doc.title,
   };
 }
 Promise.all([400, 1400].map(look)).then(all => {
@@ -138,7 +139,20 @@ def run(tmp_path_factory: pytest.TempPathFactory, build_run: Callable[..., Path]
     """A run with long names, many cells and more examples than fit on a line."""
     cells = ("fc2_size-12_steps-0", "a_cell_with_one_very_long_name_" + "that_goes_on" * 6, "b", "c", "d")
     attacks = ("linear", "dlg", "inverting_gradients")
-    return build_run(tmp_path_factory.mktemp("run"), cells=cells, attacks=attacks, batches=(12,))
+    folder = build_run(tmp_path_factory.mktemp("run"), cells=cells, attacks=attacks, batches=(12,))
+    expose(folder, *cells)
+    return folder
+
+
+def expose(folder: Path, *cells: str) -> None:
+    """Let each cell give away a dozen tensors with long names."""
+    names = [f"features.denselayer{n}.{'convolution' * 3}.weight" for n in range(12)]
+    tensors = [{"name": name, "gives": "12 private examples exactly, row by row", "withhold": True} for name in names]
+    norms = [{"norm": "bn", "mode": "train", "variances": 3, "channels": 80}]
+    labels = {"present": list(range(12)), "sound": True}
+    table = {"examples": 11, "vectors": 12, "batch_size": 12, "looks_like": ["looks clipped: the norm is 1"]}
+    found = [{"cell": cell, **table, "tensors": tensors, "norms": norms, "labels": labels} for cell in cells]
+    (folder / "exposure.json").write_text(json.dumps({"schema": 1, "cells": found}))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -158,14 +172,60 @@ def test_the_report_in_a_browser(run: Path, tmp_path: Path, scheme: str) -> None
     assert set(sight.requests) <= {"/lookout.html", "/report.html", "/favicon.ico"}
 
 
+EVIL = (
+    "<script>document.title='owned'</script>",
+    '"><img src=x onerror="document.title=\'owned\'">',
+    "</title><svg onload=document.title='owned'>",
+    "{{ 7 * 7 }}<a href=javascript:document.title='owned'>x</a>",
+)
+
+
+@pytest.mark.parametrize("evil", EVIL, ids=["script", "attribute", "closing tag", "template"])
+def test_no_script_of_a_stranger_runs(tmp_path: Path, build_run: Callable[..., Path], evil: str) -> None:
+    folder = build_run(tmp_path / "run", cells=("a", "b"))
+    for name in ("result.json", "flags.json", "env.json"):
+        (folder / name).write_text(json.dumps(spoiled(json.loads((folder / name).read_text()), evil)))
+    expose(folder, "a")
+    content = json.loads((folder / "exposure.json").read_text())
+    (folder / "exposure.json").write_text(json.dumps(spoiled(content, evil)))
+    page = write_report(folder).read_text(encoding="utf-8")
+    (tmp_path / "report.html").write_text(page, encoding="utf-8")
+    sight = look(tmp_path)
+    assert str(escape(evil)) in page, "the words are there, as words"
+    assert [view["scroll"] <= view["inner"] for view in sight.views] == [True, True]
+    assert [view["title"] for view in sight.views] == ["Leakage report: run"] * 2
+    assert set(sight.requests) <= {"/lookout.html", "/report.html", "/favicon.ico"}, "nothing was fetched"
+
+
+def spoiled(value: Any, evil: str) -> Any:
+    """JSON with a stranger's words in every text that is not a name that others refer to."""
+    if isinstance(value, dict):
+        keep = ("name", "cell", "attack", "severity", "status", "mode", "schema")
+        return {key: item if key in keep else spoiled(item, evil) for key, item in value.items()}
+    if isinstance(value, list):
+        return [spoiled(item, evil) for item in value]
+    return f"{value[:9]}{evil}" if isinstance(value, str) else value
+
+
+def test_a_policy_stops_a_script_that_came_in(tmp_path: Path, run: Path) -> None:
+    """A second wall: were a text not escaped one day, the browser would still not run it."""
+    page = write_report(run).read_text(encoding="utf-8")
+    (tmp_path / "report.html").write_text(page.replace("<main>", f"<main>{EVIL[0]}{EVIL[1][2:]}"), encoding="utf-8")
+    sight = look(tmp_path)
+    assert "owned" not in {view["title"] for view in sight.views}
+    assert any("Content Security Policy" in line for line in sight.complaints)
+
+
 def test_the_lookout_sees_faults(tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text(
         '<!doctype html><body style="margin: 0; background: #fff"><img src="missing.png" alt="">'
         '<p style="width: 600px; color: #999">wide and faint</p><script>console.error("a complaint")</script>'
+        f"{EVIL[0]}"
     )
     sight = look(tmp_path)
     assert [view["scroll"] > view["inner"] for view in sight.views] == [True, False]
     assert [view["images"] for view in sight.views] == [[0], [0]]
     assert [view["faint"] for view in sight.views] == [["wide and faint: 2.85"]] * 2
     assert any("a complaint" in line for line in sight.complaints)
+    assert [view["title"] for view in sight.views] == ["owned"] * 2
     assert "/missing.png" in sight.requests

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage import audit
-from seepage.attacking import attack_cells, attack_names, check_reconstruction, own_source, threads_for
+from seepage.attacking import attack_cells, attack_names, check_reconstruction, own_source
 from seepage.errors import SeepageError
 from seepage.parts import Part
 from seepage.recorded import open_transcript
 from seepage.recording import record_cells
 from seepage.resolve import cells
+from seepage.running import threads_for
 from seepage.types import Reconstruction
 
 TABLES: dict[str, Any] = {
@@ -32,7 +33,7 @@ def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
     assert run.fresh
     files = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert files == {
-        "recipe.toml", "env.json", "result.json", "flags.json", "scores.jsonl",
+        "recipe.toml", "env.json", "result.json", "flags.json", "scores.jsonl", "exposure.json",
         "observed/knowledge.json", "observed/model.safetensors", "observed/rounds/000000.safetensors",
         "private/truth.safetensors", "private/cell.json",
         "attacks/cell/linear/000000.json", "attacks/cell/linear/000000.safetensors",
@@ -44,6 +45,7 @@ def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
     assert (environment["jobs"], environment["device"]) == (1, "cpu")
     assert tomllib.loads((run.folder / "recipe.toml").read_text())["data"] == {"use": "faces", "size": 8}
     assert any("recording" in what for _, _, what in shown)
+    assert not any("cell" in what for _, _, what in shown), "a single case has no name to tell"
     assert any("linear" in what or done == total for done, total, what in shown)
 
 

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 from torch import nn
 
 from seepage.accounting import classical_sigma, doubts, epsilon, epsilons, fedleak_sigma, sigma_for
-from seepage.clients import FedAvg, FedSGD
+from seepage.clients import FedSGD
 from seepage.defenses import DPSGD
 from seepage.defenses.dp_sgd import example_gradients
 from seepage.errors import Inapplicable, SeepageError
@@ -29,7 +29,7 @@ def network(norm: type[nn.Module] | None = None) -> nn.Sequential:
         )
 
 
-def client_of(model: nn.Module, rule: FedSGD | FedAvg | None = None, *, soft: bool = False) -> ClientView:
+def client_of(model: nn.Module, rule: FedSGD | None = None, *, soft: bool = False) -> ClientView:
     params, buffers = state_of(model)
     inputs = torch.rand((5, 1, 8, 8), generator=generator(0, "inputs"))
     labels = torch.tensor([0, 2, 1, 1, 0])
@@ -130,11 +130,6 @@ def test_no_example_weighs_more_than_the_clip() -> None:
 def test_batch_norm_in_train_mode_is_refused_with_the_remedy() -> None:
     with pytest.raises(Inapplicable, match=r"batch norm in train mode.*group norm.*eval"):
         defended(client_of(network(nn.BatchNorm2d)), DPSGD(sigma=1.0))
-
-
-def test_local_steps_are_refused_with_the_remedy() -> None:
-    with pytest.raises(Inapplicable, match=r"local steps.*fedsgd, or gaussian_noise with a clip"):
-        defended(client_of(network(), FedAvg(lr=0.1, batch_size=2)), DPSGD(sigma=1.0))
 
 
 # --- accounting ----------------------------------------------------------------------------------------------------

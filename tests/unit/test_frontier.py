@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from seepage import GaussianNoise, SeepageError
 from seepage.accounting import epsilon
+from seepage.clients import Aggregate, FedSGD
 from seepage.defenses import DPSGD, Compose, DecayingNoise, Quantize, SelectiveEncryption, Soteria, Sparsify
 from seepage.frontier.rows import Point, Row, advice, pareto, points_of, rows_of, wilson
 from seepage.frontier.sweep import STRENGTHS, sweep_of
@@ -29,17 +30,17 @@ TABLES: dict[str, Any] = {
 
 def test_each_defense_has_a_cell_and_one_for_attackers_who_know() -> None:
     sweep = sweep_of(
-        {**TABLES, "frontier": [{"use": "sparsify", "keep": [0.5, 0.1]}, {"use": "guardian", "beta": 1.0}]}
+        {**TABLES, "frontier": [{"use": "sparsify", "keep": [0.5, 0.1]}, {"use": "fake_gradients", "candidates": 9}]}
     )
     assert [entry.name for entry in sweep.entries] == [
         "no defense",
         "sparsify(keep=0.5)",
         "sparsify(keep=0.1)",
-        "guardian(beta=1.0)",
+        "fake_gradients(candidates=9)",
     ]
-    bare, half, _, guardian = sweep.entries
+    bare, half, _, forged = sweep.entries
     assert bare.known is None
-    assert guardian.known is None, "no attack makes anything of it"
+    assert forged.known is None, "no attack makes anything of it"
     assert half.known is not None
     assert half.known.knowledge.told == ("labels", "defense")
     assert [part.use for part in half.known.attack] == ["inverting_gradients"]
@@ -52,6 +53,34 @@ def test_noise_is_known_to_the_attack_that_weighs_it() -> None:
     known = sweep_of({**TABLES, "frontier": [table]}).entries[1].known
     assert known is not None
     assert [part.use for part in known.attack] == ["bayes"]
+
+
+def test_the_clip_of_examples_is_known_to_every_matching_attack() -> None:
+    known = sweep_of({**TABLES, "frontier": [{"use": "dp_sgd", "sigma": 0.1}]}).entries[1].known
+    assert known is not None
+    assert [part.use for part in known.attack] == ["inverting_gradients", "bayes"]
+
+
+def test_guardian_is_known_to_every_matching_attack() -> None:
+    known = sweep_of({**TABLES, "frontier": [{"use": "guardian", "beta": 1.0}]}).entries[1].known
+    assert known is not None
+    assert [part.use for part in known.attack] == ["inverting_gradients", "bayes"]
+
+
+def test_who_knows_of_zero_sum_noise_attacks_the_sum_of_the_group() -> None:
+    table = {"use": "zero_sum_noise", "sigma": 0.1}
+    federation = {"clients": 6, "share": 0.5}
+    entry = sweep_of(
+        {**TABLES, "federation": federation, "batch": {"size": 2, "count": 3}, "frontier": [table]}
+    ).entries[1]
+    assert entry.known is not None
+    assert entry.recipe.make_client() == FedSGD()
+    assert entry.known.make_client() == Aggregate(rule=FedSGD(), clients=3)
+    assert (entry.known.batch.size, entry.known.batch.count) == (6, 3)
+    assert [part.use for part in entry.known.attack] == ["linear", "inverting_gradients", "bayes"]
+    assert (
+        sweep_of({**TABLES, "federation": {"clients": 6, "share": 0.1}, "frontier": [table]}).entries[1].known is None
+    )
 
 
 def test_defenses_can_be_composed() -> None:
@@ -162,7 +191,7 @@ def test_the_advice_in_other_cases(rows: list[Row], words: str) -> None:
 
 
 def test_the_best_attack_is_the_one_that_recovers_most() -> None:
-    sweep = sweep_of({**TABLES, "frontier": [{"use": "guardian", "beta": 1.0}]})
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "candidates": 9}]})
     blank = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4}
     price = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
     results = [

@@ -13,7 +13,7 @@ from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.problem import Evaluation, Problem
 from seepage.functional import generator
 from seepage.probes import HeadFeatures, batch_norm_leaks, head_features, landscape
-from seepage.types import Knowledge, Round
+from seepage.types import Knowledge, Round, Update
 
 SHAPE, CLASSES = (3, 16, 16), 8
 
@@ -201,3 +201,10 @@ def test_probes_leave_the_model_as_found() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_zero_gradient_holds_no_features() -> None:
+    batch, seen, knowledge = victim(build(NORMED, SHAPE, CLASSES), 2)
+    zero = replace(seen, update=Update({name: torch.zeros_like(t) for name, t in seen.update.tensors.items()}))
+    with pytest.raises(Inapplicable, match="zero everywhere"):
+        head_features(zero, knowledge, batch.labels)

@@ -81,6 +81,7 @@ LEVELS = [
     ("traces", [row(gain_db=1.0), row(cell="b")]),
     ("nothing", [row(), row(cell="b")]),
     ("unscored", [row(**NO_SCORE), row(cell="b", **NO_SCORE)]),
+    ("certified", [row(**NO_SCORE, returned=3, vouched=2), row(cell="b", **NO_SCORE)]),
     ("unscored", [row(outcome="features only", **NO_SCORE), row(cell="b", status="inapplicable", **NO_SCORE)]),
     ("unscored", [row(status="inapplicable", **NO_SCORE), row(cell="b", status="error", **NO_SCORE)]),
 ]
@@ -91,8 +92,10 @@ def test_the_level_of_a_run(level: str, rows: list[dict[str, Any]]) -> None:
     found, text = verdict(rows, TITLES)
     assert found == level
     assert text == " ".join(text.split())
-    assert ("LEAKS" in text) == (level in ("exact", "recognizable"))
-    assert re.match(r"(LEAKS|TRACES|NOTHING RECOGNIZABLE|NOT SCORED|FEATURES ONLY|NO RESULT)\. ", text)
+    assert ("LEAKS" in text) == (level in ("exact", "recognizable", "certified"))
+    assert re.match(
+        r"(LEAKS|LEAKS, BY ITS OWN PROOF|TRACES|NOTHING RECOGNIZABLE|NOT SCORED|FEATURES ONLY|NO RESULT)\. ", text
+    )
 
 
 def test_the_worst_row_is_named_with_what_it_was_told() -> None:

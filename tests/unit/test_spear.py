@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, attack, build, record
 from seepage.attacks import Spear
+from seepage.attacks.lifted_columns import determined, lifted
 from seepage.attacks.sparse_columns import Found, Span, refined, reweighted, sampled
 from seepage.clients import FedAvg
 from seepage.contracts.watch import Changed
@@ -50,6 +51,39 @@ def test_planted_sparse_columns_are_found(by: str) -> None:
     found = Found(span, 0.25, lambda direction: 0.0)
     assert found.add(candidates)
     assert agreement(span, found.independent(), columns).min() > 1 - 1e-10
+
+
+def linear_behind(p: int, n: int, errors: int, seed: int) -> tuple[Span, Tensor, Tensor]:
+    """A span, the columns `[p, n]` it was made of, and the basis `[p, errors]` that each is, where it is not zero."""
+    draw = generator(seed, "planted behind a linear layer")
+    behind, own = (torch.randn(shape, generator=draw).double() for shape in ((p, errors), (errors, n)))
+    columns = (torch.rand((p, n), generator=draw) < 0.5) * (behind @ own)
+    return Span(torch.linalg.qr(columns).Q * p**0.5, torch.zeros(n).double()), columns, behind
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(2, 9), errors=st.integers(1, 5), seed=st.integers(0, 99))
+def test_lifted_equations_give_every_column_where_units_determine_them(n: int, errors: int, seed: int) -> None:
+    span, columns, behind = linear_behind(3 * n * (n + errors), n, errors, seed)
+    assert determined(n, errors, len(columns))
+    assert agreement(span, lifted(span, behind, generator(0, "test")), columns).min() > 1 - 1e-9
+
+
+@pytest.mark.parametrize(("units", "enough"), [(28 + 8 * 5, True), (28 + 8 * 5 - 4, False)])
+def test_the_number_of_units_that_lifted_equations_need_is_the_stated_one(units: int, enough: bool) -> None:
+    """`n (n - 1) / 2 + n errors` for 8 columns; with 4 fewer some combination of wrong ones solves them too."""
+    span, columns, behind = linear_behind(units, 8, 5, seed=1)
+    assert determined(8, 5, units) == enough
+    assert (agreement(span, lifted(span, behind, generator(0, "test")), columns).min() > 1 - 1e-6) == enough
+
+
+def test_twenty_four_noise_images_come_back_from_512_units_without_a_search() -> None:
+    """A drawn submatrix would have to be right by one chance in 2^23 for each of them."""
+    inputs = torch.rand((24, 3, 16, 16), generator=generator(5, "noise"))
+    found = attack(seen_of(Batch(inputs, torch.arange(24) % 10), 512), Spear())
+    assert found.status == "ok"
+    assert found.cost["tries"] <= 48
+    assert torch.cdist(found.inputs.flatten(1), inputs.flatten(1)).amin(1).max() < 1e-4
 
 
 def test_each_drawn_direction_has_the_zeros_it_was_drawn_for() -> None:

@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import stat
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from seepage import storage
 from seepage.errors import SeepageError
@@ -133,6 +135,47 @@ def test_tensors_come_back_bit_by_bit_also_when_they_share_memory(tmp_path: Path
             assert torch.equal(found[name], tensor)
 
 
+def test_tensors_are_written_byte_by_byte_as_the_library_writes_them(tmp_path: Path) -> None:
+    tensors = {
+        "z/weight": torch.randn(3, 5),
+        "a": torch.arange(7),
+        "kind": torch.tensor([1, 2, 3], dtype=torch.uint8),
+        'mask \u00e9"': torch.tensor([True, False]),
+        "half": torch.randn(3).half(),
+        "scalar": torch.tensor(2.5),
+        "empty": torch.zeros(0, 5),
+    }
+    for metadata in (None, {"who": "me"}):
+        write_tensors(tmp_path / "x.safetensors", tensors, metadata)
+        assert (tmp_path / "x.safetensors").read_bytes() == save(tensors, metadata)
+    with pytest.raises(SeepageError, match=r"has dtype torch.complex64, which safetensors has no name for"):
+        write_tensors(tmp_path / "y.safetensors", {"c": torch.zeros(2, dtype=torch.complex64)})
+    assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
+
+
+def test_tensors_that_are_made_when_asked_for_are_written_one_by_one(tmp_path: Path) -> None:
+    alive, most = [0], [0]
+
+    class Made(Mapping[str, torch.Tensor]):
+        def __iter__(self) -> Iterator[str]:
+            return iter("0123456789")
+
+        def __len__(self) -> int:
+            return 10
+
+        def __getitem__(self, name: str) -> torch.Tensor:
+            tensor = torch.full((1000,), float(name))
+            alive[0] += 1
+            most[0] = max(most[0], alive[0])
+            weakref.finalize(tensor, lambda: alive.__setitem__(0, alive[0] - 1))
+            return tensor
+
+    write_tensors(tmp_path / "x.safetensors", Made())
+    assert most[0] == 1
+    found = load_file(tmp_path / "x.safetensors")
+    assert all(torch.equal(found[name], torch.full((1000,), float(name))) for name in "0123456789")
+
+
 def test_a_tensor_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     write_tensors(tmp_path / "x.safetensors", {"a": torch.ones(3), "b": torch.ones(2, 2)})
     whole = (tmp_path / "x.safetensors").read_bytes()
@@ -162,7 +205,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
 def test_a_json_file_of_absurd_size_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "x.json").open("wb") as file:
         file.truncate(storage.LARGEST_JSON + 1)
-    with pytest.raises(SeepageError, match="larger than 256 MiB"):
+    with pytest.raises(SeepageError, match="larger than 64 MiB"):
         read_json(tmp_path / "x.json")
 
 

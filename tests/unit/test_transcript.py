@@ -32,6 +32,15 @@ def transcript(told: tuple[Any, ...] = (), defense: Any = None) -> SimulatedTran
     return record(model, batches(), told=told, defense=defense, architecture=ARCHITECTURE, client=FedSGD(mode="eval"))
 
 
+@pytest.mark.parametrize("switched_off", [torch.no_grad, torch.inference_mode])
+def test_rounds_are_made_where_gradients_are_switched_off(switched_off: Any) -> None:
+    seen = transcript()
+    wanted = seen[0].update.tensors
+    with switched_off():
+        found = seen[0].update.tensors
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
 def assert_equal(one: Transcript, other: Transcript) -> None:
     assert len(one) == len(other)
     for t in range(len(one)):

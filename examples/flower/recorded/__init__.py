@@ -1,5 +1,6 @@
-"""Digits, a small network, and recordings under the temporary folder."""
+"""Digits, a small network, and recordings under the temporary folder, or where RECORDINGS says."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from seepage.integrations.recorder import Recorder
 
 SHAPE, CLASSES, LR, EXAMPLES = (1, 8, 8), 10, 0.1, 4
 NET = Architecture("fc2", {"hidden": 64})
-PLACE = Path(tempfile.gettempdir()) / "seepage-flower"
+PLACE = Path(os.environ.get("RECORDINGS") or Path(tempfile.gettempdir()) / "seepage-flower")
 
 
 def recorder(side: str) -> Recorder:

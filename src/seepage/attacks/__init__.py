@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from seepage.attacks.averaged import Averaged, averaged
 from seepage.attacks.base import Attack, Inapplicable
 from seepage.attacks.cafe import Cafe
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cocktail_party import CocktailParty
 from seepage.attacks.feature_inversion import FeatureInversion, cpa_fia
+from seepage.attacks.generative import ggl, gias, rogs
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.matching import (
     GradientMatching,
@@ -27,6 +29,7 @@ from seepage.attacks.spear import Spear
 __all__ = [
     "ATTACKS",
     "Attack",
+    "Averaged",
     "Cafe",
     "CocktailParty",
     "Entry",
@@ -38,16 +41,20 @@ __all__ = [
     "PublishedCafe",
     "RGap",
     "Spear",
+    "averaged",
     "bayes",
     "cpa_fia",
     "cpl",
     "dlg",
     "fedleak",
     "fedleak_released",
+    "ggl",
+    "gias",
     "grad_inversion",
     "idlg",
     "inverting_gradients",
     "rank_report",
+    "rogs",
     "sapag",
 ]
 
@@ -84,9 +91,9 @@ ATTACKS: dict[str, Entry] = {
     ),
     "spear": Entry(
         Spear,
-        "a fully connected layer with bias in front of a ReLU, many more neurons than examples",
+        "a fully connected layer with bias in front of a ReLU, many more neurons than examples (24: 512)",
         "Dimitrov et al. 2024",
-        "seconds to minutes (sparse directions of a low-rank matrix)",
+        "seconds (linear equations), to minutes (sparse directions of a low-rank matrix)",
     ),
     "cocktail_party": Entry(
         CocktailParty,
@@ -111,6 +118,12 @@ ATTACKS: dict[str, Entry] = {
         "as cafe, and thousands of rounds",
         "Jin et al. 2021, algorithms 3 and 4",
         "hours (8,000 iterations of each step)",
+    ),
+    "averaged": Entry(
+        averaged,
+        "rounds of the same examples, known to be that (design = 'whole')",
+        "folklore; the noise's own law",
+        "that of the inner attack, linear unless another is named",
     ),
     "idlg": Entry(idlg, "one example; a fully connected last layer", "Zhao et al. 2020", "seconds (L-BFGS)"),
     "dlg": Entry(dlg, "a network with smooth activations, few examples", "Zhu et al. 2019", "seconds (L-BFGS)"),
@@ -138,6 +151,24 @@ ATTACKS: dict[str, Entry] = {
         "images; the batch size",
         "Fan et al. 2025, the authors' deposit",
         "minutes to hours (10,000 AdamW steps of two evaluations)",
+    ),
+    "rogs": Entry(
+        rogs,
+        "images; auxiliary images, unless enhance is off; the batch size",
+        "Yue et al. 2023",
+        "seconds to minutes (100 Adam steps, and the training of an enhancer)",
+    ),
+    "gias": Entry(
+        gias,
+        "images; auxiliary images or a generator of your own; the batch size",
+        "Jeon et al. 2021",
+        "minutes to hours (the training of a generator, 5,500 Adam steps)",
+    ),
+    "ggl": Entry(
+        ggl,
+        "images; auxiliary images or a generator of your own; the batch size, best 1",
+        "Li et al. 2022",
+        "minutes to hours (the training of a generator, 25,000 evaluations by CMA-ES)",
     ),
     "grad_inversion": Entry(
         grad_inversion,

@@ -13,8 +13,9 @@ SLACK = 10.0
 NEAR = 1e-2
 """A first look at a direction takes entries below this share of its mean size for zeros; rounding is blown up there."""
 
-WIDTHS = (3.0, 1e-3)
-"""First and last width of the reweighting: from nearly least squares to the count of entries that are not zero."""
+WIDTHS = (1.0, 1e-3)
+"""First and last width of the reweighting, down to the count of entries that are not zero. A wider first one is nearly
+least squares, and starts from everywhere end at the same few columns."""
 
 MOST = 32
 """Candidates looked at in one go, the sparsest first."""
@@ -178,5 +179,7 @@ def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     direction = _reweighted(span, direction[None], FINE, 6)[0]
     zeros = (span.rows @ direction).abs() < 1e-4
     if int(zeros.sum()) >= span.n - 1:
-        direction = torch.linalg.svd(span.rows[zeros], full_matrices=True)[2][-1]
+        # With fewer rows than columns the null vector is not among the thin decomposition's.
+        rows = span.rows[zeros]
+        direction = torch.linalg.svd(rows, full_matrices=len(rows) < span.n).Vh[-1]
     return direction, span.zeros(direction[None])[0].double().mean()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.attacks.ica import Spectrum, spectrum
+from seepage.attacks.lifted_columns import determined, lifted
 from seepage.attacks.mixing_layer import Layer, Tail, find_layer
 from seepage.attacks.sparse_columns import Found, Span, reweighted, sampled
 from seepage.functional import generator
@@ -24,6 +26,10 @@ FEW = 16
 """Up to this many examples the fast mode first draws 16 times so many submatrices: they miss few columns."""
 STARTS = 64
 """Reweighted searches at a time."""
+SOLVED = 4
+"""Pairs of mixtures that the lifted equations are solved with: one does, unless two columns get nearly one ratio."""
+LOOKED = 16
+"""Candidates of the lifted equations looked at in one go."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +47,11 @@ class Spear(Attack):
     certificate; it needs no truth.
 
     Deviations from the paper. `published` draws submatrices as the paper does, at a cost of `2^(n - 1)` draws per
-    column; `fast` draws some for up to 16 examples, then goes on by reweighted least squares from random starts.
-    Each direction is fitted to all its zeros. In place of the paper's greedy exchange by lambda the best n
+    column. `fast` first solves equations that the paper does not have: where one linear layer follows the ReLU, an
+    entry of D is zero or what that layer's weights make of an error at the outputs, so that n examples of C classes
+    follow without a search from `n (n - 1) / 2 + n (C - 1)` units (see `lifted_columns.lifted`). Where there are fewer,
+    or more layers, it draws submatrices for up to 16 examples, then goes on by reweighted least squares from random
+    starts. Each direction is fitted to all its zeros. In place of the paper's greedy exchange by lambda the best n
     directions are chosen anew whenever one is found: first those that one example could cause, which can be told
     where the network behind has one hidden ReLU layer and fewer classes than half the units an example reaches, then
     those with most zeros. Units whose rows of the gradient are multiples of one another count once. (With two classes
@@ -71,7 +80,7 @@ class Spear(Attack):
     layer: str | None = None
     samples: int = 2**22
     starts: int = 4096
-    steps: int = 100
+    steps: int = 60
     least: float = 0.2
     certify: float = 1e-3
 
@@ -102,6 +111,9 @@ class Spear(Attack):
         span, draw = problem.span, generator(seed, "spear")
         if span.noisy and span.n > 1:
             return
+        for _ in range(SOLVED if self.mode == "fast" and problem.solvable else 0):
+            for solved in lifted(problem.whole, problem.behind, draw).split(LOOKED):
+                yield solved, len(solved)
         drawn = self.samples if self.mode == "published" else 16 * DRAWS * (span.n <= FEW)
         for first in range(0, drawn, DRAWS):
             count = min(DRAWS, drawn - first)
@@ -112,7 +124,7 @@ class Spear(Attack):
 
     def _reconstruction(self, problem: "_Problem", found: Found, best: "_Batch | None", tried: int) -> Reconstruction:
         like = problem.observed.params[problem.layer.weight]
-        what = "submatrices" if self.mode == "published" else "submatrices and starts"
+        what = "submatrices" if self.mode == "published" else "candidates"
         notes = [f"{len(found.independent())} of {problem.span.n} sparse directions from {tried:,} {what}"]
         notes += problem.notes()
         if problem.span.noisy and problem.span.n > 1:
@@ -216,6 +228,25 @@ class _Problem:
         whole = Span(columns * scale, scale * parts.noise / parts.values / len(columns) ** 0.5)
         span = whole.distinct()
         return cls(layer, knowledge, observed, bias, parts, live, whole, span, told or n, tail)
+
+    @cached_property
+    def behind(self) -> Tensor:
+        """`[p, c]` a basis of what the network hands back to each live unit that is on, over all errors it can make.
+
+        Exact where one linear layer follows the ReLU. Errors of a cross-entropy add up to zero, so c < classes.
+        """
+        classes, live = self.knowledge.num_classes, self.live.nonzero()[:, 0]
+        outputs = torch.ones(1, len(self.live)).to(self.bias)
+        errors = torch.eye(classes).to(outputs) - 1 / classes
+        rows = self.tail.backward(outputs, errors[:, None])[:, 0, live].T  # [p, classes]
+        left, values, _ = torch.linalg.svd(rows, full_matrices=False)
+        basis: Tensor = left * values
+        return basis[:, values > 1e-9 * values[0]]
+
+    @property
+    def solvable(self) -> bool:
+        """Whether the lifted equations have no more unknowns than there are units that say something."""
+        return determined(self.span.n, self.behind.shape[1], len(self.span.rows))
 
     @property
     def space(self) -> Literal["input", "feature"]:

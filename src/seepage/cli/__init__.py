@@ -5,7 +5,7 @@ import traceback
 from typing import NoReturn
 
 from seepage.cli.commands import Interrupted, app
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, printable
 
 __all__ = ["app", "main"]
 
@@ -40,7 +40,8 @@ def _fault() -> NoReturn:
 
 
 def _fail(sentence: str) -> NoReturn:
-    print(f"error: {sentence}", file=sys.stderr)
+    words = "\n".join(printable(line) for line in sentence.split("\n"))  # several mistakes have a line each
+    print(f"error: {words}", file=sys.stderr)
     sys.exit(2)
 
 

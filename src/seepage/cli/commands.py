@@ -1,8 +1,6 @@
 """The commands: `seepage audit`, its parts `record`, `attack` and `score`, and what goes on from a run"""
 
 import json
-import shlex
-import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from seepage.cli.capturing import attack, observe
 from seepage.cli.exposing import exposure
 from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
@@ -22,6 +21,8 @@ from seepage.cli.options import (
     JobsOption,
     JsonOption,
     ModelOption,
+    NoPicturesOption,
+    OnOption,
     OutOption,
     QuietOption,
     RecipeArgument,
@@ -30,9 +31,12 @@ from seepage.cli.options import (
     SizeOption,
     ToldOption,
     WeightsOption,
+    running_on,
     tables_of,
 )
-from seepage.errors import SeepageError, unknown
+from seepage.cli.reproducing import reproduce
+from seepage.cli.showing import command_line, gate, present, write_pages
+from seepage.errors import SeepageError, printable, unknown
 
 
 class Interrupted(Exception):
@@ -76,10 +80,6 @@ def _seepage(
     """
 
 
-def _command() -> str:
-    return shlex.join(["seepage", *sys.argv[1:]])
-
-
 @app.command()
 def audit(
     recipe: RecipeArgument = None,
@@ -96,7 +96,9 @@ def audit(
     settings: SetOption = None,
     out: OutOption = None,
     jobs: JobsOption = None,
+    on: OnOption = None,
     fail_if: GateOption = None,
+    no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -107,50 +109,11 @@ def audit(
 
     condition = None if fail_if is None else parse_condition(fail_if)
     tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, attack, defense, settings)
-    with progress_bar(off=as_json or quiet) as show:
-        finished = run(tables, out=out, jobs=jobs, show=show, command=_command())
-        _write_pages(finished.folder, show, again=False)
-    _present(finished.folder, finished, as_json, quiet)
-    _gate(finished.result, condition)
-
-
-def _write_pages(folder: Path, show: Any, *, again: bool) -> None:
-    """Pictures first, the report last; a run that has both is left as it is."""
-    from seepage.report import write_grid, write_report
-
-    if again or not (folder / "report.html").exists():
-        show(0.99, 1, "writing the report")
-        write_grid(folder)
-        write_report(folder)
-
-
-def _present(folder: Path, finished: Any, as_json: bool, quiet: bool, *, note_old: bool = True) -> None:
-    from seepage.report.run import open_run
-    from seepage.terminal import print_result
-
-    if not finished.fresh:
-        open_run(folder)  # it may be somebody else's, and damaged
-    if as_json:
-        keys = ("verdict", "verdict_level", "rows", "cells", "thresholds")
-        result = {key: finished.result[key] for key in keys}
-        found = {"schema": 1, "run": str(folder), "finished_earlier": not finished.fresh, **result}
-        print(json.dumps(found, allow_nan=False))
-    else:
-        print_result(folder, finished.result, quiet=quiet, note_old=note_old and not finished.fresh)
-
-
-def _gate(result: Any, condition: tuple[str, str, float] | None) -> None:
-    from seepage.results import violations
-
-    if condition is None:
-        return
-    found = violations(result["rows"], condition)
-    if found:
-        key, sign, number = condition
-        titles = {cell["name"]: cell["title"] for cell in result["cells"]}
-        worst = "; ".join(f"{row['attack']} on {titles[row['cell']]}: {key} {row[key]:g}" for row in found[:3])
-        print(f"failed: {len(found)} rows have {key} {sign} {number:g}: {worst}", file=sys.stderr)
-        raise typer.Exit(1)
+    with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
+        finished = run(tables, out=out, jobs=jobs, on=runner, show=show, command=command_line())
+        write_pages(finished.folder, show, again=False, pictures=not no_pictures)
+    present(finished.folder, finished, as_json, quiet)
+    gate(finished.result, condition)
 
 
 @app.command()
@@ -183,94 +146,6 @@ def record(
         print(f"recorded: {folder}/observed (what a server sees) and {folder}/private (the truth; keep it)")
 
 
-@app.command("observe")
-def observe_(
-    before: Annotated[Path, typer.Argument(help="Weights that the server sent out: .safetensors, or a state_dict.")],
-    after: Annotated[Path | None, typer.Argument(help="Weights that came back; or else --gradient.")] = None,
-    gradient: Annotated[Path | None, typer.Option("--gradient", help="The gradient that came back.")] = None,
-    model: Annotated[str, typer.Option("--model", help="The model; options by --set model.OPTION=VALUE.")] = "fc2",
-    shape: Annotated[str, typer.Option("--shape", help="Shape of one example, such as 3,32,32.")] = "3,32,32",
-    classes: Annotated[int, typer.Option("--classes", help="Classes of the model.")] = 10,
-    client: ClientOption = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="Learning rate, where one SGD step was made.")] = None,
-    batch_size: SizeOption = None,
-    settings: SetOption = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
-) -> None:
-    """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
-    from seepage.observing import Files, observe_files, parse_shape
-    from seepage.parts import Part
-    from seepage.settings import change
-    from seepage.types import Architecture
-
-    tables = change({"model": {"use": model}, "client": {"use": client or "fedsgd"}}, settings or [])
-    if set(tables) - {"model", "client"}:
-        raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
-    architecture = Architecture(str(tables["model"].pop("use")), tables["model"])
-    remarks = observe_files(
-        Files(before=before, after=after, gradient=gradient, lr=lr),
-        out,
-        architecture=architecture,
-        input_shape=parse_shape(shape),
-        num_classes=classes,
-        client=Part(str(tables["client"].pop("use")), tables["client"]),
-        batch_size=batch_size,
-    )
-    for remark in remarks:
-        print(remark)
-    print(f"observed: {out}; attack it with: seepage attack {out}")
-
-
-@app.command()
-def attack(
-    folder: Annotated[Path, typer.Argument(help="An observed/ folder, also somebody else's.")],
-    use: Annotated[
-        list[str] | None,
-        typer.Option("--use", help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable."),
-    ] = None,
-    model: ModelOption = None,
-    batch_size: SizeOption = None,
-    seed: SeedOption = None,
-    device: DeviceOption = None,
-    settings: SetOption = None,
-    out: OutOption = None,
-    jobs: JobsOption = None,
-    as_json: JsonOption = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Attack recorded updates without the truth at hand."""
-    from seepage.audit import attack_only
-    from seepage.recipe import find_recipe, read_recipe
-    from seepage.settings import change
-    from seepage.terminal import progress_bar
-    from seepage.types import Architecture
-
-    asked = {"attack": [{"use": name} for name in use] if use else read_recipe(find_recipe("default"))["attack"]}
-    tables = change(asked if model is None else {**asked, "model": {"use": model}}, settings or [])
-    if set(tables) - {"attack", "model"} or ("model" in tables and model is None):
-        raise SeepageError(
-            "seepage attack takes --set attack.OPTION=VALUE and, beside --model, --set model.OPTION=VALUE; "
-            "all else was decided when the update was recorded"
-        )
-    options = tables.get("model", {})
-    architecture = None if model is None else Architecture(str(options.pop("use")), options)
-    with progress_bar(off=as_json or quiet) as show:
-        finished = attack_only(
-            folder,
-            tables["attack"],
-            model=architecture,
-            batch_size=batch_size,
-            seed=seed or 0,
-            device=device or "cpu",
-            out=out,
-            jobs=jobs,
-            show=show,
-            command=_command(),
-        )
-        _write_pages(finished.folder, show, again=finished.fresh)
-    _present(finished.folder, finished, as_json, quiet)
-
-
 @app.command()
 def score(
     run: Annotated[Path, typer.Argument(help="A run folder of `seepage attack` or `seepage audit`.")],
@@ -297,13 +172,16 @@ def score(
         return
     condition = None if fail_if is None else parse_condition(fail_if)
     finished = score_run(run, truth, settings or [], trust=trust)
-    _write_pages(run, lambda *_: None, again=finished.fresh)
-    _present(run, finished, as_json, quiet, note_old=False)
-    _gate(finished.result, condition)
+    write_pages(run, lambda *_: None, again=finished.fresh)
+    present(run, finished, as_json, quiet, note_old=False)
+    gate(finished.result, condition)
 
 
+app.command()(observe)
+app.command()(attack)
 app.command()(judge)
 app.command()(frontier)
+app.command()(reproduce)
 app.command()(exposure)
 
 
@@ -315,17 +193,20 @@ def report(
     ] = None,
     cell: Annotated[str | None, typer.Option("--cell", help="For --sheet: this cell.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
+    no_pictures: NoPicturesOption = False,
 ) -> None:
     """Write report.html and grid.png of a finished run again, or all its pictures on one sheet."""
-    from seepage.report import write_grid, write_report, write_sheet
+    from seepage.report import write_sheet
 
+    if sheet is not None and no_pictures:
+        raise SeepageError("--sheet writes nothing but pictures; leave out --no-pictures")
     if sheet is not None:
         print(write_sheet(run, sheet, cell=cell, attack=attack))
         return
     if cell or attack:
         raise SeepageError("--cell and --attack choose what --sheet FILE.png shows; add it")
-    write_grid(run)
-    print(write_report(run))
+    write_pages(run, lambda *_: None, again=True, pictures=not no_pictures)
+    print(run / "report.html")
 
 
 @app.command("list")
@@ -335,6 +216,7 @@ def list_(
 ) -> None:
     """List attacks, defenses, clients, models, data sets, metrics and recipes."""
     from seepage.catalog import catalog
+    from seepage.explained import explained
     from seepage.terminal import print_catalog, print_kind
 
     found = catalog()
@@ -345,7 +227,7 @@ def list_(
     elif kind is None:
         print_catalog(found)
     else:
-        print_kind(found[kind])
+        print_kind(found[kind], explained(kind))
 
 
 @app.command()
@@ -361,7 +243,7 @@ def validate(
 
     if Path(path).is_dir():
         for line in validate_folder(Path(path)):
-            print(line)
+            print(printable(line))
         return
     for recipe in cells(change(read_recipe(find_recipe(path)), settings or [])):
-        print(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks")
+        print(printable(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from seepage.cli.options import DefenseOption, JsonOption, ModelOption, QuietOption, SetOption, SizeOption, tables_of
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.exposure import Exposure
@@ -86,7 +86,7 @@ def _print(name: str, found: "Exposure", quiet: bool) -> None:
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(Text(f"{name}, round {found.t}: {found.line}", style="bold"), soft_wrap=True)
+    console.print(Text(printable(f"{name}, round {found.t}: {found.line}"), style="bold"), soft_wrap=True)
     if quiet:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -96,10 +96,10 @@ def _print(name: str, found: "Exposure", quiet: bool) -> None:
     for mark, says in zip(found.marks, found.tensors, strict=True):
         shape = "x".join(map(str, mark.shape)) or "1"
         words = says.gives or "no closed form found, which is no proof"
-        table.add_row(Text(says.name), shape, Text(words), style="red" if says.withhold else "dim")
+        table.add_row(Text(printable(says.name)), shape, Text(words), style="red" if says.withhold else "dim")
     console.print(table)
     for line in _facts(found):
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)
     console.print()
 
 

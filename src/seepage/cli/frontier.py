@@ -15,6 +15,7 @@ from seepage.cli.options import (
     JobsOption,
     JsonOption,
     ModelOption,
+    OnOption,
     OutOption,
     QuietOption,
     RecipeArgument,
@@ -22,6 +23,7 @@ from seepage.cli.options import (
     SetOption,
     SizeOption,
     WeightsOption,
+    running_on,
     tables_of,
 )
 
@@ -48,6 +50,7 @@ def frontier(
     settings: SetOption = None,
     out: OutOption = None,
     jobs: JobsOption = None,
+    on: OnOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -61,9 +64,9 @@ def frontier(
         recipe or "frontier", data, model, weights, client, batch_size, seed, device, None, attack, None,
         [*(settings or []), *more],
     )  # fmt: skip
-    with progress_bar(off=as_json or quiet) as show:
+    with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         command = shlex.join(["seepage", *sys.argv[1:]])
-        found = run_frontier(tables, only=defense or (), out=out, jobs=jobs, show=show, command=command)
+        found = run_frontier(tables, only=defense or (), out=out, jobs=jobs, on=runner, show=show, command=command)
         if not (found.folder / "report.html").exists():
             write_grid(found.folder)
             write_report(found.folder)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from seepage.cli.options import JsonOption
+from seepage.errors import printable
 
 JudgementsOption = Annotated[
     list[Path] | None,
@@ -57,4 +58,4 @@ def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool
         return
     found = lines(judged, {cell.name: cell.heading for cell in opened.cells})
     for line in found[: len(judged.rows)] if quiet else [*found, f"written: {path} and {run / 'report.html'}"]:
-        print(line)
+        print(printable(line))

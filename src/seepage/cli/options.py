@@ -1,9 +1,14 @@
 """Options that several commands share, and what they make of a recipe."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from seepage.running import Runner
 
 DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
 ModelOption = Annotated[
@@ -35,8 +40,18 @@ SetOption = Annotated[
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks at a time; default: one per core.")]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        "--on", metavar="ray", help="Run on a Ray cluster, or start one here: ray, ray:HOST:PORT or ray://HOST:PORT."
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", help="Print the result in one line and nothing else.")]
+NoPicturesOption = Annotated[
+    bool,
+    typer.Option("--no-pictures", help="Leave every picture out of report.html, and write no grid.png."),
+]
 GateOption = Annotated[
     str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0'.")
 ]
@@ -47,6 +62,31 @@ RecipeArgument = Annotated[
         "run: read a stranger's recipe first."
     ),
 ]
+
+
+@contextmanager
+def running_on(place: str | None) -> "Iterator[Runner]":
+    """Where work runs, as `--on` says it; a cluster is joined, or started, for the time of a block.
+
+    Args:
+        place: None: this machine. `ray`, `ray:ADDRESS` with an address that `ray.init` takes, or `ray://HOST:PORT`.
+
+    Raises:
+        SeepageError: For another word, where Ray is not installed, and where no cluster answers.
+    """
+    from seepage.errors import SeepageError
+    from seepage.running import Here
+
+    if place is None:
+        yield Here()
+        return
+    word, _, address = place.partition(":")
+    if word != "ray":
+        raise SeepageError(f"--on takes ray, ray:ADDRESS or ray://HOST:PORT, got {place!r}; leave it out to run here")
+    from seepage.integrations.ray import cluster
+
+    with cluster(place if address.startswith("//") else address or None) as runner:
+        yield runner
 
 
 def tables_of(

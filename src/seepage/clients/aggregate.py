@@ -73,6 +73,9 @@ class Aggregate(ClientUpdate):
     def couples(self, model: nn.Module) -> bool:
         return self.rule.couples(model)
 
+    def visits(self, examples: int) -> int:
+        return self.rule.visits(-(-examples // self.clients))
+
     @property
     def averages(self) -> bool:
         return self.rule.averages

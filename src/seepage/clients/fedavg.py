@@ -1,6 +1,7 @@
 """FedAvg: several local steps on the client's own batches; the difference of weights is sent."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,6 +15,9 @@ from seepage.types import Batch, ClientUpdate, Tensors, Update
 
 MOST_STEPS = 100_000
 """Local steps of one round; more are taken for a mistake."""
+
+Slope = Callable[[Tensors, Tensor], Tensors]
+"""The gradient of a local step, from the weights at that step and the places `[b]` of its examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,9 @@ class FedAvg(ClientUpdate):
         """Local steps of a client with so many examples."""
         return self.steps or self.epochs * math.ceil(examples / self.batch_size)
 
+    def visits(self, examples: int) -> int:
+        return math.ceil(self.count(examples) / math.ceil(examples / self.batch_size))
+
     def batches(self, examples: int) -> list[Tensor]:
         """Places `[b]` of the examples of each local step."""
         parts: list[Tensor] = []
@@ -97,18 +104,32 @@ class FedAvg(ClientUpdate):
         buffers: Tensors | None = None,
         create_graph: bool = False,
     ) -> Update:
-        start = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-        now = dict(start)
-        rule = _Adam(self.lr) if self.optimizer == "adam" else _SGD(self.lr, self.momentum)
-        for places in self.batches(len(batch)):
-            if not create_graph:
-                now = {name: tensor.detach().requires_grad_() for name, tensor in now.items()}
+        def slope(now: Tensors, places: Tensor) -> Tensors:
             places = places.to(batch.inputs.device)
             with in_mode(model, training=self.mode == "train"):
                 logits = forward(model, now, batch.inputs[places], buffers=buffers)
             loss = F.cross_entropy(logits, batch.labels[places])
             slopes = torch.autograd.grad(loss, list(now.values()), create_graph=create_graph, materialize_grads=True)
-            now = rule.step(now, dict(zip(now, slopes, strict=True)))
+            return dict(zip(now, slopes, strict=True))
+
+        return self.walk(params, len(batch), slope, create_graph=create_graph)
+
+    def walk(self, params: Tensors, examples: int, slope: Slope, *, create_graph: bool = False) -> Update:
+        """The local training with each step's gradient from `slope`: a defense inside the client has its own.
+
+        Args:
+            params: Where it starts.
+            examples: Number of the client's examples.
+            slope: Gives a gradient for each parameter; the weights it gets require gradients.
+            create_graph: Keep every step in the graph.
+        """
+        start = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+        now = dict(start)
+        rule = _Adam(self.lr) if self.optimizer == "adam" else _SGD(self.lr, self.momentum)
+        for places in self.batches(examples):
+            if not create_graph:
+                now = {name: tensor.detach().requires_grad_() for name, tensor in now.items()}
+            now = rule.step(now, slope(now, places))
         delta = {name: now[name] - start[name].detach() for name in now}
         return Update(delta if create_graph else {name: d.detach() for name, d in delta.items()}, kind="delta")
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -17,6 +18,10 @@ from seepage.errors import Problems, SeepageError
 
 MAX_MEMBER = 64 * 2**20
 MAX_TOTAL = 64 * 2**30
+MAX_RATIO, MAX_UNPACKED = 100, 2**30
+"""An archive may unpack to so many times its size, or to so many bytes; images are packed already."""
+MAX_TABLE, MAX_LINES = 32 * 2**20, 1000
+"""Bytes of a table, and lines that it may have however few the files are: then each that is missing is named."""
 MAX_MEMBERS = 1_000_000
 TABLE = "labels.csv"
 FILE_COLUMNS = ("file", "name", "image", "filename")
@@ -38,7 +43,9 @@ def load_zip(path: Path, options: Options, progress: Progress | None = None) -> 
         with zipfile.ZipFile(path) as archive:
             members = _members(archive, path)
             table = _table(members, path)
-            rows = _rows(archive.read(table), path)
+            if archive.getinfo(table).file_size > MAX_TABLE:
+                raise SeepageError(f"{path}: {TABLE} has more than {MAX_TABLE >> 20} MiB; keep fewer rows or columns")
+            rows = _rows(archive.read(table), path, len(members))
     except DAMAGED as error:
         raise SeepageError(f"cannot read {path} ({error}); it is damaged or no zip archive: copy it again") from error
     files = _files(rows, PurePosixPath(table).parent, members, path)
@@ -68,6 +75,12 @@ def _members(archive: zipfile.ZipFile, path: Path) -> frozenset[str]:
                 f"{MAX_MEMBER / 2**20:.0f}; take it out"
             )
     total = sum(info.file_size for info in infos)
+    packed = path.stat().st_size
+    if total > max(MAX_UNPACKED, MAX_RATIO * packed):
+        raise SeepageError(
+            f"{path} unpacks to {total / packed:,.0f} times its size, which no archive of images does; "
+            "pack the images anew, or unpack them into a folder"
+        )
     if total > MAX_TOTAL or len(infos) > MAX_MEMBERS:
         raise SeepageError(
             f"{path} unpacks to {total / 2**30:.0f} GiB in {len(infos)} files, and seepage reads at most "
@@ -87,11 +100,16 @@ def _table(members: frozenset[str], path: Path) -> str:
     return found[0]
 
 
-def _rows(content: bytes, path: Path) -> _Rows:
+def _rows(content: bytes, path: Path, files: int) -> _Rows:
+    """The table, which can have no more rows than the archive has files; half of its lines may be empty."""
+    most = max(MAX_LINES, 2 * files)
     try:
-        lines = list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")))
+        reader = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""))
+        lines = list(itertools.islice(reader, most + 1))
     except (UnicodeDecodeError, csv.Error) as error:
         raise SeepageError(f"{path}: {TABLE} is no text table ({error}); save it as UTF-8 CSV") from error
+    if len(lines) > most:
+        raise SeepageError(f"{path}: {TABLE} has more rows than the archive has files ({files}); correct the table")
     head = [word.strip().lower() for word in lines[0]] if lines else []
     body = [line for line in lines[1:] if line]
     short = next((number for number, line in enumerate(lines, 1) if line and len(line) != len(head)), None)

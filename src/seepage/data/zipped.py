@@ -7,7 +7,7 @@ from pathlib import Path
 
 from seepage.errors import SeepageError
 
-DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, OSError, ValueError, EOFError, RuntimeError, KeyError)
+DAMAGED = (zipfile.BadZipFile, zlib.error, struct.error, OSError, ValueError, EOFError, RuntimeError, LookupError)
 """What the standard library and numpy raise on archives that are cut short, forged, or changed since."""
 
 

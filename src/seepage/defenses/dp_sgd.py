@@ -1,4 +1,4 @@
-"""DP-SGD: clip each example's gradient, add them up, add noise."""
+"""DP-SGD: clip each example's gradient, add them up, add noise; in one gradient, or in every local step."""
 
 import math
 from collections.abc import Callable
@@ -10,29 +10,45 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from seepage.clients import FedSGD
+from seepage.clients import FedAvg, FedSGD
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
 from seepage.functional import in_mode
-from seepage.types import Batch, ClientView, Defense, Tensors, Update
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(Defense):
     """Clip each example's gradient, add Gaussian noise to their sum, divide by their number (DP-SGD).
 
-    Abadi et al. 2016, Algorithm 1. The noise of the sum has standard deviation `sigma * clip`, so that of the update
-    has `sigma * clip / n`. FedLeak (Section 6.4) clips to 1. The update is made anew from the batch, so this defense
-    comes first in a composition. It is defined for clients that send one gradient; a client of several local steps is
-    refused.
+    Abadi et al. 2016, Algorithm 1. The noise of the sum has standard deviation `sigma * clip`, so that of a mean of n
+    gradients has `sigma * clip / n`. FedLeak (Section 6.4) clips to 1. The update is made anew from the batch, so this
+    defense comes first in a composition.
 
-    `seepage.accounting.epsilon` takes this sigma. It counts examples that join a batch independently (Poisson
-    sampling); for batches of a fixed size, as this package draws them, it is the usual approximation.
+    With `fedsgd` the client sends one such mean. With `fedavg` every local step goes along one, with noise of its own,
+    and the client sends the difference of weights as ever: what Opacus does inside a client. Where Opacus divides by
+    the batch size it expects, this divides by the number of examples in the step, which is another only for the
+    smaller last batch of an epoch. A rule of one's own that sends differences of weights is refused.
+
+    `seepage.accounting.epsilon` takes this sigma, and as `rounds` the rounds times `client.visits(n)`: the local
+    steps in which one example is used. That count takes nothing for the order being unknown, and holds for examples
+    that are left out of their step; Opacus counts all steps, each joined at random (Poisson sampling), which batches
+    of a fixed size are not.
 
     Args:
         sigma: Noise multiplier: standard deviation of the noise in the sum, in units of `clip`.
         clip: Largest Euclidean norm of one example's gradient over all tensors.
         chunk: Examples whose gradients are held in memory at a time.
+
+    Example:
+        >>> from seepage.functional import generator
+        >>> model = nn.Linear(4, 3)
+        >>> params = {name: p.detach() for name, p in model.named_parameters()}
+        >>> batch, rule = Batch(torch.rand(6, 4), torch.arange(6) % 3), FedAvg(lr=0.1, epochs=2, batch_size=2)
+        >>> client, plain = ClientView(model, params, batch, rule), rule(model, params, batch)
+        >>> sent = DPSGD(sigma=0.0, clip=1e-3)(plain, client, generator=generator(0, "defense"))
+        >>> float(torch.cat([t.flatten() for t in sent.tensors.values()]).norm()) <= rule.count(6) * 0.1 * 1e-3
+        True
     """
 
     from_batch: ClassVar[bool] = True
@@ -51,34 +67,103 @@ class DPSGD(Defense):
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         _check_applies(update, client)
+
+        def slope(now: Tensors, places: Tensor) -> Tensors:
+            here = replace(client, params={name: tensor.detach() for name, tensor in now.items()})
+            return self._private(here, places, generator)
+
+        if isinstance(client.rule, FedAvg):
+            made = client.rule.walk(client.params, len(client.batch), slope).tensors
+        else:
+            made = slope(client.params, torch.arange(len(client.batch)))
+        return replace(update, tensors={name: made[name].to(tensor) for name, tensor in update.tensors.items()})
+
+    def _private(self, client: ClientView, places: Tensor, generator: Generator) -> Tensors:
+        """The noisy mean of some examples' clipped gradients at the client's weights."""
         summed = {name: torch.zeros_like(tensor) for name, tensor in client.params.items()}
-        for places in torch.arange(len(client.batch)).split(self.chunk):
-            rows = example_gradients(client, places)
-            lengths = torch.stack([row.flatten(1).norm(dim=1) for row in rows.values()]).norm(dim=0)  # [b]
-            shrink = (self.clip / lengths.clamp(min=1e-12)).clamp(max=1.0)
-            for name, row in rows.items():
-                summed[name] += torch.einsum("b...,b->...", row, shrink)
-        deviation, count = self.sigma * self.clip, len(client.batch)
-        sent = {
-            name: ((summed[name] + deviation * gaussian(summed[name], generator)) / count).to(tensor)
-            for name, tensor in update.tensors.items()
-        }
-        return replace(update, tensors=sent)
+        for chunk in places.split(self.chunk):
+            for name, part in _clipped_sum(example_gradients(client, chunk), self.clip).items():
+                summed[name] += part
+        deviation = self.sigma * self.clip
+        return {name: (total + deviation * gaussian(total, generator)) / len(places) for name, total in summed.items()}
+
+
+@dataclass(frozen=True)
+class Clipping(ClientUpdate):
+    """What a client behind `dp_sgd` computes, less the noise: the rule of an attacker who knows of it.
+
+    Differentiable in inputs and soft labels; it holds the gradient of every example of a local step at once.
+
+    Args:
+        rule: What the client does.
+        clip: Largest Euclidean norm of one example's gradient.
+        still: All local steps at the weights that were sent: their mean, in place of the difference of weights.
+    """
+
+    rule: FedSGD | FedAvg
+    clip: float
+    still: bool = False
+
+    def __call__(
+        self,
+        model: nn.Module,
+        params: Tensors,
+        batch: Batch,
+        *,
+        buffers: Tensors | None = None,
+        create_graph: bool = False,
+    ) -> Update:
+        view = ClientView(model, params, batch, self.rule, buffers or {})
+
+        def slope(now: Tensors, places: Tensor) -> Tensors:
+            rows = example_gradients(replace(view, params=now), places)
+            mean = {name: total / len(places) for name, total in _clipped_sum(rows, self.clip).items()}
+            return mean if create_graph else {name: tensor.detach() for name, tensor in mean.items()}
+
+        if isinstance(self.rule, FedSGD):
+            return Update(slope(params, torch.arange(len(batch))))
+        if not self.still:
+            return self.rule.walk(params, len(batch), slope, create_graph=create_graph)
+        steps = [slope(params, places) for places in self.rule.batches(len(batch))]
+        return Update({name: torch.stack([step[name] for step in steps]).mean(0) for name in params})
+
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
+        return update.tensors if self.still else self.rule.as_gradient(update, examples)
+
+    def separable(self, model: nn.Module) -> bool:
+        return self.rule.separable(model)
+
+    def couples(self, model: nn.Module) -> bool:
+        return self.rule.couples(model)
+
+    @property
+    def averages(self) -> bool:
+        return self.rule.averages
+
+    def averaged(self) -> "Clipping":
+        return replace(self, still=isinstance(self.rule, FedAvg))
+
+
+def _clipped_sum(rows: Tensors, clip: float) -> Tensors:
+    """Rows `[b, *shape]` of all tensors, each example's scaled down to the clip norm, and added up."""
+    squares = torch.stack([row.flatten(1).square().sum(1) for row in rows.values()]).sum(0)  # [b]
+    shrink = (clip / (squares + 1e-30).sqrt()).clamp(max=1.0)  # finite, and so is its slope, for a gradient of zero
+    return {name: torch.einsum("b...,b->...", row, shrink) for name, row in rows.items()}
 
 
 def example_gradients(client: ClientView, places: Tensor) -> Tensors:
-    """The gradient of each of some examples' losses: `[b, *shape]` by parameter name.
+    """The gradient of each of some examples' losses at the client's weights: `[b, *shape]` by parameter name.
 
     Args:
-        client: Whose rule must be separable: one that sends the mean of its examples' gradients.
+        client: Whose rule is `FedAvg`, or separable: one that sends the mean of its examples' gradients.
         places: `[b]` places in the client's batch.
     """
     batch = client.batch
     inputs, labels = batch.inputs[places], batch.labels[places]
-    if type(client.rule) is not FedSGD:
+    if type(client.rule) not in (FedSGD, FedAvg):
         alone = [_alone(client, Batch(x[None], y[None])) for x, y in zip(inputs, labels, strict=True)]
         return {name: torch.stack([one[name] for one in alone]) for name in client.params}
-    with in_mode(client.model, training=client.rule.mode == "train"):
+    with in_mode(client.model, training=getattr(client.rule, "mode", "train") == "train"):
         per_example = vmap(grad(_loss(client.model, client.buffers)), in_dims=(None, 0, 0))
         rows: Tensors = per_example(client.params, inputs, labels)
     return rows
@@ -99,18 +184,20 @@ def _alone(client: ClientView, batch: Batch) -> Tensors:
 
 
 def _check_applies(update: Update, client: ClientView) -> None:
-    if update.kind != "gradient":
+    local = type(client.rule) is FedAvg
+    if (update.kind == "delta") != local:
         raise Inapplicable(
-            "DP-SGD clips the gradients of single examples, and this client sends what local steps did to its weights",
-            "use the client rule fedsgd, or gaussian_noise with a clip, which bounds the whole update",
+            "DP-SGD clips the gradients of single examples, and how this client made its difference of weights from "
+            "them is not known",
+            "use the client rule fedsgd or fedavg, or gaussian_noise with a clip, which bounds the whole update",
         )
     if client.rule.couples(client.model):
         raise Inapplicable(
             "DP-SGD needs a gradient per example, and batch norm in train mode lets each reach into all others",
             "use a model with group norm, or the client option mode = 'eval'",
         )
-    if not client.rule.separable(client.model):
+    if not local and not client.rule.separable(client.model):
         raise Inapplicable(
             "DP-SGD needs an update that is the mean of its examples' gradients, and this client rule does more",
-            "use the client rule fedsgd",
+            "use the client rule fedsgd or fedavg",
         )

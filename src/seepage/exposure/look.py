@@ -15,7 +15,8 @@ from seepage.exposure.layers import LayerLook, look_at_layers
 from seepage.exposure.marks import TensorMarks, length_of, looks_like, marks_of
 from seepage.functional import last_linear
 from seepage.probes import BatchNormLeak, batch_norm_leaks, head_features
-from seepage.recorded import open_transcript
+from seepage.recorded import RecordedTranscript, open_transcript
+from seepage.spent import Spent, open_spent
 from seepage.transcript import OneRound
 from seepage.types import Knowledge, Round, Tensors, Transcript
 
@@ -95,7 +96,8 @@ class Exposure:
         marks: What the values of each tensor look like.
         looks_like: Sentences on defenses and formats that the update looks like.
         tensors: What each tensor gives away.
-        notes: What could not be looked at, and why.
+        notes: What could not be looked at, and why; and what the client states of its privacy.
+        stated: The client's own statement of differential privacy, where its recording holds one. Not measured here.
     """
 
     t: int
@@ -111,6 +113,7 @@ class Exposure:
     looks_like: tuple[str, ...]
     tensors: tuple[TensorSays, ...]
     notes: tuple[str, ...]
+    stated: Spent | None = None
 
     @property
     def examples(self) -> int:
@@ -175,6 +178,9 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
     changed = _changed(looks, labels)
     if changed:
         notes.append(f"{changed}, so neither batch size nor mode of batch norm is read off it")
+    stated = open_spent(seen.folder) if isinstance(seen, RecordedTranscript) else None
+    if stated is not None:
+        notes += [f"the client states {stated.line}", *(f"doubt on that: {doubt}" for doubt in stated.doubts)]
     norms = _norms(observed, knowledge) if observed.update.kind == "gradient" and not changed else []
     return Exposure(
         t=t,
@@ -190,6 +196,7 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
         looks_like=tuple(looks),
         tensors=tuple(_says(sent, layers, norms, labels, knowledge)),
         notes=tuple(notes),
+        stated=stated,
     )
 
 

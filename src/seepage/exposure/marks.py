@@ -63,9 +63,10 @@ def marks_of(name: str, tensor: Tensor) -> TensorMarks:
         6
     """
     flat = tensor.detach().flatten()
-    live = flat[flat != 0]
+    # Most tensors have no zeros, and large ones are not copied then.
+    live = flat if int(flat.count_nonzero()) == len(flat) else flat[flat != 0]
     noise = noise_of(tensor)
-    size = float(flat.double().square().mean().sqrt()) if len(flat) else 0.0
+    size = float(torch.linalg.vector_norm(flat, dtype=torch.float64)) / math.sqrt(max(1, len(flat)))
     enough = len(live) >= ENOUGH
     return TensorMarks(
         name=name,
@@ -86,7 +87,8 @@ def _is_pruned(flat: Tensor, live: Tensor) -> bool:
 
 
 def _bits(live: Tensor) -> int | None:
-    largest, live = live.abs().max().double(), live[:MOST].double()
+    low, high = live.aminmax()
+    largest, live = torch.maximum(-low, high).double(), live[:MOST].double()
     if bool((live.abs() >= largest * (1 - 1e-6)).all()):
         return 1
     for bits in range(2, 17):
@@ -125,11 +127,11 @@ def noise_of(tensor: Tensor) -> float | None:
     """
     if tensor.ndim < 2:
         return None
-    matrix = tensor.detach().flatten(1).double()
+    matrix = tensor.detach().flatten(1)
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     # At most half as many rows as columns: the smallest values of a square of noise scatter too much to be compared.
-    matrix = matrix[: min(CUT[0], matrix.shape[1] // 2), : CUT[1]]
+    matrix = matrix[: min(CUT[0], matrix.shape[1] // 2), : CUT[1]].double()
     m, d = matrix.shape
     if m < TAIL or bool((matrix == 0).all(0).any()) or bool((matrix == 0).all(1).any()):
         return None  # noise leaves no row or column at zero
@@ -212,7 +214,7 @@ def _zeros(marks: Sequence[TensorMarks]) -> str:
 
 def length_of(tensors: Tensors) -> float:
     """Euclidean norm over all tensors, in float64: squares of what somebody sends may not fit float32."""
-    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors.values()))
+    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors.values()))
 
 
 def _clip(length: float) -> str:

@@ -1,6 +1,5 @@
 """Run a frontier: an audit of all defenses, then the training that tells what they cost."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import measure_all
 from seepage.recording import Show, quiet
 from seepage.resolve import cells, resolved, run_name
+from seepage.running import Here, Runner
 from seepage.storage import write_lines
 
 
@@ -37,6 +37,7 @@ def run_frontier(
     only: Sequence[str] = (),
     out: Path | None = None,
     jobs: int | None = None,
+    on: Runner | None = None,
     show: Show = quiet,
     command: str = "",
 ) -> Frontier:
@@ -47,6 +48,7 @@ def run_frontier(
         only: Defenses by name, of those that the recipe sweeps; none: all.
         out: The run folder; None: `runs/NAME-HASH`.
         jobs: Attacks, or trainings, at a time; None: one per core.
+        on: Where attacks and trainings run; None: on this machine.
         show: Progress.
         command: The command that asked for this, for the record.
 
@@ -57,9 +59,8 @@ def run_frontier(
     plain = sweep.entries[0].recipe
     text = resolved(sweep.tables, cells(sweep.tables))
     folder = out or Path("runs") / run_name(text, f"{plain.name}-{Path(plain.data.use).stem}")
-    finished = audit.run(sweep.tables, out=folder, jobs=jobs, show=show, command=command)
-    workers = jobs or (os.cpu_count() or 1 if plain.device == "cpu" else 1)
-    prices = measure_all(sweep.entries, sweep.utility, folder, workers, show)
+    finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
+    prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or Here())
     rows = rows_of(sweep.entries, prices, finished.result["rows"])
     words = advice(rows)
     write_lines(folder / "frontier.jsonl", [row.record() for row in rows])

@@ -13,7 +13,8 @@ from typing import Any
 from torch import nn
 
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.defenses import Compose, Soteria, joined
+from seepage.attacks.matching.known_noise import followed
+from seepage.defenses import Compose, Soteria, ZeroSumNoise, joined
 from seepage.errors import Problems, SeepageError
 from seepage.named import problems_with
 from seepage.parts import Part
@@ -176,23 +177,38 @@ def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:
 
 
 def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str, Any] | None:
-    """The same with attackers who know; None where no attack makes anything of that."""
+    """The same with attackers who know; None where no attack makes anything of that.
+
+    Who knows that noise cancels in the sum of a group adds the group's updates up: that is the cell of zero-sum noise.
+    """
     defense = replace(plain, defense=tuple(map(_part, case["defense"]))).make_defense()
     if defense is None or "defense" in plain.knowledge.told:
         return None
+    group = plain.federation.per_round if plain.federation is not None else 1
+    if any(isinstance(part, ZeroSumNoise) for part in _parts(defense)) and group > 1:
+        own = {"client": {**plain.client.table(), "clients": group}, "batch": _pooled(plain, group)}
+        return {**case, **own, "name": f"{case['name']}_known", "knowledge": {"told": told}}
     attacks = [part.table() for part in plain.attack if _adapts(plain, part, defense)]
     return (
         {**case, "name": f"{case['name']}_known", "attack": attacks, "knowledge": {"told": told}} if attacks else None
     )
 
 
+def _pooled(plain: Recipe, group: int) -> dict[str, int]:
+    return {"size": plain.batch.size * group, "count": plain.batch.count}
+
+
+def _parts(defense: Defense) -> Sequence[Defense]:
+    return defense.parts if isinstance(defense, Compose) else (defense,)
+
+
 def _adapts(recipe: Recipe, part: Part, defense: Defense) -> bool:
-    """Whether an attack's distance is another one where the defense is known."""
+    """Whether an attack's distance, or the client's rule it follows, is another one where the defense is known."""
     attack = recipe.make_attack(part)
     if not isinstance(attack, GradientMatching):
         return False
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # has a layer for every defense to prune
-    parts = defense.parts if isinstance(defense, Compose) else (defense,)
-    plain = joined([replace(one, layer=None) if isinstance(one, Soteria) else one for one in parts])
+    plain = joined([replace(one, layer=None) if isinstance(one, Soteria) else one for one in _parts(defense)])
     blind = Knowledge(model, recipe.make_client(), (1,), 1)
-    return attack.distance.given(replace(blind, defense=plain)) != attack.distance.given(blind)
+    told = replace(blind, defense=plain)
+    return attack.distance.given(told) != attack.distance.given(blind) or followed(told) is not blind.client

@@ -1,17 +1,16 @@
 """What a defense costs: accuracy after federated training with it, seconds of a client, bytes sent, and its epsilon."""
 
-import multiprocessing
 import time
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from seepage.data import Dataset
+from seepage.data import Dataset, FileDataset
 from seepage.defenses import Compose, PartialAccess, Quantize, SelectiveEncryption
 from seepage.errors import SeepageError
 from seepage.federating import Held, clients_of, train_federation
@@ -21,6 +20,7 @@ from seepage.functional import state_of
 from seepage.promise import promise_of
 from seepage.recipe import Recipe
 from seepage.recording import Show, built_model, open_data
+from seepage.running import Runner, Work
 from seepage.storage import SCHEMA, read_json, write_json
 from seepage.training import train
 from seepage.types import Batch, Defense, Update
@@ -64,9 +64,45 @@ class Scene:
                 taken.setdefault(client, []).append(t)
         return max(taken.values(), key=len, default=[])
 
+    def carried(self, dataset: Dataset) -> "Scene":
+        """The same for another machine, where images that stay in their files are none."""
+        if not isinstance(dataset, FileDataset):
+            return self
+        held = _InMemory(self.clients.lookup(torch.arange(len(dataset))))
+        return replace(self, clients=replace(self.clients, lookup=held))
+
+    def defended(self, recipe: Recipe) -> "Scene":
+        """The same with the defense of another recipe that differs in nothing else."""
+        clients = replace(self.clients, defense=recipe.make_defense())
+        return replace(self, recipe=replace(self.recipe, defense=recipe.defense), clients=clients)
+
+    def train(self, folder: Path) -> dict[str, Any]:
+        """Train with the defense in all clients; returns the accuracy, with the number of examples behind it."""
+        state = self.start.params, self.start.buffers
+        stage = train_federation(self.recipe, self.clients, state, folder / "private", lambda done, total: None)
+        return {
+            "accuracy": stage.accuracies[-1][1] if stage.accuracies else None,
+            "accuracy_examples": self.examples,
+        }
+
+    def visits(self) -> int:
+        """In how many local steps of a round one example is used, by the client where that is most."""
+        rule, most = self.clients.rule, self.plan.examples or max(map(len, self.clients.holdings))
+        return max(rule.visits(min(len(places), most)) for places in self.clients.holdings if len(places))
+
+
+@dataclass(frozen=True)
+class _InMemory:
+    """Looks examples up among all of them."""
+
+    whole: Batch
+
+    def __call__(self, places: Tensor) -> Batch:
+        return Batch(self.whole.inputs[places], self.whole.labels[places], places)
+
 
 def measure_all(
-    entries: Sequence[Entry], utility: Utility, folder: Path, jobs: int, show: Show
+    entries: Sequence[Entry], utility: Utility, folder: Path, jobs: int | None, show: Show, on: Runner
 ) -> list[dict[str, Any]]:
     """The price of every entry, in order. What `folder/utility/` has already is not measured again.
 
@@ -74,43 +110,96 @@ def measure_all(
         entries: Defenses.
         utility: Rounds of training.
         folder: The run folder.
-        jobs: Trainings at a time.
+        jobs: Trainings at a time; None: as many as `on` sees fit.
         show: Progress.
+        on: Where the trainings run; seconds are measured on this machine.
     """
-    todo = [entry for entry in entries if not _place(folder, entry).exists()]
-    if jobs > 1 and len(todo) > 1:
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(min(jobs, len(todo)), mp_context=context) as pool:
-            running = [pool.submit(train_entry, entry.recipe, utility, folder, _place(folder, entry)) for entry in todo]
-            for number, future in enumerate(running):
-                show(number, len(todo), f"training with {todo[number].name}")
-                future.result()
-    else:
-        for number, entry in enumerate(todo):
-            show(number, len(todo), f"training with {entry.name}")
-            train_entry(entry.recipe, utility, folder, _place(folder, entry))
+    everyone = [EntryTraining(entry.name, _read_by_all(entry.recipe), utility, folder) for entry in entries]
+    todo = [training for training in everyone if not training.mark.exists()]
+    left = {training.mark for training in todo}
+
+    def done(training: Work) -> None:
+        left.discard(training.mark)
+        show(len(todo) - len(left), len(todo), training.title)
+
+    if todo:
+        show(0, len(todo), todo[0].title)
+        on.run(todo, on.plan(jobs, len(todo), todo[0].device), folder, done)
     sets: dict[str, Dataset] = {}
-    return [_priced(entry, utility, _place(folder, entry), sets) for entry in entries]
+    return [_priced(entry, utility, each.mark, sets) for entry, each in zip(entries, everyone, strict=True)]
 
 
-def _place(folder: Path, entry: Entry) -> Path:
-    return folder / "utility" / f"{entry.recipe.cell}.json"
+@dataclass(frozen=True)
+class EntryTraining:
+    """The federated training of one entry. It writes the accuracy, or why there is none.
+
+    Attributes:
+        name: The entry's.
+        recipe: The entry's, without what the training leaves out.
+        utility: Rounds of training.
+        folder: The run folder.
+    """
+
+    name: str
+    recipe: Recipe
+    utility: Utility
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return f"training with {self.name}"
+
+    @property
+    def device(self) -> str:
+        return self.recipe.device
+
+    @property
+    def mark(self) -> Path:
+        return self.folder / "utility" / f"{self.recipe.cell}.json"
+
+    def run(self, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self.train(lambda: Scene.of(self.recipe, self.utility, {}))
+
+    def train(self, scene: Callable[[], Scene]) -> None:
+        """Train in the scene that a function gives, and write the mark."""
+        found: dict[str, Any] = {"accuracy": None, "accuracy_examples": None, "reason": None}
+        try:
+            found |= scene().train(self.folder)
+        except SeepageError as error:
+            found["reason"] = str(error)
+        write_json(self.mark, {"schema": SCHEMA, **found})
+
+    def parcel(self) -> "CarriedTraining":
+        return CarriedTraining(self)
 
 
-def train_entry(recipe: Recipe, utility: Utility, folder: Path, path: Path) -> None:
-    """Train with a defense in all clients and write the accuracy, or why there is none."""
-    found: dict[str, Any] = {"accuracy": None, "accuracy_examples": None, "reason": None}
-    try:
-        scene = Scene.of(_read_by_all(recipe), utility, {})
-        state = scene.start.params, scene.start.buffers
-        stage = train_federation(scene.recipe, scene.clients, state, folder / "private", lambda done, total: None)
-        found |= {
-            "accuracy": stage.accuracies[-1][1] if stage.accuracies else None,
-            "accuracy_examples": scene.examples,
-        }
-    except SeepageError as error:
-        found["reason"] = str(error)
-    write_json(path, {"schema": SCHEMA, **found})
+@dataclass(frozen=True)
+class CarriedTraining:
+    """A training for another machine. It comes with the clients and their data, which all entries share."""
+
+    training: EntryTraining
+
+    @property
+    def key(self) -> str:
+        return f"clients of {self.training.folder}"
+
+    def load(self) -> Scene | SeepageError:
+        sets: dict[str, Dataset] = {}
+        try:
+            scene = Scene.of(replace(self.training.recipe, defense=()), self.training.utility, sets)
+        except SeepageError as error:
+            return error
+        return scene.carried(*sets.values())
+
+    def run(self, loaded: Scene | SeepageError, folder: Path, threads: int) -> None:
+        def scene() -> Scene:
+            if isinstance(loaded, SeepageError):
+                raise loaded
+            return loaded.defended(self.training.recipe)
+
+        torch.set_num_threads(threads)
+        replace(self.training, folder=folder).train(scene)
 
 
 def _read_by_all(recipe: Recipe) -> Recipe:
@@ -133,7 +222,7 @@ def _priced(entry: Entry, utility: Utility, path: Path, sets: dict[str, Dataset]
     if found["reason"] is None:
         scene = Scene.of(entry.recipe, utility, sets)
         defense = entry.recipe.make_defense()
-        promise = promise_of(defense, scene.busiest())
+        promise = promise_of(defense, scene.busiest(), visits=scene.visits())
         seconds, update = _timed(scene)
         plain = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
         found |= {"seconds": round(seconds, 6), "bytes": sent_bytes(update, defense), "bytes_plain": plain}

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from seepage.defenses import (
 )
 from seepage.errors import SeepageError
 from seepage.functional import generator
+from seepage.integrations.arrays import OneByOne, tensor_of
 from seepage.integrations.recorder import Recorded, Recorder
 from seepage.types import Batch, ClientView, Defense, Tensors, Update
 
@@ -120,7 +120,7 @@ def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
             return reply
         t, secret = _round(message), secrets.randbits(63) if seed is None else seed
         draw = generator(secret, f"defense of {_client(context)}", t)
-        changed = _defended(defense, _tensors(before), _tensors(after), t, draw)
+        changed = _defended(defense, dict(_tensors(before)), dict(_tensors(after)), t, draw)
         key = next(iter(reply.content.array_records))
         reply.content[key] = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in changed.items()})
         return reply
@@ -263,6 +263,9 @@ def _recorded(
     """What became of a reply; None: it could not be recorded. Training must not stop for that, so it is logged."""
     after = _arrays(reply)
     if after is None:
+        if reply.has_content():
+            why = "the reply carries no single record of arrays; under secure aggregation they leave masked, as bytes"
+            log.warning("seepage: round %d, client %d: not recorded: %s", t, client, why)
         return None
     try:
         return recorder.record(
@@ -278,16 +281,18 @@ def _is_train(message: Message) -> bool:
 
 
 def _arrays(message: Message) -> Mapping[str, Any] | None:
-    """The arrays of a message's only record of such, held and not copied; None where there is not just one."""
+    """The arrays of a message's only record of such, held and not copied; None where there is not just one of any."""
     records = list(message.content.array_records.values()) if message.has_content() else []
-    return dict(records[0]) if len(records) == 1 else None
+    return dict(records[0]) if len(records) == 1 and records[0] else None
 
 
-def _tensors(arrays: Mapping[str, Any]) -> Tensors:
-    def one(array: Any) -> Tensor:
-        return torch.from_numpy(np.array(array.numpy()))  # a copy that may be written to
+def _tensors(arrays: Mapping[str, Any]) -> OneByOne:
+    """Flower's arrays as tensors; each is read from its bytes when it is asked for."""
 
-    return {name: one(array) for name, array in arrays.items()}
+    def one(name: str) -> Tensor:
+        return tensor_of(arrays[name].numpy())
+
+    return OneByOne({name: name for name in arrays}, one)
 
 
 def _count(reply: Message, key: str) -> int | None:

@@ -7,29 +7,31 @@ It knows no framework. In a training loop of your own:
     recorder.record(before, after, t=3, client=7, examples=500)
 """
 
+import hashlib
 import logging
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
-from seepage.api import observe
-from seepage.clients import FedSGD, client_options
+from seepage.clients import FedAvg, FedSGD, client_options
 from seepage.errors import SeepageError
 from seepage.exposure import Exposure, exposure
+from seepage.integrations.arrays import Layout, OneByOne, Sent
 from seepage.models import build
-from seepage.recorded import save_transcript
+from seepage.recorded import kind_tensor, save_update
 from seepage.storage import make_private
+from seepage.transcript import SimulatedTranscript
 from seepage.truth import save_truth
-from seepage.types import Architecture, Batch, ClientUpdate, Tensors, Transcript, Update, check_fits
-from seepage.weights import stripped
+from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Update
 
-NAME = re.compile(r"\d{6}-client-\d+")
+NAME = re.compile(r"\d{6,}-client-[A-Za-z0-9_-]{1,64}")
 """Folders that a recorder wrote, and may remove again."""
 log = logging.getLogger("seepage")
 
@@ -110,16 +112,19 @@ class Recorder:
             raise SeepageError(f"one recording of this model takes {self.size} bytes; give most=… above that")
 
     @cached_property
+    def layout(self) -> Layout:
+        """The model's names and shapes; its weights are not kept."""
+        return Layout.of(build(self.architecture, self.input_shape, self.num_classes), self.input_shape)
+
+    @cached_property
     def model(self) -> nn.Module:
-        """The model, whose weights are overwritten by each update's `before`."""
+        """The model that updates are looked at with, at some weights or other. Where none are, it is not made."""
         return build(self.architecture, self.input_shape, self.num_classes)
 
     @property
     def size(self) -> int:
         """Bytes of one recording at most: the model, the update, and what is said about them."""
-        state = self.model.state_dict()
-        bytes_ = sum(2 * tensor.numel() * tensor.element_size() + 1024 for tensor in state.values())
-        return int(bytes_) + 2**14
+        return 2 * self.layout.size + 2048 * len(self.layout.like) + 2**14
 
     @property
     def looks(self) -> bool:
@@ -132,8 +137,10 @@ class Recorder:
         after: Mapping[str, Tensor],
         *,
         t: int,
-        client: int,
+        client: int | str,
         examples: int | None = None,
+        steps: int | None = None,
+        difference: bool = False,
         keep: bool = True,
     ) -> Recorded:
         """Keep one update, and look at it where the recorder does that.
@@ -142,16 +149,22 @@ class Recorder:
             before: The weights that were sent out: a `state_dict`, or arrays in its order.
             after: Those that came back.
             t: The round.
-            client: The client's number; only names the folder.
+            client: The client's number or name; only names the folder.
             examples: Examples behind the update, if known.
+            steps: Local steps behind it, where it tells: in place of what `client` says of a `FedAvg`.
+            difference: `after` is the difference of weights itself, as some frameworks send it.
             keep: Write it. False: only look at it.
 
         Raises:
             SeepageError: Where the weights do not fit the model or are not finite, and where they cannot be written.
         """
-        transcript = self._transcript(before, after, examples)
-        found = exposure(transcript) if self.looks else None
-        folder = self._write(transcript, f"{t:06d}-client-{client}") if keep else None
+        rate = self.lr if isinstance(self.client.alone, FedSGD) else None
+        sent = Sent.between(self.layout, before, after, lr=rate, t=t, difference=difference)
+        rule, found = self._rule(steps), None
+        if self.looks:
+            sent = sent.held()
+            found = self._look(sent, rule, examples)
+        folder = self._write(sent, rule, examples, f"{t:06d}-client-{label_of(client)}") if keep else None
         return Recorded(folder, found, self.blocks(found))
 
     def blocks(self, found: Exposure | None) -> bool:
@@ -162,71 +175,73 @@ class Recorder:
             return True
         return bool(self.block(found)) if callable(self.block) else found.examples > self.block
 
-    def keep_truth(self, batch: Batch, *, t: int, client: int) -> Path:
+    def keep_truth(self, batch: Batch, *, t: int, client: int | str) -> Path:
         """Write the private examples behind an update, for scoring later, where its owner allowed it by `private`.
 
         Args:
             batch: The examples.
             t: The round.
-            client: The client's number, as in `record`.
+            client: The client's number or name, as in `record`.
 
         Raises:
             SeepageError: Where the recorder was made without `private`.
         """
         if self.private is None:
             raise SeepageError("this recorder keeps no truth; give it private=FOLDER, on the client's own disk")
-        folder = self.private / f"{t:06d}-client-{client}"
+        folder = self.private / f"{t:06d}-client-{label_of(client)}"
         make_private(self.private)
         make_private(folder)
         save_truth([batch], folder)
         return folder
 
-    def _transcript(
-        self, before: Mapping[str, Tensor], after: Mapping[str, Tensor], examples: int | None
-    ) -> Transcript:
-        own = self.model.state_dict()
-        start, end = _named(before, own), _named(after, own)
-        check_fits(start, own, "the weights that were sent out", "the model")
-        check_fits(end, own, "the weights that came back", "the model")
-        self.model.load_state_dict(start)
-        names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-        update = Update.from_states(
-            {name: start[name].to(own[name]) for name in names}, {name: end[name].to(own[name]) for name in names}
-        )
-        return observe(
-            self.model,
-            update,
-            self.input_shape,
-            batch_size=examples,
-            lr=self.lr if isinstance(self.client.alone, FedSGD) else None,
-            client=self.client,
-            architecture=self.architecture,
-        )
+    def _rule(self, steps: int | None) -> ClientUpdate:
+        own = isinstance(self.client, FedAvg) and steps is not None and steps >= 1
+        return replace(self.client, steps=steps) if own and isinstance(self.client, FedAvg) else self.client
 
-    def _write(self, transcript: Transcript, name: str) -> Path:
+    def _look(self, sent: Sent, rule: ClientUpdate, examples: int | None) -> Exposure:
+        with torch.no_grad():
+            for name, tensor in sent.part("frozen").items():
+                self.model.get_parameter(name).copy_(tensor)
+        update = Update(dict(sent.update), sent.kind)
+        seen = Round(0, sent.part("params"), update, buffers=sent.part("buffers"), batch_size=examples)
+        return exposure(SimulatedTranscript(self._knowledge(self.model, rule), lambda t: seen, 1))
+
+    def _knowledge(self, model: nn.Module, rule: ClientUpdate) -> Knowledge:
+        return Knowledge(model, rule, self.input_shape, self.layout.classes, architecture=self.architecture)
+
+    def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, name: str) -> Path:
         make_private(self.folder)
         self._make_room()
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier run that was started again
         make_private(folder)
-        save_transcript(transcript, folder)
+        # The folder names the architecture, and no model is needed to write it.
+        known = self._knowledge(nn.Identity(), rule)
+        save_update(known, sent.state, _written(sent), folder, batch_size=examples)
         return folder
 
     def _make_room(self) -> None:
         """Remove the oldest recordings until one more fits; nothing that a recorder did not write is touched."""
-        kept = sorted(path for path in self.folder.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink())
+        kept = [path for path in self.folder.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink()]
+        kept.sort(key=lambda path: (int(path.name.partition("-")[0]), path.name))
         for path in kept[: max(0, len(kept) + 1 - self.most // self.size)]:
             shutil.rmtree(path, ignore_errors=True)  # another process may be at it
             log.info("seepage: removed the recording %s to stay below %d bytes", path.name, self.most)
 
 
-def _named(arrays: Mapping[str, Tensor], own: Tensors) -> Tensors:
-    """Arrays under the model's names; those that are only numbered are taken to be in its order."""
-    found = stripped(arrays)
-    if len(found) == len(own) and all(name.isdigit() for name in found):
-        found = dict(zip(own, found.values(), strict=True))
-    # Some frameworks give single numbers a dimension of their own.
-    return {
-        name: tensor.reshape(own[name].shape) if name in own and tensor.numel() == own[name].numel() == 1 else tensor
-        for name, tensor in found.items()
-    }
+def label_of(client: int | str) -> str:
+    """A client's name as a part of a file's name; one that could lead elsewhere becomes its fingerprint.
+
+    >>> label_of(7), label_of("site-1"), label_of("../site")
+    ('7', 'site-1', 'f9e8a039d9540ee2')
+    """
+    name = str(client)
+    if re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+        return name
+    return hashlib.blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def _written(sent: Sent) -> OneByOne:
+    """`update/NAME` and its `kind`, as a recorded round holds them."""
+    keys = {f"update/{name}": name for name in sent.update}
+    return OneByOne({**keys, "kind": ""}, lambda name: sent.update[name] if name else kind_tensor(sent.kind))

@@ -62,8 +62,8 @@ def head_features(
         seed: Of the random starts.
 
     Raises:
-        Inapplicable: Without a last linear layer with a bias, with repeated labels, or with as many examples as
-            classes or more.
+        Inapplicable: Without a last linear layer with a bias, with repeated labels, with as many examples as classes
+            or more, or where its gradient is zero.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -95,6 +95,11 @@ def head_features(
         )
     gradients = observed.gradient(knowledge.client)
     gradient = torch.cat([gradients[names[1]][:, None], gradients[names[0]]], 1)
+    if not gradient.any():
+        raise Inapplicable(
+            "the gradient of the last layer is zero everywhere, so it holds no features",
+            "look at the update of another round",
+        )
     system = _System(weight.double(), observed.params[names[1]].double(), gradient.double(), labels)
     tries = [system.solve(_start(len(labels), len(weight), seed, i).to(system.weight)) for i in range(starts)]
     return _judge(system, tries, torch.finfo(gradient.dtype).eps)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from seepage.metrics import Risk, risk
 from seepage.report import words
+from seepage.report.exposed import open_exposed
 from seepage.report.judged import Judged, JudgedRow, open_judged
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import Caution, Cell, Row, Run, open_run
-from seepage.results import reasons
+from seepage.results import promise_lines, reasons
 from seepage.storage import write_whole
 
 STRIP = 8
@@ -22,6 +23,7 @@ FEWEST = 30
 """Examples that an accuracy must rest on to be shown: of fewer it may be off by more than 18 points."""
 
 LEVELS = {
+    "certified": "Certified copies",
     "exact": "Exact copies",
     "recognizable": "Recognizable copies",
     "traces": "Traces only",
@@ -107,13 +109,14 @@ class Finding:
     messages: list[tuple[str, list[str]]]
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, *, pictures: bool = True) -> Path:
     """Write `report.html` into a finished run's folder: one file, no script, nothing from the network.
 
-    The page holds private pictures, so it must be kept like the data.
+    With pictures the page holds private data, and must be kept like them.
 
     Args:
         run: The run folder, with `result.json`.
+        pictures: Whether to show private pictures and what came back of them; without, words and numbers alone.
 
     Returns:
         Path of the page.
@@ -123,11 +126,11 @@ def write_report(run: Path) -> Path:
     """
     opened = open_run(run)
     path = run / "report.html"
-    write_whole(path, _render(opened))
+    write_whole(path, _render(opened, pictures))
     return path
 
 
-def _render(run: Run) -> str:
+def _render(run: Run, pictures: bool) -> str:
     import jinja2
 
     environment = jinja2.Environment(
@@ -149,13 +152,20 @@ def _render(run: Run) -> str:
         words.plural,
     )
     environment.filters.update({filter_.__name__: filter_ for filter_ in filters})
-    return environment.get_template("template.html.j2").render(_content(run))
+    return environment.get_template("template.html.j2").render(_content(run, pictures))
 
 
-def _content(run: Run) -> dict[str, Any]:
-    common, sections = _common_notes(run), [_section(run, cell) for cell in run.cells]
+def _content(run: Run, pictures: bool) -> dict[str, Any]:
+    common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
+    exposed = open_exposed(run.folder)
+    titles = {cell.name: cell.heading for cell in run.cells}
     return {
         "run": run,
+        "pictures": pictures,
+        "promises": promise_lines([{"title": cell.heading, "promise": cell.promise} for cell in run.cells]),
+        "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
+        "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.says],
+        "normed": any(one.norms for one in exposed),
         "level": run.level if run.level in LEVELS else "unscored",
         "level_words": LEVELS.get(run.level, "Not scored"),
         "matrix": [(attack, [_entry(run, attack, cell) for cell in run.cells]) for attack in run.attacks],
@@ -186,6 +196,8 @@ def _entry(run: Run, attack: str, cell: Cell) -> Entry:
     row = next((row for row in run.rows_of(cell) if row.attack == attack), None)
     if row is None:
         return Entry(words.NONE, "not run", 0)
+    if row.recovered is None and row.vouched:
+        return Entry(f"{row.vouched}", "certified", 4)
     if row.recovered is None:
         return Entry(words.NONE, row.outcome, 0, row.reason)
     return Entry(words.count_of(row.recovered, row.examples), row.outcome, _shade(row))
@@ -225,11 +237,11 @@ def _in_all(lists: list[list[str]]) -> list[str]:
 # --- one cell ----------------------------------------------------------------------------------------------------
 
 
-def _section(run: Run, cell: Cell) -> Section:
+def _section(run: Run, cell: Cell, shown: bool) -> Section:
     rows = run.rows_of(cell)
     tried = [row for row in rows if row.applies]
     told = [str(item) for item in tried[0].told] if tried else []
-    pictures = open_pictures(run, cell)
+    pictures = open_pictures(run, cell) if shown else Pictures(None, {})
     return Section(
         cell=cell,
         accuracy=_accuracy(cell),
@@ -238,7 +250,7 @@ def _section(run: Run, cell: Cell) -> Section:
         rows=tried,
         others=[row for row in rows if not row.applies or row.reason],
         strips=_strips(run, cell, tried, pictures),
-        remark=_remark(pictures),
+        remark=_remark(pictures) if shown else "This page was written without pictures.",
     )
 
 

@@ -9,7 +9,10 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
 from seepage.errors import SeepageError
-from seepage.storage import check_schema, read_json, read_lines
+from seepage.storage import check_regular, check_schema, read_json, read_lines, refuse_links
+
+LARGEST_RECIPE = 2**24
+"""Bytes of `recipe.toml`."""
 
 Number = float | None
 T = TypeVar("T")
@@ -53,6 +56,8 @@ class Cell:
     parameters: int | None = None
     rounds: dict[str, Any] | None = None
     federation: dict[str, Any] | None = None
+    inferred: dict[str, Any] | None = None
+    promise: dict[str, Any] | None = None
     skipped: str | None = None
 
     @property
@@ -99,6 +104,7 @@ class Row:
     evaluations: Number = None
     objective: Number = None
     objective_at_truth: Number = None
+    vouched: int | None = None
     notes: list[Any] = field(default_factory=list)
 
     @property
@@ -217,7 +223,7 @@ class Run:
         """The seed that the recipe names, or None."""
         try:
             return tomllib.loads(self.recipe or "").get("seed")
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             return None
 
 
@@ -227,6 +233,7 @@ def open_run(folder: Path) -> Run:
     Raises:
         SeepageError: Where a file is missing, damaged, or of another schema version.
     """
+    refuse_links(folder)
     result = _checked(folder / "result.json")
     flags = _checked(folder / "flags.json")
     env = _checked(folder / "env.json")
@@ -256,6 +263,7 @@ def _checked(path: Path) -> Mapping[str, Any]:
 
 
 def _recipe(path: Path) -> str | None:
+    check_regular(path, LARGEST_RECIPE)
     try:
         return path.read_text(encoding="utf-8") if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:

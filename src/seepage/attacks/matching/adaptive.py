@@ -29,7 +29,7 @@ from seepage.defenses import (
     UnitNormNoise,
 )
 from seepage.errors import Inapplicable
-from seepage.types import Defense, Knowledge, Tensors
+from seepage.types import Defense, Knowledge, Round, Tensors
 
 
 class Step(Protocol):
@@ -62,8 +62,8 @@ class Known(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.inner(dummy, target)
 
-    def given(self, knowledge: Knowledge) -> Distance:
-        inner, defense = self.inner.given(knowledge), knowledge.defense
+    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        inner, defense = self.inner.given(knowledge, observed), knowledge.defense
         if defense is None or knowledge.client.alone is not knowledge.client:
             return inner
         followed = _steps(defense.parts if isinstance(defense, Compose) else (defense,), knowledge.model)

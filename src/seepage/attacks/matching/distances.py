@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.functional import dot, norm
-from seepage.types import Knowledge, Tensors
+from seepage.types import Knowledge, Round, Tensors
 
 TINY = 1e-30
 """Keeps a division by the norm of an all-zero gradient finite; far below any float32 gradient's square."""
@@ -27,8 +27,13 @@ class Distance(ABC):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         """The distance, a scalar `[]`."""
 
-    def given(self, knowledge: Knowledge) -> "Distance":
-        """The distance to use by an attacker who knows this; itself, unless it depends on the client's defense."""
+    def given(self, knowledge: Knowledge, observed: Round | None = None) -> "Distance":
+        """The distance to use by an attacker who knows this; itself, unless it depends on the client's defense.
+
+        Args:
+            knowledge: What the attacker is told.
+            observed: The round under attack; None: only whether the distance depends on the defense is asked.
+        """
         return self
 
     def __add__(self, other: "Distance") -> "Sum":
@@ -48,8 +53,8 @@ class Sum(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.first(dummy, target) + self.second(dummy, target)
 
-    def given(self, knowledge: Knowledge) -> Distance:
-        return Sum(self.first.given(knowledge), self.second.given(knowledge))
+    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return Sum(self.first.given(knowledge, observed), self.second.given(knowledge, observed))
 
 
 @dataclass(frozen=True)
@@ -62,8 +67,8 @@ class Scaled(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.weight * self.inner(dummy, target)
 
-    def given(self, knowledge: Knowledge) -> Distance:
-        return Scaled(self.weight, self.inner.given(knowledge))
+    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return Scaled(self.weight, self.inner.given(knowledge, observed))
 
 
 @dataclass(frozen=True)
@@ -147,5 +152,5 @@ class PerTensor(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return torch.stack([self.inner({name: dummy[name]}, {name: target[name]}) for name in target]).sum()
 
-    def given(self, knowledge: Knowledge) -> Distance:
-        return PerTensor(self.inner.given(knowledge))
+    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return PerTensor(self.inner.given(knowledge, observed))

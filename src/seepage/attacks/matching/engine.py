@@ -127,7 +127,7 @@ class GradientMatching(Attack):
         return self._objective(transcript[0], transcript.knowledge).value_at(inputs, labels)
 
     def _objective(self, observed: Round, knowledge: Knowledge) -> Objective:
-        problem = Problem.of(observed, knowledge, self.distance.given(knowledge), self.microbatch, self.local)
+        problem = Problem.of(observed, knowledge, self.distance.given(knowledge, observed), self.microbatch, self.local)
         own = tuple(prior for prior in self.priors if isinstance(prior, Prior))
         return Objective(problem, knowledge, observed, own, self._layer_priors)
 
@@ -160,7 +160,7 @@ class _Run:
         self.every = max(1, attack.steps // RECORDS)
         target = self.observed.gradient(self.knowledge.client)
         zero = {name: torch.zeros_like(tensor) for name, tensor in target.items()}
-        self.scale = float(attack.distance.given(self.knowledge)(zero, target))
+        self.scale = float(attack.distance.given(self.knowledge, self.observed)(zero, target))
         self.searches = [self._start(r) for r in range(attack.restarts)]
         self.remarks: tuple[str, ...] = ()
 

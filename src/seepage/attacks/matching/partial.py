@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.matching.distances import Distance, safe_norm
-from seepage.defenses import GaussianNoise
+from seepage.attacks.matching.known_noise import known_noise
 from seepage.errors import SeepageError
-from seepage.types import Knowledge, Tensors
+from seepage.types import Knowledge, Round, Tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,8 @@ class TopMagnitude(Distance):
         kept = {name: index for name, index in chosen.items() if len(index)}
         return self.inner(_take(dummy, kept), _take(target, kept))
 
-    def given(self, knowledge: Knowledge) -> Distance:
-        return replace(self, inner=self.inner.given(knowledge))
+    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return replace(self, inner=self.inner.given(knowledge, observed))
 
     def chosen(self, dummy: Tensors, target: Tensors) -> Tensors:
         """Places of the chosen entries in each flattened tensor, int64."""
@@ -91,12 +91,15 @@ def _take(tensors: Tensors, places: Mapping[str, Tensor]) -> Tensors:
 class GaussianLikelihood(Distance):
     """Minus the log-likelihood of the update where the client adds Gaussian noise, up to a constant.
 
-    `|g - m(g')|^2 / (2 sigma^2)`, where m is what the defense does before the noise: it clips the norm. This is the
-    Bayes-optimal attack's first term (Balunovic et al., ICLR 2022, eq. 3) for Gaussian noise.
+    `|g - m(g')|^2 / (2 sigma^2)`, where m is what the defense does before the noise: it clips the norm, or scales it to
+    1. This is the Bayes-optimal attack's first term (Balunovic et al., ICLR 2022, eq. 3) for Gaussian noise: that of
+    `gaussian_noise`, `decaying_noise`, `unit_norm_noise` and `dp_sgd`, whose clip of single examples is the client
+    rule's (see `known_noise`).
 
     Args:
         sigma: Standard deviation of the noise on each entry of the gradient; None: read from the known defense.
         clip: Largest norm of the gradient before the noise; None: none.
+        unit: The gradient is scaled to norm 1 before the noise.
         otherwise: Sigma where neither is known.
 
     >>> known = GaussianLikelihood(sigma=0.5)
@@ -106,6 +109,7 @@ class GaussianLikelihood(Distance):
 
     sigma: float | None = None
     clip: float | None = None
+    unit: bool = False
     otherwise: float = 0.1
 
     def __post_init__(self) -> None:
@@ -119,11 +123,11 @@ class GaussianLikelihood(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         sigma = self.otherwise if self.sigma is None else self.sigma
         scale = 1.0 if self.clip is None else (self.clip / safe_norm(dummy)).clamp(max=1)
+        if self.unit:
+            scale = 1 / safe_norm(dummy)
         square = torch.stack([(scale * dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
         return square / (2 * sigma**2)
 
-    def given(self, knowledge: Knowledge) -> Distance:
-        noise = knowledge.defense
-        if self.sigma is not None or not isinstance(noise, GaussianNoise) or not noise.sigma > 0:
-            return self
-        return replace(self, sigma=noise.sigma * (1.0 if noise.clip is None else noise.clip), clip=noise.clip)
+    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        noise = None if self.sigma is not None else known_noise(knowledge, observed)
+        return self if noise is None else replace(self, sigma=noise.deviation, clip=noise.clip, unit=noise.unit)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.matching.distances import Distance
+from seepage.attacks.matching.known_noise import followed
 from seepage.functional import dot
 from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
 
@@ -60,10 +61,14 @@ class Problem:
         microbatch: int | None,
         local: Local = "unrolled",
     ) -> "Problem":
-        """The problem of one round; `local` says how an update of several local steps is matched."""
+        """The problem of one round; `local` says how an update of several local steps is matched.
+
+        What is known of a defense that makes the update inside the client is the client's rule here.
+        """
+        rule = followed(knowledge, observed)
         return cls(
             knowledge.model,
-            knowledge.client if local == "unrolled" else knowledge.client.averaged(),
+            rule if local == "unrolled" else rule.averaged(),
             observed.params,
             observed.buffers,
             observed.gradient(knowledge.client),

@@ -1,0 +1,56 @@
+"""How well local steps and batch sizes are inferred from a difference of weights, on networks fresh and trained.
+
+python benchmarks/inferring.py            a line for each network and number of steps; two minutes of one core
+"""
+
+import argparse
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from seepage import Architecture, FedAvg, build, data, exposure, record
+from seepage.inferring import infer_size, infer_steps
+
+SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8
+
+
+def trained(model: nn.Module, album: data.Dataset, steps: int) -> nn.Module:
+    """The model after some steps of SGD at 0.05 on batches of 16."""
+    optimizer, draw = torch.optim.SGD(model.parameters(), lr=0.05), torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        batch = album.batch(album.train[torch.randint(len(album.train), (16,), generator=draw)])
+        optimizer.zero_grad()
+        F.cross_entropy(model(batch.inputs), batch.labels).backward()
+        optimizer.step()
+    return model
+
+
+def main() -> None:
+    """Print what was found, by network, training and true number of steps."""
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--models", nargs="*", default=["fc2", "mlp3", "convnet"])
+    album = data.load("album")
+    shape, classes = album.input_shape, len(album.classes)
+    print(f"album, {classes} classes; batches of {SIZES} at rates {RATES}, local batches of {LOCAL}")
+    for use in asked.parse_args().models:
+        for before in (0, 100):
+            model = trained(build(Architecture(use), shape, classes), album, before)
+            for k in STEPS:
+                steps: Counter[str] = Counter()
+                right: Counter[str] = Counter()
+                for n, lr in ((n, lr) for n in SIZES for lr in RATES):
+                    seen = record(
+                        model, album.batch(album.private[:n]), client=FedAvg(lr=lr, steps=k, batch_size=LOCAL)
+                    )
+                    found = infer_steps(model, seen[0].update.tensors, shape, classes, lr=lr, steps=None)
+                    told = found is not None and "nothing" not in found.said["local steps"]
+                    steps[str(found.steps) if found is not None and told else "not told"] += 1
+                    size, _ = infer_size(exposure(seen))
+                    right["right" if size == min(n, LOCAL * k) else "not told" if size is None else "wrong"] += 1
+                print(f"{use}, {before} steps of training, {k} local: steps {dict(steps)}; batch size {dict(right)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""The home page's picture, from a run of `seepage audit`: `python docs/site_builder/picture.py RUN docs/home.png`."""
+
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from seepage.report.pictures import open_pictures, pixels
+from seepage.report.run import open_run
+
+SHOWN = 12
+PANELS = (
+    ("batch-64", "cocktail_party", "fully connected network, batch of 64: the first 12, rebuilt exactly"),
+    ("convnet_size-8_steps-0", "inverting_gradients", "convolutional network, batch of 8: 270 steps of search"),
+)
+
+
+def draw(run: Path, out: Path) -> None:
+    """Two strips for each panel: private examples, and what the attack made of the update."""
+    opened = open_run(run)
+    cells = {cell.name: cell for cell in opened.cells}
+    figure = plt.figure(figsize=(9.6, 4.1), dpi=100, facecolor="white")
+    for panel, (name, attack, title) in enumerate(PANELS):
+        pictures = open_pictures(opened, cells[name])
+        figure.text(0.5, 0.985 - 0.5 * panel, title, ha="center", va="top", fontsize=12)
+        places = pictures.places[:SHOWN]
+        rebuilt = [pictures.guesses[attack].at(place) for place in places]
+        rows = {"private": [pictures.private(place) for place in places], "rebuilt": rebuilt}
+        for row, (words, shown) in enumerate(rows.items()):
+            figure.text(0.075, 0.83 - 0.5 * panel - 0.19 * row, words, ha="right", va="center", fontsize=11)
+            for column, tensor in enumerate(shown):
+                _put(figure, tensor, (0.085 + 0.0757 * column, 0.745 - 0.5 * panel - 0.19 * row))
+    figure.savefig(out)
+
+
+def _put(figure: Figure, tensor: Tensor | None, corner: tuple[float, float]) -> None:
+    axes = figure.add_axes((*corner, 0.0725, 0.17))
+    axes.axis("off")
+    if tensor is not None:
+        axes.imshow(pixels(tensor), cmap="gray", vmin=0, vmax=255)
+
+
+if __name__ == "__main__":
+    draw(Path(sys.argv[1]), Path(sys.argv[2]))

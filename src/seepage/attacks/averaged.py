@@ -1,0 +1,200 @@
+"""Average the updates of rounds that hold the same examples, and attack the average: noise that stops one may not."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.matching.known_noise import known_noise
+from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, UnitNormNoise
+from seepage.errors import Problems, SeepageError, unknown
+from seepage.functional import norm
+from seepage.named import problems_with
+from seepage.types import Defense, Knowledge, Reconstruction, Round, Tensors, Transcript, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaged(Attack):
+    """Average the updates of all rounds, which hold the same examples, and attack the average as one round.
+
+    Where a client's data fit one batch, each of T rounds sends the same gradient with noise of its own, and the mean
+    has 1 / sqrt(T) of it: at frozen weights the mean is all there is to know (for Gaussian noise it is sufficient).
+    Where the weights move meanwhile, the mean gradient is taken for the gradient at the mean weights, which holds as
+    far as the gradient is linear over the way they went; a note says how far that was. Where the attacker is told of
+    noise whose size changes from round to round, rounds are weighed by one over its variance. What the inner attack
+    is told of the noise is what is left of it.
+
+    This is no paper's attack: the CAFE paper reads many rounds too, of changing batches, and DP counts them all.
+
+    Args:
+        inner: An attack that reads one round.
+
+    Example:
+        >>> from seepage.attacks import LinearLeak
+        >>> Averaged(inner=LinearLeak()).rounds
+        'all'
+    """
+
+    rounds: ClassVar[Literal["one", "all"]] = "all"
+
+    inner: Attack
+
+    def __post_init__(self) -> None:
+        if self.inner.rounds != "one":
+            raise SeepageError(
+                f"averaging makes one round of many, and {type(self.inner).__name__} reads many; use it by itself"
+            )
+
+    def check(self, transcript: Transcript) -> None:
+        self.inner.check(_average(transcript))
+
+    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+        averaged = _average(transcript)
+        found = self.inner(averaged, seed=seed, progress=progress)
+        return replace(found, cost={**found.cost, "rounds": len(transcript)}, notes=(*averaged.notes, *found.notes))
+
+    def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float | None:
+        return self.inner.objective_at(_average(transcript), inputs, labels)
+
+    def inner_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> Tensors:
+        return self.inner.inner_at(_average(transcript), inputs, labels)
+
+
+def averaged(*, attack: str = "linear", options: Mapping[str, Any] | None = None) -> Averaged:
+    """Average rounds of the same examples, then attack the average by an attack of this registry.
+
+    Args:
+        attack: Its name.
+        options: Its options.
+
+    Raises:
+        SeepageError: For an unknown name, wrong options, and attacks that read all rounds themselves.
+
+    >>> averaged(attack="linear", options={"tolerance": 0.1}).inner
+    LinearLeak(floor=0.0001, tolerance=0.1, same=0.01)
+    """
+    from seepage.attacks import ATTACKS  # the registry holds this attack too
+
+    if attack not in ATTACKS:
+        raise unknown("attack to run on the average", attack, ATTACKS)
+    found = problems_with(ATTACKS[attack].make, options or {}, f"attack {attack!r}")
+    if found:
+        raise Problems(f"attack {attack!r} cannot be made:", found)
+    return Averaged(inner=ATTACKS[attack].make(**(options or {})))
+
+
+@dataclass(frozen=True)
+class _OneOfMany:
+    """A transcript of one round that many were averaged into.
+
+    Attributes:
+        knowledge: What the attacker is told, with what is left of the noise.
+        observed: The average.
+        notes: What a reader should know about it.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+    notes: tuple[str, ...] = field(default=())
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, t: int) -> Round:
+        if t != 0:
+            raise IndexError(t)
+        return self.observed
+
+
+def _average(transcript: Transcript) -> _OneOfMany:
+    """One round for many.
+
+    Raises:
+        Inapplicable: Where there is one round only, or rounds are not told to hold the same examples.
+    """
+    knowledge, count = transcript.knowledge, len(transcript)
+    if count < 2:
+        raise Inapplicable("there is one round only, so there is nothing to average", "use the inner attack by itself")
+    if "indices" not in knowledge.told:
+        raise Inapplicable(
+            "whether the rounds hold the same examples is not told",
+            "use a recipe with [rounds] design = 'whole', and tell the indices",
+        )
+    first, mean = transcript[0], _Mean()
+    for t in range(count):
+        seen = transcript[t]
+        _check_same(first, seen)
+        noise = known_noise(knowledge, seen)
+        mean.add(seen, 1.0 if noise is None else noise.deviation)
+    observed = replace(first, params=mean.of("params"), update=Update(mean.of("update"), first.update.kind))
+    moved = {name: tensor - first.params[name] for name, tensor in observed.params.items()}
+    gone = float(norm(moved)) / max(float(norm(first.params)), 1e-30)
+    told = replace(knowledge, defense=_quieter(knowledge.defense, mean.noise_left))
+    return _OneOfMany(told, observed, (_note(count, gone),))
+
+
+class _Mean:
+    """A running mean of rounds, each weighed by one over the variance of its noise."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensors] = {"update": {}, "params": {}}
+        self.like: Tensors = {}
+        self.deviations: list[float] = []
+
+    def add(self, seen: Round, deviation: float) -> None:
+        self.deviations.append(deviation)
+        self.like = seen.params
+        for part, tensors in (("update", seen.update.tensors), ("params", seen.params)):
+            own = self.sums[part]
+            for name, tensor in tensors.items():
+                own[name] = own.get(name, 0.0) + tensor.double() / deviation**2
+
+    @property
+    def _whole(self) -> float:
+        return math.fsum(deviation**-2 for deviation in self.deviations)
+
+    @property
+    def noise_left(self) -> float:
+        """Deviation of the noise in the mean, over that in the first round."""
+        return 1 / math.sqrt(self._whole) / self.deviations[0]
+
+    def of(self, part: str) -> Tensors:
+        return {name: (total / self._whole).to(self.like[name]) for name, total in self.sums[part].items()}
+
+
+def _check_same(first: Round, seen: Round) -> None:
+    assert first.indices is not None
+    assert seen.indices is not None
+    if not torch.equal(first.indices.sort().values, seen.indices.sort().values):
+        raise Inapplicable(
+            f"rounds 0 and {seen.t} hold different examples, whose mean is no round of either",
+            "use cafe, which takes batches apart, or [rounds] design = 'whole'",
+        )
+
+
+def _note(count: int, gone: float) -> str:
+    where = (
+        "at frozen weights"
+        if gone == 0
+        else f"while the weights moved (their mean is {gone:.2g} of their length off the first)"
+    )
+    return f"{count} rounds of the same examples were averaged, {where}: noise of their own falls to 1 / sqrt({count})"
+
+
+def _quieter(defense: Defense | None, share: float) -> Defense | None:
+    """A defense with this share of its noise, as an average of several rounds has it."""
+    match defense:
+        case Compose():
+            parts: Sequence[Defense | None] = [_quieter(part, share) for part in defense.parts]
+            return Compose(tuple(part for part in parts if part is not None))
+        case DecayingNoise():
+            return GaussianNoise(sigma=share * defense.sigma_at(0), clip=defense.clip)
+        case GaussianNoise() | UnitNormNoise() | DPSGD():
+            return replace(defense, sigma=share * defense.sigma)
+        case LaplaceNoise():
+            return replace(defense, scale=share * defense.scale)
+    return defense

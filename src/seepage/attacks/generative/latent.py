@@ -1,0 +1,102 @@
+"""Unknowns of the generative attacks: a generator's inputs, then its weights; or a low-resolution image."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+from torch.func import functional_call
+
+from seepage.attacks.generative.prior import ImagePrior
+from seepage.attacks.generative.training import low_size, stretched
+from seepage.attacks.matching.directions import Direction, Place, Slopes
+from seepage.attacks.matching.parameters import Canvas, Parameterization, check_images
+from seepage.errors import SeepageError
+from seepage.types import Knowledge
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent(Parameterization):
+    """Images as outputs of a trained generator: the unknowns are its inputs, and, if asked for, its weights.
+
+    Args:
+        prior: The generator.
+        reach: Latents are `reach tanh(u / reach)` of the unknowns u; None: the unknowns themselves.
+        weights: How far a generator's weight moves where an unknown moves by 1. 0: weights stay as they are.
+    """
+
+    prior: ImagePrior = ImagePrior()  # noqa: RUF009 - frozen and without state
+    reach: float | None = None
+    weights: float = 0.0
+
+    def __post_init__(self) -> None:
+        if (self.reach is not None and not self.reach > 0) or self.weights < 0:
+            raise SeepageError(f"reach must be above 0 and weights not below, got {self}; correct the recipe")
+
+    def check(self, knowledge: Knowledge) -> None:
+        self.prior.check(knowledge)
+
+    def latents(self, unknowns: Tensor) -> Tensor:
+        """What the generator is given for unknowns `[n, latent]`."""
+        return unknowns if self.reach is None else self.reach * (unknowns / self.reach).tanh()
+
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
+        network = self.prior.network(knowledge, like)
+        own = {name: weight.detach() for name, weight in network.named_parameters()} if self.weights else {}
+        first = torch.randn((batch_size, self.prior.latent), generator=generator).to(like)
+
+        def render(unknowns: Sequence[Tensor]) -> Tensor:
+            moved = {name: own[name] + self.weights * move for name, move in zip(own, unknowns[1:], strict=True)}
+            images: Tensor = functional_call(network, moved, (self.latents(unknowns[0]),))
+            return images
+
+        moves = [torch.zeros_like(weight) for weight in own.values()]
+        return Canvas([first, *moves], render, lambda unknowns: list(unknowns))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentFirst(Direction):
+    """The latents alone up to a share of the steps, from then on the generator's weights alone.
+
+    Args:
+        share: Share of the steps.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise SeepageError(f"the share of steps for the latents must be from 0 to 1, got {self.share}")
+
+    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+        first = place.share < self.share
+        return [slope if (i == 0) == first else torch.zeros_like(slope) for i, slope in enumerate(slopes)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowResolution(Parameterization):
+    """Images as bicubic enlargements of small ones, which are the unknowns and start uniform over the value range.
+
+    Args:
+        scale: By how much each side is enlarged.
+    """
+
+    scale: int = 4
+
+    def __post_init__(self) -> None:
+        if self.scale < 1:
+            raise SeepageError(f"scale must be from 1 up, got {self.scale}; correct the recipe")
+
+    def check(self, knowledge: Knowledge) -> None:
+        check_images(knowledge, "a low resolution")
+
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
+        channels, height, width = knowledge.input_shape
+        low, high = knowledge.value_range
+        small = (batch_size, channels, *low_size((height, width), self.scale))
+        first = low + (high - low) * torch.rand(small, generator=generator)
+        return Canvas(
+            [first.to(like)],
+            lambda unknowns: stretched(unknowns[0], (height, width)),
+            lambda unknowns: [unknowns[0].clamp(low, high)],
+        )

@@ -1,0 +1,164 @@
+"""The generative papers, each as a composition of parts.
+
+Facts and numbers of the released code are named with it; none of it is here.
+"""
+
+from typing import Literal
+
+from seepage.attacks.base import Attack
+from seepage.attacks.generative.enhance import Enhanced
+from seepage.attacks.generative.latent import Latent, LatentFirst, LowResolution
+from seepage.attacks.generative.prior import ImagePrior
+from seepage.attacks.generative.search import LatentSearch
+from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.directions import Sign
+from seepage.attacks.matching.distances import L2, Cosine
+from seepage.attacks.matching.engine import GradientMatching
+from seepage.attacks.matching.labels import LABEL_RULES
+from seepage.attacks.matching.optimizers import Adam
+from seepage.attacks.matching.presets import LabelRule
+from seepage.attacks.matching.priors import TotalVariation
+
+
+def ggl(
+    *,
+    search: Literal["cma", "adam"] = "cma",
+    steps: int | None = None,
+    population: int = 50,
+    sigma: float = 1.0,
+    reach: float | None = 1.0,
+    labels: LabelRule = "auto",
+    generator: str | None = None,
+    weights: str | None = None,
+    latent: int = 128,
+    width: int = 16,
+    training: int = 2000,
+    keep: str | None = None,
+) -> Attack:
+    """Generative Gradient Leakage (Li et al., CVPR 2022): a generator's inputs, found by ranking guesses.
+
+    Squared L2 distance; CMA-ES from zero, 500 generations of 50 guesses, inputs of the generator squashed by a tanh,
+    128 of them (the released code's for faces of 32 pixels). `search="adam"` is its gradient-based variant: signed Adam
+    at 0.1 over 2,500 steps with three decays. Where the attacker is told of the client's defense, each guess's gradient
+    goes through the defense itself before it is compared, unless that adds noise: then, and with `search="adam"`, it is
+    clipped alike and hidden entries are left out (`Known`). The released code estimates clip and share of zeros from
+    the update.
+
+    Deviations: the generator is the decoder of a small variational autoencoder, trained on `Knowledge.auxiliary`, in
+    place of a GAN of ImageNet or CelebA size, unless you name your own; added noise is not drawn anew for the guess;
+    above 256 latents in all (the paper attacks one image) only variances are adapted; best guess seen, not the last
+    mean; the gradient-based variant has no penalty on the latents besides the tanh.
+
+    Args:
+        search: `cma`: without slopes. `adam`: with.
+        steps: Generations, or Adam steps; None: 500 and 2,500.
+        population: Guesses per generation.
+        sigma: Standard deviation of the first generation.
+        reach: Bound of the latents; None: none.
+        labels: Rule of the labels.
+        generator: Your own, as `module:factory`.
+        weights: Its file.
+        latent: Latents per image.
+        width: Width of the trained decoder.
+        training: Its training steps.
+        keep: Folder of trained networks.
+    """
+    prior = ImagePrior(generator=generator, weights=weights, latent=latent, width=width, training=training, keep=keep)
+    parameters = Latent(prior=prior, reach=reach)
+    if search == "cma":
+        return LatentSearch(
+            distance=Known(L2()),
+            parameters=parameters,
+            labels=LABEL_RULES[labels],
+            steps=steps or 500,
+            population=population,
+            sigma=sigma,
+        )
+    return GradientMatching(
+        distance=Known(L2()),
+        optimizer=Adam(lr=0.1),
+        steps=steps or 2500,
+        schedule="step",
+        direction=Sign(),
+        labels=LABEL_RULES[labels],
+        parameters=parameters,
+    )
+
+
+def gias(
+    *,
+    steps: int = 5500,
+    latent_steps: int = 500,
+    lr: float = 3e-2,
+    weight_lr: float = 1e-3,
+    tv: float = 1e-6,
+    labels: LabelRule = "auto",
+    restarts: int = 1,
+    microbatch: int | None = None,
+    generator: str | None = None,
+    weights: str | None = None,
+    latent: int = 64,
+    width: int = 16,
+    training: int = 2000,
+    keep: str | None = None,
+) -> GradientMatching:
+    """Gradient inversion in alternative spaces (Jeon et al., NeurIPS 2021): a generator's inputs, then its weights.
+
+    One minus the cosine, total variation 1e-6; Adam at 0.03 on the latents for 500 steps, then at 0.001 on the
+    generator's weights, as the released script has it for images of 32 pixels (5,000 steps). What the generator
+    cannot draw, its weights learn to: the second part is not bound to the auxiliary images.
+
+    Deviations: one restart where the script has 3 to 4; one generator for the batch, whose weights all images share, as
+    in the paper for batches; the generator is trained here, or your own (see `ggl`); rates are constant.
+    """
+    if not 0 <= latent_steps <= steps:
+        latent_steps = steps
+    prior = ImagePrior(generator=generator, weights=weights, latent=latent, width=width, training=training, keep=keep)
+    return GradientMatching(
+        distance=Known(Cosine()),
+        priors=(TotalVariation(tv),) if tv > 0 else (),
+        optimizer=Adam(lr=lr),
+        steps=steps,
+        direction=LatentFirst(share=latent_steps / steps),
+        labels=LABEL_RULES[labels],
+        parameters=Latent(prior=prior, weights=weight_lr / lr),
+        restarts=restarts,
+        microbatch=microbatch,
+    )
+
+
+def rogs(
+    *,
+    steps: int = 100,
+    lr: float = 0.05,
+    scale: int = 4,
+    enhance: bool = True,
+    labels: LabelRule = "auto",
+    restarts: int = 1,
+    microbatch: int | None = None,
+    width: int = 16,
+    training: int = 500,
+    keep: str | None = None,
+) -> Attack:
+    """Reconstruction from obfuscated gradients (Yue et al., USENIX Security 2023): low resolution first, then detail.
+
+    The unknowns are an image a quarter of each side, uniform in [0, 1] at first; its bicubic enlargement goes into the
+    network; squared L2 distance, Adam at 0.05 with cosine decay, 100 steps; then a learned enhancement. These are the
+    released code's numbers; FedLeak ran it for 10,000 steps. FedLeak counts it among the generative attacks.
+
+    Deviations: the released code decays to a tenth of the rate and averages a class-conditional GAN's output with a
+    denoised and super-resolved one, trained on ImageNet; here one small residual network is trained on
+    `Knowledge.auxiliary` (`enhance=False` leaves it out and needs no images); labels are inferred, the released code is
+    told them; the distance follows a known defense (`Known`), the released one does not.
+    """
+    source = GradientMatching(
+        distance=Known(L2()),
+        optimizer=Adam(lr=lr),
+        steps=steps,
+        schedule="cosine",
+        labels=LABEL_RULES[labels],
+        parameters=LowResolution(scale=scale),
+        restarts=restarts,
+        microbatch=microbatch,
+    )
+    return Enhanced(source=source, scale=scale, width=width, training=training, keep=keep) if enhance else source

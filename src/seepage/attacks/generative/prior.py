@@ -1,0 +1,164 @@
+"""Where a generator comes from: trained on the attacker's own images, or the user's by its dotted path."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from seepage.attacks.base import Inapplicable
+from seepage.attacks.generative.networks import Enhancer, decoder
+from seepage.attacks.generative.training import settled, train_decoder, train_enhancer
+from seepage.attacks.matching.parameters import check_images
+from seepage.errors import SeepageError
+from seepage.functional import frozen_randomness
+from seepage.named import import_dotted
+from seepage.storage import read_tensors, write_tensors
+from seepage.types import Knowledge, Tensors
+
+LEAST = 8
+"""Fewest images a network is trained on."""
+REMEMBERED = 4
+"""Trained networks that a process keeps."""
+
+_trained: dict[str, Tensors] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePrior:
+    """A generator of images: trained on `Knowledge.auxiliary`, or somebody's own.
+
+    The same images and settings give the same network, so it is trained once per process, and once in all where `keep`
+    names a folder.
+
+    Args:
+        generator: Dotted path `module:factory` of your own; called as `factory(input_shape, latent)` it returns a
+            module from `[n, latent]` standard normal numbers to `[n, *input_shape]` inputs in the value range.
+        weights: Its `.safetensors` file; None: as the factory made it.
+        latent: Numbers per image.
+        width: Channels of the trained decoder's last block.
+        training: Training steps of 64 images.
+        lr: Learning rate of the training.
+        keep: Folder of trained networks, for the next run; None: none.
+    """
+
+    generator: str | None = None
+    weights: str | None = None
+    latent: int = 64
+    width: int = 16
+    training: int = 2000
+    lr: float = 2e-3
+    keep: str | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.latent, self.width, self.training) < 1 or not self.lr > 0:
+            raise SeepageError(f"a generator needs numbers above 0, got {self}; correct the recipe")
+        if self.weights is not None and self.generator is None:
+            raise SeepageError(
+                "weights are those of a generator of your own; name it with generator = 'module:factory'"
+            )
+
+    def check(self, knowledge: Knowledge) -> None:
+        """Raise `Inapplicable` without images to train on, and for data that are no images."""
+        check_images(knowledge, "a generator of images")
+        if self.generator is None:
+            own_images(knowledge)
+
+    def network(self, knowledge: Knowledge, like: Tensor) -> nn.Module:
+        """The generator, in eval mode, in the precision and on the device of `like`."""
+        self.check(knowledge)
+        if self.generator is not None:
+            return self._users(knowledge, like)
+        images, bounds = own_images(knowledge), knowledge.value_range
+        latent, width, steps, lr = self.latent, self.width, self.training, self.lr
+        return remembered(
+            f"decoder/{latent}/{width}/{steps}/{lr}/{bounds}",
+            images,
+            lambda: train_decoder(images, bounds, latent=latent, width=width, steps=steps, lr=lr),
+            lambda: decoder(knowledge.input_shape, latent, width, bounds),
+            self.keep,
+        ).to(like)
+
+    def _users(self, knowledge: Knowledge, like: Tensor) -> nn.Module:
+        assert self.generator is not None
+        with frozen_randomness(0):
+            network = import_dotted(self.generator)(knowledge.input_shape, self.latent)
+        if not isinstance(network, nn.Module):
+            raise SeepageError(
+                f"{self.generator!r} returned a {type(network).__name__}; return a torch.nn.Module from the factory"
+            )
+        if self.weights is not None:
+            try:
+                network.load_state_dict(read_tensors(Path(self.weights)))
+            except RuntimeError as error:
+                raise SeepageError(
+                    f"{self.weights} does not fit {self.generator}: {error}; give its own file"
+                ) from error
+        network = settled(network).to(like)
+        with torch.no_grad():
+            made = tuple(network(torch.zeros((2, self.latent)).to(like)).shape)
+        if made != (2, *knowledge.input_shape):
+            raise SeepageError(
+                f"{self.generator!r} makes {made} of 2 x {self.latent} numbers and inputs have shape "
+                f"{knowledge.input_shape}; return images of that shape, or set latent"
+            )
+        return network
+
+
+def enhancer(knowledge: Knowledge, like: Tensor, *, scale: int, width: int, steps: int, keep: str | None) -> nn.Module:
+    """The network that sharpens bicubic images, trained on `Knowledge.auxiliary`."""
+    images, bounds = own_images(knowledge), knowledge.value_range
+    return remembered(
+        f"enhancer/{scale}/{width}/{steps}/{bounds}",
+        images,
+        lambda: train_enhancer(images, bounds, scale=scale, width=width, steps=steps),
+        lambda: Enhancer(images.shape[1], width),
+        keep,
+    ).to(like)
+
+
+def own_images(knowledge: Knowledge) -> Tensor:
+    """The attacker's `[m, c, H, W]` images in float32; `Inapplicable` where there are too few."""
+    images = knowledge.auxiliary
+    count = 0 if images is None else len(images)
+    if images is None or count < LEAST:
+        raise Inapplicable(
+            f"the attacker has {count or 'no'} images of their own and a network is trained on {LEAST} or more",
+            'give some with [auxiliary] use = "photos", or a trained network with generator = "module:factory"',
+        )
+    return images.float()
+
+
+def remembered(
+    settings: str,
+    images: Tensor,
+    train: Callable[[], nn.Module],
+    fresh: Callable[[], nn.Module],
+    keep: str | None,
+) -> nn.Module:
+    """A trained network: from this process, from the folder `keep`, or trained now.
+
+    Args:
+        settings: All that the network depends on beside the images.
+        images: What it is trained on.
+        train: Trains it.
+        fresh: Makes one of the same form.
+        keep: Folder, or None.
+    """
+    digest = hashlib.sha256(f"{settings}/{tuple(images.shape)}/{images.device}".encode())
+    digest.update(images.cpu().contiguous().numpy().tobytes())
+    key = digest.hexdigest()[:24]
+    file = None if keep is None else Path(keep) / f"{key}.safetensors"
+    if key not in _trained:
+        kept = read_tensors(file) if file is not None and file.exists() else dict(train().state_dict())
+        _trained[key] = {name: tensor.cpu() for name, tensor in kept.items()}
+        while len(_trained) > REMEMBERED:
+            del _trained[next(iter(_trained))]
+    if file is not None and not file.exists():
+        write_tensors(file, _trained[key])
+    with frozen_randomness(0):
+        network = fresh()
+    network.load_state_dict(_trained[key])
+    return settled(network)

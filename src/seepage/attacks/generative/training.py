@@ -1,0 +1,102 @@
+"""Train a decoder, or an enhancer, on images that are not private. Fixed seeds: the same images give the same bits."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from seepage.attacks.generative.networks import Enhancer, decoder, encoder
+from seepage.functional import frozen_randomness, generator
+
+BATCH = 64
+"""Images of one training step."""
+NOISE = 0.02
+"""Largest noise, as a share of the value range, that the enhancer is shown on its inputs."""
+
+
+def train_decoder(
+    images: Tensor, bounds: tuple[float, float], *, latent: int, width: int, steps: int, lr: float
+) -> nn.Module:
+    """A decoder of standard normal numbers to images like `[m, c, H, W]` images: that of a variational autoencoder.
+
+    The error of the decoder is Gaussian with the variance that fits best, so that nothing has to be weighed against the
+    divergence of the latents from standard normal numbers (Rybkin et al., ICML 2021, section 3.2). Color images are
+    mirrored at random. Adam with cosine decay.
+
+    Args:
+        images: Auxiliary images.
+        bounds: Their value range.
+        latent: Numbers per image.
+        width: Channels of the last block; the first has up to four times as many.
+        steps: Steps of 64 images.
+        lr: Learning rate at the start.
+
+    Returns:
+        The decoder, in eval mode, its parameters not trainable.
+    """
+    shape = tuple(images.shape[1:])
+    with frozen_randomness(0):
+        decode = decoder(shape, latent, width, bounds).to(images)
+        encode = encoder(shape, latent, width).to(images)
+    draw = generator(0, "decoder")
+    for picked in _batches(images, [decode, encode], steps, lr, draw):
+        mean, spread = encode(picked).chunk(2, 1)
+        noise = torch.randn(mean.shape, generator=draw).to(mean)
+        error = (decode(mean + noise * (spread / 2).exp()) - picked).square().mean()
+        fit = picked[0].numel() / 2 * error.clamp(min=1e-8).log()
+        divergence = (mean.square() + spread.exp() - spread - 1).sum(1).mean() / 2
+        (fit + divergence).backward()
+    return settled(decode)
+
+
+def train_enhancer(images: Tensor, bounds: tuple[float, float], *, scale: int, width: int, steps: int) -> nn.Module:
+    """A network that sharpens what was shrunk by `scale` and stretched again, from `[m, c, H, W]` images.
+
+    It is shown stretched images with noise of up to 2 % of the value range, and learns the originals by squared error.
+    """
+    with frozen_randomness(0):
+        enhance = Enhancer(images.shape[1], width).to(images)
+    draw, size = generator(0, "enhancer"), (images.shape[2], images.shape[3])
+    for picked in _batches(images, [enhance], steps, 1e-3, draw):
+        small = F.adaptive_avg_pool2d(picked, low_size(size, scale))
+        noise = torch.randn(small.shape, generator=draw).to(small)
+        strength = NOISE * (bounds[1] - bounds[0]) * torch.rand((len(small), 1, 1, 1), generator=draw).to(small)
+        (enhance(stretched(small + strength * noise, size)) - picked).square().mean().backward()
+    return settled(enhance)
+
+
+def low_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
+    """Sides of the low-resolution image.
+
+    >>> low_size((32, 25), 4)
+    (8, 7)
+    """
+    return -(-size[0] // scale), -(-size[1] // scale)
+
+
+def stretched(small: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bicubic up-sampling to `size`."""
+    return F.interpolate(small, size=size, mode="bicubic", align_corners=False)
+
+
+def settled(network: nn.Module) -> nn.Module:
+    """In eval mode, its parameters not trainable."""
+    return network.eval().requires_grad_(False)
+
+
+def _batches(images: Tensor, networks: Sequence[nn.Module], steps: int, lr: float, draw: Generator) -> Iterator[Tensor]:
+    """Batches of images; after each one, a step along the gradients that its user has left."""
+    parameters = [parameter for network in networks for parameter in network.train().parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=lr, betas=(0.9, 0.99))
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * step / steps)) / 2
+        picked = images[torch.randint(len(images), (min(BATCH, len(images)),), generator=draw).to(images.device)]
+        if images.shape[1] == 3:
+            mirrored = torch.rand((len(picked), 1, 1, 1), generator=draw).to(picked) < 0.5
+            picked = torch.where(mirrored, picked.flip(3), picked)
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            yield picked
+        optimizer.step()

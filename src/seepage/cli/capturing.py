@@ -1,0 +1,198 @@
+"""`seepage observe` and `seepage attack`: updates that somebody captured, with no truth at hand."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seepage.cli.options import (
+    ClientOption,
+    DeviceOption,
+    JobsOption,
+    JsonOption,
+    ModelOption,
+    NoPicturesOption,
+    OnOption,
+    OutOption,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    SizeOption,
+    running_on,
+)
+from seepage.cli.showing import command_line, present, write_pages
+from seepage.errors import SeepageError
+
+if TYPE_CHECKING:
+    from seepage.captured import Capture
+
+ShapeOption = Annotated[
+    str | None, typer.Option("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
+]
+ClassesOption = Annotated[
+    int | None, typer.Option("--classes", help="Classes of the model; default: what the weights fit.")
+]
+RateOption = Annotated[
+    float | None, typer.Option("--lr", help="Learning rate of the SGD between two checkpoints; default: inferred.")
+]
+StepsOption = Annotated[int | None, typer.Option("--steps", help="Steps of that SGD; default: inferred.")]
+AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
+
+
+def observe(
+    before: Annotated[Path, typer.Argument(help="Weights that the server sent out: .safetensors, or a state_dict.")],
+    after: AfterArgument = None,
+    gradient: Annotated[Path | None, typer.Option("--gradient", help="The gradient that came back.")] = None,
+    model: ModelOption = None,
+    shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    client: ClientOption = None,
+    lr: RateOption = None,
+    steps: StepsOption = None,
+    batch_size: SizeOption = None,
+    settings: SetOption = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
+) -> None:
+    """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
+    from seepage.settings import change
+
+    tables = change({"model": {"use": model or "fc2"}, "client": {"use": client or "fedsgd"}}, settings or [])
+    if set(tables) - {"model", "client"}:
+        raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
+    for remark in _capture((before, after, gradient), tables, shape, classes, lr, steps, batch_size).observe(out):
+        print(remark)
+    print(f"observed: {out}; attack it with: seepage attack {out}")
+
+
+def _capture(
+    files: tuple[Path, Path | None, Path | None],
+    tables: Mapping[str, Any],
+    shape: str | None,
+    classes: int | None,
+    lr: float | None,
+    steps: int | None,
+    batch_size: int | None,
+) -> "Capture":
+    from seepage.captured import Capture
+    from seepage.observing import Files, parse_shape
+    from seepage.parts import Part
+    from seepage.types import Architecture
+
+    model, client = dict(tables["model"]), dict(tables["client"])
+    before, after, gradient = files
+    return Capture(
+        files=Files(before=before, after=after, gradient=gradient, lr=lr),
+        architecture=Architecture(str(model.pop("use")), model),
+        client=Part(str(client.pop("use")), client),
+        input_shape=None if shape is None else parse_shape(shape),
+        num_classes=classes,
+        steps=steps,
+        batch_size=batch_size,
+    )
+
+
+def attack(
+    captured: Annotated[
+        Path,
+        typer.Argument(
+            help="An observed/ folder, also somebody else's; or a file: the weights that were sent out, with AFTER, or "
+            "a gradient, with --params. Files are .safetensors, or a state_dict that torch.save wrote."
+        ),
+    ],
+    after: AfterArgument = None,
+    params: Annotated[Path | None, typer.Option("--params", help="Weights that a gradient was made at.")] = None,
+    use: Annotated[
+        list[str] | None,
+        typer.Option("--use", help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable."),
+    ] = None,
+    model: ModelOption = None,
+    shape: ShapeOption = None,
+    classes: ClassesOption = None,
+    client: ClientOption = None,
+    lr: RateOption = None,
+    steps: StepsOption = None,
+    batch_size: SizeOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    settings: SetOption = None,
+    out: OutOption = None,
+    jobs: JobsOption = None,
+    on: OnOption = None,
+    no_pictures: NoPicturesOption = False,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Attack recorded updates, two checkpoints or a gradient, without the truth at hand.
+
+    What a file does not tell is inferred from the update where that is possible, and said.
+    """
+    from functools import partial
+
+    from seepage.audit import attack_only
+    from seepage.captured import attack_captured
+    from seepage.terminal import progress_bar
+
+    files = not captured.is_dir()
+    if not files and any(x is not None for x in (after, params, shape, classes, client, lr, steps)):
+        raise SeepageError(
+            f"{captured} is a folder, in which all was recorded; leave out AFTER, --params, --shape, --classes, "
+            "--client, --lr and --steps, which are for files"
+        )
+    tables = _tables(use, model or ("fc2" if files else None), client or ("fedsgd" if files else None), settings)
+    if files:
+        own = (params, None, captured) if params is not None else (captured, after, None)
+        _check_files(captured, after, params)
+        run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size))
+    else:
+        run = partial(attack_only, captured, model=_chosen(tables), batch_size=batch_size)
+    with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
+        finished = run(
+            tables["attack"],
+            seed=seed or 0,
+            device=device or "cpu",
+            out=out,
+            jobs=jobs,
+            on=runner,
+            show=show,
+            command=command_line(),
+        )
+        write_pages(finished.folder, show, again=finished.fresh, pictures=not no_pictures)
+    present(finished.folder, finished, as_json, quiet)
+
+
+def _check_files(captured: Path, after: Path | None, params: Path | None) -> None:
+    if not captured.exists():
+        raise SeepageError(f"{captured} does not exist; check the path")
+    if (after is None) == (params is None):
+        raise SeepageError(
+            f"{captured} alone is no update; give the weights that came back after it (BEFORE AFTER), or, if it is a "
+            "gradient, the weights it was made at with --params FILE, and not both"
+        )
+
+
+def _tables(
+    use: Sequence[str] | None, model: str | None, client: str | None, settings: Sequence[str] | None
+) -> dict[str, Any]:
+    """The tables of the attacks, and of the model and the client where they are named."""
+    from seepage.recipe import find_recipe, read_recipe
+    from seepage.settings import change
+
+    attacks = [{"use": name} for name in use] if use else read_recipe(find_recipe("default"))["attack"]
+    named = {key: {"use": name} for key, name in (("model", model), ("client", client)) if name is not None}
+    tables = change({"attack": attacks, **named}, settings or [])
+    if set(tables) - {"attack", *named}:
+        raise SeepageError(
+            "seepage attack takes --set attack.OPTION=VALUE and, beside --model, --set model.OPTION=VALUE; "
+            "all else was decided when the update was recorded"
+        )
+    return tables
+
+
+def _chosen(tables: Mapping[str, Any]) -> Any:
+    from seepage.types import Architecture
+
+    if "model" not in tables:
+        return None
+    options = dict(tables["model"])
+    return Architecture(str(options.pop("use")), options)

@@ -1,0 +1,203 @@
+"""`seepage reproduce`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from seepage.cli.options import DeviceOption, JobsOption, JsonOption, OnOption, QuietOption, running_on
+from seepage.errors import SeepageError, unknown
+
+if TYPE_CHECKING:
+    from seepage.reproduce import Done, Item, Job, Size
+
+
+def reproduce(
+    items: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Tables and figures such as cafe/table-3, a paper (cafe, cpa, fedleak), or all. None: list."
+        ),
+    ] = None,
+    size: Annotated[
+        Literal["small", "paper"], typer.Option("--size", help="small: two cores, minutes. paper: as published.")
+    ] = "small",
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", help="NAME=FILE of a paper's data set, or a folder of such files. Repeatable."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds, each a run of its own.")] = 1,
+    device: DeviceOption = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for run folders.")] = Path("runs"),
+    results: Annotated[Path, typer.Option("--results", help="Folder for the numbers.")] = Path("results/reproduce"),
+    book: Annotated[Path | None, typer.Option("--book", help="Write the results book into this folder.")] = None,
+    jobs: JobsOption = None,
+    on: OnOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run tables and figures of the three papers, and show ours beside theirs."""
+    from seepage import reproduce as room
+    from seepage.terminal import progress_bar
+
+    if not items and book is None:
+        _print_list(results, as_json)
+        return
+    failed = []
+    if items:
+        chosen = room.find_items(items)
+        changes = _device(chosen, size, device)
+        work, missing = room.plan(chosen, size, _given(data or []), range(seed, seed + seeds), changes)
+        if not (as_json or quiet):
+            _say_before(work, missing, size)
+        with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
+            ended = list(room.reproduce(work, size, out=out, results=results, workers=jobs, on=runner, show=show))
+        _print_done(ended, size, as_json, quiet)
+        failed = [done for done in ended if done.failed]
+    if book is not None:
+        pages = room.write_book(results, book)
+        if not (as_json or quiet):
+            print(f"book: {pages[0]}")
+    if failed:
+        raise SeepageError(f"{len(failed)} of {len(ended)} failed: {failed[0].item.id}: {failed[0].failed}")
+
+
+def _given(entries: Sequence[str]) -> dict[str, Path]:
+    """The data sets at hand, by the papers' names for them."""
+    from seepage.reproduce import list_items
+
+    names = {name for item in list_items().values() for name in item.data if name}
+    found: dict[str, Path] = {}
+    for entry in entries:
+        name, equals, path = entry.partition("=")
+        if equals and name not in names:
+            raise unknown("data set of a paper", name, sorted(names))
+        place = Path(path if equals else entry)
+        if not place.exists() or not (equals or place.is_dir()):
+            raise SeepageError(f"--data takes NAME=FILE or a folder of such files, and {entry} is neither")
+        found |= {name: place} if equals else _in_folder(place, names)
+    return found
+
+
+def _in_folder(folder: Path, names: set[str]) -> dict[str, Path]:
+    """`NAME.npz`, `NAME.zip` or a folder `NAME`; or the first whose name goes on after an underscore."""
+    entries = sorted(path for path in folder.iterdir() if path.is_dir() or path.suffix in (".npz", ".zip"))
+    found = {}
+    for name in names:
+        exact = [path for path in entries if path.stem == name]
+        longer = [path for path in entries if path.stem.startswith(f"{name}_")]
+        if exact or longer:
+            found[name] = (exact or longer)[0]
+    return found
+
+
+def _device(items: "Sequence[Item]", size: "Size", device: str | None) -> dict[str, Any]:
+    """Where to run. A GPU is used where an item needs one; without one, only who asks for the processor gets it."""
+    import torch
+
+    if device is not None:
+        return {"device": device}
+    hungry = [item.id for item in items if item.needs[size].gpu]
+    if not hungry:
+        return {}
+    if not torch.cuda.is_available():
+        raise SeepageError(
+            f"at the paper's size {', '.join(hungry[:3])}{' and others' if len(hungry) > 3 else ''} needs a GPU and "
+            "there is none; use --size small, or --device cpu to run it here all the same"
+        )
+    return {"device": "cuda"}
+
+
+def _say_before(work: "Sequence[Job]", missing: Sequence[str], size: "Size") -> None:
+    """What is to be run and what it takes, before it starts."""
+    items = {job.item.id: job.item for job in work}
+    for item in items.values():
+        used = ", ".join(dict.fromkeys(Path(job.data).name for job in work if job.item is item and job.data))
+        print(f"{item.id}: {item.expect.title}; {item.needs[size]}{f'; on {used}' if used else ''}")
+    minutes = sum(item.needs[size].total for item in items.values())
+    if len(items) > 1:
+        print(f"{len(items)} tables and figures, about {minutes:.0f} minutes of one core, or of the GPU")
+    for entry in missing:
+        print(f"left out, as its data are not here: {entry}")
+    print(flush=True)
+
+
+def _print_list(results: Path, as_json: bool) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from seepage.reproduce import list_items, read_records
+    from seepage.terminal import open_console
+
+    listed = [
+        {
+            "item": item.id,
+            "title": item.expect.title,
+            "small": str(item.needs["small"]),
+            "paper": str(item.needs["paper"]),
+            "measured": ", ".join(dict.fromkeys(record.size for record in read_records(results, item.id))) or "-",
+        }
+        for item in list_items().values()
+    ]
+    if as_json:
+        print(json.dumps({"schema": 1, "items": listed}))
+        return
+    table = Table(box=None, pad_edge=False)
+    for head in ("item", "title", "small", "paper", "measured"):
+        table.add_column(head, no_wrap=head == "item", overflow="fold")
+    for entry in listed:
+        table.add_row(*map(Text, entry.values()))
+    open_console().print(table)
+    print("\nRun some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
+
+
+def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: bool) -> None:
+    from dataclasses import asdict
+
+    if as_json:
+        found = [
+            {"item": done.item.id, "failed": done.failed, "records": [asdict(record) for record in done.records]}
+            for done in ended
+        ]
+        print(json.dumps({"schema": 1, "items": found}, allow_nan=False))
+        return
+    for done in ended:
+        if quiet and done.records:
+            print(f"{done.item.id}: {'; '.join(_verdicts(done))}")
+        elif done.records:
+            _print_item(done, size)
+        if done.failed:
+            print(f"{done.item.id}: failed: {done.failed}\n")
+
+
+def _verdicts(done: "Done") -> list[str]:
+    from seepage.reproduce.book import by_line, verdict_of
+
+    return [f"{line.name}: {verdict_of(done.item, line, own)}" for line, own in by_line(done.item, done.records)]
+
+
+def _print_item(done: "Done", size: "Size") -> None:
+    """An item's table: the paper's line and ours for each row."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from seepage.reproduce.book import by_line, number_of, ours_of, verdict_of
+    from seepage.terminal import open_console
+
+    item = done.item
+    table = Table(title=f"{item.id}: {item.expect.title}", title_justify="left", box=None, pad_edge=False)
+    for head in ("row", "", *item.columns(size), "verdict"):
+        table.add_column(head, overflow="fold")
+    for line, own in by_line(item, done.records):
+        at = {record.column: record for record in own}
+        columns = range(len(item.expect.columns))
+        paper = [number_of(line.paper_at(column)) for column in columns]
+        table.add_row(Text(line.name), "paper", *map(Text, paper), "")
+        ours = [Text(ours_of(at.get(column))) for column in columns]
+        table.add_row(Text(own[0].data if own else ""), "ours", *ours, Text(verdict_of(item, line, own)))
+    console = open_console()
+    console.print(table)
+    console.print()

@@ -1,0 +1,189 @@
+"""Weights as a framework hands them over, under the model's own names and one tensor at a time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from seepage.errors import SeepageError
+from seepage.functional import forward, in_mode
+from seepage.types import Tensors, check_finite, check_fits
+from seepage.weights import stripped
+
+Part = Literal["params", "buffers", "frozen"]
+
+
+@dataclass(frozen=True)
+class OneByOne(Mapping[str, Tensor]):
+    """Named tensors, each made anew when it is asked for and kept by nobody.
+
+    Args:
+        keys_by_name: What `make` is called with, by name.
+        make: Makes one tensor.
+
+    Example:
+        >>> found = OneByOne({"w": "0"}, lambda key: torch.full((2,), float(key)))
+        >>> found["w"], list(found)
+        (tensor([0., 0.]), ['w'])
+    """
+
+    keys_by_name: Mapping[str, str]
+    make: Callable[[str], Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.make(self.keys_by_name[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys_by_name)
+
+    def __len__(self) -> int:
+        return len(self.keys_by_name)
+
+
+def tensor_of(array: Any) -> Tensor:
+    """A framework's array as a tensor; of the same memory where that may be written to.
+
+    Raises:
+        SeepageError: For something that holds no numbers, such as what was encrypted.
+    """
+    if isinstance(array, Tensor):
+        return array
+    try:
+        return torch.from_numpy(np.require(array, requirements=["W", "C"]))
+    except (TypeError, ValueError) as error:
+        raise SeepageError(
+            f"{type(array).__name__} is no array of numbers, so nothing can be read from it; record before it is "
+            "encrypted or packed"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model's names and shapes, without its weights.
+
+    Attributes:
+        like: A tensor of each name of its `state_dict` on the meta device, which takes no memory.
+        parts: Which parameters are trained, which frozen, and which names are buffers.
+        fixed: Buffers that no `state_dict` has.
+        classes: Outputs of its last layer.
+    """
+
+    like: Tensors
+    parts: Mapping[str, Part]
+    fixed: Tensors
+    classes: int
+
+    @classmethod
+    def of(cls, model: nn.Module, input_shape: tuple[int, ...]) -> "Layout":
+        """The layout of a model that reads examples of this shape."""
+        like = {name: tensor.detach().to("meta") for name, tensor in model.state_dict().items()}
+        parts: dict[str, Part] = {
+            name: "params" if parameter.requires_grad else "frozen" for name, parameter in model.named_parameters()
+        }
+        parts |= {name: "buffers" for name, _ in model.named_buffers()}
+        fixed = {name: tensor.clone() for name, tensor in model.named_buffers() if name not in like}
+        with torch.no_grad(), in_mode(model, training=False):
+            classes = forward(model, {}, torch.zeros(1, *input_shape)).shape[-1]
+        return cls(like, parts, fixed, classes)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the weights."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.like.values())
+
+    def of_part(self, part: Part) -> list[str]:
+        """The names of one part."""
+        return [name for name, found in self.parts.items() if found == part]
+
+    def named(self, arrays: Mapping[str, Tensor]) -> OneByOne:
+        """Arrays under the model's names, in its number format; those only numbered are taken to be in its order.
+
+        What wrappers put before every name is left out. A name that the model does not have is kept as it is.
+        """
+        keys = stripped({name: name for name in arrays})
+        if len(keys) == len(self.like) and all(name.isdigit() for name in keys):
+            keys = dict(zip(self.like, keys.values(), strict=True))
+        own = {key: name for name, key in keys.items()}
+
+        def make(key: str) -> Tensor:
+            tensor, like = arrays[key].detach(), self.like.get(own[key])
+            if like is None:
+                return tensor
+            # Some frameworks give single numbers a dimension of their own.
+            one = tensor.reshape(like.shape) if tensor.numel() == like.numel() == 1 else tensor
+            return one.to("cpu", like.dtype)
+
+        return OneByOne(keys, make)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One update under the model's names.
+
+    Attributes:
+        layout: The model's.
+        before: The weights that were sent out.
+        update: The update, by the name of its parameter.
+        kind: `gradient` or `delta`.
+    """
+
+    layout: Layout
+    before: Mapping[str, Tensor]
+    update: Mapping[str, Tensor]
+    kind: Literal["gradient", "delta"]
+
+    @classmethod
+    def between(
+        cls,
+        layout: Layout,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        *,
+        lr: float | None,
+        t: int,
+        difference: bool = False,
+    ) -> "Sent":
+        """The update from one state to another; a gradient where the rate of the one SGD step between is given.
+
+        Args:
+            layout: The model's.
+            before: What was sent out.
+            after: What came back.
+            lr: The rate.
+            t: The round, for messages.
+            difference: `after` is the difference itself.
+
+        Raises:
+            SeepageError: Where a state does not fit the model, and where the update is not finite.
+        """
+        start, end = layout.named(before), layout.named(after)
+        check_fits(start, layout.like, "the weights that were sent out", "the model")
+        check_fits(end, layout.like, "the weights that came back", "the model")
+
+        def make(name: str) -> Tensor:
+            moved = end[name] if difference else end[name] - start[name]
+            return moved if lr is None else -moved / lr
+
+        names = {name: name for name in layout.of_part("params")}
+        update = OneByOne(names, make)
+        check_finite(update, t)
+        return cls(layout, start, update, "delta" if lr is None else "gradient")
+
+    def held(self) -> "Sent":
+        """The same with all tensors in memory, for who looks at them often."""
+        return replace(self, before=dict(self.before), update=dict(self.update))
+
+    def part(self, part: Part) -> Tensors:
+        """The tensors of one part of the model that was sent out."""
+        return {name: self._sent_out(name) for name in self.layout.of_part(part)}
+
+    @property
+    def state(self) -> OneByOne:
+        """The model that was sent out, `params/NAME`, `buffers/NAME` and `frozen/NAME`."""
+        return OneByOne({f"{part}/{name}": name for name, part in self.layout.parts.items()}, self._sent_out)
+
+    def _sent_out(self, name: str) -> Tensor:
+        return self.layout.fixed[name] if name in self.layout.fixed else self.before[name]

@@ -1,0 +1,336 @@
+"""Ray: attacks and trainings on a cluster. Needs `seepage[ray]`.
+
+    with cluster("auto") as on:
+        seepage.audit.run(tables, on=on)
+
+Nodes need not share a disk. An attack travels with the files of `observed/`, which Ray's object store holds once for
+each cell, and its outcome travels back; the truth and the recipe stay on the machine that has them. A training of
+`seepage frontier` travels with its clients and their data, to processes that are never given an attack. Cells whose
+rounds were too many to keep are made anew from the truth, so they are attacked on the machine that has it.
+"""
+
+import os
+import socket
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from seepage.errors import SeepageError
+from seepage.running import Done, Here, Parcel, Plan, Tail, Work
+from seepage.storage import write_whole
+
+try:
+    import ray
+    from ray.exceptions import RayError, RaySystemError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+except ImportError as error:
+    raise SeepageError("Ray is not installed; run: pip install 'seepage[ray]'") from error
+
+WAIT = 10.0
+"""Seconds in which a cluster must answer."""
+
+POLL = 0.3
+"""Seconds between looks at how far the workers are."""
+
+RETRIES = 5
+"""Times that a piece is begun anew after its worker was killed."""
+
+LOG = "progress.jsonl"
+
+
+@contextmanager
+def cluster(address: str | None = None) -> Iterator["Ray"]:
+    """Join a cluster, or start one on this machine that ends with the block. One that is joined already stays so.
+
+    Args:
+        address: As in `ray.init`. None: the cluster that `RAY_ADDRESS` names or that runs on this machine, or else a
+            new one; `auto`: the same without a new one; `local`: a new one in any case; `HOST:PORT` of a cluster's
+            head, from one of its nodes; `ray://HOST:PORT` from anywhere.
+
+    Raises:
+        SeepageError: Where no cluster answers, and where one of its nodes has another Python or seepage.
+    """
+    joined = ray.is_initialized()
+    if not joined:
+        _join(address)
+    try:
+        _check_nodes()
+        yield Ray()
+    finally:
+        if not joined:
+            ray.shutdown()
+
+
+def _join(address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about an audit is sent to anybody
+    named = address or os.environ.get("RAY_ADDRESS") or None
+    try:
+        if named not in (None, "auto", "local"):
+            _knock(named)
+        place = "local" if named is None and _is_stale() else named
+        ray.init(place, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except (OSError, RuntimeError, ValueError, RayError) as error:
+        raise _unreachable(named, error) from error
+
+
+def _knock(address: str) -> None:
+    """Raise `OSError` where nobody listens: Ray itself waits for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), WAIT).close()
+
+
+def _is_stale() -> bool:
+    """Whether the cluster last started on this machine was killed, so that the file with its address still stands."""
+    file = Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray", "ray_current_cluster")
+    if not file.exists():
+        return False
+    try:
+        _knock(file.read_text().strip())
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def _unreachable(address: str | None, error: Exception) -> SeepageError:
+    place, said = address or "this machine", " ".join(str(error).split())[:300]
+    if "ersion mismatch" in said:
+        return SeepageError(
+            f"the Ray cluster at {place} runs another Ray or Python ({said}); "
+            "start it from the environment that seepage runs in, or one like it"
+        )
+    if isinstance(error, ValueError | socket.gaierror):
+        return SeepageError(
+            f"{place} is no address of a Ray cluster ({said}); write --on ray:HOST:PORT or ray://HOST:PORT"
+        )
+    return SeepageError(
+        f"no Ray cluster lets this process in at {place} ({said or type(error).__name__}); start one with `ray start "
+        "--head`, or here with --on ray:local, and where it wants a token set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+    )
+
+
+def _check_nodes() -> None:
+    """Raise unless every node has this Python and this seepage."""
+
+    def look() -> tuple[str, str]:
+        from importlib.metadata import PackageNotFoundError, version
+        from platform import python_version
+
+        try:
+            return python_version(), f"seepage {version('seepage')}"
+        except PackageNotFoundError:
+            return python_version(), "no seepage"
+
+    task = ray.remote(look)
+    nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    asked = [
+        task.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=True)).remote()
+        for node in nodes
+    ]
+    try:
+        answers = ray.get(asked, timeout=6 * WAIT)
+    except RayError as error:
+        raise SeepageError(
+            f"the nodes of the Ray cluster do not answer ({type(error).__name__}); look at `ray status`"
+        ) from error
+    own = python_version(), f"seepage {version('seepage')}"
+    for answer in answers:
+        if answer != own:
+            raise SeepageError(
+                f"a node of the Ray cluster has Python {answer[0]} and {answer[1]}, and here are Python {own[0]} and "
+                f"{own[1]}; install the same on all nodes"
+            )
+
+
+@dataclass(frozen=True)
+class Ray:
+    """A cluster that this process has joined. Each piece takes one CPU, or one GPU where its device is one."""
+
+    def plan(self, jobs: int | None, count: int, device: str) -> Plan:
+        """As many at a time as the cluster has room for, where nothing was asked for; one thread each."""
+        if ":" in device:
+            raise SeepageError(
+                f"on Ray each attack is given a GPU of its own, so {device!r} names none; use --device cuda"
+            )
+        room = int(ray.cluster_resources().get("CPU" if device == "cpu" else "GPU", 0))
+        if not room:
+            raise SeepageError(
+                f"the Ray cluster has no {'CPU' if device == 'cpu' else 'GPU'} to work with; add a node that has, or "
+                "choose another --device"
+            )
+        return Plan(max(1, min(jobs or room, count)), 1)
+
+    def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
+        """Do all of it; what must not leave this machine is done here, one after the other, at the end.
+
+        Raises:
+            SeepageError: Where a piece raised it, or its worker died again and again.
+            KeyboardInterrupt: After Ctrl-C; what is done stays.
+        """
+        parcels = [(work, work.parcel()) for work in works]
+        travelling = [(work, parcel) for work, parcel in parcels if parcel is not None]
+        _Sweep(travelling, plan, folder, done).run()
+        Here().run([work for work, parcel in parcels if parcel is None], Plan(1, plan.threads), folder, done)
+
+
+@dataclass
+class _Answer:
+    """What came of a piece: the files it wrote by their paths below the run folder, or what it raised."""
+
+    files: Mapping[str, bytes]
+    lines: bytes
+    error: SeepageError | None = None
+
+
+@dataclass
+class _Sweep:
+    """Pieces on their way out and back.
+
+    Attributes:
+        travelling: Pieces of work, with what travels.
+        plan: How many at a time.
+        folder: The run folder.
+        done: Called with each that is back.
+    """
+
+    travelling: Sequence[tuple[Work, Parcel]]
+    plan: Plan
+    folder: Path
+    done: Done
+    _loaded: dict[str, Any] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Keep `plan.jobs` pieces out, and write whatever comes back, whole."""
+        if not self.travelling:
+            return
+        lines = _lines()
+        waiting, left = list(reversed(self.travelling)), Counter(parcel.key for _, parcel in self.travelling)
+        out: dict[Any, tuple[Work, Parcel]] = {}
+        try:
+            while waiting or out:
+                while waiting and len(out) < self.plan.jobs:
+                    work, parcel = waiting.pop()
+                    out[self._send(work, parcel, lines)] = work, parcel
+                for ref in ray.wait(list(out), timeout=POLL)[0]:
+                    work, parcel = out.pop(ref)
+                    self._keep(work, _answer(ref, work))
+                    left[parcel.key] -= 1
+                    if not left[parcel.key]:
+                        del self._loaded[parcel.key]
+                self._append(_taken(lines))
+        except BaseException:
+            for ref in out:
+                ray.cancel(ref, force=True)
+            raise
+        finally:
+            ray.kill(lines)
+
+    def _send(self, work: Work, parcel: Parcel, lines: Any) -> Any:
+        if parcel.key not in self._loaded:
+            self._loaded[parcel.key] = ray.put(parcel.load())
+        on_cpu = work.device == "cpu"
+        task = ray.remote(_carry_out).options(
+            name=work.title,
+            num_cpus=1 if on_cpu else 0,
+            num_gpus=0 if on_cpu else 1,
+            max_retries=RETRIES,
+            # Ray keeps a pool of processes for each environment: none that has held data of clients attacks.
+            runtime_env={"env_vars": {"SEEPAGE_WORK": type(parcel).__name__}},
+        )
+        return task.remote(parcel, self._loaded[parcel.key], self.plan.threads, lines)
+
+    def _keep(self, work: Work, answer: _Answer) -> None:
+        self._append(answer.lines)
+        if answer.error is not None:
+            raise answer.error
+        mark = work.mark.relative_to(self.folder).as_posix()
+        for name in sorted(answer.files, key=lambda name: (name == mark, name)):
+            write_whole(self.folder / name, answer.files[name])
+        self.done(work)
+
+    def _append(self, lines: bytes) -> None:
+        if lines:
+            with (self.folder / LOG).open("ab") as file:
+                file.write(lines)
+
+
+def _answer(ref: Any, work: Work) -> _Answer:
+    try:
+        answer: _Answer = ray.get(ref)
+        return answer
+    except RayTaskError as error:
+        raise error.cause or error from error
+    except RayError as error:
+        raise SeepageError(
+            f"the worker for {work.title} died {RETRIES + 1} times ({type(error).__name__}), most likely for want of "
+            "memory; take a node with more, or a smaller batch or model"
+        ) from error
+
+
+def _carry_out(parcel: Parcel, loaded: Any, threads: int, lines: Any) -> _Answer:
+    """Do a piece on a worker, in a folder that goes with it."""
+    failed = None
+    with tempfile.TemporaryDirectory(prefix="seepage-") as place:
+        folder = Path(place)
+        tail = Tail(folder / LOG)
+        with _reported(tail, lines.add.remote):
+            try:
+                parcel.run(loaded, folder, threads)
+            except SeepageError as error:
+                failed = error
+        names = [path for path in folder.rglob("*") if path.is_file() and path.name != LOG]
+        files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in names}
+        return _Answer({} if failed else files, tail.fresh(), failed)
+
+
+@contextmanager
+def _reported(tail: Tail, send: Callable[[bytes], Any]) -> Iterator[None]:
+    """Send fresh lines every `POLL` seconds, from a thread, while a block runs."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(POLL):
+            fresh = tail.fresh()
+            if fresh:
+                send(fresh)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _lines() -> Any:
+    """An actor that holds progress lines until this process takes them."""
+
+    # Defined in here, Ray sends its code and its process needs no torch.
+    class Lines:
+        def __init__(self) -> None:
+            self.held: list[bytes] = []
+
+        def add(self, lines: bytes) -> None:
+            self.held.append(lines)
+
+        def take(self) -> bytes:
+            taken, self.held = b"".join(self.held), []
+            return taken
+
+    return ray.remote(Lines).options(num_cpus=0, max_restarts=-1).remote()
+
+
+def _taken(lines: Any) -> bytes:
+    """Lines that workers reported; none where their holder is gone with its node, since results come without it."""
+    try:
+        taken: bytes = ray.get(lines.take.remote(), timeout=WAIT)
+        return taken
+    except (RayError, RaySystemError):
+        return b""

@@ -1,0 +1,35 @@
+"""FedLeak without one of the two distances of its loss (Fan et al. 2025, Table 19)."""
+
+from dataclasses import replace
+from typing import Literal
+
+from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.distances import L1, Cosine, Distance
+from seepage.attacks.matching.engine import GradientMatching
+from seepage.attacks.matching.fedleak import fedleak
+from seepage.attacks.matching.optimizers import Schedule
+from seepage.attacks.matching.partial import TopMagnitude
+
+RATIO = 0.5
+"""FedLeak's share of matched entries."""
+
+
+def fedleak_without_cosine(
+    *, steps: int = 10_000, lr: float = 1e-4, schedule: Schedule = "constant", l1: Literal["mean", "sum"] = "mean"
+) -> GradientMatching:
+    """FedLeak with its L1 distance alone; all else as in `fedleak`.
+
+    >>> fedleak_without_cosine(l1="sum").distance.inner.inner
+    L1(reduce='sum')
+    """
+    return _with(L1(l1), steps, lr, schedule)
+
+
+def fedleak_without_l1(*, steps: int = 10_000, lr: float = 1e-4, schedule: Schedule = "constant") -> GradientMatching:
+    """FedLeak with its cosine distance alone; all else as in `fedleak`."""
+    return _with(Cosine(), steps, lr, schedule)
+
+
+def _with(inner: Distance, steps: int, lr: float, schedule: Schedule) -> GradientMatching:
+    attack = fedleak(steps=steps, lr=lr, schedule=schedule, ratio=RATIO)
+    return replace(attack, distance=Known(TopMagnitude(inner=inner, ratio=RATIO)))

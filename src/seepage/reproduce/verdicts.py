@@ -1,0 +1,89 @@
+"""What a measured row amounts to beside the paper's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Word = Literal[
+    "reproduced",
+    "better than the paper",
+    "reproduced in trend",
+    "not reproduced",
+    "alike by SSIM",
+    "no number",
+    "not run",
+]
+
+TREND = 0.7
+"""Rank correlation (Spearman) between the paper's numbers and ours from which the trend counts as reproduced."""
+
+DECIBELS, SHARE = 1.0, 0.1
+"""How far a number may lie from the paper's and still count as the same: in dB for PSNR, else relative."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of ours.
+
+    Attributes:
+        ours: The number; None where nothing could be measured.
+        low: Lower end of its interval, where there is one.
+        high: Upper end.
+    """
+
+    ours: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+def verdict(paper: Sequence[float | None], ours: Sequence[Measured], metric: str, better: str = "more") -> Word:
+    """Compare a row with the paper's, over the columns that have both numbers.
+
+    Reproduced: every number lies within 1 dB (10 % where it is no PSNR) of the paper's. An interval that holds the
+    paper's number does not count: the fewer the examples, the more it would hold.
+    Better: none is worse than that, and one at least is better. In trend: three columns or more, of like order.
+
+    >>> verdict([20.0, 18.0], [Measured(20.4), Measured(17.2)], "psnr")
+    'reproduced'
+    >>> verdict([20.0, 18.0], [Measured(120.0), Measured(17.2)], "psnr")
+    'better than the paper'
+    >>> verdict([20.0, 18.0, 15.0], [Measured(12.0), Measured(11.0), Measured(10.0)], "psnr")
+    'reproduced in trend'
+    """
+    pairs = [(a, b) for a, b in zip(paper, ours, strict=True) if a is not None and b.ours is not None]
+    if not pairs:
+        return "not run" if all(b.ours is None for b in ours) else "no number"
+    sign = 1.0 if better == "more" else -1.0
+    gaps = [sign * _gap(a, b, metric) for a, b in pairs]
+    if all(gap == 0 for gap in gaps):
+        return "reproduced"
+    if all(gap >= 0 for gap in gaps):
+        return "better than the paper"
+    return "reproduced in trend" if _alike(pairs) else "not reproduced"
+
+
+def by_ssim(paper: Sequence[float | None], ssim: Sequence[float | None]) -> Word:
+    """Whether our SSIM rises where the paper's LPIPS falls: all that can be said where LPIPS has no weights.
+
+    >>> by_ssim([0.2, 0.4, 0.6], [0.9, 0.8, 0.3]), by_ssim([0.2, 0.4, 0.6], [0.9, 0.9, 0.9])
+    ('alike by SSIM', 'no number')
+    """
+    pairs = [(-a, Measured(b)) for a, b in zip(paper, ssim, strict=True) if a is not None and b is not None]
+    return "alike by SSIM" if _alike(pairs) else "no number"
+
+
+def _gap(paper: float, found: Measured, metric: str) -> float:
+    """How far ours lies from the paper's beyond what counts as the same; 0 within."""
+    assert found.ours is not None
+    slack = DECIBELS if metric.startswith("psnr") else SHARE * abs(paper)
+    gap = found.ours - paper
+    return 0.0 if abs(gap) <= slack else gap
+
+
+def _alike(pairs: Sequence[tuple[float, Measured]]) -> bool:
+    from scipy.stats import spearmanr
+
+    paper, ours = [a for a, _ in pairs], [b.ours for _, b in pairs]
+    if len(pairs) < 3 or len(set(paper)) < 2 or len(set(ours)) < 2:
+        return False
+    return float(spearmanr(paper, ours).statistic) >= TREND

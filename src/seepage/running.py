@@ -1,0 +1,215 @@
+"""Work in pieces that do not wait for one another, run side by side: in processes of this machine, or elsewhere.
+
+Whoever has the pieces gives them to a `Runner`; `Here` is this machine, `seepage.integrations.ray` a cluster.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from seepage.errors import SeepageError
+
+
+class Parcel(Protocol):
+    """A piece of work as it travels to another machine. It is pickled, and holds nothing the work must not know."""
+
+    @property
+    def key(self) -> str:
+        """Parcels of one key share what they load."""
+
+    def load(self) -> Any:
+        """Everything the work reads from this machine's disk; called on this machine, once for each key."""
+
+    def run(self, loaded: Any, folder: Path, threads: int) -> None:
+        """Do the work on the other machine; writes below `folder` what belongs below the run folder."""
+
+
+class Work(Protocol):
+    """One piece. It can be pickled."""
+
+    @property
+    def title(self) -> str:
+        """For messages, such as `dlg on fc2`."""
+
+    @property
+    def device(self) -> str:
+        """Where its tensors are."""
+
+    @property
+    def mark(self) -> Path:
+        """The file that it writes last: with it the work is done."""
+
+    def run(self, threads: int) -> None:
+        """Do it in this process."""
+
+    def parcel(self) -> Parcel | None:
+        """The same work for another machine; None: it must be done on this one."""
+
+
+Done = Callable[[Work], None]
+"""Called with each piece when it is done, from any thread."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many pieces run at a time, and how many threads each has."""
+
+    jobs: int
+    threads: int
+
+
+class Runner(Protocol):
+    """Where work is done."""
+
+    def plan(self, jobs: int | None, count: int, device: str) -> Plan:
+        """How `count` pieces are run, where the user asked for `jobs` at a time or left that open."""
+
+    def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
+        """Do all of it; everything is written below the run folder.
+
+        Raises:
+            SeepageError: Where a piece raised it, or could not be done at all.
+            KeyboardInterrupt: After Ctrl-C; what is done stays.
+        """
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine: this process and others beside it.
+
+    >>> Here().plan(8, 3, "cuda")
+    Plan(jobs=3, threads=1)
+    """
+
+    def plan(self, jobs: int | None, count: int, device: str) -> Plan:
+        """As many as cores on a CPU, one on a GPU, where nothing was asked for."""
+        cores = os.cpu_count() or 1
+        workers = max(1, min(jobs or (cores if device == "cpu" else 1), count))
+        return Plan(workers, threads_for(workers, device))
+
+    def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
+        """Do all of it.
+
+        Raises:
+            SeepageError: Where a piece raised it, or a worker died (out of memory, most likely).
+            KeyboardInterrupt: After Ctrl-C; what is done stays.
+        """
+        before = torch.get_num_threads()
+        try:
+            if min(plan.jobs, len(works)) > 1:
+                _run_in_workers(works, plan, done)
+            else:
+                for work in works:
+                    work.run(plan.threads)
+                    done(work)
+        finally:
+            torch.set_num_threads(before)
+
+
+def threads_for(jobs: int, device: str) -> int:
+    """Threads per piece, so that all together use once the cores that torch may use (`OMP_NUM_THREADS`)."""
+    return max(1, torch.get_num_threads() // jobs) if device == "cpu" else 1
+
+
+def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
+    """Run in `plan.jobs` processes, of which this is one: torch alone takes half a gigabyte in each.
+
+    The workers take pieces from the front. This process takes them from the back, as long as it can still withdraw
+    them from the workers' queue.
+    """
+    # spawn, not fork: torch's thread pools do not survive a fork.
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_follow, initargs=(os.getpid(),))
+    try:
+        with _deaf_to_ctrl_c():
+            running = {pool.submit(work.run, plan.threads): work for work in works}
+        for future, work in running.items():
+            future.add_done_callback(partial(_finished, done, work))
+        for future, work in reversed(running.items()):
+            if future.cancel():
+                work.run(plan.threads)
+                done(work)
+        for future, work in running.items():
+            if not future.cancelled():
+                _result(future, work)
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """Start workers that ignore Ctrl-C: it reaches every process of a terminal, and this one ends them itself."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may set signals
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _follow(parent: int) -> None:
+    """Make this worker end once its parent is gone: a killed parent cannot tell it, and it would wait forever."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _finished(done: Done, work: Work, future: "Future[None]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        done(work)
+
+
+def _result(future: "Future[None]", work: Work) -> None:
+    try:
+        future.result()
+    except BrokenProcessPool as error:
+        raise SeepageError(
+            f"a worker died during {work.title}, most likely for want of memory; "
+            "run the same command again with --jobs 1, or a smaller batch or model"
+        ) from error
+
+
+@dataclass
+class Tail:
+    """The whole lines that others append to a file.
+
+    Attributes:
+        path: The file; it need not be there yet.
+        offset: Bytes read so far.
+    """
+
+    path: Path
+    offset: int = 0
+
+    def fresh(self) -> bytes:
+        """Lines that came since the last call, each with its end; a line cut short waits for its rest."""
+        if not self.path.exists():
+            return b""
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            found = file.read()
+        whole = found[: found.rfind(b"\n") + 1]
+        self.offset += len(whole)
+        return whole

@@ -1,0 +1,169 @@
+"""`seepage attack` on files: two checkpoints or a gradient, in one go, with what nobody told inferred and said."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tests.cli.conftest import Cli
+from torch import Tensor, nn
+
+from seepage.metrics import psnr
+from seepage.models import fc2
+
+SHAPE = (1, 8, 8)
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def captured(home: Path) -> Tensor:
+    """`before.pt`, `after.pt` (one SGD step at 0.1), `model.safetensors` and `gradient.safetensors`: three examples."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = fc2(SHAPE, 10, hidden=24)
+        inputs, labels = torch.rand(3, *SHAPE), torch.tensor([2, 5, 5])
+    torch.save(model.state_dict(), home / "before.pt")
+    save_file({name: tensor.clone() for name, tensor in model.state_dict().items()}, home / "model.safetensors")
+    F.cross_entropy(model(inputs), labels).backward()
+    save_file({n: p.grad for n, p in model.named_parameters() if p.grad is not None}, home / "gradient.safetensors")
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save({"state_dict": {f"module.{n}": t for n, t in model.state_dict().items()}}, home / "after.pt")
+    return inputs
+
+
+HIDDEN = ("--set=model.hidden=24", "--use=linear", "--jobs=1")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        ("before.pt", "after.pt", "--lr=0.1"),
+        ("before.pt", "after.pt", "--lr=0.1", "--steps=1", "--batch-size=3", "--shape=1,8,8", "--classes=10"),
+        ("gradient.safetensors", "--params=model.safetensors"),
+        ("gradient.safetensors", "--params=before.pt", "--model=fc2"),
+    ],
+    ids=["step", "all told", "gradient", "gradient and state_dict"],
+)
+def test_files_are_attacked_in_one_go(cli: Cli, home: Path, captured: Tensor, files: tuple[str, ...]) -> None:
+    found = cli("attack", *files, *HIDDEN, "--out=run", "--json")
+    assert found.code == 0, found.err
+    assert found.json["verdict_level"] == "certified"
+    assert found.json["rows"][0]["vouched"] == 3
+    (outcome,) = home.glob("run/attacks/**/*.safetensors")
+    guesses = load_file(outcome)["inputs"]
+    best = [max(float(psnr(guess[None], example[None])) for guess in guesses) for example in captured]
+    assert min(best) > 50
+    assert sorted(path.name for path in home.iterdir() if path.is_dir()) == ["run"]
+
+
+def test_what_is_inferred_is_said_everywhere(cli: Cli, home: Path, captured: Tensor) -> None:
+    asked = ("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, "--out=run")
+    lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not told: ")]
+    assert [line.split(": ")[1] for line in lines] == ["input shape", "classes", "batch size", "labels"]
+    assert "batch size: 3 or more, from the rank of 2.weight" in lines[2]
+    assert "classes 2 (1), 5 (2)" in lines[3]
+    found = cli(*asked, "--json").json
+    assert found["finished_earlier"]
+    (cell,), (row,) = found["cells"], found["rows"]
+    assert cell["inferred"]["batch size"].startswith("3")
+    assert "batch size" not in row["told"]
+    assert "client rule" in row["told"]
+    page = (home / "run" / "report.html").read_text()
+    assert "Inferred, not told" in page
+    assert "3 or more, from the rank of 2.weight" in page
+
+
+def test_what_is_told_is_not_inferred(cli: Cli, home: Path, captured: Tensor) -> None:
+    told = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
+    found = cli("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, *told, "--json").json
+    assert set(found["cells"][0]["inferred"]) == {"labels"}
+    assert "batch size" in found["rows"][0]["told"]
+    wrong = cli("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, "--batch-size=2", "--json").json
+    assert wrong["cells"][0]["batch_size"] == 2, "who is told believes it"
+
+
+def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Path, captured: Tensor) -> None:
+    assert cli("observe", "before.pt", "--gradient=gradient.safetensors", "--set=model.hidden=24").code == 0
+    found = cli("attack", "observed", "--use=linear", "--jobs=1", "--batch-size=4", "--json").json
+    assert found["cells"][0]["batch_size"] == 4
+    assert "batch size" not in found["cells"][0]["inferred"]
+    assert "batch size" in found["rows"][0]["told"]
+
+
+def test_several_steps_are_read_as_such(cli: Cli, home: Path, captured: Tensor) -> None:
+    found = cli("attack", "before.pt", "after.pt", "--lr=0.05", "--steps=2", *HIDDEN, "--json").json
+    assert found["cells"][0]["client"].startswith("FedAvg(lr=0.05, epochs=1, steps=2")
+    assert "local steps" not in found["cells"][0]["inferred"]
+
+
+def test_the_same_files_give_the_same_run_and_others_another(cli: Cli, home: Path, captured: Tensor) -> None:
+    asked = ("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--json")
+    first, again = cli(*asked).json, cli(*asked).json
+    assert (first["finished_earlier"], again["finished_earlier"]) == (False, True)
+    assert first["run"] == again["run"]
+    assert cli(*asked, "--seed=1").json["run"] != first["run"]
+    assert cli("attack", "before.pt", "after.pt", "--lr=0.2", *HIDDEN, "--json").json["run"] != first["run"]
+    state = torch.load(home / "after.pt", weights_only=True)["state_dict"]
+    torch.save({name: 1.01 * tensor for name, tensor in state.items()}, home / "after.pt")
+    assert cli(*asked).json["run"] != first["run"]
+
+
+def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
+    import numpy as np
+
+    assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--out=run", "--quiet").code == 0
+    pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
+    (row,) = cli("score", "run", "--truth=mine.npz", "--json").json["rows"]
+    assert row["exact"] == 1.0
+
+
+def test_mistakes_are_one_sentence_and_leave_nothing(
+    cli: Cli, home: Path, captured: Tensor, refused: Refused, observed: Path
+) -> None:
+    both = ("before.pt", "after.pt", "--lr=0.1")
+    assert "alone is no update" in refused("attack", "before.pt", *HIDDEN)
+    assert "and not both" in refused("attack", "before.pt", "after.pt", "--params=model.safetensors", *HIDDEN)
+    assert "does not exist" in refused("attack", "nothing.pt", "after.pt", *HIDDEN)
+    assert "does not exist" in refused("attack", "before.pt", "nothing.pt", *HIDDEN)
+    assert "is a folder" in refused("attack", observed, "--lr=0.1", "--use=linear")
+    assert "is a folder" in refused("attack", observed, "after.pt", "--use=linear")
+    assert "unknown attack" in refused("attack", *both, "--set=model.hidden=24", "--use=liner")
+    assert "does not fit the model" in refused("attack", *both, "--use=linear")
+    assert "--steps must be from 1" in refused("attack", *both, *HIDDEN, "--steps=0")
+    assert "neither --lr nor" in refused("attack", "gradient.safetensors", "--params=before.pt", "--lr=1", *HIDDEN)
+    assert "plain SGD" in refused("attack", *both, "--client=fedavg", "--set=client.lr=0.1", *HIDDEN)
+    assert "zero everywhere" in refused("attack", "before.pt", "model.safetensors", "--lr=0.1", *HIDDEN)
+    (home / "run").mkdir()
+    (home / "run" / "mine.txt").write_text("keep")
+    assert "is not empty" in refused("attack", *both, *HIDDEN, "--out=run")
+
+
+class _Code:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("import pathlib; pathlib.Path('ran').write_text('oh')",)
+
+
+def test_no_file_is_unpickled(home: Path, captured: Tensor, refused: Refused) -> None:
+    torch.save({"weight": _Code()}, home / "evil.pt")
+    torch.save(nn.Linear(2, 2), home / "module.pt")
+    for file in ("evil.pt", "module.pt"):
+        assert "could run code" in refused("attack", "before.pt", file, "--lr=0.1", *HIDDEN)
+        assert "could run code" in refused("attack", file, "after.pt", "--lr=0.1", *HIDDEN)
+        assert "could run code" in refused("attack", "gradient.safetensors", f"--params={file}", *HIDDEN)
+    assert not (home / "ran").exists()
+
+
+def test_inferences_of_strangers_are_texts_of_bearable_length(cli: Cli, home: Path, observed: Path) -> None:
+    path = observed / "knowledge.json"
+    record = json.loads(path.read_text())
+    bad = {"batch size": "\x1b[2J<script>alert(1)</script>", "long": "a" * 10_000, "other": 3, "b" * 9000: "x"}
+    path.write_text(json.dumps({**record, "inferred": bad}))
+    found = cli("attack", observed, "--use=linear", "--jobs=1", "--out=run")
+    assert found.code == 0, found.err
+    assert "\x1b" not in found.out
+    assert max(map(len, found.out.splitlines())) < 500
+    assert "<script>" not in (home / "run" / "report.html").read_text()

@@ -1,0 +1,97 @@
+"""Reports without pictures; run folders with links that lead elsewhere."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+Refused = Callable[..., str]
+
+
+def test_an_audit_without_pictures_writes_none(cli: Cli, home: Path) -> None:
+    found = cli("audit", "tiny.toml", "--no-pictures", "--jobs", 1, "--out", "run")
+    assert found.code == 0, found.err
+    assert "grid.png" not in found.out
+    assert not (home / "run" / "grid.png").exists()
+    page = (home / "run" / "report.html").read_text()
+    assert "data:image" not in page
+    assert "LEAKS" in page
+    assert "What the update gives away by itself" in page
+
+
+def test_a_report_is_written_anew_without_pictures_and_with(cli: Cli, run: Path) -> None:
+    assert cli("report", run).code == 0
+    assert (run / "grid.png").exists()
+    assert "data:image" in (run / "report.html").read_text()
+    assert cli("report", run, "--no-pictures").code == 0
+    assert not (run / "grid.png").exists()
+    assert "data:image" not in (run / "report.html").read_text()
+    assert (run / "private").exists()
+    assert cli("report", run).code == 0
+    assert (run / "grid.png").exists()
+
+
+def test_a_finished_audit_is_shown_without_pictures(cli: Cli, run: Path) -> None:
+    assert cli("report", run).code == 0
+    assert cli("audit", "tiny.toml", "--out", run, "--no-pictures", "--quiet").code == 0
+    assert not (run / "grid.png").exists()
+    assert "data:image" not in (run / "report.html").read_text()
+
+
+def test_an_attack_without_pictures(cli: Cli, home: Path, observed: Path) -> None:
+    assert cli("attack", observed, "--use=linear", "--no-pictures", "--jobs=1", "--out=run", "--quiet").code == 0
+    assert "data:image" not in (home / "run" / "report.html").read_text()
+    assert not (home / "run" / "grid.png").exists()
+
+
+def test_a_sheet_is_nothing_but_pictures(refused: Refused, run: Path) -> None:
+    assert "nothing but pictures" in refused("report", run, "--sheet", "x.png", "--no-pictures")
+
+
+def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:
+    found = json.loads((run / "exposure.json").read_text())
+    (cell,) = found["cells"]
+    assert (found["schema"], cell["cell"], cell["examples"], cell["batch_size"]) == (1, "cell", 1, 1)
+    result = json.loads((run / "result.json").read_text())
+    assert result["cells"][0]["exposure"].startswith("gives away 1 of 1 examples exactly")
+
+
+def test_epsilon_is_printed_and_kept(cli: Cli, home: Path) -> None:
+    pytest.importorskip("dp_accounting")
+    options = ("--defense=dp_sgd", "--set=defense.sigma=2", "--set=defense.clip=1", "--attack=linear", "--jobs=1")
+    found = cli("audit", "tiny.toml", *options, "--out=run")
+    assert found.code == 0, found.err
+    (line,) = [line for line in found.out.splitlines() if line.startswith("Promised beside it: ")]
+    promise = json.loads((home / "run" / "result.json").read_text())["cells"][0]["promise"]
+    assert f"epsilon = {promise['epsilon']:.3g}" in line
+    assert line in (home / "run" / "report.html").read_text().replace("&#39;", "'")
+
+
+@pytest.mark.parametrize("name", ["attacks", "reconstructions", "private", "progress.jsonl", "report.html"])
+@pytest.mark.parametrize("command", ["report", "audit", "score", "judge"])
+def test_nothing_is_written_through_a_link(home: Path, run: Path, refused: Refused, name: str, command: str) -> None:
+    """Somebody else's run folder, whose parts lead into the home of whoever opens it."""
+    elsewhere = home / "elsewhere"
+    if (run / name).exists():
+        (run / name).rename(elsewhere)
+    else:
+        elsewhere.write_text("mine")
+    (run / name).symlink_to(elsewhere.resolve())
+    arguments = {
+        "report": (run,),
+        "audit": ("tiny.toml", "--out", run, "--jobs", 1),
+        "score": (run, "--truth", "private"),
+        "judge": (run,),
+    }
+    assert "leads out of it" in refused(command, *arguments[command])
+
+
+def test_a_captured_run_is_not_gone_on_with_through_a_link(home: Path, refused: Refused) -> None:
+    (home / "theirs").mkdir()
+    (home / "elsewhere").mkdir()
+    (home / "theirs" / "observed").symlink_to(home / "elsewhere")
+    (home / "a.safetensors").write_bytes(b"x")
+    files = ("a.safetensors", "a.safetensors", "--lr=1", "--use=linear")
+    assert "leads out of it" in refused("attack", *files, "--out", "theirs")

@@ -1,0 +1,105 @@
+"""The builder of the site: what it stages, and that its check finds what is wrong. CI builds the whole site."""
+
+import doctest
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from seepage import ATTACKS, DEFENSES
+
+BUILDER = Path(__file__).parents[2] / "docs/site_builder"
+pytestmark = pytest.mark.skipif(not BUILDER.is_dir(), reason="the builder is not here")
+HEAD = "<html><head><link rel='stylesheet' href='style.css'></head><body>"
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BUILDER)
+    return importlib.import_module("staging")
+
+
+def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(BUILDER)
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("name", ["staging", "navigation", "doctests"])
+def test_its_examples(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "doctests":
+        pytest.importorskip("griffe", reason="the extra seepage[docs] is not installed")
+    found = doctest.testmod(module(name, monkeypatch))
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+def test_links_out_of_the_docs_become_pages(builder: ModuleType) -> None:
+    staged = builder.Staged()
+    text = (
+        "[a](../src/seepage/errors.py) [b](../README.md#develop) [c](cafe.md) [d](https://x.org)\n```\n[e](../x)\n```\n"
+    )
+    assert builder.with_links(text, "docs/page.md", "page.md", staged) == (
+        "[a](source/src/seepage/errors.py.md) [b](index.md#develop) [c](cafe.md) [d](https://x.org)\n```\n[e](../x)\n```\n"
+    )
+    assert "class SeepageError" in staged.pages["source/src/seepage/errors.py.md"]
+
+
+def test_a_link_to_a_folder_becomes_a_list_of_its_files(builder: ModuleType) -> None:
+    staged = builder.Staged()
+    assert builder.with_links("[a](../examples)", "docs/page.md", "page.md", staged) == "[a](source/examples/index.md)"
+    assert "- [audit_my_model.py](audit_my_model.py.md)" in staged.pages["source/examples/index.md"]
+
+
+def test_every_attack_defense_and_recipe_has_its_page(builder: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = builder.stage_written()
+    module("generated", monkeypatch).add_generated(staged)
+    wanted = {f"attacks/{name}.md" for name in ATTACKS} | {f"defenses/{name}.md" for name in DEFENSES}
+    assert wanted <= set(staged.pages)
+    assert "::: seepage.attacks.linear.LinearLeak" in staged.pages["attacks/linear.md"]
+    assert "[`linear`](linear.md) | Phong et al. 2017" in staged.pages["attacks/index.md"]
+    assert "| 2017 |" in staged.pages["attacks/index.md"]
+    assert "(cafe.md#cafeexact)" in staged.pages["recipes/index.md"]
+    assert "## cafe/exact" in staged.pages["recipes/cafe.md"]
+
+
+def test_recipes_that_use_a_part_are_found_wherever_they_name_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = module("generated", monkeypatch)._uses
+    tables = {
+        "attack": [{"use": "dlg"}],
+        "grid": {"attack": [[{"use": "idlg"}]]},
+        "case": [{"attack": [{"use": "bayes"}]}],
+    }
+    assert uses(tables, "attack") == {"dlg", "idlg", "bayes"}
+    assert uses({"model": {"use": "dlg"}}, "attack") == set()
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("<a href='b.html#there'>", None),
+        ("<a href='b.html#nowhere'>", "a.html leads to b.html#nowhere, but that page has no such heading"),
+        ("<a href='#nowhere'>", "a.html leads to #nowhere, but that page has no such heading"),
+        ("<a href='c.html'>", "a.html leads to c.html, which is not there"),
+        ("<img src='gone.png'>", "a.html leads to gone.png, which is not there"),
+        ("<a href='https://elsewhere.org'>", None),
+        (
+            "<script src='https://elsewhere.org/x.js'></script>",
+            "a.html loads https://elsewhere.org/x.js from another server",
+        ),
+        ("<img src='//elsewhere.org/x.png'>", "a.html loads //elsewhere.org/x.png from another server"),
+    ],
+)
+def test_faults_are_found(body: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.html").write_text(f"{HEAD}{body}</body></html>")
+    (tmp_path / "b.html").write_text(f"{HEAD}<h2 id='there'>x</h2></body></html>")
+    (tmp_path / "style.css").write_text("body { background: url(x.png) }")
+    assert module("checking", monkeypatch).problems(tmp_path) == ([problem] if problem else [])
+
+
+def test_styles_that_load_from_elsewhere_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "style.css").write_text("@import 'https://fonts.org/x.css'; p { background: url(\"//y.org/z.png\") }")
+    assert module("checking", monkeypatch).problems(tmp_path) == [
+        "style.css loads https://fonts.org/x.css from another server",
+        "style.css loads //y.org/z.png from another server",
+    ]

@@ -1,0 +1,123 @@
+"""What the update gives away by itself, epsilon beside the verdict, and a report without pictures."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seepage.errors import SeepageError
+from seepage.report import write_report
+from seepage.report.exposed import open_exposed
+
+Build = Callable[..., Path]
+Change = Callable[..., None]
+Read = Callable[[Path], Any]
+CELL: dict[str, Any] = {
+    "cell": "fc2_size-3", "examples": 2, "vectors": 3, "batch_size": 3, "at_least": 3,
+    "looks_like": ["looks clipped: the norm is 1"],
+    "tensors": [
+        {"name": "2.weight", "gives": "2 private examples exactly, row by row", "withhold": True},
+        {"name": "2.bias", "gives": None, "withhold": False},
+    ],
+    "norms": [{"norm": "bn", "mode": "train", "variances": 3, "channels": 8}],
+    "labels": {"present": [1, 4], "counts": None, "doubt": None, "sound": True},
+    "a_later_key": 1,
+}  # fmt: skip
+
+
+def exposed(run: Path, *cells: dict[str, Any]) -> Path:
+    (run / "exposure.json").write_text(json.dumps({"schema": 1, "cells": cells}))
+    return run
+
+
+def test_the_page_says_what_each_update_gives_away(tmp_path: Path, build_run: Build, report: Read) -> None:
+    page = report(exposed(build_run(tmp_path), CELL, {**CELL, "cell": "convnet_size-3", "failed": "no such layer"}))
+    assert "What the update gives away by itself" in page.words
+    assert "2/3" in page.words
+    assert "inner vectors of 3" in page.words
+    assert "looks clipped" in page.words
+    assert "2.weight: 2 private examples exactly" in page.words
+    assert "2.bias" not in page.words
+    assert "train mode; 3 of 8 batch variances" in page.words
+    assert "not looked at: no such layer" in page.words
+    assert "fc2_size-3 (title)" in page.words
+
+
+def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report: Read) -> None:
+    labels = {**CELL["labels"], "sound": False}
+    page = report(exposed(build_run(tmp_path), {**CELL, "labels": labels, "norms": [], "tensors": []}))
+    assert "not told" in page.words
+    assert "nothing found" in page.words
+    assert "Batch norm" not in page.words
+    assert "Tensor by tensor" not in page.words
+
+
+def test_many_tensors_are_counted(tmp_path: Path) -> None:
+    says = [{"name": f"{n}.w", "gives": "x", "withhold": True} for n in range(9)]
+    (found,) = open_exposed(exposed(tmp_path, {**CELL, "tensors": says}))
+    assert found.withhold.endswith("5.w and 3 more")
+    assert found.count == "2/3"
+    (found,) = open_exposed(exposed(tmp_path, {**CELL, "batch_size": None}))
+    assert found.count == "2 of at least 3"
+
+
+@pytest.mark.parametrize(
+    "change", [{"examples": "2"}, {"tensors": 3}, {"tensors": ["w"]}, {"norms": [{}]}, {"cell": 1}]
+)
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, build_run: Build, change: dict[str, Any]) -> None:
+    with pytest.raises(SeepageError, match="is damaged"):
+        write_report(exposed(build_run(tmp_path), {**CELL, **change}))
+
+
+def test_a_run_nobody_looked_at_has_no_such_section(tmp_path: Path, build_run: Build, report: Read) -> None:
+    assert "gives away by itself" not in report(build_run(tmp_path)).words
+
+
+def test_epsilon_stands_beside_the_verdict(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
+    promise = {"epsilon": 3.0, "delta": 1e-5, "unit": "update", "rounds": 2, "doubts": []}
+    run = build_run(tmp_path)
+    change(run, lambda result: result["cells"][0].update(promise=promise))
+    words = report(run).words
+    assert "Promised beside it: epsilon = 3 at delta = 1e-05 for each client's update, over 2 rounds (fc2" in words
+    change(run, lambda result: result["cells"][0].update(promise={"epsilon": None, "doubts": ["there is no clip"]}))
+    assert "Promised beside it: no epsilon: there is no clip" in report(run).words
+
+
+def test_what_was_inferred_is_said(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
+    run = build_run(tmp_path)
+    change(run, lambda result: result["cells"][0].update(inferred={"batch size": "3, from the rank"}))
+    assert "Inferred, not told batch size: 3, from the rank" in report(run).words
+
+
+def test_certified_guesses_are_counted_without_a_truth(
+    tmp_path: Path, build_run: Build, report: Read, change: Change
+) -> None:
+    run = build_run(tmp_path, truth=False)
+    change(run, lambda result: result.update(verdict_level="certified"))
+    change(run, lambda result: result["rows"][0].update(vouched=2))
+    words = report(run).words
+    assert "Certified copies" in words
+    assert "2 certified" in words
+
+
+def test_a_report_without_pictures_has_none(tmp_path: Path, build_run: Build) -> None:
+    run = build_run(tmp_path)
+    with_pictures = write_report(run).read_text(encoding="utf-8")
+    without = write_report(run, pictures=False).read_text(encoding="utf-8")
+    assert with_pictures.count("data:image") > 3
+    assert "data:image" not in without
+    assert "<img" not in without
+    assert "shows no private example" in without
+    assert "contains private data" not in without
+    assert "Some of it leaks." in without
+    assert without.count("<tr>") > 5, "the tables stay"
+
+
+def test_a_report_without_pictures_reads_none(tmp_path: Path, build_run: Build) -> None:
+    """The truth may have been deleted, or never be there."""
+    run = build_run(tmp_path)
+    for path in [*run.glob("private/*/*"), *run.glob("reconstructions/*/*")]:
+        path.write_bytes(b"shredded")
+    write_report(run, pictures=False)

@@ -1,0 +1,187 @@
+"""What recipes say of the papers' tables and figures, and what is made of it."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seepage.attacking import attack_names
+from seepage.errors import Problems, SeepageError
+from seepage.recipe import find_recipe, list_recipes, read_recipe
+from seepage.reproduce import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
+from seepage.reproduce.items import item_of, laid_over
+from seepage.resolve import cells
+
+RECIPE = """
+name = "t"
+[data]
+use = "mnist"
+size = 8
+[model]
+use = "fc2"
+hidden = 16
+[batch]
+size = 32
+[[attack]]
+use = "linear"
+[[attack]]
+use = "dlg"
+steps = 5
+[[case]]
+name = "two"
+batch = { size = 2 }
+[expect]
+paper = "cpa"
+item = "Table 7"
+title = "Two batch sizes"
+setting = "as nowhere"
+columns = ["32", "2"]
+needs = { hours = 3, gpu = true }
+[[expect.rows]]
+name = "closed form"
+data = "mnist"
+attack = "linear"
+cell = ["cell", "two"]
+metric = "psnr_nearest"
+paper = [10.0, nan]
+[small]
+needs = { minutes = 1 }
+stand_in = { mnist = "digits" }
+columns = ["4", "2"]
+batch = { size = 4 }
+"""
+
+
+def of(text: str = RECIPE) -> Item:
+    return item_of("cpa/table-7", tomllib.loads(text))
+
+
+def test_the_small_size_is_laid_over_the_recipe() -> None:
+    item = of()
+    small, paper = item.at("small", "digits", 5), item.at("paper", "there.npz", 0)
+    assert small["batch"]["size"] == 4
+    assert paper["batch"]["size"] == 32
+    assert small["data"] == {"use": "digits", "size": 8}
+    assert paper["data"]["use"] == "there.npz"
+    assert small["seed"] == 5
+    assert not {"small", "expect"} & {*small, *paper}
+    assert [cell.batch.size for cell in cells(small)] == [4, 2]
+
+
+def test_lists_and_grids_are_replaced_whole_and_empty_ones_taken_away() -> None:
+    tables = {
+        "attack": [{"use": "dlg"}, {"use": "linear"}],
+        "grid": {"batch.size": [1, 2]},
+        "model": {"use": "fc2", "hidden": 9},
+    }
+    changed = laid_over(tables, {"attack": [{"use": "cpl"}], "grid": {}, "model": {"use": "convnet"}})
+    assert changed == {"attack": [{"use": "cpl"}], "model": {"use": "convnet"}}
+    assert tables["model"] == {"use": "fc2", "hidden": 9}, "the recipe itself is left as it was"
+
+
+def test_what_it_takes_is_said_in_words() -> None:
+    item = of()
+    assert str(item.needs["small"]) == "about 1 min, 2 GiB"
+    assert str(item.needs["paper"]) == "about 3 h, 2 GiB, a GPU"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("paper = [10.0, nan]", "paper = [10.0]", "1 values of paper for 2 columns"),
+        ('cell = ["cell", "two"]', 'cell = ["cell"]', "1 values of cell for 2 columns"),
+        ('item = "Table 7"', 'item = "Table 7"\nitems = 3', "no option 'items'"),
+        ('paper = "cpa"', 'paper = "dlg"', "one of 'cafe', 'cpa', 'fedleak'"),
+        ('columns = ["4", "2"]', 'columns = ["4"]', "as many heads"),
+        ("hours = 3", "days = 3", "no option 'days'"),
+    ],
+)
+def test_mistakes_are_named(old: str, new: str, words: str) -> None:
+    assert old in RECIPE
+    with pytest.raises(Problems, match=words):
+        of(RECIPE.replace(old, new))
+
+
+def test_a_number_of_the_paper_must_be_one() -> None:
+    with pytest.raises(SeepageError, match="paper must be a list of numbers"):
+        of(RECIPE.replace("paper = [10.0, nan]", 'paper = ["OOM", 1.0]'))
+
+
+def test_data_that_are_not_there_are_left_out_and_said(tmp_path: Path) -> None:
+    text = RECIPE + '[[expect.rows]]\nname = "x"\ndata = "nowhere"\nattack = "linear"\n'
+    item = of(text.replace("[small]", "").split("needs = { minutes")[0] + text[text.rindex("[[expect.rows]]") :])
+    np.savez(tmp_path / "m.npz", x=np.zeros((40, 8, 8, 1), np.uint8), y=np.arange(40) % 10)
+    jobs, missing = plan([item], "small", {"mnist": tmp_path / "m.npz"}, [0, 1], None)
+    assert [(job.paper_data, job.seed) for job in jobs] == [("mnist", 0), ("mnist", 1)]
+    assert missing == ["cpa/table-7: nowhere"]
+    expect = {**item.tables["expect"], "rows": [{"name": "x", "data": "nowhere"}]}
+    with pytest.raises(SeepageError, match="nothing can be run without the data nowhere"):
+        plan([item_of("x", {**item.tables, "expect": expect})], "paper", {}, [0])
+
+
+# --- the recipes that ship ---------------------------------------------------------------------------------------
+
+
+def test_every_table_and_figure_of_the_papers_is_there() -> None:
+    wanted = {
+        "cafe": [*(f"table-{n}" for n in range(2, 12)), *(f"figure-{n}" for n in (1, 5, 6, 7, 8))],
+        "cpa": [*(f"table-{n}" for n in range(1, 6)), *(f"figure-{n}" for n in range(5, 13))],
+        "fedleak": [
+            *(f"table-{n}" for n in (*range(3, 12), *range(14, 20))),
+            *(f"figure-{n}" for n in (1, *range(4, 11))),
+        ],
+    }
+    missing = {f"{paper}/{name}" for paper, names in wanted.items() for name in names} - set(list_items())
+    assert not missing
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_shipped_item_resolves_and_its_rows_name_what_is_there(size: Any) -> None:
+    for item in list_items().values():
+        assert item.lines or item.expect.kind == "pictures", item.id
+        assert item.needs["small"].total > 0, f"{item.id} does not say what its small size takes"
+        if item.expect.by:
+            continue
+        for data in item.data:
+            recipes = cells(item.at(size, data and "digits", 0))
+            there = {(r.cell, name) for r in recipes for name in attack_names(r.attack)}
+            names = {r.cell for r in recipes}
+            for line in item.lines:
+                for column in range(len(item.expect.columns)):
+                    cell, attack = line.cell_at(column), line.attack_at(column)
+                    if cell in ("", "-"):
+                        continue
+                    assert cell in names, (item.id, size, line.name, cell, names)
+                    assert line.metric.startswith("cell.") or (cell, attack) in there, (
+                        item.id,
+                        size,
+                        line.name,
+                        attack,
+                    )
+
+
+def test_names_of_papers_stand_for_all_of_their_items() -> None:
+    items = list_items()
+    assert {item.id for item in find_items(["cafe"])} == {name for name in items if name.startswith("cafe/")}
+    assert {item.id for item in find_items(["all"])} == set(items)
+    first = next(iter(items))
+    assert [item.id for item in find_items([first, first])] == [first]
+    assert find_item(items[first].recipe).id == first
+    with pytest.raises(SeepageError, match="did you mean"):
+        find_item(first + "x")
+
+
+def test_papers_are_in_order_tables_before_figures() -> None:
+    names = list(list_items())
+    assert names == sorted(
+        names, key=lambda n: (list(PAPERS).index(n.split("/")[0]), "figure" in n, int(n.split("-")[1]))
+    )
+
+
+def test_no_recipe_keeps_the_papers_numbers_in_another_form() -> None:
+    for name in list_recipes():
+        expect = read_recipe(find_recipe(name)).get("expect")
+        assert expect is None or re.fullmatch(r"(Table|Figure) \d+", expect.get("item", "")), name

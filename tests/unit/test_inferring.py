@@ -1,0 +1,143 @@
+"""What an update tells of how it was made, against updates whose making is known."""
+
+import pytest
+import torch
+from torch import nn
+
+from seepage import Architecture, Batch, FedAvg, FedSGD, build, exposure, record
+from seepage.exposure import LabelLook
+from seepage.inferring import infer_shapes, infer_size, infer_steps, label_words
+from seepage.types import ClientUpdate, Tensors
+
+SHAPE, CLASSES = (3, 8, 8), 10
+
+
+def net() -> nn.Module:
+    return build(Architecture("convnet"), SHAPE, CLASSES)
+
+
+def batch(n: int, classes: int = 4) -> Batch:
+    draw = torch.Generator().manual_seed(n)
+    return Batch(torch.rand(n, *SHAPE, generator=draw), torch.arange(n) % classes)
+
+
+def sent(model: nn.Module, client: ClientUpdate, n: int = 6) -> Tensors:
+    return record(model, batch(n), client=client)[0].update.tensors
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("lr", [0.001, 0.05])
+def test_few_steps_of_a_fresh_network_are_counted(steps: int, lr: float) -> None:
+    model = net()
+    delta = sent(model, FedAvg(lr=lr, steps=steps))
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=lr, steps=None)
+    assert found is not None
+    assert found.steps == steps
+    assert set(found.said) == {"local steps"}
+
+
+def test_the_rate_is_inferred_where_it_is_not_told() -> None:
+    model = net()
+    delta = sent(model, FedAvg(lr=0.05, steps=2))
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=2)
+    assert found is not None
+    assert found.lr == pytest.approx(0.05, rel=0.2)
+    assert set(found.said) == {"learning rate"}
+    whole = infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None)
+    assert whole is not None
+    assert (whole.lr, whole.steps) == (pytest.approx(0.1, rel=0.2), 1)
+
+
+def test_the_steps_are_never_fewer_than_the_slopes_allow() -> None:
+    """Positive slopes of one step sum to less than one, whatever the network."""
+    model = net()
+    for lr, steps in ((0.5, 8), (0.01, 20)):
+        delta = sent(model, FedAvg(lr=lr, steps=steps))
+        found = infer_steps(model, delta, SHAPE, CLASSES, lr=lr, steps=None)
+        assert found is not None
+        bias = list(delta.values())[-1]
+        assert found.steps >= round(float((-bias / lr).clamp(min=0).sum()))
+
+
+def test_a_network_that_is_sure_tells_nothing() -> None:
+    model = net()
+    with torch.no_grad():
+        list(model.parameters())[-2].mul_(100)
+    delta = sent(model, FedAvg(lr=0.01, steps=3))
+    assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None) is None
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=0.01, steps=None)
+    assert found is not None
+    assert found.steps == 1
+    assert "nothing tells" in found.said["local steps"]
+
+
+def test_all_classes_present_tell_nothing() -> None:
+    model = net()
+    delta = record(model, batch(20, classes=CLASSES), client=FedAvg(lr=0.01, steps=1))[0].update.tensors
+    assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None) is None
+
+
+def test_what_is_told_is_taken() -> None:
+    model = net()
+    found = infer_steps(model, sent(model, FedAvg(lr=0.01, steps=3)), SHAPE, CLASSES, lr=0.3, steps=7)
+    assert found is not None
+    assert (found.lr, found.steps, found.said) == (0.3, 7, {})
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 9])
+def test_the_batch_size_is_the_rank_of_the_first_layer(n: int) -> None:
+    model = build(Architecture("fc2", {"hidden": 64}), SHAPE, CLASSES)
+    size, words = infer_size(exposure(record(model, Batch(batch(n).inputs, batch(n).labels))))
+    assert size == n
+    assert "from the rank of 2.weight" in words
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 3, 4, 5])
+def test_a_rank_that_is_full_is_a_lower_bound(hidden: int) -> None:
+    model = build(Architecture("fc2", {"hidden": hidden}), SHAPE, CLASSES)
+    size, words = infer_size(exposure(record(model, batch(8))))
+    assert size is None
+    assert words.startswith("at least")
+
+
+def test_a_network_without_fully_connected_layers_does_not_tell() -> None:
+    model = nn.Sequential(nn.Conv2d(3, CLASSES, 8), nn.Flatten())
+    assert infer_size(exposure(record(model, batch(2), client=FedSGD()))) == (
+        None,
+        "no fully connected layer tells it by its rank",
+    )
+
+
+def test_labels_are_named_with_their_counts() -> None:
+    counts = (0, 2, 0, 1)
+    assert label_words(LabelLook((1, 3), counts, 0.1, True)) == "classes 1 (2), 3 (1), from the last bias"
+    assert label_words(LabelLook((1,), None, None, True)) == "class 1, from the last bias"
+    assert label_words(LabelLook((1,), None, None, False)) is None
+    assert label_words(None) is None
+    many = label_words(LabelLook(tuple(range(40)), None, None, True))
+    assert many is not None
+    assert "and 28 more" in many
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes"), [((3, 32, 32), 10), ((1, 28, 28), 10), ((1, 28, 28), 62), ((1, 8, 8), 7)]
+)
+def test_the_shapes_that_weights_fit_are_found(shape: tuple[int, ...], classes: int) -> None:
+    architecture = Architecture("fc2", {"hidden": 12})
+    state = build(architecture, shape, classes).state_dict()
+    found, count, said = infer_shapes(architecture, state, None, None)
+    assert (found, count) == (shape, classes)
+    assert set(said) == {"input shape", "classes"}
+    assert infer_shapes(architecture, state, shape, classes) == (shape, classes, {})
+
+
+def test_where_several_shapes_fit_that_is_said() -> None:
+    architecture = Architecture("torchvision:resnet18")
+    state = {name: torch.empty(t.shape) for name, t in build(architecture, (3, 32, 32), 7).state_dict().items()}
+    shape, classes, said = infer_shapes(architecture, state, None, None)
+    assert (shape, classes) == ((3, 32, 32), 7)
+    assert "others fit as well" in said["input shape"]
+
+
+def test_somebodys_own_code_is_not_built_to_try() -> None:
+    assert infer_shapes(Architecture("nowhere:net"), {}, None, 3) == ((3, 32, 32), 3, {})
