@@ -17,8 +17,9 @@ LEGEND = f"""Every number of ours was made by the command beside it; nothing is 
 A verdict compares a row with the paper's. **Reproduced**: every number lies within {DECIBELS:g} dB of the paper's
 (10 % where it is no PSNR). **Better than the paper**: no number is worse than that and one at least is better; that can
 also mean that the small size is easier. **Reproduced in trend**: the numbers of three columns or more are in like order
-(rank correlation {TREND} or more). **Not reproduced**: none of these; the note says what was tried. **Alike by
-SSIM**: the paper prints LPIPS, whose weights were not at hand; our SSIM is in like order over three columns or more.
+(rank correlation {TREND} or more), or of two columns ours change by at least half as much as the paper's. **Not
+reproduced**: none of these; the note says what was tried. **Alike by SSIM**: the paper prints LPIPS, whose weights were
+not at hand; our SSIM is in like order over three columns or more.
 **No number**: the paper prints none, or ours could not be measured. **Not run**: nothing was measured.
 
 `small` is a size for two cores and minutes: fewer steps, smaller networks, fewer images. It is another experiment than

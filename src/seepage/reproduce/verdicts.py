@@ -17,6 +17,9 @@ Word = Literal[
 TREND = 0.7
 """Rank correlation (Spearman) between the paper's numbers and ours from which the trend counts as reproduced."""
 
+HALF = 0.5
+"""Of two numbers: how much of the paper's change from one to the other ours must show."""
+
 DECIBELS, SHARE = 1.0, 0.1
 """How far a number may lie from the paper's and still count as the same: in dB for PSNR, else relative."""
 
@@ -41,13 +44,16 @@ def verdict(paper: Sequence[float | None], ours: Sequence[Measured], metric: str
 
     Reproduced: every number lies within 1 dB (10 % where it is no PSNR) of the paper's. An interval that holds the
     paper's number does not count: the fewer the examples, the more it would hold.
-    Better: none is worse than that, and one at least is better. In trend: three columns or more, of like order.
+    Better: none is worse than that, and one at least is better. In trend: three columns or more, of like order; of
+    two, at least half of the paper's change from one to the other.
 
     >>> verdict([20.0, 18.0], [Measured(20.4), Measured(17.2)], "psnr")
     'reproduced'
     >>> verdict([20.0, 18.0], [Measured(120.0), Measured(17.2)], "psnr")
     'better than the paper'
     >>> verdict([20.0, 18.0, 15.0], [Measured(12.0), Measured(11.0), Measured(10.0)], "psnr")
+    'reproduced in trend'
+    >>> verdict([28.7, 7.7], [Measured(47.8), Measured(4.7)], "psnr")
     'reproduced in trend'
     """
     pairs = [(a, b) for a, b in zip(paper, ours, strict=True) if a is not None and b.ours is not None]
@@ -83,7 +89,10 @@ def _gap(paper: float, found: Measured, metric: str) -> float:
 def _alike(pairs: Sequence[tuple[float, Measured]]) -> bool:
     from scipy.stats import spearmanr
 
-    paper, ours = [a for a, _ in pairs], [b.ours for _, b in pairs]
+    paper, ours = [a for a, _ in pairs], [b.ours or 0.0 for _, b in pairs]
+    if len(pairs) == 2:
+        change = (ours[1] - ours[0]) / (paper[1] - paper[0]) if paper[1] != paper[0] else 0.0
+        return change >= HALF
     if len(pairs) < 3 or len(set(paper)) < 2 or len(set(ours)) < 2:
         return False
     return float(spearmanr(paper, ours).statistic) >= TREND
