@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the site, replaced; default: site/")
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="folder for intermediate files")
     options = parser.parse_args()
+    if options.out.exists() and any(options.out.iterdir()) and not (options.out / "sitemap.xml").exists():
+        parser.error(f"{options.out} holds something else than a site, and would be replaced; name another --out")
     staged = stage_written()
     add_generated(staged)
     config = _configure(staged, options.build.resolve())

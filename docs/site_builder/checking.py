@@ -58,7 +58,7 @@ def _of_page(path: Path, page: Page, pages: dict[Path, Page], site: Path) -> Ite
         aim = (path.parent / unquote(parts.path)).resolve() if parts.path else path
         if aim.is_dir():
             aim /= "index.html"
-        if not aim.exists():
+        if not aim.exists() or not aim.is_relative_to(site):
             yield f"{name} leads to {url}, which is not there"
         elif parts.fragment and aim in pages and unquote(parts.fragment) not in pages[aim].anchors:
             yield f"{name} leads to {url}, but that page has no such heading"

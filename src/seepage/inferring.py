@@ -42,6 +42,10 @@ class Steps:
     said: Mapping[str, str]
 
 
+MOST = 10_000
+"""Local steps; more are taken for a wrong learning rate."""
+
+
 def infer_steps(
     model: nn.Module,
     delta: Tensors,
@@ -66,6 +70,9 @@ def infer_steps(
         lr: Learning rate, if known.
         steps: Steps, if known.
 
+    Raises:
+        SeepageError: Where the learning rate is so small that the update would take more than `MOST` steps.
+
     Example:
         >>> from seepage import Architecture, Batch, FedAvg, build, record
         >>> model = build(Architecture("convnet"), (1, 8, 8), 10)
@@ -84,6 +91,11 @@ def infer_steps(
         if travel is None:
             return Steps(lr, 1, {"local steps": "taken for 1, as nothing tells them"})
         found = max(1, round(travel / lr))
+        if found > MOST:
+            raise SeepageError(
+                f"at the learning rate {lr:g} this update would take about {found:.2g} local steps; give --steps, or "
+                "the right --lr"
+            )
         return Steps(lr, found, {"local steps": f"{found} or more, {where}"})
     if travel is None:
         return None

@@ -1,5 +1,6 @@
 """Somebody's own files, checkpoints or a gradient, as an `observed/` folder that every attack reads."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -41,8 +42,8 @@ class Files:
     def __post_init__(self) -> None:
         if (self.after is None) == (self.gradient is None):
             raise SeepageError("give either the weights that came back (AFTER) or --gradient FILE, and not both")
-        if self.lr is not None and not self.lr > 0:
-            raise SeepageError(f"--lr must be above 0, got {self.lr}; give the client's learning rate")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
 
     def update(self, before: Tensors) -> Update:
         """What the client sent: `[...]` per parameter of `before`."""

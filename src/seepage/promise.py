@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seepage.accounting import doubts, epsilon, epsilons
-from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise
+from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, Guardian, Soteria
 from seepage.errors import SeepageError
 from seepage.types import Defense
 
 DELTA = 1e-5
+LOOKING = (Guardian, Soteria)
+"""Defenses that look at the private examples, whatever update they are given."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ def promise_of(
 ) -> Promise | None:
     """The promise of `dp_sgd`, `gaussian_noise` and `decaying_noise`; None for defenses that make none.
 
-    What the other defenses of a composition do to the noisy update costs nothing.
+    What other defenses of a composition do to the noisy update alone costs nothing. Those that look at the private
+    examples again, behind the noise, undo the promise.
 
     Args:
         defense: What the client does.
@@ -49,12 +52,18 @@ def promise_of(
     ('the noise has no clip to bound what one update can change, so no epsilon holds; set a clip',)
     """
     parts = defense.parts if isinstance(defense, Compose) else (defense,)
-    noise = next((part for part in parts if isinstance(part, DPSGD | GaussianNoise | DecayingNoise)), None)
-    if noise is None:
+    place = next((i for i, part in enumerate(parts) if isinstance(part, DPSGD | GaussianNoise | DecayingNoise)), None)
+    if place is None:
         return None
+    noise = parts[place]
+    assert isinstance(noise, DPSGD | GaussianNoise | DecayingNoise)
     unit = "example" if isinstance(noise, DPSGD) else "update"
     if noise.clip is None:
         why = "the noise has no clip to bound what one update can change, so no epsilon holds; set a clip"
+        return Promise(None, unit, delta, len(taken), (why,))
+    looking = next((type(part).__name__ for part in parts[place + 1 :] if isinstance(part, LOOKING)), None)
+    if looking is not None:
+        why = f"{looking} looks at the private examples again behind the noise, so no epsilon holds; leave it out"
         return Promise(None, unit, delta, len(taken), (why,))
     try:
         spent = _spent(noise, taken, delta, visits)

@@ -159,11 +159,13 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
 
 
 def _promise(recipe: Recipe) -> Promise | None:
-    defense = recipe.make_defense()
-    if promise_of(defense) is None:  # before thousands of rounds are gone through
+    defense, rounds, size = recipe.make_defense(), recipe.rounds, recipe.batch.size
+    once = promise_of(defense)
+    if once is None:  # before thousands of rounds are gone through
         return None
-    rounds, size = recipe.rounds, recipe.batch.size
-    taken = range(1) if rounds is None else rounds.drawn(size, recipe.seed).busiest(rounds.count)
+    taken: Sequence[int] = range(1 if rounds is None else rounds.count)
+    if rounds is not None and once.unit == "example":  # an update is sent in every round, an example is in some
+        taken = rounds.drawn(size, recipe.seed).busiest(rounds.count)
     return promise_of(defense, taken, visits=recipe.make_client().visits(size))
 
 

@@ -67,6 +67,7 @@ def test_mistakes_are_one_sentence(
     assert "does not fit the model" in refused("observe", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")
     assert "does not exist" in refused("observe", "before.pt", "none.pt", "--lr=0.1", *OPTIONS)
     assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", "--lr=-1", *OPTIONS)
+    assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", "--lr=inf", *OPTIONS)
     assert "whole numbers such as" in refused("observe", "before.pt", "after.pt", "--lr=1", "--shape=3*8*8")
     assert "lr > 0" in refused("observe", "before.pt", "after.pt", "--client=fedavg", "--set=client.lr=0", *OPTIONS)
     assert "leave them out" in refused("observe", "before.pt", "--gradient=gradient.safetensors", "--lr=1", *OPTIONS)

@@ -158,6 +158,8 @@ def test_seeds_give_a_mean_between_the_least_and_the_most(cli: Cli) -> None:
     first = records("fedleak-figure-9")[0]
     assert (first["ours"], first["low"], first["high"]) == (2.0, 1.0, 3.0)
     assert first["seeds"] == {"1": 1.0, "2": 2.0, "3": 3.0}
+    assert first["command"] == "seepage reproduce fedleak/figure-9 --size small --seed 1 --seeds 3"
+    assert first["made"]["device"] == "cpu"
     assert cli("reproduce", "fedleak", "--quiet").out.startswith("fedleak/figure-9: x^2: reproduced")
     assert cli("reproduce", "fedleak/figure-9", "--quiet").code == 0
     assert CALLS == [1, 2, 3, 0], "what is there is not made again"

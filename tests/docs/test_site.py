@@ -81,6 +81,7 @@ def test_recipes_that_use_a_part_are_found_wherever_they_name_it(monkeypatch: py
         ("<a href='b.html#nowhere'>", "a.html leads to b.html#nowhere, but that page has no such heading"),
         ("<a href='#nowhere'>", "a.html leads to #nowhere, but that page has no such heading"),
         ("<a href='c.html'>", "a.html leads to c.html, which is not there"),
+        ("<a href='../beside.html'>", "a.html leads to ../beside.html, which is not there"),
         ("<img src='gone.png'>", "a.html leads to gone.png, which is not there"),
         ("<a href='https://elsewhere.org'>", None),
         (
@@ -91,10 +92,13 @@ def test_recipes_that_use_a_part_are_found_wherever_they_name_it(monkeypatch: py
     ],
 )
 def test_faults_are_found(body: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.html").write_text(f"{HEAD}{body}</body></html>")
-    (tmp_path / "b.html").write_text(f"{HEAD}<h2 id='there'>x</h2></body></html>")
-    (tmp_path / "style.css").write_text("body { background: url(x.png) }")
-    assert module("checking", monkeypatch).problems(tmp_path) == ([problem] if problem else [])
+    (tmp_path / "beside.html").write_text("of no page of the site")
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "a.html").write_text(f"{HEAD}{body}</body></html>")
+    (site / "b.html").write_text(f"{HEAD}<h2 id='there'>x</h2></body></html>")
+    (site / "style.css").write_text("body { background: url(x.png) }")
+    assert module("checking", monkeypatch).problems(site) == ([problem] if problem else [])
 
 
 def test_styles_that_load_from_elsewhere_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from seepage.functional import generator, state_of
 from seepage.promise import promise_of
 from seepage.recipe import Recipe
 from seepage.resolve import cells
+from seepage.summary import _promise
 from seepage.transcript import SimulatedTranscript
 from seepage.types import Batch, ClientView, Defense, Knowledge, Reconstruction, Round, Transcript
 from seepage.vertical import IndexedVictim, Rounds, ServerStep, WholeBatch
@@ -131,6 +132,27 @@ def test_rounds_of_less_noise_weigh_more_where_it_is_known() -> None:
             assert noise.deviation == pytest.approx(left, rel=1e-6)
     assert off[True] == pytest.approx(left, rel=0.05)
     assert off[False] > 5 * off[True]
+
+
+def test_noise_that_decays_to_nothing_leaves_its_last_rounds() -> None:
+    """Deviations of 1 to 1e-297: the squares of their inverses are beyond any float."""
+    fading = DecayingNoise(sigma=1.0, decay=1e-99)
+    mean = _average(rounds_of(6, fading, told=("indices", "defense")))
+    truth = rounds_of(1, None)[0].update.tensors[weight_name()]
+    assert torch.allclose(mean[0].update.tensors[weight_name()], truth, atol=1e-6)
+
+
+def test_what_is_left_is_a_share_of_the_first_round_that_was_seen() -> None:
+    """Rounds 3 to 5 of a recording: their noise is what counts, not that of round 0."""
+    fading = DecayingNoise(sigma=0.5, decay=0.5)
+    whole = rounds_of(6, fading, told=("indices", "defense"))
+    mean = _average(SimulatedTranscript(whole.knowledge, lambda t: whole[t + 3], 3))
+    noise = known_noise(mean.knowledge, mean[0])
+    assert noise is not None
+    left = sum(fading.sigma_at(t) ** -2 for t in (3, 4, 5)) ** -0.5
+    assert noise.deviation == pytest.approx(left, rel=1e-6)
+    share = f"falls to {left / fading.sigma_at(3):.2g} of the first one's"
+    assert share in mean.notes[0]
 
 
 def weight_name() -> str:
@@ -274,3 +296,14 @@ def test_all_rounds_are_counted() -> None:
     random = Rounds(design="random", count=30, samples=10).drawn(3, 0)
     times = [sum(bool((random.indices(t) == n).any()) for t in range(30)) for n in range(10)]
     assert len(random.busiest(30)) == max(times)
+
+
+@pytest.mark.parametrize("noise", [{"use": "gaussian_noise", "clip": 1.0}, {"use": "dp_sgd"}])
+def test_an_update_is_counted_in_every_round_and_an_example_in_its_own(noise: dict[str, Any]) -> None:
+    rounds = {"design": "random", "count": 30, "samples": 12}
+    recipe = only({**TABLES, "rounds": rounds, "defense": [{**noise, "sigma": 8.0}], "attack": [{"use": "cafe"}]})
+    found, drawn = _promise(recipe), Rounds(**rounds).drawn(4, recipe.seed)  # type: ignore[arg-type]
+    assert found is not None
+    times = [sum(bool((drawn.indices(t) == n).any()) for t in range(30)) for n in range(12)]
+    assert found.rounds == {"update": 30, "example": max(times)}[found.unit]
+    assert max(times) < 30

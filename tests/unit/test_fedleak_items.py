@@ -8,6 +8,7 @@ from seepage import Architecture, Batch, SeepageError, build, record
 from seepage.attacks.matching.directions import Blended, LookAhead, Plain
 from seepage.attacks.matching.distances import L1, L2, Cosine
 from seepage.errors import Inapplicable
+from seepage.functional import frozen_randomness
 from seepage.partition import FeatureSkew
 from seepage.recording import quiet
 from seepage.reproduce.special.ablation import fedleak_without_cosine, fedleak_without_l1
@@ -66,9 +67,9 @@ def test_parts_of_the_loss_are_left_out() -> None:
 
 
 def test_sensitivity_agrees_with_differences() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    image, label = torch.rand(1, 1, 2, 2, dtype=torch.float64), torch.tensor([1])
+    with frozen_randomness(0):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+        image, label = torch.rand(1, 1, 2, 2, dtype=torch.float64), torch.tensor([1])
 
     def gradient(x: torch.Tensor) -> torch.Tensor:
         model.zero_grad()
@@ -126,6 +127,11 @@ def test_victims_are_those_of_an_audit(tmp_path_factory: pytest.TempPathFactory)
     kept = open_truth(folder / "private")
     for (_, batch), truth in zip(victims_of(first_cell(TABLES, 3)), kept, strict=True):
         assert torch.equal(batch.inputs, truth.inputs)
+
+
+def test_a_defense_is_not_passed_over() -> None:
+    with pytest.raises(SeepageError, match="looks at updates as they are"):
+        victims_of(first_cell({**TABLES, "defense": [{"use": "sparsify", "keep": 0.5}]}, 0))
 
 
 def test_figure_1_says_more_of_a_truth_with_more_noise() -> None:

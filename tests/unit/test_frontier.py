@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from seepage import GaussianNoise, SeepageError
 from seepage.accounting import epsilon
 from seepage.clients import Aggregate, FedSGD
-from seepage.defenses import DPSGD, Compose, DecayingNoise, Quantize, SelectiveEncryption, Soteria, Sparsify
+from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, SelectiveEncryption, Soteria, Sparsify
 from seepage.frontier.rows import Point, Row, advice, pareto, points_of, rows_of, wilson
 from seepage.frontier.sweep import STRENGTHS, sweep_of
 from seepage.frontier.utility import sent_bytes
@@ -231,7 +231,7 @@ def test_an_epsilon_is_that_of_the_accountant() -> None:
     assert found is not None
     assert found.epsilon == epsilon(sigma=2.0, rounds=4)
     assert (found.unit, found.rounds, found.doubts) == ("update", 4, ())
-    example = promise_of(Compose((DPSGD(sigma=0.01), Soteria(ratio=0.5))))
+    example = promise_of(Compose((DPSGD(sigma=0.01), Sparsify(keep=0.5))))
     assert example is not None
     assert example.unit == "example"
     assert "vacuous" in example.doubts[0]
@@ -244,6 +244,8 @@ def test_where_no_epsilon_holds_it_says_so() -> None:
         (GaussianNoise(sigma=1.0), "no clip"),
         (GaussianNoise(sigma=0.0, clip=1.0), "no noise"),
         (DecayingNoise(sigma=0.0, clip=1.0), "no noise"),
+        (Compose((DPSGD(sigma=1.0), Soteria(ratio=0.5))), "Soteria looks at the private examples again"),
+        (Compose((GaussianNoise(sigma=1.0, clip=1.0), Guardian(beta=1.0))), "Guardian looks at"),
     ):
         found = promise_of(defense)
         assert found is not None

@@ -3,6 +3,7 @@
 import sys
 import tomllib
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,17 +19,19 @@ from seepage import Architecture, Batch, Inapplicable, SeepageError, Sparsify, T
 from seepage.attacks import ggl, gias, rogs
 from seepage.attacks.generative import ImagePrior, Latent, LatentFirst, LatentSearch, LowResolution
 from seepage.attacks.generative import prior as priors
-from seepage.attacks.generative.search import _Search
+from seepage.attacks.generative.search import _Search, _Target
 from seepage.attacks.generative.training import stretched, train_decoder, train_enhancer
 from seepage.attacks.matching.distances import L2
 from seepage.audit import run
 from seepage.auxiliary import Auxiliary, auxiliary_images
 from seepage.contracts import planted_inputs
+from seepage.defenses import Compose, ZeroSumNoise
 from seepage.errors import Problems
 from seepage.functional import generator
 from seepage.recipe import BUILT_IN, read_recipe
 from seepage.resolve import cells, resolved
 from seepage.truth import open_truth
+from seepage.types import Defense
 
 SHAPE = (1, 8, 8)
 
@@ -206,6 +209,15 @@ def test_a_defense_that_is_told_is_followed() -> None:
     assert (knows.inputs - truth).square().mean() < (blind.inputs - truth).square().mean()
 
 
+@pytest.mark.parametrize("within", [lambda mask: mask, lambda mask: Compose((Sparsify(keep=0.5), mask))])
+def test_a_secret_of_the_clients_is_not_used(within: Callable[[Defense], Defense]) -> None:
+    """Told of `zero_sum_noise`, the attacker cannot take the mask off: the truth is as far as the mask is large."""
+    batch = Batch(drawn_by_linear(1), torch.tensor([2]))
+    defense = within(ZeroSumNoise(sigma=1.0, secret=5))
+    seen = record(build(Architecture("fc2", {"hidden": 32}), SHAPE, 4), batch, defense=defense, told=["defense"])
+    assert _Target.of(L2(), seen).distance(batch.inputs, batch.labels) > 100
+
+
 def test_it_says_what_is_missing() -> None:
     image = planted_inputs(1, SHAPE)
     for use in (ggl(), gias(), rogs()):
@@ -220,6 +232,8 @@ def test_it_says_what_is_missing() -> None:
         ggl(labels="joint").check(seen_of(image, planted_inputs(20, SHAPE)))
     with pytest.raises(SeepageError, match="returned a str"):
         attack(seen_of(image), ggl(generator="own_generators:no_module"))
+    with pytest.raises(SeepageError, match=r"latent_steps from 0 up, got 10 and -1"):
+        gias(steps=10, latent_steps=-1)
     with pytest.raises(SeepageError, match="name it with generator"):
         ggl(weights="file.safetensors")
     with pytest.raises(SeepageError, match="of 2 x 16 numbers"):

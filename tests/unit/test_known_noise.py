@@ -237,6 +237,18 @@ def test_the_truth_solves_guardians_equation_and_another_batch_does_not(client: 
     assert float((wrong - sent).norm() / sent.norm()) > 0.1
 
 
+def test_guardians_equation_holds_where_a_layer_is_not_used() -> None:
+    model = network(hidden=32, classes=10)
+    model.spare = nn.Linear(3, 3)
+    model.forward = lambda x: model[:4](x)  # type: ignore[index]
+    data = seepage.data.load("digits", size=8)
+    batch = data.batch(data.private[:1])
+    seen = record(model, batch, defense=Guardian(beta=1.0, steps=100, tolerance=1e-6), told=["labels", "defense"])
+    right = flat(followed(seen.knowledge, seen[0])(model, seen[0].params, batch).tensors)
+    sent = flat(seen[0].update.tensors)
+    assert float((right - sent).norm() / sent.norm()) < 1e-3
+
+
 def test_the_slopes_through_guardians_equation_are_those_of_finite_differences() -> None:
     model = network(inputs=6, hidden=5, classes=3).double()
     params, buffers = state_of(model)

@@ -1,11 +1,13 @@
 """The vertical model, the designs of batches, and rounds made anew from (seed, t)."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seepage.clients import FedSGD
+from seepage.clients import Aggregate, FedSGD
 from seepage.errors import SeepageError
 from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
@@ -173,3 +175,10 @@ def test_a_design_for_other_data_is_refused():
     victim = _victim(RandomDraws(samples=9, batch_size=4))
     with pytest.raises(SeepageError, match="draws from 8 samples"):
         IndexedVictim(victim.knowledge, victim.params, victim.data, RandomDraws(samples=8, batch_size=4), 3)
+
+
+def test_a_rule_that_sums_clients_is_refused():
+    victim = _victim(RandomDraws(samples=6, batch_size=2))
+    summed = replace(victim.knowledge, client=Aggregate(rule=FedSGD(), clients=2))
+    with pytest.raises(SeepageError, match=r"sums several clients' updates; leave out client\.clients"):
+        replace(victim, knowledge=summed)

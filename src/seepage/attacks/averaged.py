@@ -16,6 +16,9 @@ from seepage.functional import norm
 from seepage.named import problems_with
 from seepage.types import Defense, Knowledge, Reconstruction, Round, Tensors, Transcript, Update
 
+FAINTEST = 1e-9
+"""Least deviation of a round's noise, over that of the first round, that rounds are weighed by."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged(Attack):
@@ -125,16 +128,19 @@ def _average(transcript: Transcript) -> _OneOfMany:
             "use a recipe with [rounds] design = 'whole', and tell the indices",
         )
     first, mean = transcript[0], _Mean()
+    loudest = known_noise(knowledge, first)
     for t in range(count):
         seen = transcript[t]
         _check_same(first, seen)
         noise = known_noise(knowledge, seen)
-        mean.add(seen, 1.0 if noise is None else noise.deviation)
+        # Noise that decays to nothing would give its rounds endless weight.
+        quiet = 0.0 if noise is None else noise.deviation
+        mean.add(seen, 1.0 if loudest is None else max(quiet, FAINTEST * loudest.deviation))
     observed = replace(first, params=mean.of("params"), update=Update(mean.of("update"), first.update.kind))
     moved = {name: tensor - first.params[name] for name, tensor in observed.params.items()}
     gone = float(norm(moved)) / max(float(norm(first.params)), 1e-30)
-    told = replace(knowledge, defense=_quieter(knowledge.defense, mean.noise_left))
-    return _OneOfMany(told, observed, (_note(count, gone),))
+    told = replace(knowledge, defense=_quieter(knowledge.defense, mean.noise_left, first.t))
+    return _OneOfMany(told, observed, (_note(count, gone, mean.noise_left),))
 
 
 class _Mean:
@@ -176,23 +182,26 @@ def _check_same(first: Round, seen: Round) -> None:
         )
 
 
-def _note(count: int, gone: float) -> str:
+def _note(count: int, gone: float, share: float) -> str:
     where = (
         "at frozen weights"
-        if gone == 0
+        if gone < 1e-12  # rounding
         else f"while the weights moved (their mean is {gone:.2g} of their length off the first)"
     )
-    return f"{count} rounds of the same examples were averaged, {where}: noise of their own falls to 1 / sqrt({count})"
+    return (
+        f"{count} rounds of the same examples were averaged, {where}: noise of their own falls to {share:.2g} of the "
+        "first one's"
+    )
 
 
-def _quieter(defense: Defense | None, share: float) -> Defense | None:
-    """A defense with this share of its noise, as an average of several rounds has it."""
+def _quieter(defense: Defense | None, share: float, t: int) -> Defense | None:
+    """A defense with this share of its noise of round `t`, as an average of several rounds has it."""
     match defense:
         case Compose():
-            parts: Sequence[Defense | None] = [_quieter(part, share) for part in defense.parts]
+            parts: Sequence[Defense | None] = [_quieter(part, share, t) for part in defense.parts]
             return Compose(tuple(part for part in parts if part is not None))
         case DecayingNoise():
-            return GaussianNoise(sigma=share * defense.sigma_at(0), clip=defense.clip)
+            return GaussianNoise(sigma=share * defense.sigma_at(t), clip=defense.clip)
         case GaussianNoise() | UnitNormNoise() | DPSGD():
             return replace(defense, sigma=share * defense.sigma)
         case LaplaceNoise():

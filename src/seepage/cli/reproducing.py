@@ -117,9 +117,10 @@ def _say_before(work: "Sequence[Job]", missing: Sequence[str], size: "Size") -> 
     for item in items.values():
         used = ", ".join(dict.fromkeys(Path(job.data).name for job in work if job.item is item and job.data))
         print(f"{item.id}: {item.expect.title}; {item.needs[size]}{f'; on {used}' if used else ''}")
-    minutes = sum(item.needs[size].total for item in items.values())
-    if len(items) > 1:
-        print(f"{len(items)} tables and figures, about {minutes:.0f} minutes of one core, or of the GPU")
+    seeds = len({job.seed for job in work})
+    minutes = seeds * sum(item.needs[size].total for item in items.values())
+    if len(work) > 1:
+        print(f"{len(items)} in all, with {seeds} seeds: about {minutes:.0f} minutes of one core, or of the GPU")
     for entry in missing:
         print(f"left out, as its data are not here: {entry}")
     print(flush=True)

@@ -126,7 +126,9 @@ class Guarded(ClientUpdate):
             torch.autograd.grad(values, inputs, along, create_graph=True)[0] for along in towards
         )
         weight = self.beta * dot(made, made) / by_own.square().sum().clamp(min=1e-30)
-        moved = dict(zip(outputs, torch.autograd.grad(pulled, probe, by_sent, create_graph=True), strict=True))
+        # The zeros of unused parameters may require gradients, and say nothing of the inputs.
+        slopes = torch.autograd.grad(pulled, probe, by_sent, create_graph=True, materialize_grads=True)
+        moved = dict(zip(outputs, slopes, strict=True))
         right = {name: tensor - weight * moved[name] if name in moved else tensor for name, tensor in made.items()}
         return replace(own, tensors=right if create_graph else {name: t.detach() for name, t in right.items()})
 

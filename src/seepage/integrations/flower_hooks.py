@@ -7,6 +7,7 @@ The first mod of the list is the outermost: it sees a reply after all others hav
 """
 
 import logging
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -297,8 +298,9 @@ def _tensors(arrays: Mapping[str, Any]) -> OneByOne:
 
 def _count(reply: Message, key: str) -> int | None:
     for metrics in reply.content.metric_records.values():
-        if key in metrics and metrics[key] >= 1:
-            return int(metrics[key])
+        value = metrics.get(key)
+        if isinstance(value, int | float) and 1 <= value < math.inf:  # a metric may also be a list
+            return int(value)
     return None
 
 

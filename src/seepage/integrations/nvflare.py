@@ -7,6 +7,7 @@ On a client put it last in the chain: filters run in the order of the list, thos
 of the job, so the last one sees what really leaves.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -160,4 +161,4 @@ def _tensors(arrays: Mapping[str, Any]) -> OneByOne:
 
 def _count(dxo: DXO, key: str) -> int | None:
     value = dxo.get_meta_prop(key) if key else None
-    return int(value) if isinstance(value, int | float) and value >= 1 else None
+    return int(value) if isinstance(value, int | float) and 1 <= value < math.inf else None

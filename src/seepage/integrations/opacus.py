@@ -7,6 +7,7 @@ seen = recorder.record(before, model.state_dict(), t=3, client=7, examples=500)
 print(ledger.record(engine, optimizer, t=3, client=7, seen=seen).line)
 """
 
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -163,16 +164,17 @@ def _epsilon(engine: "PrivacyEngine", history: History, delta: float) -> tuple[f
         return None, ("no step was counted, so no epsilon can be stated",)
     if any(noise == 0 for noise, _, _ in history):
         return None, ("some steps had no noise, so no epsilon holds",)
-    if engine.accountant.mechanism() == "prv":
-        loose = _renyi(history, delta)
-        if loose > VACUOUS:
-            return loose, ("counted by rdp, since prv takes minutes and gigabytes for so large an epsilon",)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
-            amount = float(engine.get_epsilon(delta))
+            loose = _renyi(history, delta) if engine.accountant.mechanism() == "prv" else 0.0
+            amount = loose if loose > VACUOUS else float(engine.get_epsilon(delta))
         except (ArithmeticError, ValueError, RuntimeError) as error:
             return None, (f"{engine.accountant.mechanism()} could not count it: {error}",)
+    if not math.isfinite(amount):
+        return None, ("no finite epsilon holds for so little noise",)
+    if loose > VACUOUS:
+        return amount, ("counted by rdp, since prv takes minutes and gigabytes for so large an epsilon",)
     return amount, tuple(f"Opacus warns: {warning.message}" for warning in said)
 
 

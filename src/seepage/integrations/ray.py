@@ -13,6 +13,7 @@ import os
 import socket
 import tempfile
 import threading
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,7 +76,9 @@ def _join(address: str | None) -> None:
         if named not in (None, "auto", "local"):
             _knock(named)
         place = "local" if named is None and _is_stale() else named
-        ray.init(place, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of what Ray means to change; no user can act on it
+            ray.init(place, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise _unreachable(named, error) from error
 

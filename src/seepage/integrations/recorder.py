@@ -9,6 +9,7 @@ It knows no framework. In a training loop of your own:
 
 import hashlib
 import logging
+import math
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -101,7 +102,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         client_options(self.client)
-        if isinstance(self.client.alone, FedSGD) and (self.lr is None or not self.lr > 0):
+        if isinstance(self.client.alone, FedSGD) and (self.lr is None or not 0 < self.lr < math.inf):
             raise SeepageError(
                 "a difference of weights is a gradient only when the learning rate is known; give lr=… above 0, or "
                 "client=FedAvg(lr=…, epochs=…) for local training"

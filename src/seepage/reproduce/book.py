@@ -21,6 +21,7 @@ also mean that the small size is easier. **Reproduced in trend**: the numbers of
 reproduced**: none of these; the note says what was tried. **Alike by SSIM**: the paper prints LPIPS, whose weights were
 not at hand; our SSIM is in like order over three columns or more.
 **No number**: the paper prints none, or ours could not be measured. **Not run**: nothing was measured.
+"(5 of 6 columns)": one of the paper's numbers could not be measured here, and the verdict is about the others.
 
 `small` is a size for two cores and minutes: fewer steps, smaller networks, fewer images. It is another experiment than
 the paper's, and what it does not recover may be recovered with more. Numbers in brackets are the interval over the
@@ -83,7 +84,10 @@ def verdict_of(item: Item, line: Line, records: Sequence[Record]) -> str:
         similar = [at[column].facts.get("ssim") if column in at else None for column in columns]
         return by_ssim(paper, similar) if line.metric == "lpips" else "no number"
     ours = [Measured(at[c].ours, at[c].low, at[c].high) if c in at else Measured(None) for c in columns]
-    return verdict(paper, ours, line.metric, line.better)
+    word = verdict(paper, ours, line.metric, line.better)
+    printed = [c for c in columns if c in at and paper[c] is not None]
+    measured = [c for c in printed if at[c].ours is not None]
+    return f"{word} ({len(measured)} of {len(printed)} columns)" if 0 < len(measured) < len(printed) else word
 
 
 def by_line(item: Item, records: Sequence[Record]) -> list[tuple[Line, list[Record]]]:
@@ -150,12 +154,15 @@ def _beside(line: Line, at: Mapping[int, Record], columns: Iterable[int]) -> lis
         wanted = {"psnr": "one guess per image, dB", **wanted}
     elif line.metric in ("lpips", "ssim", "cosine", "correlation"):
         wanted = {"psnr": "PSNR, dB", "ssim": "SSIM", **wanted}
+    seeds = next((list(record.seeds) for record in at.values() if len(record.seeds) > 1), [])
+    whose = f", seed {seeds[0]}" if seeds else ""  # the number above is a mean over seeds, and this is not
     found = []
     for key, words in wanted.items():
         values = [at[column].facts.get(key) if column in at else None for column in columns]
         if key != line.metric and any(value is not None for value in values):
             show = _share if key == "recovered" else lambda _, value: number_of(value)
-            found.append((words, [show(at.get(column), value) for column, value in zip(columns, values, strict=True)]))
+            entries = [show(at.get(column), value) for column, value in zip(columns, values, strict=True)]
+            found.append((f"{words}{whose}", entries))
     return found
 
 

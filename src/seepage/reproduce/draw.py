@@ -22,10 +22,7 @@ def draw(item: Item, lines: Sequence[tuple[Line, Sequence[Record]]], size: str) 
         lines: Its rows, with our records.
         size: For the title.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # by itself: the backend of a notebook stays as it is
 
     if not any(record.ours is not None for _, records in lines for record in records):
         return None
@@ -36,11 +33,11 @@ def draw(item: Item, lines: Sequence[tuple[Line, Sequence[Record]]], size: str) 
         _one(axes, item, places, line, records, number, len(lines))
     if not item.expect.x:
         axes.set_xticks(places, item.columns("small" if size == "small" else "paper"))
-    elif max(places) > 50 * max(1e-12, min(p for p in places if p > 0)) and item.expect.kind == "lines":
+    elif max(places) > 50 * max(1e-12, min((p for p in places if p > 0), default=1)) and item.expect.kind == "lines":
         axes.set_xscale("symlog" if min(places) <= 0 else "log")
     drawn = [record.ours for _, records in lines for record in records if record.ours]
     if drawn and max(drawn) > 1e4 * max(1e-12, min(map(abs, drawn))):  # a loss that explodes beside one that falls
-        axes.set_yscale("symlog")
+        axes.set_yscale("symlog", linthresh=0.1)
     axes.set_xlabel(item.expect.x_label)
     axes.set_ylabel(item.expect.y_label)
     axes.set_title(f"{item.expect.item} ({size})", fontsize=10)

@@ -52,9 +52,9 @@ class Record:
     schema: int = SCHEMA
 
     @property
-    def key(self) -> tuple[str, str, int, str]:
-        """What another measurement of the same replaces."""
-        return self.size, self.row, self.column, self.data
+    def key(self) -> tuple[str, str, int, str, str]:
+        """What another measurement of the same replaces. One packaged set may stand in for several of the paper's."""
+        return self.size, self.row, self.column, self.paper_data, self.data
 
 
 def file_of(results: Path, item: str) -> Path:

@@ -1,6 +1,7 @@
 """Run tables and figures of the papers, and keep what came out beside the paper's numbers."""
 
 import itertools
+import math
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from seepage import audit
 from seepage.data import DATA
@@ -178,11 +177,18 @@ def _by_function(job: Job, out: Path, name: str, show: Show) -> tuple[list[Value
     if path.exists():
         kept = read_json(path)
         return [Value(**value) for value in kept["values"]], kept["env"]
-    values = make(job.tables, data=job.data, seed=job.seed, show=show)
+    values = [_finite(value) for value in make(job.tables, data=job.data, seed=job.seed, show=show)]
     spent = {"seconds": round(time.time() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
-    env = {**environment(), **spent}
+    env = {**environment(str(job.tables.get("device", "cpu"))), **spent}
     write_json(path, {"values": [vars(value) for value in values], "env": env})
     return values, env
+
+
+def _finite(value: Value) -> Value:
+    """The value without a number that JSON has no word for, such as a loss that overflowed."""
+    if value.ours is None or math.isfinite(value.ours):
+        return value
+    return replace(value, ours=None, low=None, high=None, facts={**value.facts, "reason": f"it became {value.ours}"})
 
 
 def _values(job: Job, result: Mapping[str, Any]) -> list[Value]:
@@ -307,15 +313,14 @@ def _show_part(
     show(before + weight * min(1.0, done / total if total else 0.0), whole, f"{item}: {what}" if what else "")
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str) -> dict[str, Any]:
     """Where an item that is no audit was made."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     found = audit.environment("", time.time(), device, 1)
     return {key: value for key, value in found.items() if key not in ("command", "jobs", "schema")}
 
 
 def over_seeds(parts: Sequence[Sequence[Record]]) -> list[Record]:
-    """Join records of several seeds: the mean, between the least and the most."""
+    """Join records of several seeds: the mean, between the least and the most; facts are those of the first."""
     if len(parts) == 1:
         return list(parts[0])
     joined = []
@@ -324,5 +329,11 @@ def over_seeds(parts: Sequence[Sequence[Record]]) -> list[Record]:
         mean = sum(numbers) / len(numbers) if numbers else None
         seeds = {seed: value for record in records for seed, value in record.seeds.items()}
         low, high = (min(numbers), max(numbers)) if numbers else (None, None)
-        joined.append(replace(records[0], ours=mean, low=low, high=high, seeds=seeds))
+        command = _over(records[0].command, [int(seed) for seed in seeds])
+        joined.append(replace(records[0], ours=mean, low=low, high=high, seeds=seeds, command=command))
     return joined
+
+
+def _over(command: str, seeds: Sequence[int]) -> str:
+    """The command of the first seed for all of them."""
+    return f"{command} --seeds {max(seeds) - min(seeds) + 1}"

@@ -55,6 +55,8 @@ def verdict(paper: Sequence[float | None], ours: Sequence[Measured], metric: str
     'reproduced in trend'
     >>> verdict([28.7, 7.7], [Measured(47.8), Measured(4.7)], "psnr")
     'reproduced in trend'
+    >>> verdict([20.0, 19.5], [Measured(12.0), Measured(10.0)], "psnr")  # the paper's own change is within 1 dB
+    'not reproduced'
     """
     pairs = [(a, b) for a, b in zip(paper, ours, strict=True) if a is not None and b.ours is not None]
     if not pairs:
@@ -65,7 +67,8 @@ def verdict(paper: Sequence[float | None], ours: Sequence[Measured], metric: str
         return "reproduced"
     if all(gap >= 0 for gap in gaps):
         return "better than the paper"
-    return "reproduced in trend" if _alike(pairs) else "not reproduced"
+    trend = _alike(pairs) and (len(pairs) > 2 or abs(pairs[1][0] - pairs[0][0]) > _slack(pairs[0][0], metric))
+    return "reproduced in trend" if trend else "not reproduced"
 
 
 def by_ssim(paper: Sequence[float | None], ssim: Sequence[float | None]) -> Word:
@@ -73,17 +76,22 @@ def by_ssim(paper: Sequence[float | None], ssim: Sequence[float | None]) -> Word
 
     >>> by_ssim([0.2, 0.4, 0.6], [0.9, 0.8, 0.3]), by_ssim([0.2, 0.4, 0.6], [0.9, 0.9, 0.9])
     ('alike by SSIM', 'no number')
+    >>> by_ssim([0.2, 0.6], [0.9, 0.3])
+    'no number'
     """
     pairs = [(-a, Measured(b)) for a, b in zip(paper, ssim, strict=True) if a is not None and b is not None]
-    return "alike by SSIM" if _alike(pairs) else "no number"
+    return "alike by SSIM" if len(pairs) > 2 and _alike(pairs) else "no number"
 
 
 def _gap(paper: float, found: Measured, metric: str) -> float:
     """How far ours lies from the paper's beyond what counts as the same; 0 within."""
     assert found.ours is not None
-    slack = DECIBELS if metric.startswith("psnr") else SHARE * abs(paper)
     gap = found.ours - paper
-    return 0.0 if abs(gap) <= slack else gap
+    return 0.0 if abs(gap) <= _slack(paper, metric) else gap
+
+
+def _slack(paper: float, metric: str) -> float:
+    return DECIBELS if metric.startswith("psnr") else SHARE * abs(paper)
 
 
 def _alike(pairs: Sequence[tuple[float, Measured]]) -> bool:

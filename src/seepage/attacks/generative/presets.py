@@ -18,6 +18,7 @@ from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.presets import LabelRule
 from seepage.attacks.matching.priors import TotalVariation
+from seepage.errors import SeepageError
 
 
 def ggl(
@@ -109,10 +110,15 @@ def gias(
     cannot draw, its weights learn to: the second part is not bound to the auxiliary images.
 
     Deviations: one restart where the script has 3 to 4; one generator for the batch, whose weights all images share, as
-    in the paper for batches; the generator is trained here, or your own (see `ggl`); rates are constant.
+    in the paper for batches; the generator is trained here, or your own (see `ggl`); rates are constant; one Adam over
+    both parts, so that its memory moves the latents for some more steps, and the weights' first steps are larger than
+    the rate (its divisor still counts their steps of rest). With no more steps than `latent_steps` weights stay.
     """
-    if not 0 <= latent_steps <= steps:
-        latent_steps = steps
+    if latent_steps < 0 or steps < 1:
+        raise SeepageError(
+            f"gias needs steps from 1 and latent_steps from 0 up, got {steps} and {latent_steps}; correct the recipe"
+        )
+    latent_steps = min(latent_steps, steps)
     prior = ImagePrior(generator=generator, weights=weights, latent=latent, width=width, training=training, keep=keep)
     return GradientMatching(
         distance=Known(Cosine()),

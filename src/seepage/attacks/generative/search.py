@@ -17,6 +17,7 @@ from seepage.attacks.matching.engine import RECORDS, GradientMatching, has_settl
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.problem import Problem
+from seepage.defenses import SECRETS, Compose
 from seepage.errors import SeepageError
 from seepage.functional import derived_seed, generator
 from seepage.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
@@ -142,7 +143,10 @@ class _Target:
 
 
 def _repeatable(defense: Defense, transcript: Transcript) -> bool:
-    """Whether a defense does the same to the same update whatever its generator draws."""
+    """Whether a defense does the same to the same update whatever its generator draws, and an attacker can run it."""
+    parts = defense.parts if isinstance(defense, Compose) else (defense,)
+    if any(hasattr(part, name) for part in parts for name in SECRETS):
+        return False
     observed, knowledge = transcript[0], transcript.knowledge
     like = next(iter(observed.params.values()))
     count = observed.batch_size or 1

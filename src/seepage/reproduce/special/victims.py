@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from seepage.api import record
+from seepage.errors import SeepageError
 from seepage.functional import generator, state_of
 from seepage.recipe import Recipe
 from seepage.recording import built_model, open_data
@@ -25,14 +26,16 @@ def victims_of(recipe: Recipe) -> list[tuple[SimulatedTranscript, Batch]]:
     """What the server sees of each private batch, with the batch, drawn as an audit draws them.
 
     Args:
-        recipe: One cell without `[federation]` and `[rounds]`.
+        recipe: One cell without `[federation]`, `[rounds]` and `[[defense]]`.
 
     Returns:
         For each batch a transcript of one round, and the truth behind it.
 
     Raises:
-        SeepageError: For mistakes in its data or model.
+        SeepageError: For mistakes in its data or model, and a defense.
     """
+    if recipe.defense:
+        raise SeepageError(f"this item looks at updates as they are, and {recipe.name} defends them; leave it out")
     dataset = open_data(recipe, {})
     model = built_model(recipe, dataset)
 
