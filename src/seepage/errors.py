@@ -26,6 +26,10 @@ class Inapplicable(SeepageError):
         return type(self), (self.reason, self.remedy)  # so that it survives the way back from a worker
 
 
+class Diverged(SeepageError):
+    """Training whose weights are no numbers anymore: nothing more can be made of it."""
+
+
 class Problems(SeepageError):
     """Mistakes found in one go, one line each.
 

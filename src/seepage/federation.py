@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.clients import mean_update
-from seepage.errors import SeepageError
+from seepage.errors import Diverged, SeepageError
 from seepage.functional import generator, has_batch_norm, in_mode
 from seepage.storage import read_json, read_tensors, write_json, write_tensors
 from seepage.training import accuracy
@@ -268,7 +268,7 @@ def _round(clients: Clients, stage: Stage, plan: Federation, ask: Ask | None) ->
         step = -step
     params = {name: tensor + step * update.tensors[name] for name, tensor in stage.params.items()}
     if not all(bool(tensor.isfinite().all()) for tensor in params.values()):
-        raise SeepageError(
+        raise Diverged(
             f"the weights of the federation are not finite after {stage.t + 1} rounds; lower client.lr or federation.lr"
         )
     return Stage(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)

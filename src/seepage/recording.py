@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
 from seepage.auxiliary import auxiliary_images
-from seepage.errors import Inapplicable, SeepageError
+from seepage.errors import Diverged, Inapplicable, SeepageError
 from seepage.federating import UNSEEN, Held, clients_of, train_federation
 from seepage.functional import generator, state_of
 from seepage.metrics import baselines, psnr, ssim
@@ -23,7 +23,7 @@ from seepage.storage import SCHEMA, check_space, read_json, write_json
 from seepage.training import accuracy, begin, train
 from seepage.transcript import Victim
 from seepage.truth import Truth, open_truth, save_truth
-from seepage.types import Batch, Knowledge, Tensors
+from seepage.types import Batch, Knowledge, Tensors, check_finite
 from seepage.vertical import IndexedTranscript, IndexedVictim
 
 Show = Callable[[float, float, str], None]
@@ -71,7 +71,7 @@ def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet, *,
         show(number, len(recipes), f"recording {recipe.cell}" if len(recipes) > 1 else "recording")
         try:
             _record_cell(recipe, observed, private, sets, trained, keep, folder, show)
-        except (Skipped, Inapplicable) as error:
+        except (Skipped, Inapplicable, Diverged) as error:
             skipped.append(error)
             if len(skipped) == len(recipes):
                 raise
@@ -264,14 +264,21 @@ def _check_takes(model: torch.nn.Module, recipe: Recipe, dataset: data.Dataset) 
 
 
 def _check_computes(victim: Victim | IndexedVictim, recipe: Recipe) -> None:
-    """Compute one update, so that batch norm on a single value is one sentence and not a traceback."""
+    """Compute one update, so that batch norm on a single value is one sentence and not a traceback.
+
+    Training that overflows, as under a strong defense, leaves out its cell and no other.
+    """
     try:
-        victim.update(0)
+        sent = victim.update(0)
     except ValueError as error:
         raise Skipped(
             f"the client cannot compute an update of {recipe.model} on a batch of {recipe.batch.size} ({error}); "
             "use a larger --batch-size, larger images (--set data.size=64), or --set client.mode=eval"
         ) from error
+    try:
+        check_finite(sent.tensors, 0)
+    except SeepageError as error:
+        raise Skipped(str(error)) from error
 
 
 def _names(recipe: Recipe) -> dict[str, Any]:

@@ -159,3 +159,33 @@ def test_a_guess_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=words):
             check_reconstruction(bad, seen)
+
+
+def test_a_client_whose_training_overflows_leaves_out_its_cell_alone(tmp_path: Path) -> None:
+    tables = {
+        "data": {"use": "digits", "size": 8},
+        "model": {"use": "fc2", "hidden": 8},
+        "client": {"use": "fedavg", "lr": 0.1, "steps": 3, "batch_size": 4},
+        "batch": {"size": 4},
+        "attack": [{"use": "linear"}],
+        "case": [{"name": "overflows", "client": {"lr": 1e30}}],
+    }
+    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result["rows"]}
+    assert found["overflows"]["outcome"] == "not recorded"
+    assert "holds NaN or infinite values" in found["overflows"]["reason"]
+    assert found["cell"]["psnr"] is not None
+
+
+def test_a_federation_that_diverges_leaves_out_its_cell_alone(tmp_path: Path) -> None:
+    tables = {
+        "data": {"use": "digits", "size": 8},
+        "model": {"use": "fc2", "hidden": 8},
+        "federation": {"clients": 4, "share": 1.0, "examples": 8, "rounds": 2, "lr": 0.1},
+        "batch": {"size": 4},
+        "attack": [{"use": "linear"}],
+        "case": [{"name": "diverges", "federation": {"lr": 1e45}}],
+    }
+    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result["rows"]}
+    assert found["diverges"]["outcome"] == "not recorded"
+    assert "not finite after" in found["diverges"]["reason"]
+    assert found["cell"]["psnr"] is not None

@@ -104,7 +104,9 @@ def attack(
     params: Annotated[Path | None, typer.Option("--params", help="Weights that a gradient was made at.")] = None,
     use: Annotated[
         list[str] | None,
-        typer.Option("--use", help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable."),
+        typer.Option(
+            "--use", "--attack", help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable."
+        ),
     ] = None,
     model: ModelOption = None,
     shape: ShapeOption = None,

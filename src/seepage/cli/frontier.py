@@ -76,6 +76,7 @@ def frontier(
         return
     if not quiet:
         _print_table(found.rows)
+        _print_lacking(found.rows)
     print(found.advice)
     if not quiet:
         print(f"\npage: {found.folder / 'frontier.html'}; pictures: {found.folder / 'report.html'}")
@@ -103,6 +104,13 @@ def _print_table(rows: "Sequence[Row]") -> None:
             style="dim",
         )
     )
+
+
+def _print_lacking(rows: "Sequence[Row]") -> None:
+    """Why no epsilon could be counted, where that is a matter of this machine and not of the defense."""
+    doubts = [doubt for row in rows if row.promise is not None for doubt in row.promise["doubts"]]
+    for doubt in dict.fromkeys(doubt for doubt in doubts if "not installed" in doubt):
+        print(f"{doubt}\n")
 
 
 def _entries(row: "Row") -> list[str]:

@@ -152,7 +152,8 @@ def _print_list(results: Path, as_json: bool) -> None:
     for entry in listed:
         table.add_row(*map(Text, entry.values()))
     open_console().print(table)
-    print("\nRun some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
+    print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
+    print("Run some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
 
 
 def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: bool) -> None:

@@ -195,11 +195,9 @@ def advice(rows: Sequence[Row]) -> str:
 def _cost(point: Point, bare: Point, examples: int | None) -> str:
     points = 100 * (bare.accuracy - point.accuracy)
     of = f"({bare.accuracy:.1%} to {point.accuracy:.1%} of {examples} test examples)"
-    if abs(points) < 0.05:
+    if points < 0.05:
         return f"costs no accuracy {of}"
-    return (
-        f"costs {points:.1f} points of accuracy {of}" if points > 0 else f"gains {-points:.1f} points of accuracy {of}"
-    )
+    return f"costs {points:.1f} points of accuracy {of}"
 
 
 def _failing(points: Sequence[Point]) -> str:

@@ -15,8 +15,9 @@ LEGEND = f"""Every number of ours was made by the command beside it; nothing is 
 `results/reproduce/`, one file per table or figure.
 
 A verdict compares a row with the paper's. **Reproduced**: every number lies within {DECIBELS:g} dB of the paper's
-(10 % where it is no PSNR). **Better than the paper**: no number is worse than that and one at least is better; that can
-also mean that the small size is easier. **Reproduced in trend**: the numbers of three columns or more are in like order
+(10 % where it is no PSNR). **Better than the paper**: no number is worse than that and one at least is better, at the
+paper's size. In the small size, which is easier, that is called **beyond the paper's, but smaller**, and shows no more
+than that the method works there. **Reproduced in trend**: the numbers of three columns or more are in like order
 (rank correlation {TREND} or more), or of two columns ours change by at least half as much as the paper's. **Not
 reproduced**: none of these; the note says what was tried. **Alike by SSIM**: the paper prints LPIPS, whose weights were
 not at hand; our SSIM is in like order over three columns or more.
@@ -84,7 +85,8 @@ def verdict_of(item: Item, line: Line, records: Sequence[Record]) -> str:
         similar = [at[column].facts.get("ssim") if column in at else None for column in columns]
         return by_ssim(paper, similar) if line.metric == "lpips" else "no number"
     ours = [Measured(at[c].ours, at[c].low, at[c].high) if c in at else Measured(None) for c in columns]
-    word = verdict(paper, ours, line.metric, line.better)
+    small = any(record.size == "small" for record in records)
+    word = verdict(paper, ours, line.metric, line.better, small=small)
     printed = [c for c in columns if c in at and paper[c] is not None]
     measured = [c for c in printed if at[c].ours is not None]
     return f"{word} ({len(measured)} of {len(printed)} columns)" if 0 < len(measured) < len(printed) else word
@@ -174,6 +176,8 @@ def _share(record: Record | None, value: Any) -> str:
 def ours_of(record: Record | None) -> str:
     if record is None:
         return "-"
+    if record.ours is None and record.metric == "lpips" and "ssim" in record.facts:
+        return "no LPIPS"
     if record.ours is None:
         reason = record.facts.get("reason")
         return f"none: {_cell(str(reason))}" if reason else "none"

@@ -215,7 +215,8 @@ def _value(line: Line, column: int, cell: Any, row: Any, where: str) -> Value:
         raise SeepageError(f"a result row has no {line.metric!r}, which [[expect.rows]] {line.name!r} names")
     low, high = (row["psnr_low"], row["psnr_high"]) if line.metric == "psnr" else (None, None)
     beside = {key: row.get(key) for key in BESIDE if row.get(key) is not None}
-    beside |= {"cell": row["cell"], "attack": row["attack"], "client": cell["client"], "batch_size": cell["batch_size"]}
+    beside |= {"cell": row["cell"], "attack": row["attack"], "client": cell.get("client")}
+    beside |= {"batch_size": cell.get("batch_size")}
     return Value(row=line.name, column=column, ours=row[line.metric], low=low, high=high, facts=beside)
 
 
@@ -230,7 +231,7 @@ def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Recor
         row=value.row,
         column=value.column,
         paper_data=job.paper_data,
-        data=Path(job.data).name if job.data else str(job.tables.get("data", {}).get("use", "")),
+        data=Path(job.data).name if job.data else _own_data(job),
         metric=line.metric,
         paper=line.paper_at(value.column),
         ours=value.ours,
@@ -311,6 +312,11 @@ def _show_part(
 ) -> None:
     """One job's progress as a part of all jobs'."""
     show(before + weight * min(1.0, done / total if total else 0.0), whole, f"{item}: {what}" if what else "")
+
+
+def _own_data(job: Job) -> str:
+    """The recipe's own data; a function of its own that is given none uses none."""
+    return "no data" if job.item.expect.by else str(job.tables.get("data", {}).get("use", ""))
 
 
 def environment(device: str) -> dict[str, Any]:
