@@ -133,19 +133,22 @@ def _section(item: Item, records: Sequence[Record], folder: Path) -> str:
 
 def _table(item: Item, size: str, records: Sequence[Record]) -> str:
     heads = item.columns("small" if size == "small" else "paper")
-    lines = [_row(["", "", *heads, "verdict"]), "|" + "---|" * (len(heads) + 3)]
+    lines = [_row(["row, verdict", "", *heads]), "|" + "---|" * (len(heads) + 2)]
     if tuple(heads) != tuple(item.expect.columns):
-        lines.append(_row(["", "the paper's column", *item.expect.columns, ""]))
+        lines.append(_row(["", "the paper's column", *item.expect.columns]))
     for line, own in by_line(item, records):
         at = {record.column: record for record in own}
         columns = range(len(heads))
         name = f"{line.name} ({line.data})" if line.data and line.data not in line.name.lower() else line.name
+        # In front, since a wide table is scrolled from there.
+        word = f"**{verdict_of(item, line, own)}**"
         if any(line.paper_at(column) is not None for column in columns):
-            lines.append(_row([name, "paper", *(number_of(line.paper_at(column)) for column in columns), ""]))
-            name = ""
+            lines.append(_row([name, "paper", *(number_of(line.paper_at(column)) for column in columns)]))
+        else:
+            word = f"{name}: {word}"
         ours = [ours_of(at.get(column)) for column in columns]
-        lines.append(_row([name, f"ours, {size}, {own[0].data}", *ours, f"**{verdict_of(item, line, own)}**"]))
-        lines += [_row(["", words, *entries, ""]) for words, entries in _beside(line, at, columns)]
+        lines.append(_row([word, f"ours, {size}, {own[0].data}", *ours]))
+        lines += [_row(["", words, *entries]) for words, entries in _beside(line, at, columns)]
     return "\n".join([*lines, ""])
 
 
