@@ -180,8 +180,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 def test_an_audit_leaves_the_same_files(home: Path, cluster: str, environment: dict[str, str]) -> None:
     child = start(home, environment | {"RAY_ADDRESS": cluster}, "audit", "tiny.toml", "--out", "far", "--on", "ray")
-    _, err = finish(child)
-    assert "attacking" in err
+    finish(child)
     near, far = contents(local(home, "tiny.toml")), contents(home / "far")
     assert near.keys() == far.keys()
     assert [name for name in near if near[name] != far[name]] == []
