@@ -12,9 +12,9 @@ from seepage.attacks.cafe import Cafe
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cafe.steps import groups
 from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
-from seepage.transcript import OneRound
+from seepage.transcripts.designs import RandomDraws, make_design
+from seepage.transcripts.simulated import OneRound
 from seepage.types import Reconstruction
-from seepage.vertical import RandomDraws, make_design
 
 
 def run_published(args: argparse.Namespace) -> None:

@@ -16,8 +16,9 @@ from seepage.attacks.cafe.sites import assemble, block_shape, find_sites
 from seepage.attacks.cafe.steps import groups
 from seepage.defenses.fake_gradients import FakeGradients
 from seepage.reproduce.special.parties import loss
+from seepage.transcripts.designs import RandomDraws, make_design
+from seepage.transcripts.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch
-from seepage.vertical import IndexedVictim, RandomDraws, ServerStep, make_design
 
 
 def setting(args: argparse.Namespace, seed: int) -> Row:

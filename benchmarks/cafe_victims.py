@@ -15,13 +15,9 @@ from seepage.attacks.cafe.sites import Site, find_sites, true_representations
 from seepage.clients import FedSGD
 from seepage.functional import frozen_randomness, generator, state_of
 from seepage.models.vertical import vertical
+from seepage.transcripts.designs import Design
+from seepage.transcripts.vertical import IndexedTranscript, IndexedVictim, ServerStep
 from seepage.types import Batch, Defense, Knowledge, Tensors, Update
-from seepage.vertical import (
-    Design,
-    IndexedTranscript,
-    IndexedVictim,
-    ServerStep,
-)
 
 
 def images(path: str, samples: int, seed: int) -> Batch:

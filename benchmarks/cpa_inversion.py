@@ -28,7 +28,7 @@ from seepage.clients import FedSGD
 from seepage.functional import generator
 from seepage.metrics.baselines import baselines
 from seepage.metrics.image import psnr, ssim
-from seepage.transcript import OneRound
+from seepage.transcripts.simulated import OneRound
 from seepage.types import Batch, Transcript
 
 

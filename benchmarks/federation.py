@@ -1,4 +1,4 @@
-"""Client steps per second: `seepage.federation.federate` against Flower's simulation engine on the same recipe.
+"""Client steps per second: `seepage.federation.rounds.federate` against Flower's simulation engine on the same recipe.
 
     OMP_NUM_THREADS=1 python benchmarks/federation.py [--models fc2 convnet] [--clients 20] [--rounds 20] [--cpus 1]
 
@@ -28,7 +28,7 @@ from unittest import mock
 
 import torch
 
-from seepage.federation import Stage, federate
+from seepage.federation.rounds import Stage, federate
 from seepage.integrations import flower
 from seepage.integrations.flower import scene_of
 

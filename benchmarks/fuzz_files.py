@@ -22,16 +22,16 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["seepage"]):
-    import seepage.recorded
     import seepage.report.page
+    import seepage.transcripts.recorded
     from seepage.data import load
     from seepage.errors import SeepageError
-    from seepage.foreign import read_facts
-    from seepage.recipe import read_recipe
-    from seepage.recorded import open_transcript, save_transcript
+    from seepage.recipe.resolve import cells
+    from seepage.recipe.tables import read_recipe
     from seepage.report import write_report
-    from seepage.resolve import cells
     from seepage.storage import read_tensors
+    from seepage.transcripts.foreign import read_facts
+    from seepage.transcripts.recorded import open_transcript, save_transcript
     from seepage.weights import read_state
 
 import torch

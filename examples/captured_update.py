@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 
 from seepage import Architecture, attack, build, exposure, open_transcript
-from seepage.observing import Files, observe_files
-from seepage.parts import Part
+from seepage.captured.observing import Files, observe_files
+from seepage.recipe.parts import Part
 
 
 def look(before: Path, after: Path, lr: float, out: Path) -> None:

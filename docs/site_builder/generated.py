@@ -14,7 +14,7 @@ from typer.main import get_command
 from seepage.attacks import ATTACKS, Entry
 from seepage.cli import app
 from seepage.defenses import DEFENSES
-from seepage.recipe import BUILT_IN, list_recipes, read_recipe
+from seepage.recipe.tables import BUILT_IN, list_recipes, read_recipe
 
 FAMILIES = {
     "seepage.attacks.matching": "gradient matching",
@@ -25,7 +25,7 @@ FAMILIES = {
     "seepage.attacks.averaged": "averaging of rounds",
 }
 REFERENCE = {
-    "verbs": ("Verbs", ["seepage.api", "seepage.recorded", "seepage.truth"]),
+    "verbs": ("Verbs", ["seepage.api", "seepage.transcripts.recorded", "seepage.transcripts.truth"]),
     "types": ("Types", ["seepage.types"]),
     "errors": ("Errors", ["seepage.errors"]),
     "attacks": ("What an attack is", ["seepage.attacks.base"]),

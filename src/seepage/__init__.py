@@ -30,8 +30,8 @@ from seepage.errors import Inapplicable, SeepageError
 from seepage.exposure import Exposure, exposure
 from seepage.metrics import METRICS, Scores, score
 from seepage.models import MODELS, build
-from seepage.recorded import open_transcript, save_transcript
-from seepage.truth import open_truth, save_truth
+from seepage.transcripts.recorded import open_transcript, save_transcript
+from seepage.transcripts.truth import open_truth, save_truth
 from seepage.types import (
     Architecture,
     Batch,

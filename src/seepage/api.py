@@ -12,9 +12,9 @@ from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
 from seepage.errors import SeepageError
 from seepage.functional import forward, in_mode, state_of
-from seepage.parts import make_attack
-from seepage.recorded import open_transcript
-from seepage.transcript import OneRound, SimulatedTranscript, Victim
+from seepage.recipe.parts import make_attack
+from seepage.transcripts.recorded import open_transcript
+from seepage.transcripts.simulated import OneRound, SimulatedTranscript, Victim
 from seepage.types import (
     Architecture,
     Batch,

@@ -24,18 +24,18 @@ from typing import Any
 
 import torch
 
-from seepage.attacking import Source, attack_cells, own_source
+from seepage.auditing.attacking import Source, attack_cells, own_source
+from seepage.auditing.recording import Show, quiet, record_cells
+from seepage.auditing.results import check_result
+from seepage.auditing.summary import summarize
 from seepage.errors import SeepageError
 from seepage.models import LIBRARIES
 from seepage.named import bind, is_dotted
-from seepage.parts import Part, make_attack
-from seepage.recipe import Recipe, Scoring
-from seepage.recorded import list_transcripts, open_transcript
-from seepage.recording import Show, quiet, record_cells
-from seepage.resolve import cells, resolved, run_name
-from seepage.results import check_result
+from seepage.recipe.parts import Part, make_attack
+from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.recipe.settings import change
+from seepage.recipe.tables import Recipe, Scoring
 from seepage.running import Runner, threads_for
-from seepage.settings import change
 from seepage.storage import (
     SCHEMA,
     check_schema,
@@ -47,7 +47,7 @@ from seepage.storage import (
     write_json,
     write_whole,
 )
-from seepage.summary import summarize
+from seepage.transcripts.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Transcript
 
 SPACE = 64 * 2**20

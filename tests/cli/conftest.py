@@ -12,7 +12,7 @@ import pytest
 
 from seepage import audit
 from seepage.cli import main
-from seepage.recipe import read_recipe
+from seepage.recipe.tables import read_recipe
 
 TINY = """
 name = "tiny"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from seepage import terminal
-from seepage.terminal import print_result, progress_bar
+from seepage.cli import terminal
+from seepage.cli.terminal import print_result, progress_bar
 
 
 class Screen(io.StringIO):

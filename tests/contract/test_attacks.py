@@ -31,7 +31,7 @@ from seepage import (
 from seepage.attacks.base import Progress, ignore
 from seepage.contracts import ATTACK_CHECKS, AttackCase, check_attack, planted_inputs
 from seepage.contracts.watch import Killed
-from seepage.vertical import Rounds
+from seepage.transcripts.vertical import Rounds
 
 
 def all_conv(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

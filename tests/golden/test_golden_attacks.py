@@ -25,8 +25,9 @@ import seepage.data
 from seepage import ATTACKS, Architecture, GaussianNoise, attack, build, record, score
 from seepage.clients import FedSGD
 from seepage.functional import state_of
+from seepage.transcripts.designs import RandomDraws
+from seepage.transcripts.vertical import IndexedVictim
 from seepage.types import Batch, Knowledge
-from seepage.vertical import IndexedVictim, RandomDraws
 
 GELU = Architecture("convnet", {"width": 8, "activation": "gelu"})
 FC2 = Architecture("fc2", {"hidden": 32})

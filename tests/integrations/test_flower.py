@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
 from seepage import SeepageError
-from seepage.federation import Stage, federate
+from seepage.federation.rounds import Stage, federate
 from seepage.integrations.flower import Scene, scene_of, simulate
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quiet_flower")]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seepage.report import write_grid, write_report
 from seepage.storage import write_lines, write_tensors
-from seepage.truth import save_truth
+from seepage.transcripts.truth import save_truth
 from seepage.types import Batch
 
 Build = Callable[..., Path]

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seepage.attacking import attack_names
+from seepage.auditing.attacking import attack_names
 from seepage.errors import Problems, SeepageError
-from seepage.recipe import find_recipe, list_recipes, read_recipe
+from seepage.recipe.resolve import cells
+from seepage.recipe.tables import find_recipe, list_recipes, read_recipe
 from seepage.reproduce import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
 from seepage.reproduce.items import item_of, laid_over
-from seepage.resolve import cells
 
 RECIPE = """
 name = "t"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from seepage.attacking import attack_cells, attack_names, own_source
+from seepage.auditing.attacking import attack_cells, attack_names, own_source
+from seepage.auditing.recording import quiet, record_cells
+from seepage.auditing.summary import summarize
 from seepage.data import DATA
-from seepage.recording import quiet, record_cells
+from seepage.recipe.resolve import cells
 from seepage.reproduce import Item, Record, find_item, list_items, read_records, verdict_of, write_book
 from seepage.reproduce.records import keep_records
-from seepage.resolve import cells
-from seepage.summary import summarize
 
 RESULTS = Path(__file__).parents[2] / "results" / "reproduce"
 BOOK = Path(__file__).parents[2] / "docs" / "results"

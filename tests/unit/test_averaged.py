@@ -13,16 +13,17 @@ from seepage.accounting import epsilon
 from seepage.attacks import Averaged, LinearLeak, averaged
 from seepage.attacks.averaged import _average
 from seepage.attacks.matching.known_noise import known_noise
+from seepage.auditing.summary import _promise
 from seepage.clients import FedAvg
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, Quantize, UnitNormNoise
 from seepage.functional import generator, state_of
 from seepage.promise import promise_of
-from seepage.recipe import Recipe
-from seepage.resolve import cells
-from seepage.summary import _promise
-from seepage.transcript import SimulatedTranscript
+from seepage.recipe.resolve import cells
+from seepage.recipe.tables import Recipe
+from seepage.transcripts.designs import WholeBatch
+from seepage.transcripts.simulated import SimulatedTranscript
+from seepage.transcripts.vertical import IndexedVictim, Rounds, ServerStep
 from seepage.types import Batch, ClientView, Defense, Knowledge, Reconstruction, Round, Transcript
-from seepage.vertical import IndexedVictim, Rounds, ServerStep, WholeBatch
 
 NOISE = GaussianNoise(sigma=0.02, clip=1.0)
 FC2 = Architecture("fc2", {"hidden": 64})

@@ -9,7 +9,7 @@ from torch import nn
 from seepage import SeepageError, record
 from seepage.accounting import epsilon, fedleak_sigma, sigma_for
 from seepage.defenses import DPSGD, Soteria
-from seepage.resolve import cells
+from seepage.recipe.resolve import cells
 from seepage.types import Batch
 
 WRONG: list[tuple[dict[str, Any], str]] = [

@@ -12,8 +12,9 @@ from seepage.data import load
 from seepage.defenses.fake_gradients import FakeGradients
 from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
+from seepage.transcripts.designs import RandomDraws
+from seepage.transcripts.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, Knowledge
-from seepage.vertical import IndexedVictim, RandomDraws, ServerStep
 
 
 def digits(samples, rounds, size, *, seed=0, defense=None, **options):

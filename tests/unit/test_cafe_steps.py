@@ -19,8 +19,9 @@ from seepage.attacks.cafe.unforged import plausible, solve_column
 from seepage.clients import FedSGD
 from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
+from seepage.transcripts.designs import Listed, Partitions, RandomDraws, ShuffledEpochs
+from seepage.transcripts.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, Knowledge, Round, Update
-from seepage.vertical import IndexedVictim, Listed, Partitions, RandomDraws, ServerStep, ShuffledEpochs
 
 
 def make(design, rounds, *, shape=(1, 8, 8), seed=0, dark=0.3, model=None, **options):

@@ -3,7 +3,7 @@
 import json
 
 from seepage.attacks import ATTACKS
-from seepage.catalog import catalog
+from seepage.cli.catalog import catalog
 from seepage.clients import CLIENTS
 from seepage.data import DATA
 from seepage.defenses import DEFENSES

@@ -29,7 +29,7 @@ from seepage.defenses.guardian import derivatives
 from seepage.defenses.soteria import sensitivity
 from seepage.errors import Inapplicable
 from seepage.functional import frozen_randomness, generator, state_of
-from seepage.transcript import Victim
+from seepage.transcripts.simulated import Victim
 from seepage.types import Architecture, Batch, ClientView, Defense, Knowledge, Tensors, Update
 
 CLIENT = DefenseCase(defense=Sparsify(keep=0.5)).client()

@@ -54,10 +54,10 @@ from seepage.attacks.matching.partial import GaussianLikelihood, TopMagnitude
 from seepage.attacks.matching.priors import GroupConsistency, SquaredNorm, TotalVariation
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import Search
+from seepage.auditing.outcome import FolderProgress
 from seepage.contracts import planted_inputs, recovered_db
 from seepage.contracts.watch import Changed, Kept
 from seepage.functional import generator
-from seepage.outcome import FolderProgress
 from seepage.types import Transcript
 
 SHAPE, CLASSES = (1, 6, 6), 4

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from seepage.attacks import ATTACKS
-from seepage.explained import SHARED, explained, options_of
+from seepage.cli.explained import SHARED, explained, options_of
 
 KINDS = ("attacks", "clients", "defenses", "models", "partitions")
 
@@ -15,7 +15,7 @@ def test_every_option_has_a_meaning(kind: str) -> None:
     lacking = [
         (name, option.name) for name, options in explained(kind).items() for option in options if len(option.about) < 2
     ]
-    assert not lacking, "describe them under Args:, or in seepage.explained.SHARED"
+    assert not lacking, "describe them under Args:, or in seepage.cli.explained.SHARED"
 
 
 def test_every_option_is_there_with_its_default() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
-from seepage.federation import Checkpoints, Clients, Federation, Stage, federate
+from seepage.federation.rounds import Checkpoints, Clients, Federation, Stage, federate
 from seepage.functional import state_of
 from seepage.types import ClientUpdate, Tensors
 

@@ -7,10 +7,10 @@ from torch import Generator, nn
 from seepage import Architecture, Batch, SeepageError, build, record
 from seepage.attacks.matching.directions import Blended, LookAhead, Plain
 from seepage.attacks.matching.distances import L1, L2, Cosine
+from seepage.auditing.recording import quiet
 from seepage.errors import Inapplicable
+from seepage.federation.partition import FeatureSkew
 from seepage.functional import frozen_randomness
-from seepage.partition import FeatureSkew
-from seepage.recording import quiet
 from seepage.reproduce.special.ablation import fedleak_without_cosine, fedleak_without_l1
 from seepage.reproduce.special.convergence import figure_1, figure_6, problem_of, safe_step, similarity
 from seepage.reproduce.special.descent import descend, figure_10
@@ -121,7 +121,7 @@ def test_the_truths_own_gradient_is_wholly_alike() -> None:
 
 def test_victims_are_those_of_an_audit(tmp_path_factory: pytest.TempPathFactory) -> None:
     from seepage.audit import record_only
-    from seepage.truth import open_truth
+    from seepage.transcripts.truth import open_truth
 
     folder = record_only({**TABLES, "seed": 3}, out=tmp_path_factory.mktemp("victims") / "run")
     kept = open_truth(folder / "private")

@@ -23,14 +23,14 @@ from seepage.attacks.generative.search import _Search, _Target
 from seepage.attacks.generative.training import stretched, train_decoder, train_enhancer
 from seepage.attacks.matching.distances import L2
 from seepage.audit import run
-from seepage.auxiliary import Auxiliary, auxiliary_images
 from seepage.contracts import planted_inputs
 from seepage.defenses import Compose, ZeroSumNoise
 from seepage.errors import Problems
 from seepage.functional import generator
-from seepage.recipe import BUILT_IN, read_recipe
-from seepage.resolve import cells, resolved
-from seepage.truth import open_truth
+from seepage.recipe.auxiliary import Auxiliary, auxiliary_images
+from seepage.recipe.resolve import cells, resolved
+from seepage.recipe.tables import BUILT_IN, read_recipe
+from seepage.transcripts.truth import open_truth
 from seepage.types import Defense
 
 SHAPE = (1, 8, 8)

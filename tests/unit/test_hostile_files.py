@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from seepage import Architecture, Batch, SeepageError, build, open_transcript, record, save_transcript
 from seepage.data import load
-from seepage.recipe import read_recipe
+from seepage.recipe.tables import read_recipe
 from seepage.report import write_report
 from seepage.report.run import open_run
 from seepage.storage import LARGEST_HEAD, append_line, read_json, read_lines, read_tensors, refuse_links
@@ -348,7 +348,7 @@ from pathlib import Path
 import torch
 import seepage, seepage.report, seepage.data.decode
 from seepage.data import load
-from seepage.recipe import read_recipe
+from seepage.recipe.tables import read_recipe
 from seepage.report.run import open_run
 from seepage.storage import read_json, read_lines, read_tensors
 from seepage.weights import read_state

@@ -32,7 +32,7 @@ from seepage.defenses import (
 )
 from seepage.defenses.dp_sgd import Clipping
 from seepage.functional import frozen_randomness, generator, state_of
-from seepage.transcript import SimulatedTranscript
+from seepage.transcripts.simulated import SimulatedTranscript
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Round, Tensors, Transcript
 
 LOCAL = FedAvg(lr=0.2, epochs=2, batch_size=2)

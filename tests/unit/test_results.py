@@ -13,14 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage import Batch, LinearLeak, record
-from seepage.errors import SeepageError
-from seepage.functional import generator
-from seepage.measured import metrics_for, score_outcomes
-from seepage.metrics import Scores
-from seepage.models import build
-from seepage.outcome import Outcome
-from seepage.recipe import Scoring
-from seepage.results import (
+from seepage.auditing.measured import metrics_for, score_outcomes
+from seepage.auditing.outcome import Outcome
+from seepage.auditing.results import (
     SCORE_KEYS,
     SHOWN,
     check_result,
@@ -32,9 +27,14 @@ from seepage.results import (
     violations,
     worst_status,
 )
-from seepage.transcript import OneRound, SimulatedTranscript
+from seepage.auditing.verdict import verdict
+from seepage.errors import SeepageError
+from seepage.functional import generator
+from seepage.metrics import Scores
+from seepage.models import build
+from seepage.recipe.tables import Scoring
+from seepage.transcripts.simulated import OneRound, SimulatedTranscript
 from seepage.types import Architecture, Reconstruction, Round, Update
-from seepage.verdict import verdict
 
 TITLES = {"a": "case A", "b": "case B"}
 
@@ -385,7 +385,7 @@ def test_batches_of_which_only_some_have_labels_or_a_sign_are_joined(flip: bool)
 
 def test_perceptual_scores_are_measured_only_when_asked_for_and_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "lpips" not in metrics_for(Scoring(), (3, 32, 32))
-    monkeypatch.setattr("seepage.measured.lpips_missing", lambda shape: "it is not here")
+    monkeypatch.setattr("seepage.auditing.measured.lpips_missing", lambda shape: "it is not here")
     assert "lpips" not in metrics_for(Scoring(lpips=True), (3, 32, 32))
-    monkeypatch.setattr("seepage.measured.lpips_missing", lambda shape: None)
+    monkeypatch.setattr("seepage.auditing.measured.lpips_missing", lambda shape: None)
     assert "lpips" in metrics_for(Scoring(lpips=True), (3, 32, 32))

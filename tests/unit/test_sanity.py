@@ -11,7 +11,7 @@ from torch import nn
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record, sanity
 from seepage.functional import generator, state_of
 from seepage.promise import promise_of
-from seepage.transcript import SimulatedTranscript
+from seepage.transcripts.simulated import SimulatedTranscript
 from seepage.types import Knowledge, Round, Update
 
 PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

@@ -11,12 +11,12 @@ from torch import nn
 from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.ica import IMAGES
 from seepage.audit import record_only
+from seepage.auditing.recording import quiet
 from seepage.models import build
-from seepage.recorded import open_transcript
-from seepage.recording import quiet
 from seepage.reproduce.special.networks import ImageNetUnits, small_vgg
 from seepage.reproduce.special.party import cosines, embeddings, without
-from seepage.truth import open_truth
+from seepage.transcripts.recorded import open_transcript
+from seepage.transcripts.truth import open_truth
 from seepage.types import Architecture, Reconstruction, Transcript
 
 NETWORK = {"use": "seepage.reproduce.special.networks:small_vgg", "hidden": 12, "width": 2}

@@ -10,9 +10,9 @@ import torch
 from seepage import Architecture, Batch, attack, build, record
 from seepage.defenses import DEFENSES, Compose, GaussianNoise, Quantize, Soteria, Sparsify, defense_tables, joined
 from seepage.errors import SeepageError
-from seepage.recorded import open_transcript, save_transcript
-from seepage.resolve import cells
-from seepage.transcript import SimulatedTranscript
+from seepage.recipe.resolve import cells
+from seepage.transcripts.recorded import open_transcript, save_transcript
+from seepage.transcripts.simulated import SimulatedTranscript
 from seepage.types import Defense
 
 NET = Architecture("fc2", {"hidden": 8})

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage.errors import SeepageError
+from seepage.federation.training import Training, accuracy, train
 from seepage.functional import generator, state_of
-from seepage.training import Training, accuracy, train
 from seepage.types import Batch
 
 INPUTS = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))

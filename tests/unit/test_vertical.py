@@ -11,17 +11,9 @@ from seepage.clients import Aggregate, FedSGD
 from seepage.errors import SeepageError
 from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
+from seepage.transcripts.designs import Listed, Partitions, RandomDraws, ShuffledEpochs, check_rounds, membership
+from seepage.transcripts.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, Knowledge
-from seepage.vertical import (
-    IndexedVictim,
-    Listed,
-    Partitions,
-    RandomDraws,
-    ServerStep,
-    ShuffledEpochs,
-    check_rounds,
-    membership,
-)
 
 
 def _victim(design, rounds=6, *, server=None, seed=0):

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from seepage import Architecture, SeepageError
-from seepage.training import Training, begin
+from seepage.federation.training import Training, begin
 from seepage.weights import load_weights, pretrained_state, read_state
 
 

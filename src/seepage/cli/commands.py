@@ -104,8 +104,8 @@ def audit(
 ) -> None:
     """Record real updates, attack them, score what came back, and write a report."""
     from seepage.audit import run
-    from seepage.results import parse_condition
-    from seepage.terminal import progress_bar
+    from seepage.auditing.results import parse_condition
+    from seepage.cli.terminal import progress_bar
 
     condition = None if fail_if is None else parse_condition(fail_if)
     tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, attack, defense, settings)
@@ -135,7 +135,7 @@ def record(
 ) -> None:
     """Only let the simulated client compute its updates: writes observed/ and private/."""
     from seepage.audit import record_only
-    from seepage.terminal import progress_bar
+    from seepage.cli.terminal import progress_bar
 
     tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, None, defense, settings)
     with progress_bar(off=as_json or quiet) as show:
@@ -163,7 +163,7 @@ def score(
 ) -> None:
     """Score a run that was attacked without the truth, show an audit's scores again, or count what people judged."""
     from seepage.audit import score_run
-    from seepage.results import parse_condition
+    from seepage.auditing.results import parse_condition
 
     if judgements:
         if truth is not None or settings or fail_if or trust:
@@ -215,9 +215,9 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List attacks, defenses, clients, models, data sets, metrics and recipes."""
-    from seepage.catalog import catalog
-    from seepage.explained import explained
-    from seepage.terminal import print_catalog, print_kind
+    from seepage.cli.catalog import catalog
+    from seepage.cli.explained import explained
+    from seepage.cli.terminal import print_catalog, print_kind
 
     found = catalog()
     if kind is not None and kind not in found:
@@ -237,9 +237,9 @@ def validate(
 ) -> None:
     """Check a recipe or a recorded folder without running anything."""
     from seepage.audit import validate_folder
-    from seepage.recipe import find_recipe, read_recipe
-    from seepage.resolve import cells
-    from seepage.settings import change
+    from seepage.recipe.resolve import cells
+    from seepage.recipe.settings import change
+    from seepage.recipe.tables import find_recipe, read_recipe
 
     if Path(path).is_dir():
         for line in validate_folder(Path(path)):

@@ -62,7 +62,7 @@ def _of_folder(
     folder: Path, t: int, model: str | None = None, batch_size: int | None = None, *, trust: bool = False
 ) -> Iterator[tuple[str, "Exposure"]]:
     from seepage.exposure import exposure as look
-    from seepage.recorded import list_transcripts, open_transcript
+    from seepage.transcripts.recorded import list_transcripts, open_transcript
     from seepage.types import Architecture
 
     architecture = None if model is None else Architecture(model)

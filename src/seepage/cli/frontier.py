@@ -55,9 +55,9 @@ def frontier(
     quiet: QuietOption = False,
 ) -> None:
     """Sweep defenses: what each costs in accuracy, seconds and bytes, and what attackers still recover behind it."""
+    from seepage.cli.terminal import progress_bar
     from seepage.frontier import run_frontier
     from seepage.report import write_grid, write_report
-    from seepage.terminal import progress_bar
 
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
     tables = tables_of(
@@ -86,7 +86,7 @@ def _print_table(rows: "Sequence[Row]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from seepage.terminal import open_console
+    from seepage.cli.terminal import open_console
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("defense", overflow="fold")

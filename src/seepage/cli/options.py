@@ -104,8 +104,8 @@ def tables_of(
     settings: list[str] | None,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes."""
-    from seepage.recipe import find_recipe, read_recipe
-    from seepage.settings import change, choose_part, drop_cases, put
+    from seepage.recipe.settings import change, choose_part, drop_cases, put
+    from seepage.recipe.tables import find_recipe, read_recipe
 
     tables = read_recipe(find_recipe("default" if recipe is None else recipe))
     for key, names in (("attack", attacks), ("defense", defenses)):

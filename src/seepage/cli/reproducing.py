@@ -41,7 +41,7 @@ def reproduce(
 ) -> None:
     """Run tables and figures of the three papers, and show ours beside theirs."""
     from seepage import reproduce as room
-    from seepage.terminal import progress_bar
+    from seepage.cli.terminal import progress_bar
 
     if not items and book is None:
         _print_list(results, as_json)
@@ -130,8 +130,8 @@ def _print_list(results: Path, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from seepage.cli.terminal import open_console
     from seepage.reproduce import list_items, read_records
-    from seepage.terminal import open_console
 
     listed = [
         {
@@ -186,8 +186,8 @@ def _print_item(done: "Done", size: "Size") -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from seepage.cli.terminal import open_console
     from seepage.reproduce.book import by_line, number_of, ours_of, verdict_of
-    from seepage.terminal import open_console
 
     item = done.item
     table = Table(title=f"{item.id}: {item.expect.title}", title_justify="left", box=None, pad_edge=False)

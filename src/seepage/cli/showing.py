@@ -12,7 +12,7 @@ from seepage.errors import printable
 
 if TYPE_CHECKING:
     from seepage.audit import Run
-    from seepage.recording import Show
+    from seepage.auditing.recording import Show
 
 
 def command_line() -> str:
@@ -50,8 +50,8 @@ def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_o
         quiet: The verdict and nothing else.
         note_old: Say where it was finished earlier.
     """
+    from seepage.cli.terminal import print_result
     from seepage.report.run import open_run
-    from seepage.terminal import print_result
 
     if not finished.fresh:
         open_run(folder)  # it may be somebody else's, and damaged
@@ -66,7 +66,7 @@ def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_o
 
 def gate(result: Any, condition: tuple[str, str, float] | None) -> None:
     """End with exit code 1 where a row meets the condition of `--fail-if`."""
-    from seepage.results import violations
+    from seepage.auditing.results import violations
 
     if condition is None:
         return

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from seepage.api import record
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.auditing.outcome import FolderProgress
 from seepage.clients import FedSGD
 from seepage.contracts.watch import Changed, Kept, Killed, globals_kept, same, snapshot, tensors_of
 from seepage.functional import generator, state_of
 from seepage.models import build
-from seepage.outcome import FolderProgress
-from seepage.recorded import open_transcript, save_transcript
+from seepage.transcripts.recorded import open_transcript, save_transcript
+from seepage.transcripts.vertical import IndexedVictim, Rounds
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
-from seepage.vertical import IndexedVictim, Rounds
 
 TINY = Architecture("fc2", {"hidden": 16})
 """The network that attacks are tried on unless another is named."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import Checkpoint
-from seepage.outcome import FolderProgress
+from seepage.auditing.outcome import FolderProgress
 from seepage.types import Knowledge, Round, Tensors, Transcript
 
 HOOKS = (

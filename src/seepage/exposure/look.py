@@ -15,9 +15,9 @@ from seepage.exposure.layers import LayerLook, look_at_layers
 from seepage.exposure.marks import TensorMarks, length_of, looks_like, marks_of
 from seepage.functional import last_linear
 from seepage.probes import BatchNormLeak, batch_norm_leaks, head_features
-from seepage.recorded import RecordedTranscript, open_transcript
 from seepage.spent import Spent, open_spent
-from seepage.transcript import OneRound
+from seepage.transcripts.recorded import RecordedTranscript, open_transcript
+from seepage.transcripts.simulated import OneRound
 from seepage.types import Knowledge, Round, Tensors, Transcript
 
 SCHEMA = 1

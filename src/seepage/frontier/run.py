@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from seepage import audit
+from seepage.auditing.recording import Show, quiet
 from seepage.frontier.page import write_page
 from seepage.frontier.rows import Row, advice, rows_of
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import measure_all
-from seepage.recording import Show, quiet
-from seepage.resolve import cells, resolved, run_name
+from seepage.recipe.resolve import cells, resolved, run_name
 from seepage.running import Here, Runner
 from seepage.storage import write_lines
 

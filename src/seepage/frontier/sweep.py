@@ -17,9 +17,9 @@ from seepage.attacks.matching.known_noise import followed
 from seepage.defenses import Compose, Soteria, ZeroSumNoise, joined
 from seepage.errors import Problems, SeepageError
 from seepage.named import problems_with
-from seepage.parts import Part
-from seepage.recipe import Recipe
-from seepage.resolve import cells
+from seepage.recipe.parts import Part
+from seepage.recipe.resolve import cells
+from seepage.recipe.tables import Recipe
 from seepage.types import Defense, Knowledge
 
 STRENGTHS: tuple[Mapping[str, Any], ...] = (

@@ -26,10 +26,10 @@ from seepage.errors import SeepageError
 from seepage.exposure import Exposure, exposure
 from seepage.integrations.arrays import Layout, OneByOne, Sent
 from seepage.models import build
-from seepage.recorded import kind_tensor, save_update
 from seepage.storage import make_private
-from seepage.transcript import SimulatedTranscript
-from seepage.truth import save_truth
+from seepage.transcripts.recorded import kind_tensor, save_update
+from seepage.transcripts.simulated import SimulatedTranscript
+from seepage.transcripts.truth import save_truth
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Update
 
 NAME = re.compile(r"\d{6,}-client-[A-Za-z0-9_-]{1,64}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from seepage.errors import SeepageError
 from seepage.report.run import Cell, Run
 from seepage.storage import read_tensors
-from seepage.truth import open_truth
+from seepage.transcripts.truth import open_truth
 from seepage.types import Batch, Tensors
 
 LARGEST_SIDE = 128

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from seepage.errors import Problems, SeepageError, unknown
 from seepage.named import fits, problems_with, short
-from seepage.recipe import find_recipe, list_recipes, read_recipe
-from seepage.settings import copy_tables
+from seepage.recipe.settings import copy_tables
+from seepage.recipe.tables import find_recipe, list_recipes, read_recipe
 
 PAPERS: dict[str, str] = {
     "cafe": "Jin et al. 2021, CAFE: Catastrophic Data Leakage in Vertical Federated Learning (NeurIPS)",

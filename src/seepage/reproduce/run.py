@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from seepage import audit
+from seepage.auditing.recording import Show, quiet
 from seepage.data import DATA
 from seepage.errors import Problems, SeepageError
 from seepage.named import import_dotted
-from seepage.recording import Show, quiet
+from seepage.recipe.resolve import cells, resolved, run_name
 from seepage.reproduce.items import Item, Line, Size
 from seepage.reproduce.records import Record, keep_records
-from seepage.resolve import cells, resolved, run_name
 from seepage.running import Runner
 from seepage.storage import read_json, write_json
 

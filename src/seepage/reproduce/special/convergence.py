@@ -11,9 +11,9 @@ from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.problem import Problem
+from seepage.auditing.recording import Show
 from seepage.functional import dot, generator, norm
 from seepage.metrics import psnr, score
-from seepage.recording import Show
 from seepage.reproduce.run import Value
 from seepage.reproduce.special.victims import first_cell, victims_of
 from seepage.types import Batch, Reconstruction, Tensors, Transcript

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.matching.directions import Blended, Direction, LookAhead, Plain, Slopes
-from seepage.recording import Show
+from seepage.auditing.recording import Show
 from seepage.reproduce.run import Value
 
 START = 0.5

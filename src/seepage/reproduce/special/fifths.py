@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Generator, Tensor
 
 from seepage.errors import SeepageError
-from seepage.partition import IID, FeatureSkew, Inputs, Partition
+from seepage.federation.partition import IID, FeatureSkew, Inputs, Partition
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,15 @@ from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
+from seepage.auditing.recording import Show
 from seepage.errors import SeepageError
 from seepage.functional import generator
 from seepage.metrics import psnr
-from seepage.recipe import Recipe
-from seepage.recording import Show
+from seepage.recipe.resolve import cells
+from seepage.recipe.tables import Recipe
 from seepage.reproduce.run import Value
 from seepage.reproduce.special.parties import finite, loss, outputs, parties_of
-from seepage.resolve import cells
-from seepage.vertical import IndexedVictim
+from seepage.transcripts.vertical import IndexedVictim
 
 LOOK = 100
 """Iterations between two checkpoints of the loops."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from seepage.recording import Show
+from seepage.auditing.recording import Show
+from seepage.recipe.resolve import cells
 from seepage.reproduce.run import Value
 from seepage.reproduce.special.parties import finite, loss, parties_of
-from seepage.resolve import cells
 
 SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 """Where Table 11 looks, as shares of all rounds: 0, 1,000, 2,000, 3,000, 4,000, 6,000 and 8,000."""

@@ -4,12 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seepage.auditing.recording import built_model, open_data
 from seepage.errors import SeepageError
 from seepage.functional import forward, generator, in_mode, state_of
-from seepage.recipe import Recipe
-from seepage.recording import built_model, open_data
+from seepage.recipe.tables import Recipe
+from seepage.transcripts.vertical import IndexedVictim
 from seepage.types import Batch, Knowledge, Tensors
-from seepage.vertical import IndexedVictim
 
 UNSEEN = 100
 """Examples at most that accuracy is measured on; CAFE's Table 8 has as many."""

@@ -15,12 +15,12 @@ from seepage.attacks.feature_inversion import Embedding
 from seepage.attacks.ica import IMAGES
 from seepage.attacks.mixing_layer import find_layer
 from seepage.audit import record_only
-from seepage.recorded import open_transcript
-from seepage.recording import Show, place_of
+from seepage.auditing.recording import Show, place_of
+from seepage.recipe.resolve import cells
 from seepage.reproduce.run import Value
-from seepage.resolve import cells
-from seepage.transcript import OneRound
-from seepage.truth import open_truth
+from seepage.transcripts.recorded import open_transcript
+from seepage.transcripts.simulated import OneRound
+from seepage.transcripts.truth import open_truth
 
 Term = Literal["none", "negentropy", "tv", "independence"]
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from seepage.auditing.recording import Show
 from seepage.errors import Inapplicable
 from seepage.functional import in_mode, last_linear
-from seepage.recording import Show
 from seepage.reproduce.run import Value
 from seepage.reproduce.special.victims import first_cell, victims_of
 

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from seepage.api import record
+from seepage.auditing.recording import built_model, open_data
 from seepage.errors import SeepageError
+from seepage.federation.training import train
 from seepage.functional import generator, state_of
-from seepage.recipe import Recipe
-from seepage.recording import built_model, open_data
-from seepage.resolve import cells
-from seepage.training import train
-from seepage.transcript import SimulatedTranscript
+from seepage.recipe.resolve import cells
+from seepage.recipe.tables import Recipe
+from seepage.transcripts.simulated import SimulatedTranscript
 from seepage.types import Batch
 
 

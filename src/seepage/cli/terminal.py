@@ -14,11 +14,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from seepage.auditing.recording import Show, quiet
+from seepage.auditing.results import promise_lines, reasons
+from seepage.captured.observing import inferred_lines
+from seepage.cli.explained import Option
 from seepage.errors import printable
-from seepage.explained import Option
-from seepage.observing import inferred_lines
-from seepage.recording import Show, quiet
-from seepage.results import promise_lines, reasons
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""

@@ -14,17 +14,17 @@ from typing import Any
 import torch
 
 from seepage.attacks import Attack, Inapplicable
+from seepage.auditing.outcome import FolderProgress, Outcome, has_outcome, save_outcome
+from seepage.auditing.recording import Show, is_skipped, made_anew, place_of
 from seepage.errors import SeepageError
 from seepage.functional import generator
-from seepage.outcome import FolderProgress, Outcome, has_outcome, save_outcome
-from seepage.parts import Part, make_attack
-from seepage.recipe import Recipe
-from seepage.recorded import RecordedTranscript, keeps_rounds, open_transcript
-from seepage.recording import Show, is_skipped, made_anew, place_of
+from seepage.recipe.parts import Part, make_attack
+from seepage.recipe.tables import Recipe
 from seepage.running import Here, Plan, Runner, Tail, Work
-from seepage.transcript import OneRound
+from seepage.transcripts.recorded import RecordedTranscript, keeps_rounds, open_transcript
+from seepage.transcripts.simulated import OneRound
+from seepage.transcripts.vertical import IndexedTranscript
 from seepage.types import Architecture, Reconstruction, Transcript
-from seepage.vertical import IndexedTranscript
 
 POLL = 0.3
 """Seconds between looks at the workers' progress."""

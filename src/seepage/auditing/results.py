@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from seepage.attacks import Attack
+from seepage.auditing.measured import Measured, at_truth, inner_errors
+from seepage.auditing.outcome import Outcome
 from seepage.errors import SeepageError, unknown
-from seepage.measured import Measured, at_truth, inner_errors
-from seepage.outcome import Outcome
-from seepage.recipe import Scoring
+from seepage.recipe.tables import Scoring
 from seepage.types import Batch, Reconstruction, Transcript
 
 PROTOCOL = ("model", "client rule", "batch size", "update")

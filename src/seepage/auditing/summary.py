@@ -8,23 +8,23 @@ from typing import Any
 import torch
 
 from seepage import data, sanity
-from seepage.attacking import Source, attack_names
 from seepage.attacks import Attack
+from seepage.auditing.attacking import Source, attack_names
+from seepage.auditing.measured import score_outcomes
+from seepage.auditing.outcome import Outcome, open_outcome
+from seepage.auditing.recording import Show, quiet
+from seepage.auditing.results import make_row, skipped_row, thresholds
+from seepage.auditing.verdict import verdict
 from seepage.errors import SeepageError
 from seepage.exposure import exposure
-from seepage.foreign import read_facts
-from seepage.measured import score_outcomes
 from seepage.metrics import Alignment, Scores
-from seepage.outcome import Outcome, open_outcome
 from seepage.promise import Promise, promise_of
-from seepage.recipe import Recipe, Scoring
-from seepage.recording import Show, quiet
-from seepage.results import make_row, skipped_row, thresholds
+from seepage.recipe.tables import Recipe, Scoring
 from seepage.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
-from seepage.transcript import OneRound
-from seepage.truth import Truth, misfit, open_truth
+from seepage.transcripts.foreign import read_facts
+from seepage.transcripts.simulated import OneRound
+from seepage.transcripts.truth import Truth, misfit, open_truth
 from seepage.types import Knowledge, Tensors, Transcript
-from seepage.verdict import verdict
 
 
 def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: Show = quiet) -> dict[str, Any]:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from seepage.clients import mean_update
 from seepage.errors import Diverged, SeepageError
+from seepage.federation.training import accuracy
 from seepage.functional import generator, has_batch_norm, in_mode
 from seepage.storage import read_json, read_tensors, write_json, write_tensors
-from seepage.training import accuracy
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update, check_fits
 
 Lookup = Callable[[Tensor], Batch]

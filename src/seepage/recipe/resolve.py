@@ -10,16 +10,16 @@ from typing import Any
 
 import tomli_w
 
-from seepage.auxiliary import Auxiliary
 from seepage.errors import Problems, SeepageError
-from seepage.federation import Federation
+from seepage.federation.rounds import Federation
+from seepage.federation.training import Training
 from seepage.named import problems_with, short
-from seepage.parts import Part, problems_of, seed_problems
-from seepage.recipe import Batches, Recipe, Scoring, Told
-from seepage.settings import choose, copy_tables
+from seepage.recipe.auxiliary import Auxiliary
+from seepage.recipe.parts import Part, problems_of, seed_problems
+from seepage.recipe.settings import choose, copy_tables
+from seepage.recipe.tables import Batches, Recipe, Scoring, Told
 from seepage.storage import SCHEMA
-from seepage.training import Training
-from seepage.vertical import Rounds
+from seepage.transcripts.vertical import Rounds
 
 _TABLES: dict[str, type] = {
     "training": Training,

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from seepage.data import Dataset
 from seepage.errors import SeepageError
-from seepage.federation import Checkpoints, Clients, Federation, Stage, federate
+from seepage.federation.partition import sizes_of
+from seepage.federation.rounds import Checkpoints, Clients, Federation, Stage, federate
 from seepage.functional import generator
-from seepage.partition import sizes_of
-from seepage.recipe import Recipe
+from seepage.recipe.tables import Recipe
 from seepage.types import Batch, Tensors
 
 UNSEEN = 256

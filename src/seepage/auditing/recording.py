@@ -10,21 +10,21 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
-from seepage.auxiliary import auxiliary_images
+from seepage.auditing.federating import UNSEEN, Held, clients_of, train_federation
 from seepage.errors import Diverged, Inapplicable, SeepageError
-from seepage.federating import UNSEEN, Held, clients_of, train_federation
+from seepage.federation.training import accuracy, begin, train
 from seepage.functional import generator, state_of
 from seepage.metrics import baselines, psnr, ssim
 from seepage.models import build
-from seepage.parts import Part
-from seepage.recipe import Recipe
-from seepage.recorded import open_knowledge, save_transcript
+from seepage.recipe.auxiliary import auxiliary_images
+from seepage.recipe.parts import Part
+from seepage.recipe.tables import Recipe
 from seepage.storage import SCHEMA, check_space, read_json, write_json
-from seepage.training import accuracy, begin, train
-from seepage.transcript import Victim
-from seepage.truth import Truth, open_truth, save_truth
+from seepage.transcripts.recorded import open_knowledge, save_transcript
+from seepage.transcripts.simulated import Victim
+from seepage.transcripts.truth import Truth, open_truth, save_truth
+from seepage.transcripts.vertical import IndexedTranscript, IndexedVictim
 from seepage.types import Batch, Knowledge, Tensors, check_finite
-from seepage.vertical import IndexedTranscript, IndexedVictim
 
 Show = Callable[[float, float, str], None]
 """Called with (done, total, what) while a run goes on."""

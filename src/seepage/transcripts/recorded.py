@@ -19,16 +19,6 @@ from torch import Tensor
 from seepage.clients import client_options
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError, short, unknown
-from seepage.foreign import (
-    Facts,
-    check_batch_size,
-    check_rounds,
-    like_model,
-    read_auxiliary,
-    read_facts,
-    read_kind,
-    round_file,
-)
 from seepage.models import MODELS, build, trusted
 from seepage.named import is_dotted
 from seepage.storage import (
@@ -39,6 +29,16 @@ from seepage.storage import (
     refuse_pickle,
     write_json,
     write_tensors,
+)
+from seepage.transcripts.foreign import (
+    Facts,
+    check_batch_size,
+    check_rounds,
+    like_model,
+    read_auxiliary,
+    read_facts,
+    read_kind,
+    round_file,
 )
 from seepage.types import (
     Architecture,

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import Run, attack_only, check_device, claim, undone_on_mistake
+from seepage.auditing.recording import Show, quiet
+from seepage.captured.observing import Files, observe_files
 from seepage.errors import SeepageError
-from seepage.observing import Files, observe_files
-from seepage.parts import Part, make_attack
-from seepage.recording import Show, quiet
-from seepage.resolve import run_name
+from seepage.recipe.parts import Part, make_attack
+from seepage.recipe.resolve import run_name
 from seepage.running import Runner
 from seepage.storage import SCHEMA, check_regular, make_private, write_whole
 from seepage.types import Architecture

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from seepage.attacks import Attack
+from seepage.auditing.outcome import Outcome
 from seepage.metrics import Alignment, Scores, align_guess, lpips_missing, score
 from seepage.metrics.image import psnr
-from seepage.outcome import Outcome
-from seepage.recipe import Scoring
+from seepage.recipe.tables import Scoring
 from seepage.types import Batch, Reconstruction, Transcript
 
 

@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from seepage.api import observe
+from seepage.captured.inferring import infer_shapes, infer_size, infer_steps, label_words
 from seepage.clients import FedAvg, make_client
 from seepage.clients.fedavg import MOST_STEPS
 from seepage.errors import SeepageError
 from seepage.exposure import exposure
-from seepage.inferring import infer_shapes, infer_size, infer_steps, label_words
 from seepage.models import build
-from seepage.parts import Part, problems_of
-from seepage.recorded import save_transcript
+from seepage.recipe.parts import Part, problems_of
 from seepage.storage import make_private
+from seepage.transcripts.recorded import save_transcript
 from seepage.types import Architecture, ClientUpdate, Tensors, Transcript, Update
 from seepage.weights import load_weights, read_state
 

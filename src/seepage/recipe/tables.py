@@ -30,20 +30,20 @@ from pathlib import Path
 from typing import Any
 
 from seepage.attacks import Attack
-from seepage.auxiliary import Auxiliary
 from seepage.clients import make_client
 from seepage.data import DATA
 from seepage.defenses import DEFENSES, joined
 from seepage.errors import SeepageError, unknown
-from seepage.federation import Federation
-from seepage.partition import PARTITIONS, Partition
-from seepage.parts import Part, find_part, make_attack
+from seepage.federation.partition import PARTITIONS, Partition
+from seepage.federation.rounds import Federation
+from seepage.federation.training import Training
+from seepage.recipe.auxiliary import Auxiliary
+from seepage.recipe.parts import Part, find_part, make_attack
 from seepage.storage import check_regular
-from seepage.training import Training
+from seepage.transcripts.vertical import Rounds
 from seepage.types import Architecture, ClientUpdate, Defense
-from seepage.vertical import Rounds
 
-BUILT_IN = Path(__file__).with_name("recipes")
+BUILT_IN = Path(__file__).parents[1] / "recipes"
 """Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
 LARGEST = 2**24
 """Bytes of one recipe; more is refused before it is read."""

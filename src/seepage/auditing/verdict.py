@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seepage.results import NAMED
+from seepage.auditing.results import NAMED
 
 
 def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tuple[str, str]:

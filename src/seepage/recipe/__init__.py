@@ -1,0 +1,1 @@
+"""Recipes: TOML tables to checked objects, and back."""
