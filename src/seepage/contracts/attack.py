@@ -15,6 +15,7 @@ from seepage.api import record
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.auditing.outcome import FolderProgress
 from seepage.clients import FedSGD
+from seepage.contracts.pretended import pretended
 from seepage.contracts.watch import Changed, Kept, Killed, globals_kept, same, snapshot, tensors_of
 from seepage.functional import generator, state_of
 from seepage.models import build
@@ -239,6 +240,20 @@ def recorded_equals_simulated(case: AttackCase) -> None:
         _assert_same(case.run(transcript), case.run(recorded), "the recorded transcript")
 
 
+def works_on_another_device(case: AttackCase) -> None:
+    """Rounds on a GPU, or a pretended one, are attacked there, and all that is found lies there."""
+    transcript, _ = case.plant()
+    with tempfile.TemporaryDirectory() as folder, pretended() as device:
+        save_transcript(transcript, Path(folder) / "observed")
+        far = open_transcript(Path(folder) / "observed", device=str(device), trust=True)
+        found = case.run(far)
+        _assert_well_formed(found, far, case.seed)
+        for name in ("labels", "indices", "objective", "certified"):
+            tensor = getattr(found, name)
+            on = None if tensor is None else tensor.device
+            assert on in (None, device), f"{name} lie on {on}, and the rounds on {device}"
+
+
 def refuses_a_zero_update(case: AttackCase) -> None:
     """An update of zeros is `Inapplicable`."""
 
@@ -341,6 +356,7 @@ ATTACK_CHECKS: dict[str, Callable[[AttackCase], None]] = {
         model_is_left_as_found,
         global_state_is_untouched,
         recorded_equals_simulated,
+        works_on_another_device,
         refuses_a_zero_update,
         refuses_an_unknown_batch_size,
         refuses_models_it_cannot_handle,

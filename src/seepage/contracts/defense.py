@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from seepage.clients import FedSGD
+from seepage.contracts.pretended import pretended
 from seepage.contracts.watch import globals_kept, same, snapshot
 from seepage.errors import Inapplicable, SeepageError
 from seepage.functional import generator, state_of
@@ -112,6 +113,26 @@ def all_randomness_comes_from_its_generator(case: DefenseCase) -> None:
         assert same(first, other), "two generator seeds gave different bits; say random=True if that is meant"
 
 
+def works_on_another_device(case: DefenseCase) -> None:
+    """An update on a GPU, or a pretended one, is defended there, and is the CPU's with its generator."""
+    update, client = random_update(case.client(), case.seed), case.client()
+    near = case.apply(update)
+    with pretended() as device:
+        client = replace(
+            client,
+            model=client.model.to(device),
+            params={name: tensor.to(device) for name, tensor in client.params.items()},
+            batch=client.batch.to(device),
+            buffers={name: tensor.to(device) for name, tensor in client.buffers.items()},
+        )
+        far = replace(update, tensors={name: tensor.to(device) for name, tensor in update.tensors.items()})
+        after = case.defense(far, client, generator=generator(case.seed, "defense", 0))
+        for name, tensor in after.tensors.items():
+            assert tensor.device == device, f"{name} came back on {tensor.device}, and the update lies on {device}"
+            close = torch.allclose(tensor.cpu(), near.tensors[name], rtol=1e-4, atol=1e-6)
+            assert close, f"{name} is another than on the CPU"
+
+
 def leaves_everything_else(case: DefenseCase) -> None:
     """The update it is given, the client's model, parameters and batch, and the global state stay as they were."""
     client, update = case.client(), random_update(case.client(), case.seed)
@@ -163,6 +184,7 @@ DEFENSE_CHECKS: dict[str, Callable[[DefenseCase], None]] = {
         changes_the_update,
         keeps_its_form,
         all_randomness_comes_from_its_generator,
+        works_on_another_device,
         leaves_everything_else,
         keeps_its_promise,
         refuses_nonsense,

@@ -190,11 +190,11 @@ class Cafe(Attack):
         notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {self.certain:g}",)
         return Reconstruction(
             inputs=inputs,
-            labels=labels,
-            indices=chosen,
+            labels=None if labels is None else labels.to(inputs.device),
+            indices=chosen.to(inputs.device),
             ambiguity=_open(found, chosen),
-            objective=residuals,
-            certified=residuals <= self.certain,
+            objective=residuals.to(inputs.device),
+            certified=(residuals <= self.certain).to(inputs.device),
             inner=_inner(found, chosen),
             status="ok" if sure >= 0.99 * len(chosen) else "exhausted",
             cost={"rounds": len(view.rounds) + view.repeats},

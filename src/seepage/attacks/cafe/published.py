@@ -41,7 +41,7 @@ class RowAdam:
         self.legacy = legacy
         self._first = torch.zeros_like(table)
         self._second = torch.zeros_like(table)
-        self._counts = torch.zeros(len(table), dtype=torch.int64)
+        self._counts = torch.zeros(len(table), dtype=torch.int64, device=table.device)
 
     @property
     def state(self) -> Tensors:
@@ -141,7 +141,7 @@ class PublishedCafe(Attack):
         return Reconstruction(
             inputs=inputs.clamp(*knowledge.value_range),
             labels=run.tables.y[drawn].argmax(1) if self.alpha else None,
-            indices=drawn,
+            indices=drawn.to(inputs.device),
             ambiguity=frozenset(),
             status="exhausted",
             history=tuple(run.history),

@@ -1,0 +1,113 @@
+"""Whole audits on a GPU, or a pretended one, say what they say on the CPU: nothing on the way mixes the two."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seepage import audit
+from seepage.contracts.pretended import pretended
+
+FACES = """
+data = { use = "faces", size = 8 }
+model = { use = "fc2", hidden = 24 }
+batch = { size = 2 }
+"""
+DIGITS = """
+data = { use = "digits", size = 8 }
+model = { use = "convnet", width = 3, batch_norm = true }
+batch = { size = 4 }
+attack = [
+    { use = "inverting_gradients", steps = 4 },
+    { use = "grad_inversion", steps = 3 },
+    { use = "fedleak", steps = 3 },
+]
+"""
+AUDITS = {
+    "closed forms, trained": FACES
+    + """
+training = { steps = 3 }
+attack = [{ use = "linear" }, { use = "cocktail_party" }, { use = "dlg", steps = 3 }, { use = "spear" }]
+""",
+    "batch norm": DIGITS,
+    "local epochs": DIGITS + 'client = { use = "fedavg", lr = 0.05, epochs = 2, batch_size = 2 }',
+    "a sum of clients": DIGITS + "client = { clients = 2 }",
+    "DP-SGD in each step": FACES
+    + """
+client = { use = "fedavg", lr = 0.05, epochs = 1, batch_size = 1 }
+defense = [{ use = "dp_sgd", clip = 1.0, sigma = 0.1 }]
+attack = [{ use = "linear" }, { use = "bayes", steps = 3 }]
+""",
+    "a federation": FACES
+    + """
+federation = { rounds = 3, clients = 4, share = 0.5 }
+partition = { use = "dirichlet", alpha = 0.5 }
+attack = [{ use = "linear" }]
+""",
+    "told of a defense": FACES
+    + """
+knowledge = { told = ["defense", "labels"] }
+attack = [{ use = "inverting_gradients", steps = 4 }]
+[grid]
+defense = [
+    [{ use = "sparsify", keep = 0.3 }],
+    [{ use = "quantize", bits = 4 }],
+    [{ use = "gaussian_noise", sigma = 0.01, clip = 1.0 }],
+    [{ use = "soteria", ratio = 0.3 }],
+    [{ use = "dp_sgd", sigma = 0.1, clip = 1.0 }],
+]
+""",
+    "vertical, trained meanwhile": """
+data = { use = "digits", size = 8 }
+model = { use = "vertical", channels = 8 }
+batch = { size = 4 }
+rounds = { design = "partitions", count = 9, samples = 12, optimizer = "adam", lr = 1e-4 }
+knowledge = { told = ["indices"] }
+attack = [
+    { use = "cafe", steps = [2], polish = 1 },
+    { use = "cafe_published", loop = "single_loop", lr_one = 0.1, iterations = [20] },
+]
+""",
+    "fake gradients": """
+data = { use = "digits", size = 8 }
+model = { use = "vertical", channels = 8 }
+batch = { size = 4 }
+rounds = { count = 20, samples = 8 }
+knowledge = { told = ["indices"] }
+defense = [{ use = "fake_gradients", candidates = 10 }]
+attack = [{ use = "cafe", entries = "unforged", steps = [2], polish = 1 }]
+""",
+    "auxiliary images": """
+data = { use = "digits", size = 8 }
+model = { use = "convnet", width = 3 }
+batch = { size = 1 }
+auxiliary = { count = 20 }
+attack = [
+    { use = "gias", steps = 4, latent_steps = 2, latent = 8, width = 4, training = 2 },
+    { use = "ggl", steps = 2, population = 4, latent = 8, width = 4, training = 2 },
+]
+""",
+}
+
+
+def rows_of(tables: dict[str, Any], folder: Path, device: str) -> list[dict[str, Any]]:
+    run = audit.run({"device": device} | tables, out=folder, jobs=1)
+    found: list[dict[str, Any]] = run.result["rows"]
+    assert json.loads((run.folder / "env.json").read_text())["device"] == device
+    return found
+
+
+@pytest.mark.parametrize("recipe", AUDITS.values(), ids=AUDITS)
+def test_an_audit_on_another_device_says_the_same(recipe: str, tmp_path: Path) -> None:
+    tables = tomllib.loads(recipe)
+    near = rows_of(tables, tmp_path / "near", "cpu")
+    with pretended() as device:
+        far = rows_of(tables, tmp_path / "far", str(device))
+    for a, b in zip(near, far, strict=True):
+        assert (b["status"], b["reason"]) == (a["status"], a["reason"]), b
+        assert b["status"] != "error"
+        if a["psnr"] is not None:
+            assert b["psnr"] == pytest.approx(a["psnr"], abs=1.0), (a["attack"], a["psnr"], b["psnr"])
+    assert any(row["psnr"] is not None for row in near)
