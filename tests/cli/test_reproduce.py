@@ -152,6 +152,21 @@ def test_a_second_run_computes_nothing_and_other_data_stand_beside(cli: Cli, hom
     assert len(found.json["items"][0]["records"]) == 2
 
 
+def test_pictures_of_packaged_data_stand_in_the_book_and_no_others(cli: Cli, home: Path, recipes: Path) -> None:
+    (recipes / "cpa/item.toml").write_text(RECIPE.replace('"lines"', '"pictures"'))
+    generator = np.random.default_rng(0)
+    np.savez(home / "mine.npz", x=generator.integers(0, 255, (60, 8, 8, 1), dtype=np.uint8), y=np.arange(60) % 10)
+    for given in ([f"--data=mnist={home / 'mine.npz'}"], []):
+        assert cli("reproduce", "cpa/table-7", "--jobs=1", "--quiet", "--seeds=2", "--book=book", *given).code == 0
+        kept = sorted(path.name for path in (home / "results/reproduce").glob("*.png"))
+        assert kept == ([] if given else ["cpa-table-7-small-digits.png"])
+        page = (home / "book/cpa.md").read_text()
+        assert ("](figures/cpa-table-7-small-digits.png)" in page) is not bool(given)
+    drawn = {path.read_bytes() for path in (home / "runs").glob("*/grid.png")}
+    assert (home / "book/figures/cpa-table-7-small-digits.png").read_bytes() in drawn
+    assert len(drawn) == 1, "of the first seed"
+
+
 def test_seeds_give_a_mean_between_the_least_and_the_most(cli: Cli) -> None:
     assert cli("reproduce", "fedleak/figure-9", "--seeds=3", "--seed=1", "--quiet").code == 0
     assert CALLS == [1, 2, 3]

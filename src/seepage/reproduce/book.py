@@ -7,7 +7,7 @@ from typing import Any
 
 from seepage.reproduce.draw import draw
 from seepage.reproduce.items import PAPERS, Item, Line, list_items
-from seepage.reproduce.records import Record, read_records
+from seepage.reproduce.records import Record, picture_of, read_records
 from seepage.reproduce.verdicts import DECIBELS, TREND, Measured, by_ssim, verdict
 from seepage.storage import write_whole
 
@@ -49,7 +49,7 @@ def write_book(results: Path, folder: Path) -> list[Path]:
         items = [item for item in list_items().values() if item.expect.paper == paper]
         found = {item.id: read_records(results, item.id) for item in items}
         parts = [f"# {source}\n", "How to read this: [the results book](index.md).\n"]
-        parts += [_section(item, found[item.id], folder) for item in items]
+        parts += [_section(item, found[item.id], results, folder) for item in items]
         page = folder / f"{paper}.md"
         write_whole(page, "\n".join(parts).rstrip() + "\n")
         pages.append(page)
@@ -109,7 +109,7 @@ def _anchor(item: Item) -> str:
     return "-".join(kept.split())
 
 
-def _section(item: Item, records: Sequence[Record], folder: Path) -> str:
+def _section(item: Item, records: Sequence[Record], results: Path, folder: Path) -> str:
     expect = item.expect
     parts = [f"## {expect.item}: {expect.title}\n", f"The paper: {expect.setting}.\n"]
     if expect.note:
@@ -117,18 +117,29 @@ def _section(item: Item, records: Sequence[Record], folder: Path) -> str:
     for size, group in groupby(sorted(records, key=lambda r: r.size, reverse=True), key=lambda r: r.size):
         own = list(group)
         parts.append(_table(item, size, own))
-        if expect.kind in ("lines", "bars"):
-            name = f"{item.id.replace('/', '-')}-{size}.png"
-            picture = draw(item, [(line, rows) for line, rows in by_line(item, own)], size)
-            if picture is not None:
-                (folder / "figures").mkdir(parents=True, exist_ok=True)
-                write_whole(folder / "figures" / name, picture)
-                parts.append(f"![{expect.item}: the paper's numbers and ours](figures/{name})\n")
+        parts += _figures(item, size, own, results, folder)
         parts.append(_made(own))
     if not records:
         rest = "" if item.needs["paper"].total == 0 else f"; the paper's size: {item.needs['paper']}"
         parts.append(f"Not run yet. `seepage reproduce {item.id} --size small` takes {item.needs['small']}{rest}.\n")
     return "\n".join(parts)
+
+
+def _figures(item: Item, size: str, records: Sequence[Record], results: Path, folder: Path) -> list[str]:
+    """Write a figure's pictures into a folder; returns the lines that show them."""
+    found: list[tuple[str, str, bytes]] = []
+    if item.expect.kind in ("lines", "bars"):
+        drawn = draw(item, [(line, rows) for line, rows in by_line(item, records)], size)
+        if drawn is not None:
+            found.append((f"{item.id.replace('/', '-')}-{size}.png", "the paper's numbers and ours", drawn))
+    if item.expect.kind == "pictures":
+        kept = dict.fromkeys(picture_of(results, item.id, r.size, r.data) for r in records)
+        words = "private pictures that a dependency ships, and what came back of them"
+        found += [(path.name, words, path.read_bytes()) for path in kept if path.exists()]
+    for name, _, content in found:
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "figures" / name, content)
+    return [f"![{item.expect.item}: {words}](figures/{name})\n" for name, words, _ in found]
 
 
 def _table(item: Item, size: str, records: Sequence[Record]) -> str:

@@ -62,6 +62,11 @@ def file_of(results: Path, item: str) -> Path:
     return results / f"{item.replace('/', '-')}.jsonl"
 
 
+def picture_of(results: Path, item: str, size: Size, data: str) -> Path:
+    """Where the pictures of a figure lie: `cpa-figure-5-small-photos.png`."""
+    return results / f"{item.replace('/', '-')}-{size}-{data}.png"
+
+
 def read_records(results: Path, item: str) -> list[Record]:
     """The records of an item; none where it has not been run.
 

@@ -13,13 +13,15 @@ from typing import Any
 from seepage import audit
 from seepage.auditing.recording import Show, quiet
 from seepage.data import DATA
+from seepage.data.packaged import PACKAGED
 from seepage.errors import Problems, SeepageError
 from seepage.named import import_dotted
 from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.report.grid import write_grid
 from seepage.reproduce.items import Item, Line, Size
-from seepage.reproduce.records import Record, keep_records
+from seepage.reproduce.records import Record, keep_records, picture_of
 from seepage.running import Runner
-from seepage.storage import read_json, write_json
+from seepage.storage import read_json, write_json, write_whole
 
 BESIDE = (
     "psnr", "psnr_low", "psnr_high", "psnr_median", "psnr_nearest", "ssim", "recovered", "exact", "examples", "gain_db",
@@ -144,6 +146,7 @@ def run_job(
     size: Size,
     *,
     out: Path,
+    results: Path | None = None,
     jobs: int | None = None,
     on: Runner | None = None,
     show: Show = quiet,
@@ -154,6 +157,8 @@ def run_job(
         job: What to run.
         size: For the records.
         out: Folder for run folders.
+        results: Folder for the pictures of a figure that has some, where they are packaged ones: those of a user's
+            own data stay in the run folder. None: for no pictures.
         jobs: Attacks at a time; None: one per core.
         on: Where attacks run; None: on this machine.
         show: Progress.
@@ -165,6 +170,8 @@ def run_job(
         folder = out / run_name(resolved(job.tables, cells(job.tables)), name)
         found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
         values, env = _values(job, found.result), read_json(found.folder / "env.json")
+        if results is not None and job.item.expect.kind == "pictures" and job.data in PACKAGED:
+            write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
     return [_record(job, size, value, env) for value in values]
 
 
@@ -275,7 +282,7 @@ def reproduce(
         jobs: From `plan`.
         size: Which size they have.
         out: Folder for run folders.
-        results: Folder for records.
+        results: Folder for records, and for pictures of packaged data.
         workers: Attacks at a time; None: one per core.
         on: Where attacks run; None: on this machine.
         show: Progress over all jobs.
@@ -291,7 +298,8 @@ def reproduce(
         for job in own:
             step = partial(_show_part, show, before, _weight(job), whole, job.item.id)
             try:
-                records = run_job(job, size, out=out, jobs=workers, on=on, show=step)
+                pictures = results if job.seed == own[0].seed else None
+                records = run_job(job, size, out=out, results=pictures, jobs=workers, on=on, show=step)
                 parts.setdefault(job.paper_data, []).append(records)
             except SeepageError as error:
                 failures.append(str(error))
