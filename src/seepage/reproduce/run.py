@@ -80,7 +80,8 @@ class Job:
         if self.data not in ("", self.paper_data, self.item.stand_in.get(self.paper_data)):
             words += ["--data", f"{self.paper_data}={Path(self.data).name}"]
         words += ["--seed", str(self.seed)] if self.seed else []
-        words += ["--device", self.tables["device"]] if self.tables.get("device", "cpu") != "cpu" else []
+        device = self.tables.get("device", "cpu")
+        words += ["--device", device] if device != "cpu" or self.item.needs[size].gpu else []
         return shlex.join(words)
 
 
