@@ -50,6 +50,13 @@ def test_the_grid_shows_what_was_recovered_best(tmp_path: Path, build_run: Build
     assert red.sum() == 0
 
 
+def test_a_narrow_grid_has_room_for_its_last_words(tmp_path: Path, build_run: Build, picture: Picture) -> None:
+    run = build_run(tmp_path, cells=("a",), attacks=("dlg",), shape=(1, 8, 8), batches=(2,))
+    ink = np.asarray(picture(write_grid(run)).convert("L")) < 250
+    assert ink[-20:].any(), "the footer"
+    assert not ink[:, -10:].any(), "it ends before the margin"
+
+
 BLUE, RED, GREEN, FLAT = (0, 0, 255), (255, 0, 0), (0, 255, 0), (0xED, 0xF0, 0xF2)
 
 

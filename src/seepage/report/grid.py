@@ -24,8 +24,8 @@ LARGEST_FILE = 1_000_000
 
 # Inches: a picture, the room under it for its number, and the rooms around a block of them.
 SIDE, UNDER, GAP, HEAD, MARGIN, FOOT = 0.9, 0.19, 0.08, 0.66, 0.25, 0.3
-LETTER = 0.09
-"""Inches: mean width of a letter in a heading."""
+LETTER, SMALL_LETTER, LINE = 0.09, 0.06, 0.13
+"""Inches: mean width of a letter in a heading and in the footer, and the height of the footer's lines."""
 INK, QUIET, HATCH, FLAT = "#1b2430", "#535f6d", "#b4bcc5", "#edf0f2"
 
 
@@ -177,14 +177,16 @@ def _figure(blocks: list[Block], footer: str) -> "Figure":
     across = 2 if len(blocks) > 1 and max(len(block.columns) for block in blocks) <= 7 else 1
     width = max(6.0, across * (max(block.width for block in blocks) + MARGIN) + MARGIN)
     bands = [blocks[start : start + across] for start in range(0, len(blocks), across)]
-    height = sum(max(block.height for block in band) for band in bands) + MARGIN + FOOT
+    lines = textwrap.wrap(footer, int((width - 2 * MARGIN) / SMALL_LETTER))
+    foot = FOOT + (len(lines) - 1) * LINE
+    height = sum(max(block.height for block in band) for band in bands) + MARGIN + foot
     figure = Figure(figsize=(width, height), facecolor="white")
     top = height - MARGIN / 2
     for band in bands:
         for place, block in enumerate(band):
             _draw(figure, block, MARGIN + place * (width - MARGIN) / across, top, (width - MARGIN) / across)
         top -= max(block.height for block in band)
-    figure.text(MARGIN / width, FOOT / 2 / height, footer, fontsize=7, color=QUIET, va="center", parse_math=False)
+    _text(figure, MARGIN, foot / 2, "\n".join(lines), size=7, color=QUIET, ha="left", va="center")
     return figure
 
 
