@@ -17,6 +17,7 @@ from torch import nn
 from seepage.api import attack, record
 from seepage.attacks import RGap
 from seepage.functional import frozen_randomness
+from seepage.models import cnn6
 from seepage.types import Batch
 
 cpa_scores.OUT = Path("results/closed")
@@ -34,23 +35,17 @@ def strided_cnn(widths: tuple[int, ...], seed: int) -> nn.Sequential:
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * channels, 10, bias=False))
 
 
-def cnn6(seed: int) -> nn.Sequential:
-    """The paper's CNN6 as its released code has it, with ten classes in place of one logistic output."""
-    plan = [(12, 4, 2, 2), (36, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1)]
-    layers: list[nn.Module] = []
-    channels = 3
+def whole(seed: int) -> nn.Sequential:
+    """The paper's CNN6 with ten classes in place of one logistic output."""
     with frozen_randomness(seed):
-        for width, kernel, stride, padding in plan:
-            layers += [nn.Conv2d(channels, width, kernel, stride, padding, bias=False), nn.LeakyReLU(0.2)]
-            channels = width
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(3200, 10, bias=False))
+        return cnn6((3, 32, 32), 10)
 
 
 NETWORKS: dict[str, Callable[[int], nn.Sequential]] = {
     "12-36-36": partial(strided_cnn, (12, 36, 36)),
     "12-12-12": partial(strided_cnn, (12, 12, 12)),
     "3-12-12": partial(strided_cnn, (3, 12, 12)),
-    "cnn6": cnn6,
+    "cnn6": whole,
 }
 
 

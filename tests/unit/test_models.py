@@ -88,6 +88,11 @@ def test_building_leaves_torchs_generator_where_it_was() -> None:
             (3, 32, 32),
             [(12, 3, 5, 5), (12,), (12, 12, 5, 5), (12,), (12, 12, 5, 5), (12,), (5, 768), (5,)],
         ),
+        (
+            "cnn6",
+            (3, 32, 32),
+            [(12, 3, 4, 4), (36, 12, 3, 3), (36, 36, 3, 3), (36, 36, 3, 3), (64, 36, 3, 3), (128, 64, 3, 3), (5, 3200)],
+        ),
     ],
 )
 def test_layers_are_those_of_the_papers(use: str, shape: tuple[int, ...], shapes: list[tuple[int, ...]]) -> None:
@@ -125,7 +130,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "nothing like it": (
         "???",
         {},
-        "Known: convnet, fc2, lenet, mlp3, module:factory, resnet, timm:NAME, torchvision:NAME",
+        "Known: cnn6, convnet, fc2, lenet, mlp3, module:factory, resnet, timm:NAME, torchvision:NAME",
     ),
     "torchvision name": ("torchvision:resnet81", {}, "did you mean 'resnet18'"),
     "segmentation": ("torchvision:fcn_resnet50", {}, "unknown torchvision model"),

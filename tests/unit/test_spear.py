@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+import seepage.data
 from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, attack, build, record
 from seepage.attacks import Spear
-from seepage.attacks.lifted_columns import determined, lifted
+from seepage.attacks.lifted_columns import determined, lifted, parted
+from seepage.attacks.neighbor_units import NeighborUnits
 from seepage.attacks.sparse_columns import Found, Span, refined, reweighted, sampled
 from seepage.clients import FedAvg
 from seepage.contracts.watch import Changed
@@ -66,7 +68,7 @@ def linear_behind(p: int, n: int, errors: int, seed: int) -> tuple[Span, Tensor,
 def test_lifted_equations_give_every_column_where_units_determine_them(n: int, errors: int, seed: int) -> None:
     span, columns, behind = linear_behind(3 * n * (n + errors), n, errors, seed)
     assert determined(n, errors, len(columns))
-    assert agreement(span, lifted(span, behind, generator(0, "test")), columns).min() > 1 - 1e-9
+    assert agreement(span, parted(lifted(span, behind), generator(0, "test")), columns).min() > 1 - 1e-9
 
 
 @pytest.mark.parametrize(("units", "enough"), [(28 + 8 * 5, True), (28 + 8 * 5 - 4, False)])
@@ -74,7 +76,60 @@ def test_the_number_of_units_that_lifted_equations_need_is_the_stated_one(units:
     """`n (n - 1) / 2 + n errors` for 8 columns; with 4 fewer some combination of wrong ones solves them too."""
     span, columns, behind = linear_behind(units, 8, 5, seed=1)
     assert determined(8, 5, units) == enough
-    assert (agreement(span, lifted(span, behind, generator(0, "test")), columns).min() > 1 - 1e-6) == enough
+    assert (agreement(span, parted(lifted(span, behind), generator(0, "test")), columns).min() > 1 - 1e-6) == enough
+
+
+def alike(n: int, seed: int) -> tuple[NeighborUnits, Tensor]:
+    """Examples near one line, so that few sets of them are on together, with the columns `[p, n]` of their own."""
+    draw = generator(seed, "alike")
+    inputs = torch.linspace(-1, 1, n)[:, None] + 0.05 * torch.randn((n, 40), generator=draw)
+    weight, behind = (torch.randn(shape, generator=draw) for shape in ((200, 40), (200,)))
+    inputs, weight, behind = (part.double() for part in (inputs, weight, behind))
+
+    def errors(outputs: Tensor) -> Tensor:
+        chance = (outputs.relu() @ behind / 200).sigmoid()
+        return torch.stack([chance, chance - 1]) / n  # [2, k]
+
+    def own(outputs: Tensor, error: Tensor) -> Tensor:
+        return error[:, None] * (outputs > 0) * behind
+
+    bias = 8 * torch.randn(200, generator=draw).double()
+    labels = torch.randint(2, (n,), generator=draw)
+    outputs = inputs @ weight.T + bias
+    columns = own(outputs, errors(outputs)[labels, torch.arange(n)]).T  # [p, n]
+    sums = torch.cat([columns @ inputs, columns.sum(1, keepdim=True)], 1) / behind[:, None]
+    reached = columns.abs().sum(1) > 0
+    spread = torch.linalg.qr(columns[reached])
+    # The coordinates here are those of the inputs themselves: any basis of what the examples span will do.
+    span = Span(spread.Q * len(spread.Q) ** 0.5, torch.zeros(n).double())
+    shown = lambda z, error: own(z, error)[:, reached]  # noqa: E731
+    return NeighborUnits(span, sums[reached], weight.T, bias, errors, shown), columns[reached]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_units_that_differ_by_one_example_give_all_of_them(seed: int) -> None:
+    """Of 45 + 10 products that the lifted equations have fewer sets of examples are on together."""
+    units, columns = alike(10, seed)
+    assert len(torch.unique(columns != 0, dim=0)) < 55
+    found = units.directions()
+    assert found.shape == (10, 10)
+    assert agreement(units.span, found, columns).min() > 1 - 1e-9
+
+
+def test_units_that_differ_by_two_examples_give_none() -> None:
+    """With each example there twice, under two names, no difference is one example's own."""
+    units, _ = alike(6, seed=0)
+    assert replace(units, sums=2 * units.sums).directions().shape == (0, 6)
+
+
+def test_twenty_rows_of_a_table_from_a_third_of_the_units_that_the_lifted_equations_need() -> None:
+    """64 units, where the equations need 210 and a drawn submatrix would be right by one chance in 2^19."""
+    data = seepage.data.load("breast_cancer")
+    batch = data.batch(data.private[torch.randperm(len(data.private), generator=generator(101, "rows"))[:20]])
+    found = attack(seen_of(batch, 64, classes=2, seed=101), Spear())
+    assert found.status == "ok"
+    assert found.cost["tries"] == 20
+    assert torch.cdist(found.inputs, batch.inputs).amin(1).max() < 1e-4
 
 
 def test_twenty_four_noise_images_come_back_from_512_units_without_a_search() -> None:

@@ -28,24 +28,22 @@ def determined(n: int, errors: int, units: int) -> bool:
     return n > 1 and products(n, errors) - n <= units and products(n, errors) <= MOST
 
 
-def lifted(span: Span, behind: Tensor, draw: Generator) -> Tensor:
-    """`[n, n]` unit directions, one per example, without a search.
+def lifted(span: Span, behind: Tensor) -> Tensor:
+    """`[n, n, n]` symmetric mixtures of the products `q q^T`, one q per example: all that a search would look for.
 
     Column i of `D = rows q_i` is, at unit j, either zero or `behind_j . e_i`, with example i's own error `e_i` at the
     outputs. Either way `(rows_j . q)^2 = (rows_j . q)(behind_j . e)`: linear in the products `q q^T` and `q e^T`. Where
-    units outnumber the products, all solutions are mixtures of the n true ones, and the eigenvectors of one
-    mixture of `q q^T` over another are the directions.
+    units outnumber the products, all solutions are mixtures of the n true ones; `parted` takes them apart.
 
     Args:
         span: What the columns of D span, `[p, n]`.
         behind: `[p, errors]` a basis of what the network behind hands back to each unit that is on.
-        draw: Draws the two mixtures.
 
     >>> draw = torch.Generator().manual_seed(0)
     >>> behind, on = torch.randn(40, 2, generator=draw).double(), torch.rand(40, 4, generator=draw) < 0.5
     >>> columns = on * (behind @ torch.randn(2, 4, generator=draw).double())
     >>> span = Span(torch.linalg.qr(columns).Q * 40**0.5, torch.zeros(4))
-    >>> ((span.rows @ lifted(span, behind, draw).T).abs() > 1e-6).sum().item() == on.sum().item()
+    >>> ((span.rows @ parted(lifted(span, behind), draw).T).abs() > 1e-6).sum().item() == on.sum().item()
     True
     """
     size = span.rows.norm(dim=1)
@@ -58,13 +56,27 @@ def lifted(span: Span, behind: Tensor, draw: Generator) -> Tensor:
     twice = torch.where(first == second, 1.0, 2**0.5).to(rows)
     squares, mixed = rows[:, first] * rows[:, second] * twice, rows[:, :, None] * behind[:, None, :]
     solutions = _null(torch.cat([squares, -mixed.flatten(1)], 1), n)[:, : len(first)] / twice
-    matrices = rows.new_zeros((n, n, n))
+    matrices: Tensor = rows.new_zeros((n, n, n))
     matrices[:, first, second] = matrices[:, second, first] = solutions
-    weights = torch.randn((2, n), generator=draw, dtype=torch.float64).to(rows)
+    return matrices
+
+
+def parted(matrices: Tensor, draw: Generator) -> Tensor:
+    """`[n, n]` unit directions, one per example: the eigenvectors of one mixture of `q q^T` over another, both drawn.
+
+    Args:
+        matrices: `[n, n, n]` of `lifted`.
+        draw: Draws the two mixtures.
+
+    Returns:
+        None at all, `[0, n]`, where the second mixture cannot be inverted.
+    """
+    n = len(matrices)
+    weights = torch.randn((2, n), generator=draw, dtype=torch.float64).to(matrices)
     one, other = torch.einsum("ks,sij->kij", weights, matrices)
     ratio, failed = torch.linalg.solve_ex(other, one, left=False)
     if failed or not ratio.isfinite().all():
-        return torch.zeros((0, n)).to(rows)
+        return torch.zeros((0, n)).to(matrices)
     directions: Tensor = F.normalize(torch.linalg.eig(ratio).eigenvectors.real.T, dim=1)
     return directions
 

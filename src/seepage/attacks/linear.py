@@ -132,6 +132,10 @@ class _Leak:
                 "the client's optimizer divides each entry by a size of its own, so no row is a multiple of an example",
                 instead,
             )
+        if not {layer.weight, layer.bias} <= observed.update.tensors.keys():
+            raise Inapplicable(
+                "the first layer's weight and bias were not both sent, so nothing can be divided", instead
+            )
         gradient = observed.gradient(knowledge.client)
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
         if not bias.abs().max() > 0:

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from seepage.errors import SeepageError, unknown
 from seepage.functional import frozen_randomness
-from seepage.models.convnet import convnet, lenet
+from seepage.models.convnet import cnn6, convnet, lenet
 from seepage.models.mlp import fc2, mlp3
 from seepage.models.normalize import Normalize
 from seepage.models.resnet import resnet
@@ -21,6 +21,7 @@ from seepage.named import bind, import_dotted, is_dotted
 from seepage.types import Architecture
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cnn6": cnn6,
     "convnet": convnet,
     "fc2": fc2,
     "lenet": lenet,
@@ -35,6 +36,7 @@ __all__ = [
     "MODELS",
     "Normalize",
     "build",
+    "cnn6",
     "convnet",
     "fc2",
     "lenet",

@@ -1,4 +1,4 @@
-"""Small convolutional networks: a ReLU one as people train, and the sigmoid one of the DLG paper."""
+"""Small convolutional networks: a ReLU one as people train, and those of the DLG and the R-GAP paper."""
 
 from typing import Literal
 
@@ -71,3 +71,26 @@ def lenet(input_shape: tuple[int, ...], num_classes: int, *, spread: float = 0.5
         for parameter in model.parameters():
             nn.init.uniform_(parameter, -spread, spread)
     return model
+
+
+def cnn6(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
+    """CNN6 of R-GAP (Zhu and Blaschko, ICLR 2021), as its released code has it: no bias, LeakyReLU 0.2, no pooling.
+
+    Six convolutions (4x4, then 3x3; strides 2, 2, 1, 1, 2, 1; 12, 36, 36, 36, 64 and 128 channels) and one linear
+    layer, without a normalization in front. Deviation: one output per class in place of one logistic output.
+
+    Args:
+        input_shape: `[C, H, W]`.
+        num_classes: Outputs.
+
+    >>> sum(p.numel() for p in cnn6((3, 32, 32), 10).parameters())
+    154256
+    """
+    plan = [(12, 4, 2, 2), (36, 3, 2, 1), (36, 3, 1, 1), (36, 3, 1, 1), (64, 3, 2, 1), (128, 3, 1, 1)]
+    layers: list[nn.Module] = []
+    channels = input_shape[0]
+    for width, kernel, stride, padding in plan:
+        layers += [nn.Conv2d(channels, width, kernel, stride, padding, bias=False), nn.LeakyReLU(0.2)]
+        channels = width
+    features = nn.Sequential(*layers, nn.Flatten())
+    return nn.Sequential(*features, nn.Linear(_flat_size(features, input_shape), num_classes, bias=False))
