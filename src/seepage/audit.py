@@ -29,9 +29,8 @@ from seepage.auditing.recording import Show, quiet, record_cells
 from seepage.auditing.results import check_result
 from seepage.auditing.summary import summarize
 from seepage.errors import SeepageError
-from seepage.models import LIBRARIES
-from seepage.named import bind, is_dotted
-from seepage.recipe.parts import Part, make_attack
+from seepage.named import bind
+from seepage.recipe.parts import Part, make_attack, refuse_code
 from seepage.recipe.resolve import cells, resolved, run_name
 from seepage.recipe.settings import change
 from seepage.recipe.tables import Recipe, Scoring
@@ -219,6 +218,7 @@ def attack_only(
     show: Show = quiet,
     command: str = "",
     beside: Collection[str] = (),
+    sizes: Mapping[str, tuple[int, str]] | None = None,
 ) -> Run:
     """Attack recorded updates, with no truth at hand.
 
@@ -235,6 +235,7 @@ def attack_only(
         show: Progress.
         command: The command, for the record.
         beside: What `out` may hold before the run.
+        sizes: Inferred batch sizes, each with its source, by the name of the folder that has none.
 
     Raises:
         SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
@@ -248,12 +249,13 @@ def attack_only(
         seed=seed,
         model=None if model is None else {"use": model.use, "options": dict(model.options)},
         batch_size=batch_size,
+        sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
     )
     parts = asked.parts()
     for part in parts:
         make_attack(part.use, part.options)
     sources = _foreign_sources(asked)
-    text = json.dumps({"schema": SCHEMA, **asdict(asked)}, indent=2) + "\n"
+    text = asked.text
     folder = out or Path("runs") / run_name(text, "attack")
     if claim(folder, "attack.json", text, beside):
         return Run(folder, _read_result(folder), fresh=False)
@@ -279,6 +281,20 @@ class Asked:
     seed: int
     model: dict[str, Any] | None
     batch_size: int | None
+    sizes: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """As JSON; what nobody asked for is left out, so that runs of before this could be asked keep their names."""
+        table = {name: value for name, value in asdict(self).items() if name != "sizes" or value}
+        return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
+
+    def size_of(self, folder: str) -> tuple[int | None, str | None]:
+        """The batch size of a folder that has none, and from what it was inferred, where it was."""
+        found = (self.sizes or {}).get(folder) if self.batch_size is None else None
+        if isinstance(found, list) and len(found) == 2 and type(found[0]) is int and isinstance(found[1], str):
+            return found[0], found[1]
+        return self.batch_size, None
 
     def parts(self) -> tuple[Part, ...]:
         tables = [dict(table) for table in self.attacks]
@@ -294,16 +310,9 @@ def _read_asked(path: Path, trust: bool) -> Asked:
     check_schema(record, path)
     known = {name: record[name] for name in Asked.__dataclass_fields__ if name in record}
     bind(Asked, known, str(path))
-    asked = Asked(**known)
-    architecture = asked.architecture()
-    names = [part.use for part in asked.parts()] + ([architecture.use] if architecture else [])
-    own = [name for name in names if is_dotted(name) and name.partition(":")[0] not in LIBRARIES]
-    if own and not trust:
-        raise SeepageError(
-            f"{path} names somebody's own code ({', '.join(own)}), which is not run unasked; "
-            "if you trust it, add --trust"
-        )
-    return asked
+    if not trust:
+        refuse_code({"attack": known.get("attacks"), "model": known.get("model")}, str(path))
+    return Asked(**known)
 
 
 def _foreign_sources(asked: Asked, truth: Path | None = None) -> list[Source]:
@@ -312,9 +321,10 @@ def _foreign_sources(asked: Asked, truth: Path | None = None) -> list[Source]:
     if len(found) == 1:
         own = found[0].resolve().name
         names = ["cell" if own in ("", "observed") else own]
+    sizes = [asked.size_of(place.name) for place in found]
     return [
-        Source(name, place, _truth_of(name, truth), asked.architecture(), asked.batch_size)
-        for name, place in zip(names, found, strict=True)
+        Source(name, place, _truth_of(name, truth), asked.architecture(), size, inferred=said)
+        for name, place, (size, said) in zip(names, found, sizes, strict=True)
     ]
 
 

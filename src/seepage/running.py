@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -133,7 +134,7 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_follow, initargs=(os.getpid(),))
     try:
-        with _deaf_to_ctrl_c():
+        with _deaf_workers():
             running = {pool.submit(work.run, plan.threads): work for work in works}
         for future, work in running.items():
             future.add_done_callback(partial(_finished, done, work))
@@ -146,23 +147,27 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
                 _result(future, work)
     except BaseException:
         for process in list((pool._processes or {}).values()):
-            process.terminate()
+            process.kill()
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
 
 
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """Start workers that ignore Ctrl-C: it reaches every process of a terminal, and this one ends them itself."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may set signals
+def _deaf_workers() -> Iterator[None]:
+    """Start workers that never hear Ctrl-C or SIGTERM, which may reach a whole group: this process ends them itself.
+
+    They inherit what is held back here meanwhile. Ignoring it instead would lose what arrives just then.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows, which has no groups of this kind
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # whose start, with the first worker, would let the signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _follow(parent: int) -> None:

@@ -3,10 +3,10 @@
 import json
 import math
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -53,13 +53,13 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"}
 
 
-def write_whole(path: Path, content: bytes | str, *, mode: int = 0o644) -> None:
+def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
     """Write a file under a temporary name, then rename it, so that nobody ever sees half of it.
 
     Args:
         path: The file.
         content: Text is written as UTF-8.
-        mode: Who may read it; 0o600: only its owner.
+        mode: Who may read and write it at most, of which the umask takes away; 0o600: only its owner.
 
     Raises:
         SeepageError: Where the folder cannot be written or the disk is full; nothing is left behind.
@@ -69,23 +69,22 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o644) -> None:
 
 
 @contextmanager
-def _opened(path: Path, mode: int = 0o644) -> Iterator[IO[bytes]]:
-    temporary = None
+def _opened(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    # Not by `tempfile`: its files are their owner's alone, and a later chmod knows nothing of the umask.
+    temporary = path.parent / f".writing-{secrets.token_hex(8)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
-            temporary = Path(file.name)
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(mode)
         temporary.replace(path)
     except OSError as error:
         raise SeepageError(
             f"cannot write {path}: {error.strerror or error}; free some space or choose another folder with --out"
         ) from error
     finally:
-        if temporary is not None:
+        with suppress(OSError):  # such as that of a folder that is none, which was said above
             temporary.unlink(missing_ok=True)
 
 
@@ -110,7 +109,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one JSON line. A link in place of the file is not followed: it may lead anywhere."""
     line = json.dumps(record, allow_nan=False) + "\n"
     try:
-        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         with open(number, "a", encoding="utf-8") as file:
             file.write(line)
     except OSError as error:

@@ -93,6 +93,29 @@ def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Pa
     assert "batch size" in found["rows"][0]["told"]
 
 
+def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: Path, captured: Tensor) -> None:
+    """What a recorder in a training writes where the client does not tell its examples."""
+    from seepage import Architecture, FedSGD
+    from seepage.integrations.recorder import Recorder
+
+    seen = Recorder(
+        home / "seen", architecture=Architecture("fc2", {"hidden": 24}), input_shape=SHAPE, num_classes=10,
+        client=FedSGD(), lr=0.1,
+    )  # fmt: skip
+    before, after = torch.load("before.pt"), torch.load("after.pt")["state_dict"]
+    for client, state in enumerate((after, {f"module.{name}": tensor for name, tensor in after.items()})):
+        seen.record(before, state, t=0, client=client, examples=3 if client else None)
+    seen.record(before, {name: after[f"module.{name}"] for name in ("4.weight", "4.bias")}, t=0, client=2)
+    asked = ("attack", "seen", "--use=linear", "--jobs=1", "--out=run")
+    lines = [line for line in cli(*asked).out.splitlines() if line.startswith("inferred, not told: ")]
+    assert "batch size: 3 or more, from the rank of 2.weight" in lines[0]
+    found = cli(*asked, "--json").json
+    assert [cell["batch_size"] for cell in found["cells"]] == [3, 3, 3]
+    told = [("batch size" in row["told"], row["vouched"]) for row in found["rows"]]
+    assert told == [(False, 3), (True, 3), (False, None)]
+    assert "did not come back" in found["cells"][2]["inferred"]["tensors left out"]
+
+
 def test_several_steps_are_read_as_such(cli: Cli, home: Path, captured: Tensor) -> None:
     found = cli("attack", "before.pt", "after.pt", "--lr=0.05", "--steps=2", *HIDDEN, "--json").json
     assert found["cells"][0]["client"].startswith("FedAvg(lr=0.05, epochs=1, steps=2")

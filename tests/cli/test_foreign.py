@@ -218,13 +218,71 @@ def test_own_code_runs_with_the_recorded_options_once_it_is_named(home: Path, cl
     assert "does not fit" in found.err
 
 
-def test_a_run_folder_does_not_name_code_to_run(run: Path, home: Path, cli: Cli, refused: Refused) -> None:
+IN_A_RUN: dict[str, dict[str, Any]] = {
+    "model": {"model": {"use": "theirs:make", "options": {}}},
+    "model option": {"model": {"use": "fc2", "options": {"hidden": ["theirs:make"]}}},
+    "attack": {"attacks": [{"use": "theirs:make"}]},
+    "a later attack": {"attacks": [{"use": "linear"}, {"use": "theirs:make"}]},
+    "generator of an attack": {"attacks": [{"use": "ggl", "generator": "theirs:make"}]},
+    "options of an inner attack": {
+        "attacks": [{"use": "averaged", "attack": "ggl", "options": {"generator": "theirs:make"}}]
+    },
+    "a library's function as an attack": {"attacks": [{"use": "timm:create_model", "model_name": "x"}]},
+    "a library's function as a generator": {"attacks": [{"use": "ggl", "generator": "torchvision:get_model"}]},
+    "a model in an attack's place": {"attacks": [{"use": "ggl", "model": {"use": "timm:create_model"}}]},
+}
+
+
+@pytest.mark.parametrize("place", IN_A_RUN)
+def test_a_run_folder_does_not_name_code_to_run(place: str, run: Path, home: Path, cli: Cli, refused: Refused) -> None:
     (home / "theirs.py").write_text(CODE)
     assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
     asked = json.loads(Path("blind/attack.json").read_text())
-    for change in ({"model": {"use": "theirs:make", "options": {}}}, {"attacks": [{"use": "theirs:make"}]}):
-        Path("blind/attack.json").write_text(json.dumps({**asked, **change}))
-        assert "--trust" in refused("score", "blind", "--truth", run / "private")
+    Path("blind/attack.json").write_text(json.dumps({**asked, **IN_A_RUN[place]}))
+    assert "if you trust it, add --trust" in refused("score", "blind", "--truth", run / "private")
+    assert not (home / "ran").exists()
+
+
+IN_A_RECIPE = {
+    "attack": 'attack = [{ use = "theirs:make" }]',
+    "generator of an attack": 'attack = [{ use = "ggl", generator = "theirs:make" }]',
+    "defense": 'defense = [{ use = "theirs:make" }]',
+    "partition": 'partition = { use = "theirs:make" }',
+    "grid over attacks": 'grid = { attack = [[{ use = "theirs:make" }]] }',
+    "grid over defenses": 'grid = { defense = [[], [{ use = "theirs:make" }]] }',
+    "grid over partitions": 'grid = { "partition.use" = ["theirs:make"] }',
+    "case": 'case = [{ name = "one", defense = [{ use = "theirs:make" }] }]',
+    "client": 'client = { use = "theirs:make" }',
+    "data": 'data = { use = "theirs:make" }',
+    "auxiliary": 'auxiliary = { use = "theirs:make" }',
+    "frontier": 'frontier = [{ parts = [{ use = "theirs:make" }] }]',
+    "utility": 'utility = { rounds = "theirs:make" }',
+    "expect": 'expect = { by = "theirs:make" }',
+    "a library's function as a defense": 'defense = [{ use = "timm:create_model" }]',
+}
+
+
+@pytest.mark.parametrize("place", IN_A_RECIPE)
+def test_checking_a_recipe_runs_no_code_that_it_names(place: str, home: Path, refused: Refused) -> None:
+    (home / "theirs.py").write_text(CODE)
+    (home / "theirs.toml").write_text(IN_A_RECIPE[place])
+    assert "if you trust it, add --trust" in refused("validate", "theirs.toml")
+    assert not (home / "ran").exists()
+
+
+def test_code_that_is_trusted_is_imported_to_check_its_options(home: Path, cli: Cli) -> None:
+    (home / "trusted.py").write_text(CODE)
+    (home / "mine.toml").write_text('defense = [{ use = "trusted:make" }]')
+    found = cli("validate", "mine.toml", "--trust")
+    assert (found.code, "needs the option 'shape'" in found.err) == (2, True)
+    assert (home / "ran").exists()
+
+
+def test_a_model_is_not_made_to_check_a_recipe(home: Path, cli: Cli) -> None:
+    (home / "theirs.py").write_text(CODE)
+    for use in ("theirs:make", "torchvision:resnet18"):
+        (home / "mine.toml").write_text(f'attack = [{{ use = "linear" }}]\ngrid = {{ "model.use" = ["{use}", "fc2"] }}')
+        assert cli("validate", "mine.toml").code == 0
     assert not (home / "ran").exists()
 
 

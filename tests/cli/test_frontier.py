@@ -80,6 +80,36 @@ def test_it_writes_rows_a_page_and_a_plot_and_goes_on_from_what_is_there(swept: 
     assert "with the steps they were given" in again.json["advice"]
 
 
+OWN = """
+from dataclasses import dataclass
+from seepage import Attack, Reconstruction
+
+@dataclass(frozen=True, kw_only=True)
+class Fragile(Attack):
+    def check(self, transcript): pass
+    def __call__(self, transcript, *, seed, progress=None):
+        seen, shape = transcript[0], transcript.knowledge.input_shape
+        if all((tensor != 0).all() for tensor in seen.update.tensors.values()):  # as behind noise, and not without
+            return {}["nothing"]
+        return Reconstruction(next(iter(seen.params.values())).new_ones(1, *shape))
+"""
+
+
+def test_the_advice_names_what_could_not_be_tried_and_says_where_accuracy_means_little(cli: Cli, home: Path) -> None:
+    (home / "fragile.py").write_text(OWN)
+    (home / "frontier.toml").write_text(TINY + '[[attack]]\nuse = "fragile:Fragile"\n')
+    found = cli("frontier", "frontier.toml", "--out=run", "--jobs=1", "--defense=gaussian_noise")
+    assert found.code == 0, found.err
+    fault = "fragile.Fragile could not be tried behind gaussian_noise(clip=1.0, sigma=10.0): KeyError: 'nothing'"
+    assert f"{fault} (fragile.py line 11)." in found.out
+    assert "costs in accuracy mean little here: raise utility.rounds or training.steps." in found.out
+    assert "0/2 found: the 95 % interval goes up to 66 %." in found.out
+    page = (home / "run/frontier.html").read_text()
+    assert "What could not be tried" in page
+    rows = [json.loads(line) for line in (home / "run/frontier.jsonl").read_text().splitlines()]
+    assert [list(row["untried"]) for row in rows] == [[], ["fragile.Fragile"]]
+
+
 def test_mistakes_are_one_sentence(refused: "object", home: Path) -> None:
     assert callable(refused)
     (home / "frontier.toml").write_text(TINY)

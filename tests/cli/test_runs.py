@@ -115,6 +115,25 @@ def test_a_gate_that_cannot_see_lets_nothing_pass(cli: Cli, run: Path) -> None:
     assert "cannot be judged" in found.err
 
 
+@pytest.mark.parametrize(("condition", "code"), [("psnr>151", 2), ("psnr>20", 1)])
+def test_a_case_that_cannot_be_recorded_does_not_pass_the_gate(condition: str, code: int, cli: Cli, home: Path) -> None:
+    case = '\n[[case]]\nname = "many"\nbatch = { size = 100000 }\n'
+    (home / "tiny.toml").write_text((home / "tiny.toml").read_text() + case)
+    arguments = ("--attack", "linear", "--jobs", 1, "--quiet", "--fail-if", condition)
+    found = cli("audit", "tiny.toml", *arguments, "--out", "run")
+    assert found.code == code, found.err
+    assert found.err.count("\n") == 1
+    assert ("many could not be recorded (2 batches of 100000 need" in found.err) == (code == 2)
+    assert "no update could be made" in found.out
+
+
+def test_an_update_that_is_zero_everywhere_passes_the_gate(cli: Cli) -> None:
+    arguments = ("--defense", "selective_encryption", "--set", "defense.share=1.0", "--attack", "linear", "--jobs", 1)
+    found = cli("audit", "tiny.toml", *arguments, "--fail-if", "recovered>0", "--json")
+    assert [row["outcome"] for row in found.json["rows"]] == ["zero update"]
+    assert (found.code, found.err) == (0, "")
+
+
 GRID = ("--set", 'grid={"model.hidden"=[8,16]}', "--attack", "linear", "--jobs", 1, "--json")
 
 
@@ -146,15 +165,19 @@ def test_combinations_that_would_share_a_name_do_not_share_a_folder(cli: Cli) ->
     assert len({row["cell"] for row in result["rows"]}) == 2
 
 
-def test_an_unknown_batch_size_is_asked_for(cli: Cli, observed: Path, refused: Refused) -> None:
+def test_an_unknown_batch_size_is_inferred_or_given(cli: Cli, observed: Path, refused: Refused) -> None:
     path = observed / "knowledge.json"
     path.write_text(path.read_text().replace('"batch_size": 1', '"batch_size": null'))
     arguments = ("attack", observed, "--use", "inverting_gradients", "--set", "attack.steps=2", "--jobs", 1, "--json")
-    row = cli(*arguments).json["rows"][0]
-    assert row["status"] == "inapplicable"
-    assert "--batch-size" in row["reason"]
+    found = cli(*arguments).json
+    row = found["rows"][0]
+    assert row["returned"] == 2
     assert "batch size" not in row["told"]
-    row = cli(*arguments, "--batch-size", 1).json["rows"][0]
+    assert found["cells"][0]["inferred"]["batch size"].startswith("1 or more, from the rank of")
+    assert cli(*arguments).json["finished_earlier"]
+    found = cli(*arguments, "--batch-size", 1).json
+    assert "batch size" not in found["cells"][0]["inferred"]
+    row = found["rows"][0]
     assert row["examples"] == 2
     assert row["returned"] == 2
     assert "batch size" in row["told"]

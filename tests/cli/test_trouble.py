@@ -15,6 +15,8 @@ import pytest
 import torch
 
 from seepage import audit, storage
+from seepage.attacks.matching import engine
+from seepage.cli.stopping import answer_by_interrupt
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -205,6 +207,87 @@ def test_a_run_stopped_by_ctrl_c_goes_on_from_its_checkpoint(jobs: int, cli: Cli
     assert [row["psnr"] for row in resumed["rows"]] == [row["psnr"] for row in whole["rows"]]
 
 
+@pytest.fixture
+def hearing() -> Iterator[None]:
+    """Hear Ctrl-C, also where the tests run as a shell's background job, which does not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+STOPPED = pytest.mark.parametrize(
+    ("sent", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+
+
+@STOPPED
+@pytest.mark.usefixtures("hearing")
+@pytest.mark.parametrize("command", ["audit", "frontier", "attack", "reproduce"])
+def test_a_signal_stops_every_long_command(
+    command: str, sent: int, code: int, word: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*arguments: object, **options: object) -> None:
+        os.kill(os.getpid(), sent)
+        raise AssertionError("it went on")
+
+    before = signal.getsignal(sent)
+    monkeypatch.setattr("seepage.cli.terminal.progress_bar", stopped)  # with which the work begins
+    given = {"audit": "tiny.toml", "frontier": "frontier", "attack": ".", "reproduce": "cafe/table-3"}[command]
+    found = cli(command, given, "--quiet")
+    assert (found.code, found.out) == (code, "")
+    assert found.err == f"{word}; what is finished is kept, and the same command goes on from there\n"
+    assert signal.getsignal(sent) is before
+
+
+@STOPPED
+@pytest.mark.usefixtures("hearing")
+def test_a_number_of_an_attack_cut_short_is_no_result(
+    sent: int, code: int, word: str, cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine returns what it has after a `KeyboardInterrupt`, which a function of a figure took for all there is."""
+
+    def stopped(*arguments: object) -> None:
+        os.kill(os.getpid(), sent)
+
+    monkeypatch.setattr(engine._Run, "advance", stopped)
+    found = cli("reproduce", "fedleak/figure-6", "--quiet")
+    assert (found.code, found.err.partition(";")[0]) == (code, word)
+    assert files_of(home) == {"tiny.toml"}
+
+
+def test_sigterm_that_came_as_ctrl_c_is_143_all_the_same(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under Ray, which makes exit code 1 of anything else."""
+
+    def terminated(*arguments: object, **options: object) -> None:
+        answer_by_interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)  # which is not heard anymore
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(audit, "run", terminated)
+    found = cli("audit", "tiny.toml")
+    assert (found.code, found.err.partition(";")[0]) == (143, "terminated")
+
+
+@pytest.mark.parametrize("kill", [os.kill, os.killpg], ids=["the process alone", "its whole group"])
+def test_a_run_stopped_by_sigterm_ends_its_workers_and_goes_on_later(
+    kill: Callable[[int, int], None], cli: Cli, home: Path
+) -> None:
+    child = start(home, "audit", *LONG, "run", "--jobs", "2")
+    until(lambda: any(home.glob("run/attacks/*/*/*-checkpoint.json")) and group(child.pid) != [], child)
+    kill(child.pid, signal.SIGTERM)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, out) == (143, "")
+    assert err.endswith("terminated; what is finished is kept, and the same command goes on from there\n")
+    assert "Traceback" not in err
+    assert group(child.pid) == []
+    assert not (home / "run/result.json").exists()
+    assert cli("audit", *LONG, "run", "--jobs", 1).json["finished_earlier"] is False
+    for t in range(2):
+        assert steps(home / "run", t).count(4) == 1, "it went on, and did not begin anew"
+
+
 def test_no_worker_outlives_a_killed_run(home: Path) -> None:
     child = start(home, "audit", *LONG, "run", "--jobs", "2", "--set", "attack.steps=20000")
     until(lambda: any(home.glob("run/attacks/*/*/*-checkpoint.json")) and group(child.pid) != [], child)
@@ -214,10 +297,15 @@ def test_no_worker_outlives_a_killed_run(home: Path) -> None:
 
 
 def start(home: Path, *arguments: str) -> "subprocess.Popen[str]":
-    """The program itself, in a process group of its own."""
+    """The program itself, in a process group of its own, which hears Ctrl-C even where the tests do not."""
     pipe = subprocess.PIPE
     command = [sys.executable, "-m", "seepage.cli", *arguments]
-    return subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    # A signal that is ignored here, as in a job that a shell put into the background, would be ignored there too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def until(condition: Callable[[], bool], child: "subprocess.Popen[str]") -> None:

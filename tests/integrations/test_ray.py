@@ -227,14 +227,19 @@ def workers(environment: dict[str, str], title: str) -> list[int]:
     return found
 
 
-def test_ctrl_c_keeps_what_is_done(home: Path, cluster: str, environment: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("sent", "code", "word"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_run_that_is_stopped_keeps_what_is_done(
+    sent: int, code: int, word: str, home: Path, cluster: str, environment: dict[str, str]
+) -> None:
     (home / "long.toml").write_text(LONG.replace("1500", "200000"))
     child = start(home, environment, "audit", "long.toml", "--out", "far", "--on", f"ray:{cluster}")
     done = home / "far/attacks/cell/linear/000000.json"
     until(lambda: done.exists() and log_of(home / "far") != [], lambda: child.poll() is None)
-    child.send_signal(signal.SIGINT)
-    _, err = finish(child, 130)
-    assert "what is finished is kept" in err
+    child.send_signal(sent)
+    _, err = finish(child, code)
+    assert f"{word}; what is finished is kept" in err
     assert "Traceback" not in err
     assert done.exists()
     until(lambda: not workers(environment, "ray::inverting_gradients"))

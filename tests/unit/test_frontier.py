@@ -1,6 +1,7 @@
 """The sweep of a frontier, its rows, its line and its sentence; epsilon; bytes."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from seepage import GaussianNoise, SeepageError
 from seepage.accounting import epsilon
 from seepage.clients import Aggregate, FedSGD
 from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, SelectiveEncryption, Soteria, Sparsify
-from seepage.frontier.rows import Point, Row, advice, pareto, points_of, rows_of, wilson
+from seepage.frontier.advising import advice, untried
+from seepage.frontier.rows import Point, Row, pareto, points_of, rows_of, wilson
 from seepage.frontier.sweep import STRENGTHS, sweep_of
 from seepage.frontier.utility import sent_bytes
 from seepage.promise import promise_of
@@ -163,8 +165,8 @@ def test_the_advice_is_the_cheapest_defense_that_stops_every_attack_and_names_on
         row("mask(r=1)", 0.9, 8, "knows"),
     ]
     assert advice(rows) == (
-        "dp(s=0.1) costs 2.0 points of accuracy (90.0% to 88.0% of 200 test examples) and stops every attack tried, "
-        "with the steps they were given; mask, at any strength tried, does not."
+        "dp(s=0.1) costs 2.0 points of accuracy (90.0% to 88.0% of 200 test examples) and stops every attack tried "
+        "on 10 examples, with the steps they were given; mask, at any strength tried, does not."
     )
 
 
@@ -190,19 +192,132 @@ def test_the_advice_in_other_cases(rows: list[Row], words: str) -> None:
     assert " safe" not in advice(rows)
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "classes", "near"),
+    [
+        (0.14, 10, True),  # under 1.5 times chance
+        (0.155, 10, False),
+        (0.55, 2, True),
+        (0.35, 3, True),  # of 200: 0.287 to 0.418, with chance in it
+        (0.9, 2, False),
+        (0.9, None, False),
+    ],
+)
+def test_a_model_that_hardly_learned_has_no_accuracy_to_lose(accuracy: float, classes: int | None, near: bool) -> None:
+    words = advice([row("no defense", accuracy, 9), row("a", accuracy - 0.02, 0)], classes=classes)
+    assert words.startswith("a costs 2.0 points of accuracy")
+    assert ("mean little here: raise utility.rounds or training.steps." in words) is near
+    if near:
+        assert f"right on {accuracy:.1%} of 200 test examples, where guessing one of {classes} classes" in words
+
+
+def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:
+    broken = replace(row("a", 0.9, 0), untried={"linear": "KeyError: 'x' (own.py line 3)"})
+    assert advice([BARE, broken]).endswith(
+        "and stops every attack tried (none of which adapts to it) on 10 examples, with the steps they were given. "
+        "linear could not be tried behind a: KeyError: 'x' (own.py line 3)."
+    )
+    alone = Row(defense="b", attacker="knows", cell="b", reason="too few examples; lower batch.size", accuracy=0.9)
+    assert untried([BARE, row("b", 0.9, 0), alone]) == [
+        "No attack, told of it, could be tried behind b: too few examples; lower batch.size."
+    ]
+    assert "none of which adapts" not in advice([BARE, row("b", 0.9, 0), alone]), "one does, and could not be tried"
+
+
+def test_the_same_reason_is_given_once_and_those_a_defense_looks_good_by_come_first() -> None:
+    rows = [replace(row(name, 0.9, 5), untried={"dlg": "no memory."}) for name in ("no defense", *"bcdef")]
+    rows.append(replace(row("a", 0.9, 0), untried={"linear": "why", "spear": "why not"}))
+    rows.append(replace(row("g", None, 3), failed="the weights are not finite"))
+    said = untried(rows)
+    assert said == [
+        "linear could not be tried behind a: why.",
+        "spear could not be tried behind a: why not.",
+        "dlg could not be tried without a defense and behind b, c, d and 2 more: no memory.",
+        "The accuracy behind g could not be measured: the weights are not finite.",
+    ]
+    assert advice(rows).endswith(" ".join([*said[:3], "1 more is listed on the page."]))
+
+
+def test_a_defense_that_leaves_nothing_but_zeros_is_no_row_without_a_reason() -> None:
+    bare, zero = row("no defense", 0.9, 9), Row(defense="z", attacker="oblivious", cell="z", zero=True, reason="zero")
+    words = advice([bare, row("a", 0.8, 0), replace(zero, accuracy=0.9, accuracy_examples=200)])
+    assert words.endswith(
+        "z costs no accuracy (90.0% to 90.0% of 200 test examples) and left nothing but zeros to read in these "
+        "updates, so nothing was attacked."
+    )
+    assert "zeros" not in advice([bare, replace(zero, accuracy=0.9), row("z", 0.9, 1, "knows")])
+
+
+def test_without_an_undefended_row_nothing_is_compared() -> None:
+    noise = [row(f"gaussian_noise(sigma={sigma})", 0.5, 0) for sigma in (1, 2)]
+    assert advice(noise) == "No undefended row has both an accuracy and a score, so nothing can be compared."
+
+
+def test_noise_alone_at_several_strengths_names_no_kind_that_fails() -> None:
+    noise = [row("gaussian_noise(sigma=1)", 0.5, 0), row("gaussian_noise(sigma=0.1)", 0.8, 4)]
+    assert advice([BARE, *noise]) == (
+        "gaussian_noise(sigma=1) costs 40.0 points of accuracy (90.0% to 50.0% of 200 test examples) and stops every "
+        "attack tried (none of which adapts to it) on 10 examples, with the steps they were given."
+    )
+    assert advice([BARE, noise[1]]) == (
+        "No defense tried stops every attack tried: behind gaussian_noise(sigma=0.1), which costs 10.0 points of "
+        "accuracy (90.0% to 80.0% of 200 test examples), the best attack still recovers 40% of the examples."
+    )
+
+
+PRICE = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
+
+
+def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> dict[str, Any]:
+    """A row of an audit."""
+    base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
+    return {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "traces", **base, **changes}
+
+
 def test_the_best_attack_is_the_one_that_recovers_most() -> None:
     sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "candidates": 9}]})
-    blank = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4}
-    price = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
     results = [
-        {"cell": entry.recipe.cell, "attack": attack, "psnr": psnr, "recovered": share, **blank}
+        result(entry.recipe.cell, attack, psnr, recovered=share)
         for entry in sweep.entries
         for attack, psnr, share in (("linear", 30.0, 0.25), ("bayes", 20.0, 0.75), ("dlg", None, None))
     ]
-    found = rows_of(sweep.entries, [price, price], results)
+    found = rows_of(sweep.entries, [PRICE, PRICE], results)
     assert [(one.attack, one.recovered, one.examples) for one in found] == [("bayes", 3, 4)] * 2
-    silent = rows_of(sweep.entries, [price, price], [{**one, "psnr": None, "reason": "why"} for one in results])
+    silent = rows_of(sweep.entries, [PRICE, PRICE], [{**one, "psnr": None, "reason": "why"} for one in results])
     assert [(one.attack, one.recovered, one.reason) for one in silent] == [(None, None, "why")] * 2
+
+
+def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> None:
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "sparsify", "keep": 0.5}]})
+    bare, half = sweep.entries
+    assert half.known is not None
+    never = {"status": "inapplicable", "outcome": "does not apply", "reason": "too many examples"}
+    results = [
+        result(bare.recipe.cell, "linear", 30.0),
+        result(bare.recipe.cell, "inverting_gradients", 20.0),
+        result(bare.recipe.cell, "bayes", None, **never),
+        result(half.recipe.cell, "linear", None, **{**never, "reason": "no bias is left"}),
+        result(half.recipe.cell, "inverting_gradients", 20.0, reason="on 1 of 3 batches: why"),
+        result(half.recipe.cell, "bayes", None, **never),
+        result(half.known.cell, "inverting_gradients", None, status="error", outcome="failed", reason="no memory"),
+    ]
+    found = rows_of(sweep.entries, [PRICE, PRICE], results)
+    assert [dict(one.untried) for one in found] == [
+        {},
+        {"linear": "no bias is left", "inverting_gradients": "on 1 of 3 batches: why"},
+        {"inverting_gradients": "no memory"},
+    ]
+    assert [one.reason for one in found] == [None, None, "no memory"]
+
+
+def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() -> None:
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "candidates": 9}]})
+    bare, forged = (entry.recipe.cell for entry in sweep.entries)
+    zero = {"status": "inapplicable", "outcome": "zero update", "reason": "divide by zero"}
+    rows = [result(bare, "linear", 30.0), result(forged, "linear", None, **zero), result(forged, "bayes", None, **zero)]
+    _, found = rows_of(sweep.entries, [PRICE, {**PRICE, "reason": "the weights are not finite"}], rows)
+    assert (found.zero, dict(found.untried), found.failed) == (True, {}, "the weights are not finite")
+    assert found.reason == "the update is zero everywhere: there is nothing to attack"
 
 
 @given(st.integers(0, 40), st.integers(1, 40))

@@ -23,6 +23,7 @@ from seepage.auditing.results import (
     make_row,
     parse_condition,
     reasons,
+    skipped_row,
     thresholds,
     violations,
     worst_status,
@@ -60,7 +61,9 @@ NO_SCORE: dict[str, Any] = dict.fromkeys(SCORE_KEYS)
         ({"status": "error", **NO_SCORE}, "failed"),
         (NO_SCORE, "not scored"),
         ({"exact": 1.0, "recovered": 1.0, "gain_db": 90.0}, "exact"),
-        ({"exact": 0.25, "recovered": 1.0}, "partly exact"),
+        ({"exact": 0.25, "recovered": 1.0}, "2/8 exact"),
+        ({"exact": 0.25, "recovered": 0.25}, "2/8 exact"),
+        ({"exact": 1.0, "recovered": 0.5}, "8/8 exact"),
         ({"recovered": 1.0}, "recovered"),
         ({"recovered": 0.125}, "partly recovered"),
         ({"gain_db": 0.5}, "traces"),
@@ -249,15 +252,34 @@ def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
 def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
     for rows in ([], [row(**NO_SCORE)], [row()], [row(lpips=0.1), row(cell="b")]):
         with pytest.raises(SeepageError, match="no attack has the score 'lpips'"):
-            violations(rows, ("lpips", ">", 0.0))
+            violations(rows, ("lpips", ">", 0.5))
     with pytest.raises(SeepageError, match="'psnr' in b; score"):
-        violations([row(psnr=90.0), row(cell="b", status="error", **NO_SCORE)], ("psnr", ">", 20.0))
+        violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], ("psnr", ">", 20.0))
 
 
 def test_a_case_that_sent_nothing_is_no_reason_to_fail() -> None:
     nothing = row(cell="b", status="inapplicable", zero_update=True, **NO_SCORE)
-    for sent in (nothing, {**nothing, "outcome": "not recorded"}):
-        assert violations([row(psnr=9.0), sent], ("psnr", ">", 20.0)) == []
+    assert violations([row(psnr=9.0), nothing], ("psnr", ">", 20.0)) == []
+
+
+NOT_RECORDED = skipped_row("b", "dlg", LinearLeak(), (), "too few examples")
+
+
+def test_a_case_that_could_not_be_recorded_is_not_passed_over() -> None:
+    with pytest.raises(SeepageError) as error:
+        violations([row(psnr=9.0), NOT_RECORDED, {**NOT_RECORDED, "attack": "linear"}], ("psnr", ">", 20.0))
+    assert str(error.value) == (
+        "--fail-if cannot be judged: b could not be recorded (too few examples); mend the recipe there, or take the "
+        "case out of it"
+    )
+    others = [{**NOT_RECORDED, "cell": cell} for cell in "bcde"]
+    with pytest.raises(SeepageError, match="b, c, d and others could not be recorded"):
+        violations([row(psnr=9.0), *others], ("psnr", ">", 20.0))
+
+
+@pytest.mark.parametrize("other", [NOT_RECORDED, row(cell="b", status="error", **NO_SCORE)])
+def test_a_gate_that_a_case_closed_is_closed_whatever_became_of_another(other: dict[str, Any]) -> None:
+    assert [found["psnr"] for found in violations([other, row(psnr=90.0)], ("psnr", ">", 20.0))] == [90.0]
 
 
 def test_the_worst_status_is_shown() -> None:
@@ -320,7 +342,7 @@ def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
     found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["status"], found["reason"]) == ("ok", "on 1 of 2 batches: why")
     assert (found["exact"], found["outcome"], found["certified"], found["false_certificates"]) == (
-        0.5, "partly exact", 0.5, 0
+        0.5, "1/2 exact", 0.5, 0
     )  # fmt: skip
 
 

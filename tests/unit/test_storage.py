@@ -22,6 +22,7 @@ from seepage.storage import (
     append_line,
     check_schema,
     check_space,
+    make_private,
     read_json,
     read_lines,
     read_tensors,
@@ -77,16 +78,34 @@ def test_numbers_that_json_does_not_have_are_never_written(number: float, tmp_pa
         assert not (tmp_path / "x.json").exists() or (tmp_path / "x.json").read_text() == ""
 
 
-def test_a_file_is_readable_by_others_and_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_file_replaces_the_old_one_and_nothing_else_is_left(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "x"
     write_whole(path, "one")
     write_whole(path, b"two")
     assert path.read_bytes() == b"two"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [file.name for file in path.parent.iterdir()] == ["x"]
 
 
-@pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o027, 0o077])
+def test_who_may_read_a_file_is_for_the_umask_to_say(umask: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        (tmp_path / "plain").write_bytes(b"")
+        write_whole(tmp_path / "whole", "x")
+        write_tensors(tmp_path / "tensors", {"x": torch.ones(1)})
+        append_line(tmp_path / "lines", {})
+        write_whole(tmp_path / "own", "x", mode=0o600)
+        make_private(tmp_path / "folder")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    plain = modes.pop("plain")
+    assert plain == 0o666 & ~umask
+    assert (modes.pop("own"), modes.pop("folder")) == (0o600, 0o700)
+    assert modes == dict.fromkeys(("whole", "tensors", "lines"), plain)
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +120,12 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     monkeypatch.undo()
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_file_in_place_of_the_folder_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("a file")
+    with pytest.raises(SeepageError, match=r"cannot write .*; free some space or choose another folder"):
+        write_whole(tmp_path / "x" / "y", "new")
 
 
 def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ class Source:
         private: Folder with the truth, or None.
         architecture: The model, where the recorded one is replaced.
         batch_size: Batch size, where the record has none.
+        inferred: From what that was inferred, where nobody told it.
         trust: The folder was written by this run, so its model may be somebody's own code.
         recipe: The recipe that recorded it, where this run did.
     """
@@ -51,6 +52,7 @@ class Source:
     batch_size: int | None = None
     trust: bool = False
     recipe: Recipe | None = None
+    inferred: str | None = None
 
     @property
     def skipped(self) -> bool:

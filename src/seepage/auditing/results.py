@@ -1,7 +1,7 @@
 """Rows, verdict and threshold gate: what the outcomes of a run amount to."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -145,10 +145,12 @@ def _is_zero(transcript: Transcript) -> bool:
 
 
 def describe_outcome(row: Mapping[str, Any]) -> str:
-    """A row in two words, from its scores.
+    """A row in two words, from its scores. Where some are exact their count says so: more may be recovered than exact.
 
     >>> describe_outcome({"status": "inapplicable", "zero_update": True})
     'zero update'
+    >>> describe_outcome({"status": "ok", "psnr": 70.0, "recovered": 1.0, "exact": 0.5, "examples": 4})
+    '2/4 exact'
     """
     if row["status"] == "error":
         return "failed"
@@ -159,7 +161,8 @@ def describe_outcome(row: Mapping[str, Any]) -> str:
             return "returned nothing"
         return "features only" if row.get("space") == "feature" else "not scored"
     if row["exact"]:
-        return "exact" if row["exact"] == 1 else "partly exact"
+        everything = row["exact"] == row["recovered"] == 1
+        return "exact" if everything else f"{round(row['exact'] * row['examples'])}/{row['examples']} exact"
     if row["recovered"]:
         return "recovered" if row["recovered"] == 1 else "partly recovered"
     return "traces" if row["gain_db"] is not None and row["gain_db"] > 0 else "nothing recovered"
@@ -275,9 +278,6 @@ def check_result(result: Mapping[str, Any], path: Path) -> None:
 
 GATE_KEYS = (*SCORE_KEYS, "visible", "certified", "error_v", "error_h")
 """What `--fail-if` can name."""
-NOTHING_SENT = ("zero update", "not recorded")
-"""Outcomes of cells whose clients sent nothing that could be read."""
-
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*")
 _COMPARE = {
     ">": lambda a, b: a > b,
@@ -309,19 +309,32 @@ def violations(rows: Sequence[Mapping[str, Any]], condition: tuple[str, str, flo
     """Rows that meet a `--fail-if` condition.
 
     Raises:
-        SeepageError: Where a cell has no row with that score: a gate that cannot see must not let anything pass. A
-            cell in which nothing was sent has nothing to leak, and passes.
+        SeepageError: Where none does and a cell could not be recorded, or has no row with that score: a gate that
+            cannot see must not let anything pass. A cell whose update is zero has nothing to leak, and passes.
     """
     key, sign, number = condition
-    seen = {row["cell"] for row in rows if row.get(key) is not None or row["outcome"] in NOTHING_SENT}
-    blind = list(dict.fromkeys(row["cell"] for row in rows if row["cell"] not in seen))
-    if blind or not rows:
-        where = f" in {', '.join(blind[:NAMED])}{' and others' if len(blind) > NAMED else ''}" if blind else ""
+    found = [row for row in rows if row.get(key) is not None and _COMPARE[sign](row[key], number)]
+    if found:
+        return found
+    lost = {row["cell"]: row["reason"] for row in rows if row["outcome"] == "not recorded"}
+    if lost:
         raise SeepageError(
-            f"--fail-if cannot be judged: no attack has the score {key!r}{where}; score the run against the truth, "
-            "name another score, or leave out cases that no attack applies to"
+            f"--fail-if cannot be judged: {_first(lost)} could not be recorded "
+            f"({next(iter(lost.values()))}); mend the recipe there, or take the case out of it"
         )
-    return [row for row in rows if row.get(key) is not None and _COMPARE[sign](row[key], number)]
+    seen = {row["cell"] for row in rows if row.get(key) is not None or row["outcome"] == "zero update"}
+    blind = dict.fromkeys(row["cell"] for row in rows if row["cell"] not in seen)
+    if blind or not rows:
+        raise SeepageError(
+            f"--fail-if cannot be judged: no attack has the score {key!r}{f' in {_first(blind)}' if blind else ''}; "
+            "score the run against the truth, name another score, or leave out cases that no attack applies to"
+        )
+    return []
+
+
+def _first(cells: Collection[str]) -> str:
+    """The first few names of cells."""
+    return f"{', '.join(list(cells)[:NAMED])}{' and others' if len(cells) > NAMED else ''}"
 
 
 def thresholds(scoring: Scoring) -> dict[str, Any]:

@@ -82,7 +82,9 @@ def _said(source: Source) -> dict[str, str]:
     if source.recipe is not None:
         return {}
     said = read_facts(source.observed).said
-    return {name: words for name, words in said.items() if name != "batch size" or source.batch_size is None}
+    if source.batch_size is not None:
+        said.pop("batch size", None)
+    return said | ({"batch size": source.inferred} if source.inferred else {})
 
 
 def _promised(source: Source) -> dict[str, Any] | None:

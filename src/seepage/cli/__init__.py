@@ -5,18 +5,20 @@ import traceback
 from typing import NoReturn
 
 from seepage.cli.commands import Interrupted, app
+from seepage.cli.stopping import INTERRUPTED, TERMINATED, Stopped, stoppable
 from seepage.errors import SeepageError, printable
 
 __all__ = ["app", "main"]
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130.
+    """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130 and SIGTERM 143.
 
-    A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that was passed.
+    A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that is closed.
     """
     try:
-        app()
+        with stoppable():
+            app()
     except SeepageError as error:
         _fail(str(error))
     except OSError as error:
@@ -27,10 +29,17 @@ def main() -> None:
             _fault()
         _fail("the memory is used up; use a smaller batch, model or image size, or --jobs 1")
     except (KeyboardInterrupt, Interrupted):
-        print("interrupted; what is finished is kept, and the same command goes on from there", file=sys.stderr)
-        sys.exit(130)
+        _stopped(INTERRUPTED)
+    except Stopped as stopped:
+        _stopped(TERMINATED if stopped.code == TERMINATED else INTERRUPTED)
     except Exception:
         _fault()
+
+
+def _stopped(code: int) -> NoReturn:
+    word = "terminated" if code == TERMINATED else "interrupted"
+    print(f"{word}; what is finished is kept, and the same command goes on from there", file=sys.stderr)
+    sys.exit(code)
 
 
 def _fault() -> NoReturn:

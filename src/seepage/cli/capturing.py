@@ -131,8 +131,7 @@ def attack(
     """
     from functools import partial
 
-    from seepage.audit import attack_only
-    from seepage.captured.run import attack_captured
+    from seepage.captured.run import attack_captured, attack_folder
     from seepage.cli.terminal import progress_bar
 
     files = not captured.is_dir()
@@ -147,7 +146,7 @@ def attack(
         _check_files(captured, after, params)
         run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size))
     else:
-        run = partial(attack_only, captured, model=_chosen(tables), batch_size=batch_size)
+        run = partial(attack_folder, captured, model=_chosen(tables), batch_size=batch_size)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(
             tables["attack"],

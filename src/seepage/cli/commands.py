@@ -234,9 +234,13 @@ def list_(
 def validate(
     path: Annotated[str, typer.Argument(help="A recipe, or an observed/ folder.")],
     settings: SetOption = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Import the code that a recipe names, to check its options; it is yours.")
+    ] = False,
 ) -> None:
     """Check a recipe or a recorded folder without running anything."""
     from seepage.audit import validate_folder
+    from seepage.recipe.parts import refuse_code
     from seepage.recipe.resolve import cells
     from seepage.recipe.settings import change
     from seepage.recipe.tables import find_recipe, read_recipe
@@ -245,5 +249,8 @@ def validate(
         for line in validate_folder(Path(path)):
             print(printable(line))
         return
-    for recipe in cells(change(read_recipe(find_recipe(path)), settings or [])):
+    tables = read_recipe(find_recipe(path))
+    if not trust:
+        refuse_code(tables, path, models=False)  # which are built by an audit, and not here
+    for recipe in cells(change(tables, settings or [])):
         print(printable(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks"))

@@ -97,13 +97,24 @@ def _print_table(rows: "Sequence[Row]") -> None:
         table.add_row(*map(Text, _entries(row)), style="red" if row.recovered else "")
     console = open_console()
     console.print(table)
-    console.print(
-        Text(
-            "found: examples recovered by the best attack. median: PSNR in dB. ms: one client's update. kB: sent by "
-            "it. A second line: the attacker knows the defense.\n",
-            style="dim",
-        )
+    console.print(Text(_legend(rows), style="dim"))
+    console.print()
+
+
+def _legend(rows: "Sequence[Row]") -> str:
+    from seepage.accounting import VACUOUS
+
+    words = (
+        "accuracy: after federated training with it. found: examples recovered by the best attack. median: PSNR in dB. "
+        "ms: one client's update. kB: sent by it. A second line: the attacker knows the defense."
     )
+    none = [row for row in rows if row.recovered == 0 and row.recovered_high is not None]
+    if none:
+        highest, examples = max((row.recovered_high or 0.0, row.examples) for row in none)
+        words += f" 0/{examples} found: the 95 % interval goes up to {100 * highest:.0f} %."
+    if any(row.epsilon is not None and row.epsilon > VACUOUS for row in rows):
+        words += f" An epsilon above {VACUOUS:g} promises nothing."
+    return words
 
 
 def _print_lacking(rows: "Sequence[Row]") -> None:

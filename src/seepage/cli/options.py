@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from seepage.cli.stopping import answer_by_interrupt
+
 if TYPE_CHECKING:
     from seepage.running import Runner
 
@@ -86,6 +88,7 @@ def running_on(place: str | None) -> "Iterator[Runner]":
     from seepage.integrations.ray import cluster
 
     with cluster(place if address.startswith("//") else address or None) as runner:
+        answer_by_interrupt()  # Ray ends with exit code 1, which is a gate's, on SIGTERM and on any SystemExit
         yield runner
 
 

@@ -7,7 +7,8 @@ frontier.jsonl                   one line per defense and kind of attacker
 frontier.html  frontier.png      page and plot; the page holds the plot
 """
 
-from seepage.frontier.rows import Row, advice, pareto, points_of
+from seepage.frontier.advising import advice, untried
+from seepage.frontier.rows import Row, pareto, points_of
 from seepage.frontier.run import Frontier, run_frontier
 from seepage.frontier.sweep import STRENGTHS, Utility, sweep_of
 
@@ -21,4 +22,5 @@ __all__ = [
     "points_of",
     "run_frontier",
     "sweep_of",
+    "untried",
 ]

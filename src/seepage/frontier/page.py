@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seepage.frontier.advising import untried
 from seepage.frontier.rows import Row, pareto, points_of
 from seepage.report import words
 from seepage.storage import write_whole
@@ -23,8 +24,8 @@ def write_page(folder: Path, rows: Sequence[Row], advice: str, facts: Mapping[st
     Args:
         folder: The run folder.
         rows: The frontier.
-        advice: One sentence.
-        facts: Of the undefended cell, from `result.json`.
+        advice: A few sentences.
+        facts: Of a cell that was recorded, from `result.json`.
         rounds: Rounds of training that the accuracy is measured after.
     """
     import jinja2
@@ -50,6 +51,7 @@ def write_page(folder: Path, rows: Sequence[Row], advice: str, facts: Mapping[st
         facts=facts,
         rounds=rounds,
         groups=_groups(rows, best),
+        untried=untried(rows),
         plot=b64encode(plot).decode(),
     )
     path = folder / "frontier.html"
@@ -102,7 +104,10 @@ def _fill(axes: "Axes", rows: Sequence[Row]) -> None:
         zorder=1,
         label="no other is better in both",
     )
-    for known, marker, label in ((True, "o", "an attacker knows the defense"), (False, "s", "no attack adapts to it")):
+    for known, marker, label in (
+        (True, "o", "an attacker knows the defense"),
+        (False, "s", "no attacker who knows it was scored"),
+    ):
         own = [point for point in points if point.known is known]
         if own:
             x, y = [100 * point.accuracy for point in own], [100 * point.share for point in own]

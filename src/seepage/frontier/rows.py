@@ -1,7 +1,7 @@
-"""The rows of a frontier, which of them are worth a look, and one sentence of advice."""
+"""The rows of a frontier, and which of them are worth a look."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from seepage.frontier.sweep import Entry
@@ -25,6 +25,9 @@ class Row:
         psnr_median: Decibels.
         gain_db: Mean PSNR over that of each example's mean color.
         reason: Why there is no score.
+        zero: There is none because every update is zero everywhere, which leaves nothing to attack.
+        untried: Attacks that gave nothing here, or on some batches only, and did without a defense; with the reason.
+        failed: Why there is no accuracy.
         accuracy: Share of test examples right after federated training with the defense.
         accuracy_examples: Test examples.
         epsilon: After that training.
@@ -46,6 +49,9 @@ class Row:
     psnr_median: float | None = None
     gain_db: float | None = None
     reason: str | None = None
+    zero: bool = False
+    untried: Mapping[str, str] = field(default_factory=dict)
+    failed: str | None = None
     accuracy: float | None = None
     accuracy_examples: int | None = None
     epsilon: float | None = None
@@ -75,6 +81,7 @@ def rows_of(
         results: Rows of the audit.
     """
     rows = []
+    bare = {row["attack"]: row for row in results if row["cell"] == entries[0].recipe.cell}
     for entry, price in zip(entries, prices, strict=True):
         promise = price["promise"]
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
@@ -82,7 +89,7 @@ def rows_of(
         for attacker, recipe in (("oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:
                 own = [row for row in results if row["cell"] == recipe.cell]
-                found = _best(own) | {"reason": price["reason"] or _reason(own)}
+                found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
                 rows.append(Row(defense=entry.name, attacker=attacker, cell=recipe.cell, **found, **paid))
     return rows
 
@@ -105,10 +112,24 @@ def _best(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _reason(results: Sequence[Mapping[str, Any]]) -> str | None:
+def _lacking(results: Sequence[Mapping[str, Any]], bare: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Why there is no score, and which attacks the defense, or a fault, kept from being tried as they were without."""
+    found = {"untried": {row["attack"]: str(row["reason"]) for row in results if _untried(row, bare)}}
     if any(row["psnr"] is not None for row in results):
-        return None
-    return next((str(row["reason"]) for row in results if row["reason"]), "no attack returned a guess")
+        return found
+    if results and all(row["outcome"] == "zero update" for row in results):
+        return found | {"zero": True, "reason": "the update is zero everywhere: there is nothing to attack"}
+    return found | {"reason": next((str(row["reason"]) for row in results if row["reason"]), "no attack gave a guess")}
+
+
+def _untried(row: Mapping[str, Any], bare: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether an attack gave no result, or none on some batches, for another reason than that it never applies."""
+    if not row["reason"] or row["outcome"] == "zero update":
+        return False
+    undefended = bare.get(row["attack"])
+    if row["status"] == "error" or undefended is None or undefended["cell"] == row["cell"]:
+        return bool(row["status"] == "error")
+    return undefended["reason"] is None or (row["psnr"] is None and undefended["psnr"] is not None)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -158,53 +179,3 @@ def pareto(points: Sequence[Point]) -> list[Point]:
     """
     left = [point for point in points if not any(other.beats(point) for other in points)]
     return sorted(left, key=lambda point: (point.accuracy, point.share))
-
-
-def advice(rows: Sequence[Row]) -> str:
-    """One sentence from the numbers. It calls nothing safe: attacks were tried, with the steps they were given."""
-    points = points_of(rows)
-    bare = next((point for point in points if point.defense == "no defense"), None)
-    if bare is None:
-        return "The undefended case has no accuracy or no score, so nothing can be compared."
-    if bare.share == 0:
-        return (
-            "Even without a defense no attack tried recovered anything with the steps they were given, so this run "
-            "cannot tell defenses apart; give the attacks more steps, or attack smaller batches."
-        )
-    others = [point for point in points if point is not bare]
-    if not others:
-        return "No defense has both an accuracy and a score, so nothing can be compared."
-    examples = next(row.accuracy_examples for row in rows if row.accuracy is not None)
-    stops = [point for point in others if point.share == 0]
-    if not stops:
-        best = min(others, key=lambda point: (point.share, -point.accuracy))
-        return (
-            f"No defense tried stops every attack tried: behind {best.defense}, which {_cost(best, bare, examples)}, "
-            f"the best attack still recovers {best.share:.0%} of the examples."
-        )
-    best = max(stops, key=lambda point: point.accuracy)
-    unknown = "" if best.known else " (none of which adapts to it)"
-    failing = _failing(others)
-    rest = f"; {failing} does not" if failing else ""
-    return (
-        f"{best.defense} {_cost(best, bare, examples)} and stops every attack tried{unknown}, with the steps they were "
-        f"given{rest}."
-    )
-
-
-def _cost(point: Point, bare: Point, examples: int | None) -> str:
-    points = 100 * (bare.accuracy - point.accuracy)
-    of = f"({bare.accuracy:.1%} to {point.accuracy:.1%} of {examples} test examples)"
-    if points < 0.05:
-        return f"costs no accuracy {of}"
-    return f"costs {points:.1f} points of accuracy {of}"
-
-
-def _failing(points: Sequence[Point]) -> str:
-    """The kind of defense that lets most through at its best strength; empty where every kind stops something."""
-    kinds: dict[str, float] = {}
-    for point in points:
-        kind = " + ".join(part.partition("(")[0] for part in point.defense.split(" + "))
-        kinds[kind] = min(kinds.get(kind, 1.0), point.share)
-    worst = max(kinds, key=lambda kind: kinds[kind])
-    return f"{worst}, at any strength tried," if kinds[worst] > 0 else ""

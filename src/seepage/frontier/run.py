@@ -7,8 +7,9 @@ from typing import Any
 
 from seepage import audit
 from seepage.auditing.recording import Show, quiet
+from seepage.frontier.advising import advice
 from seepage.frontier.page import write_page
-from seepage.frontier.rows import Row, advice, rows_of
+from seepage.frontier.rows import Row, rows_of
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import measure_all
 from seepage.recipe.resolve import cells, resolved, run_name
@@ -23,7 +24,7 @@ class Frontier:
     Attributes:
         folder: The run folder.
         rows: One for each defense and kind of attacker.
-        advice: One sentence.
+        advice: A few sentences.
     """
 
     folder: Path
@@ -62,7 +63,8 @@ def run_frontier(
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or Here())
     rows = rows_of(sweep.entries, prices, finished.result["rows"])
-    words = advice(rows)
+    facts = next(cell for cell in finished.result["cells"] if "model" in cell)  # the first that could be recorded
+    words = advice(rows, classes=len(facts["classes"]))
     write_lines(folder / "frontier.jsonl", [row.record() for row in rows])
-    write_page(folder, rows, words, finished.result["cells"][0], sweep.utility.rounds)
+    write_page(folder, rows, words, facts, sweep.utility.rounds)
     return Frontier(folder, tuple(rows), words)

@@ -1,7 +1,7 @@
 """The parts of a recipe: things by name with their options, checked and made."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from seepage.attacks import ATTACKS, Attack
 from seepage.clients import CLIENTS
 from seepage.data.dataset import Options
 from seepage.defenses import DEFENSES
-from seepage.errors import Problems, SeepageError, unknown
+from seepage.errors import Problems, SeepageError, short, unknown
 from seepage.federation.partition import PARTITIONS, Partition
 from seepage.models import LIBRARIES, MODELS
 from seepage.named import import_dotted, is_dotted, problems_with
@@ -69,6 +69,48 @@ def find_part(kind: str, use: str, registry: Mapping[str, Callable[..., Any]]) -
         found: Callable[..., Any] = import_dotted(use)
         return found
     raise unknown(kind, use, [*registry, f"module:{kind.capitalize()}"])
+
+
+def named_code(tables: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every `module:thing` in tables, at any depth, with its place: whatever of it can be imported, and what cannot.
+
+    >>> list(named_code({"grid": {"model.use": ["fc2", "my:net"]}, "attack": [{"use": "ggl", "generator": "my:gan"}]}))
+    [(('grid', 'model', 'use'), 'my:net'), (('attack', 'generator'), 'my:gan')]
+    """
+    if isinstance(tables, Mapping):
+        for key, value in tables.items():
+            yield from named_code(value, (*where, *str(key).split(".")))
+    elif isinstance(tables, list | tuple):
+        for value in tables:
+            yield from named_code(value, where)
+    elif isinstance(tables, str) and is_dotted(tables):
+        yield where, tables
+
+
+_MODEL = {"grid", "case", "model", "use"}
+"""What the place of a model's name is made of."""
+
+
+def refuse_code(tables: Any, what: str, *, models: bool = True) -> None:
+    """Raise `SeepageError` where tables name code, but for the networks of torchvision and timm, looked up by name.
+
+    Elsewhere than in a model's place, `timm:create_model` would be imported and called like anybody's code.
+
+    Args:
+        tables: A recipe's, or a run folder's.
+        what: What they are, for the message.
+        models: Whether models are made of them; else their names are passed over.
+    """
+    own = [
+        name
+        for place, name in named_code(tables)
+        if not (set(place) <= _MODEL and (not models or name.partition(":")[0] in LIBRARIES))
+    ]
+    if own:
+        raise SeepageError(
+            f"{what} names somebody's own code ({short(', '.join(dict.fromkeys(own)))[1:-1]}), which is not run "
+            "unasked; if you trust it, add --trust"
+        )
 
 
 def problems_of(part: Part, key: str) -> list[str]:

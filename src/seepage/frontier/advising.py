@@ -1,0 +1,150 @@
+"""What a frontier amounts to, in a few sentences. They call nothing safe: attacks were tried, with their steps."""
+
+from collections.abc import Iterable, Sequence
+
+from seepage.frontier.rows import Point, Row, points_of, wilson
+
+NAMED = 3
+"""Sentences on what could not be tried, and defenses in one of them, that are written out; more are counted."""
+
+NEAR_CHANCE = 1.5
+"""Times the accuracy of guessing, under which a model has learned too little to lose any."""
+
+
+def advice(rows: Sequence[Row], *, classes: int | None = None) -> str:
+    """What to choose, what that rests on, and what could not be tried.
+
+    Args:
+        rows: The frontier.
+        classes: How many the data have, if known: a model that is hardly better than guessing has no accuracy to lose.
+    """
+    gaps = untried(rows)
+    left = len(gaps) - NAMED
+    more = [f"{left} more {'is' if left == 1 else 'are'} listed on the page."] if left > 0 else []
+    return " ".join([_choice(rows), *_nothing_left(rows), *_near_chance(rows, classes), *gaps[:NAMED], *more])
+
+
+def _choice(rows: Sequence[Row]) -> str:
+    points = points_of(rows)
+    bare = next((point for point in points if point.defense == "no defense"), None)
+    if bare is None:
+        return "No undefended row has both an accuracy and a score, so nothing can be compared."
+    if bare.share == 0:
+        return (
+            "Even without a defense no attack tried recovered anything with the steps they were given, so this run "
+            "cannot tell defenses apart; give the attacks more steps, or attack smaller batches."
+        )
+    others = [point for point in points if point is not bare]
+    if not others:
+        return "No defense has both an accuracy and a score, so nothing can be compared."
+    examples = next(row.accuracy_examples for row in rows if row.accuracy is not None)
+    stops = [point for point in others if point.share == 0]
+    if not stops:
+        best = min(others, key=lambda point: (point.share, -point.accuracy))
+        return (
+            f"No defense tried stops every attack tried: behind {best.defense}, which "
+            f"{_cost(best.accuracy, bare.accuracy, examples)}, the best attack still recovers {best.share:.0%} of the "
+            "examples."
+        )
+    best = max(stops, key=lambda point: point.accuracy)
+    adapts = any(row.defense == best.defense and row.attacker == "knows" for row in rows)
+    unknown = "" if adapts else " (none of which adapts to it)"
+    failing = _failing(others)
+    rest = f"; {failing} does not" if failing else ""
+    attacked = next(row.examples for row in rows if row.defense == best.defense and row.examples)
+    return (
+        f"{best.defense} {_cost(best.accuracy, bare.accuracy, examples)} and stops every attack tried{unknown} on "
+        f"{attacked} examples, with the steps they were given{rest}."
+    )
+
+
+def _cost(accuracy: float, bare: float, examples: int | None) -> str:
+    points = 100 * (bare - accuracy)
+    of = f"({bare:.1%} to {accuracy:.1%} of {examples} test examples)"
+    if points < 0.05:
+        return f"costs no accuracy {of}"
+    return f"costs {points:.1f} points of accuracy {of}"
+
+
+def _failing(points: Sequence[Point]) -> str:
+    """The kind of defense that lets most through at its best strength; empty where every kind stops something."""
+    kinds: dict[str, float] = {}
+    for point in points:
+        kind = " + ".join(part.partition("(")[0] for part in point.defense.split(" + "))
+        kinds[kind] = min(kinds.get(kind, 1.0), point.share)
+    worst = max(kinds, key=lambda kind: kinds[kind])
+    return f"{worst}, at any strength tried," if kinds[worst] > 0 else ""
+
+
+def _nothing_left(rows: Sequence[Row]) -> list[str]:
+    """A sentence on the best defense that leaves an attacker nothing, and so has no score to be compared by."""
+    bare = _undefended(rows)
+    scored = {row.defense for row in rows if not row.zero}
+    whole = [row for row in rows if row.defense not in scored and row.accuracy is not None]
+    if not whole or bare is None or bare.accuracy is None:
+        return []
+    best = max(whole, key=lambda row: row.accuracy or 0.0)
+    assert best.accuracy is not None
+    cost = _cost(best.accuracy, bare.accuracy, best.accuracy_examples)
+    return [f"{best.defense} {cost} and left nothing but zeros to read in these updates, so nothing was attacked."]
+
+
+def _undefended(rows: Sequence[Row]) -> Row | None:
+    return next((row for row in rows if row.defense == "no defense"), None)
+
+
+def _near_chance(rows: Sequence[Row], classes: int | None) -> list[str]:
+    """A sentence where the undefended model is hardly better than guessing."""
+    bare = _undefended(rows)
+    if bare is None or bare.accuracy is None or not bare.accuracy_examples or not classes:
+        return []
+    chance = 1 / classes
+    low, _ = wilson(round(bare.accuracy * bare.accuracy_examples), bare.accuracy_examples)
+    if low > chance and bare.accuracy >= NEAR_CHANCE * chance:
+        return []
+    return [
+        f"But the undefended model is right on {bare.accuracy:.1%} of {bare.accuracy_examples} test examples, where "
+        f"guessing one of {classes} classes is on {chance:.1%}, so costs in accuracy mean little here: raise "
+        "utility.rounds or training.steps."
+    ]
+
+
+def untried(rows: Sequence[Row]) -> list[str]:
+    """A sentence for each thing that could not be tried, with its reason; first those that a defense looks good by.
+
+    >>> broken = Row(defense="a", attacker="oblivious", cell="a", recovered=0, examples=4, untried={"dlg": "no memory"})
+    >>> untried([broken])
+    ['dlg could not be tried behind a: no memory.']
+    """
+    places: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        for what, reason in _gaps(row):
+            places.setdefault((what, reason), []).append(row)
+    stopping = {point.defense for point in points_of(rows) if point.share == 0}
+    ordered = sorted(places.items(), key=lambda item: not any(row.defense in stopping for row in item[1]))
+    return [f"{what.format(_where(row.defense for row in own))}: {reason}." for (what, reason), own in ordered]
+
+
+def _gaps(row: Row) -> Iterable[tuple[str, str]]:
+    """What of a row could not be measured, as words that leave room for where that was, and why."""
+    told = ", told of it," if row.attacker == "knows" else ""
+    if row.failed is not None and row.attacker == "oblivious":
+        yield "The accuracy {} could not be measured", _bare(row.failed)
+    if row.recovered is None and not row.zero and row.reason is not None:
+        yield f"No attack{told} could be tried {{}}", _bare(row.reason)
+    elif row.recovered is not None:
+        for attack, reason in row.untried.items():
+            yield f"{attack}{told} could not be tried {{}}", _bare(reason)
+
+
+def _bare(reason: str) -> str:
+    return reason.rstrip(". ")
+
+
+def _where(defenses: Iterable[str]) -> str:
+    found = list(dict.fromkeys(defenses))
+    parts = ["without a defense"] if "no defense" in found else []
+    names = [name for name in found if name != "no defense"]
+    left = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    parts += [f"behind {', '.join(names[:NAMED])}{left}"] if names else []
+    return " and ".join(parts)
