@@ -19,6 +19,35 @@ default = "loopback"
 address = "127.0.0.1:{port}"
 insecure = true
 """
+PROJECT = """
+[project]
+name = "{name}"
+version = "1.0.0"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "seepage"
+
+[tool.flwr.app.components]
+serverapp = "{name}.server:app"
+clientapp = "{name}.client:app"
+
+[tool.flwr.app.config]
+"""
+
+
+def write_app(folder: Path, name: str, *, client: str, server: str, shared: str = "") -> Path:
+    """A Flower app below a folder: the texts of its modules, and the project that names them."""
+    package = folder / "app" / name
+    package.mkdir(parents=True)
+    for module, text in (("__init__", shared), ("client", client), ("server", server)):
+        (package / f"{module}.py").write_text(text)
+    (package.parent / "pyproject.toml").write_text(PROJECT.format(name=name))
+    return package.parent
 
 
 @dataclass

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.integrations.conftest import write_app
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
@@ -73,25 +74,6 @@ def test_a_recipe_without_a_federation_is_refused(recipe: Path) -> None:
         scene_of(str(recipe))
 
 
-APP = """
-[project]
-name = "same-model"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "seepage"
-
-[tool.flwr.app.components]
-serverapp = "same_model.server:app"
-clientapp = "same_model.client:app"
-
-[tool.flwr.app.config]
-"""
 CLIENT = """
 from seepage.integrations.flower import client_app
 app = client_app({recipe!r})
@@ -102,19 +84,10 @@ app = server_app({recipe!r}, {out!r})
 """
 
 
-def write_app(folder: Path, recipe: Path, out: Path) -> Path:
-    package = folder / "app" / "same_model"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "client.py").write_text(CLIENT.format(recipe=str(recipe)))
-    (package / "server.py").write_text(SERVER.format(recipe=str(recipe), out=str(out)))
-    (package.parent / "pyproject.toml").write_text(APP)
-    return package.parent
-
-
 def test_a_server_and_two_nodes_on_loopback_give_the_same_model(tmp_path: Path, recipe: Path, loopback: Any) -> None:
     out = tmp_path / "final.safetensors"
-    app = write_app(tmp_path, recipe, out)
+    client, server = CLIENT.format(recipe=str(recipe)), SERVER.format(recipe=str(recipe), out=str(out))
+    app = write_app(tmp_path, "federated", client=client, server=server)
     loopback.start(nodes=2)
     loopback.run(app, out.exists)
     assert_same(load_file(out), here(scene_of(str(recipe))))

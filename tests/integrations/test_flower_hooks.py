@@ -23,7 +23,10 @@ import seepage
 from seepage import Architecture, Batch, SeepageError, attack, build, open_transcript, score
 from seepage.defenses import Compose, GaussianNoise, Quantize, Soteria, Sparsify
 from seepage.integrations.flower_hooks import AuditedStrategy, defense_mod, recording_mod
+from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
+from seepage.spent import Spent, open_spent
+from seepage.storage import append_line
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -160,6 +163,89 @@ def test_what_does_not_fit_is_logged_and_training_goes_on(tmp_path: Path, caplog
         assert recording_mod(recorder(tmp_path))(question(), context_of(0), other).has_content()
     assert "not recorded" in caplog.text
     assert recording_mod(recorder(tmp_path, block=0))(question(), context_of(0), other).has_error()
+
+
+FAULTS = [OSError(28, "No space left on device"), RuntimeError("can't allocate memory"), ValueError("a bug of ours")]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+@pytest.mark.parametrize("step", ["_read", "_look", "_write", "watch"])
+def test_no_fault_stops_the_client(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, step: str, fault: Exception
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise fault
+
+    logging.getLogger("flwr").propagate = True
+    monkeypatch.setattr(Recorder, step, fails)
+    context = context_of(0)
+    for t in range(5):
+        hook = recording_mod(recorder(tmp_path, audit="inline"))  # as in a process of its own for each round
+        reply = hook(question(t=t), context, train)
+        assert reply.content["arrays"] == train(question(t=t), context_of(0)).content["arrays"]
+    assert caplog.text.count("are not said") == 1
+
+
+@pytest.mark.parametrize(("options", "dropped"), [({}, True), ({"on_error": "pass"}, False)])
+@pytest.mark.parametrize("step", ["_read", "_look", "_write", "watch"])
+def test_what_a_failed_check_drops_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], dropped: bool, step: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Recorder, step, fails)
+    checked = step == "_write"  # a full disk is no failed check
+    hook = recording_mod(recorder(tmp_path, block=60, **options))
+    audited = AuditedStrategy(FedAvg(fraction_evaluate=0.0), recorder(tmp_path, block=60, **options))
+    for t in range(4):
+        reply = hook(question(t=t), context_of(0), train)
+        assert reply.has_error() == (dropped and not checked)
+        list(audited.configure_train(t, record_of(initial()), ConfigRecord(), Nodes()))
+        messages = [question(client=client) for client in range(3)]
+        replies = [train(one, context_of(one.metadata.dst_node_id - 1000)) for one in messages]
+        found, _ = audited.aggregate_train(t, replies)
+        assert (found is None) == (dropped and not checked)
+
+
+def test_no_fault_stops_the_server(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logging.getLogger("flwr").propagate = True
+    without = trained(strategy("avg"))
+    for owner, name in ((AuditedStrategy, "_held"), (AuditedStrategy, "_sampled"), (AuditedStrategy, "_look")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda *_, **__: {}["a bug of ours"])
+            found = trained(AuditedStrategy(strategy("avg"), recorder(tmp_path, audit="inline")))
+        assert all(torch.equal(found[key], tensor) for key, tensor in without.items())
+    assert caplog.text.count("are not said") == 3
+
+
+def test_strange_messages_stop_nothing(tmp_path: Path) -> None:
+    message = question()
+    message.content["config"] = ConfigRecord({"server-round": "third"})
+    context = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+    assert recording_mod(recorder(tmp_path))(message, context, train).has_content()
+    assert recording_mod(recorder(tmp_path, block=60))(message, context, train).has_error()
+    assert recording_mod(recorder(tmp_path, block=60, on_error="pass"))(message, context, train).has_content()
+
+
+def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    logging.getLogger("flwr").propagate = True
+    spent = Spent(epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=4)
+    ledger = Ledger(tmp_path)
+
+    def private(message: Message, context: Context) -> Message:
+        (tmp_path / "ledger").mkdir(exist_ok=True)
+        append_line(tmp_path / "ledger" / "client-7.jsonl", {"t": 3, "history": [], **spent.table()})
+        return train(message, context)
+
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        recording_mod(recorder(tmp_path, audit="inline"), ledger=ledger)(question(client=7), context_of(7), private)
+    line = next(line for line in caplog.text.splitlines() if "gives away 1 of 1 examples exactly" in line)
+    assert "epsilon 2.5 (delta 1e-05; 4 steps by rdp" in line
+    assert open_spent(tmp_path / "000003-client-7") == spent
+    assert ledger.rows(7)[-1]["recording"] == "000003-client-7"
 
 
 class Nodes:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.integrations.conftest import write_app
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
@@ -19,25 +20,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 SHAPE, CLASSES, LR, SIZES = (1, 8, 8), 4, 0.1, (1, 60)
 NET = Architecture("fc2", {"hidden": 16})
 
-PROJECT = """
-[project]
-name = "hooked"
-version = "1.0.0"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["."]
-
-[tool.flwr.app]
-publisher = "seepage"
-
-[tool.flwr.app.components]
-serverapp = "hooked.server:app"
-clientapp = "hooked.client:app"
-
-[tool.flwr.app.config]
-"""
 SHARED = """
 from pathlib import Path
 from seepage import Architecture, FedAvg
@@ -92,16 +74,6 @@ def main(grid, context):
 """
 
 
-def write_app(folder: Path) -> Path:
-    package = folder / "app" / "hooked"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text(SHARED.format(place=str(folder)))
-    (package / "client.py").write_text(CLIENT)
-    (package / "server.py").write_text(SERVER)
-    (package.parent / "pyproject.toml").write_text(PROJECT)
-    return package.parent
-
-
 def batch_of(client: int) -> Batch:
     draw, n = torch.Generator().manual_seed(client), SIZES[client]
     return Batch(torch.rand(n, *SHAPE, generator=draw), torch.randint(CLASSES, (n,), generator=draw))
@@ -134,7 +106,8 @@ def assert_sent_is_received(place: Path, rounds: int) -> None:
 
 def test_what_leaves_two_nodes_is_what_the_server_gets(tmp_path: Path, loopback: Any) -> None:
     """The client with one example gives it away, so it is held back; the other's update arrives as it left."""
-    app, final = write_app(tmp_path), tmp_path / "final.safetensors"
+    shared, final = SHARED.format(place=str(tmp_path)), tmp_path / "final.safetensors"
+    app = write_app(tmp_path, "hooked", client=CLIENT, server=SERVER, shared=shared)
     loopback.start(nodes=2)
     loopback.run(app, final.exists)
     assert_sent_is_received(tmp_path, rounds=1)

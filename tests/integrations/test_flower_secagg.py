@@ -124,7 +124,7 @@ def test_outside_of_secure_aggregation_there_is_nothing_to_read(
         DefaultWorkflow(fit_workflow=secure)(nodes, context)
 
     assert not (tmp_path / "outer").exists()
-    assert caplog.text.count("under secure aggregation they leave masked") == CLIENTS
+    assert caplog.text.count("under secure aggregation they leave masked") == 1  # once, and not for each round
     for client in range(CLIENTS):  # the plain update is there only before the mod
         folder = tmp_path / "inner" / f"000000-client-{client}"
         assert score(attack(folder, "linear"), batch_of(client)).psnr > 50

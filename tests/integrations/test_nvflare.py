@@ -24,7 +24,10 @@ from safetensors.torch import load_file
 import seepage
 from seepage import Architecture, SeepageError, attack, build, open_transcript, score
 from seepage.integrations.nvflare import RecordingFilter
+from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
+from seepage.spent import Spent, open_spent
+from seepage.storage import append_line, read_lines
 from seepage.types import Batch
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -182,7 +185,56 @@ def test_what_cannot_be_read_is_logged_and_passed_on(
         assert (out.get_return_code() != ReturnCode.OK) == blocked
         assert blocked or out is sent
     assert why in caplog.text
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["faults.jsonl"]
+    assert why in read_lines(tmp_path / "faults.jsonl")[0]["why"]
+
+
+@pytest.mark.parametrize("server", [False, True], ids=["client", "server"])
+@pytest.mark.parametrize("step", ["_read", "_look", "_write", "watch"])
+def test_no_fault_stops_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, server: bool, step: str
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Recorder, step, fails)
+    site = Site(RecordingFilter(recorder(tmp_path, audit="inline")), server=server)
+    for t in range(5):
+        site.give(task(initial(), t))
+        sent = reply(DataKind.WEIGHTS, stepped(initial(), 1))
+        assert site.take(sent) is sent
+    assert caplog.text.count("are not said") == 1
+
+
+def test_a_model_in_parts_is_recorded_in_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    before = initial()
+    after = stepped(before, 1)
+    for t, kind in ((3, DataKind.WEIGHTS), (4, DataKind.WEIGHT_DIFF)):
+        site = Site(RecordingFilter(recorder(tmp_path), examples="examples"))
+        site.give(task(before, t))
+        moved = {name: after[name] - before[name] if kind == DataKind.WEIGHT_DIFF else after[name] for name in after}
+        site.take(reply(kind, {name: moved[name] for name in ("2.bias", "2.weight")}))
+        found = open_transcript(tmp_path / f"00000{t}-client-site-1")[0].update.tensors
+        assert found.keys() == {"2.weight", "2.bias"}
+        assert all(np.array_equal(tensor.numpy(), after[name] - before[name]) for name, tensor in found.items())
+    assert caplog.text.count("2 trained parameters did not come back ('4.weight', '4.bias')") == 2  # of two recorders
+
+
+def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spent = Spent(epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=4)
+    ledger = Ledger(tmp_path)
+    (tmp_path / "ledger").mkdir()
+    append_line(tmp_path / "ledger" / "client-site-1.jsonl", {"t": 3, "history": [], **spent.table()})
+    hook = RecordingFilter(recorder(tmp_path, audit="inline"), examples="examples", ledger=ledger)
+    site = Site(hook)
+    with caplog.at_level("INFO"):
+        for t in (3, 4):
+            site.give(task(initial(), t))
+            site.take(reply(DataKind.WEIGHTS, stepped(initial(), 1)))
+    lines = [line for line in caplog.text.splitlines() if "gives away 1 of 1 examples exactly" in line]
+    assert ["epsilon 2.5" in line for line in lines] == [True, False]  # the client wrote no line of round 4
+    assert open_spent(tmp_path / "000003-client-site-1") == spent
+    assert ledger.rows("site-1")[-1]["examples_given_away"] == 1
 
 
 def test_what_gives_away_too_much_is_held_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -211,10 +263,16 @@ def test_mistakes_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         RecordingFilter(recorder(tmp_path), every=0)
     (tmp_path / "nothing_here.py").write_text("recorder = 3")
     monkeypatch.syspath_prepend(tmp_path)
-    site = Site(RecordingFilter("nothing_here:recorder"))
-    site.give(task(initial()))
-    with pytest.raises(SeepageError, match="is no Recorder"):
-        site.take(reply(DataKind.WEIGHTS, initial()))
+    for required in (False, True):
+        hook = RecordingFilter("nothing_here:recorder", required=required)
+        panics = list[str]()
+        monkeypatch.setattr(hook, "system_panic", lambda reason, fl_ctx, to=panics: to.append(reason))
+        hook.handle_event(EventType.START_RUN, context("site-1", "server"))
+        assert ["is no Recorder" in why for why in panics] == [True] * required
+        site, sent = Site(hook), reply(DataKind.WEIGHTS, initial())
+        site.give(task(initial()))
+        assert site.take(sent) is sent
+        assert len(panics) == required
 
 
 MINE = """

@@ -21,7 +21,7 @@ from seepage import (
     record,
 )
 from seepage.defenses import Quantize
-from seepage.exposure import Exposure, marks_of
+from seepage.exposure import Exposure, marks, marks_of
 from seepage.exposure.layers import closed_form
 from seepage.exposure.marks import noise_of
 
@@ -167,6 +167,48 @@ def test_number_formats_are_told() -> None:
     assert marks_of("w", values.bfloat16().float()).half == "bfloat16"
     assert marks_of("w", values).distinct == len(set(values.flatten().tolist()))
     assert marks_of("w", torch.zeros(5)).zeros == 1
+
+
+@given(st.integers(0, 10**6), st.integers(1, 900), st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([None, 3, 6, 9]))
+def test_marks_taken_in_parts_are_those_of_the_whole(seed: int, n: int, zeros: float, bits: int | None) -> None:
+    """Against the obvious way, which sorts, copies and compares the whole tensor."""
+    values = torch.randn(n, generator=draw(seed)) * (torch.rand(n, generator=draw(seed + 1)) >= zeros)
+    if bits is not None:
+        step = values.abs().max() / (2 ** (bits - 1) - 1)
+        values = torch.where(step > 0, (values / step).round() * step, values)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(marks, "PART", 37)
+        patch.setattr(marks, "MOST", 101)
+        found = marks_of("w", values)
+        length = marks.length_of({"a": values[: n // 2], "b": values[n // 2 :]})
+    live = values[values != 0]
+    assert length == pytest.approx(float(values.double().norm()), rel=1e-12)
+    assert found.zeros == 1 - len(live) / n
+    assert found.distinct == len(values[:101].unique())
+    many = 200 <= len(live) < 0.95 * n
+    assert found.pruned == (many and float(live.abs().min() / live.abs().median()) > 0.1)
+    assert found.bits == (fewest_bits(live) if len(live) >= 32 else None)
+
+
+def fewest_bits(live: torch.Tensor) -> int | None:
+    largest, first = float(live.abs().max()), live[:101].double()
+    for bits in range(1, 17):
+        levels = torch.arange(0 if bits > 1 else 1, 2 ** (bits - 1) if bits > 1 else 2) / max(1, 2 ** (bits - 1) - 1)
+        gaps = (first.abs()[:, None] / largest - levels.double()).abs().min(1).values
+        if bool((gaps * max(1, 2 ** (bits - 1) - 1) < (1e-2 if bits > 1 else 1e-6)).all()):
+            return bits
+    return None
+
+
+@pytest.mark.parametrize("part", [("4.bias",), ("4.weight",), ("2.weight",), ("2.bias",)])
+def test_a_model_trained_in_part_is_looked_at_in_part(part: tuple[str, ...]) -> None:
+    net = model()
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(name in part)
+    found = exposure(record(net, private(1)))
+    assert [says.name for says in found.tensors] == list(part)
+    assert (found.labels is not None) == (part == ("4.bias",))
+    assert found.examples == 0
 
 
 def test_local_steps_of_an_unknown_number_give_a_direction() -> None:

@@ -5,14 +5,17 @@ Whatever is inferred here is told to the attacks like a fact, so it is said, wit
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from seepage.errors import SeepageError
-from seepage.exposure import Exposure, LabelLook
+from seepage.exposure import Exposure, LabelLook, exposure
 from seepage.functional import forward, generator, in_mode, last_linear
 from seepage.models import build, trusted
+from seepage.transcripts.foreign import read_facts
+from seepage.transcripts.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Tensors
 
 PROBES = 16
@@ -185,6 +188,30 @@ def infer_size(found: Exposure) -> tuple[int | None, str]:
     if full is not None:
         return None, f"at least {found.at_least}, by the rank of {full.weight}, which can have no higher one"
     return tells[0].rank, f"{tells[0].rank} or more, from the rank of {tells[0].weight}"
+
+
+def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:
+    """The batch size of each recorded folder that has none, with its source, as far as the update tells it.
+
+    Args:
+        observed: An `observed/` folder, or one with several below it.
+        model: Use this model instead of the recorded one.
+
+    Returns:
+        By the folder's name. Folders that cannot be read are left out: who attacks them says why.
+    """
+    found = {}
+    for folder in list_transcripts(observed):
+        try:
+            if read_facts(folder).batch_size is not None:
+                continue
+            seen = open_transcript(folder, architecture=model)
+            size, words = (None, "") if seen[0].batch_size is not None else infer_size(exposure(seen))
+        except SeepageError:
+            continue
+        if size is not None:
+            found[folder.name] = size, words
+    return found
 
 
 def label_words(labels: LabelLook | None) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from seepage.audit import Run, attack_only, check_device, claim, undone_on_mistake
 from seepage.auditing.recording import Show, quiet
+from seepage.captured.inferring import infer_sizes
 from seepage.captured.observing import Files, observe_files
 from seepage.errors import SeepageError
 from seepage.recipe.parts import Part, make_attack
@@ -77,6 +78,57 @@ def _digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError as error:
         raise SeepageError(f"{path} does not exist; check the path") from error
+
+
+def attack_folder(
+    observed: Path,
+    attacks: Sequence[Mapping[str, Any]],
+    *,
+    model: Architecture | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+    jobs: int | None = None,
+    on: Runner | None = None,
+    show: Show = quiet,
+    command: str = "",
+) -> Run:
+    """Attack recorded updates, with no truth at hand. A batch size that nobody told is inferred, and said to be.
+
+    Args:
+        observed: An `observed/` folder, or one with several below it.
+        attacks: Attack tables, each with `use` and options.
+        model: Use this model instead of the recorded one.
+        batch_size: Batch size, where the record has none; None: inferred.
+        seed: Seeds the attacks.
+        device: Where to attack.
+        out: Run folder; None: `runs/attack-HASH`.
+        jobs: Attacks at a time.
+        on: Where attacks run; None: on this machine.
+        show: Progress.
+        command: The command, for the record.
+
+    Raises:
+        SeepageError: As `attack_only` does.
+    """
+    check_device(device)
+    for table in map(dict, attacks):
+        make_attack(str(table.pop("use", "")), table)
+    return attack_only(
+        observed,
+        attacks,
+        model=model,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        out=out,
+        jobs=jobs,
+        on=on,
+        show=show,
+        command=command,
+        sizes=infer_sizes(observed, model) if batch_size is None else None,
+    )
 
 
 def attack_captured(

@@ -1,6 +1,6 @@
 """What the gradient of a fully connected layer gives away: its rank, and rows that are one example's input."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.ica.spectrum import spectrum
 from seepage.functional import forward, in_mode, input_layer, last_linear
-from seepage.types import Knowledge, Round, Tensors
+from seepage.types import Knowledge, Round
 
 MOST_ROWS = 512
 """Rows of a layer that are looked at, those of the largest gradient; decomposing more takes longer than a round may."""
@@ -71,7 +71,7 @@ class LayerLook:
 
 
 def look_at_layers(
-    observed: Round, knowledge: Knowledge, gradient: Tensors, leveled: Collection[str] = ()
+    observed: Round, knowledge: Knowledge, gradient: Mapping[str, Tensor], leveled: Collection[str] = ()
 ) -> list[LayerLook]:
     """Every fully connected layer whose weight was sent, in the model's order.
 

@@ -1,6 +1,6 @@
 """What an update gives away by itself, with no attack run: in closed form, layer by layer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.linear import LinearLeak
-from seepage.attacks.matching.labels import BiasCount
+from seepage.attacks.matching.labels import largest_remainder
 from seepage.errors import Inapplicable, SeepageError
 from seepage.exposure.layers import LayerLook, look_at_layers
 from seepage.exposure.marks import TensorMarks, length_of, looks_like, marks_of
@@ -18,7 +18,7 @@ from seepage.probes import BatchNormLeak, batch_norm_leaks, head_features
 from seepage.spent import Spent, open_spent
 from seepage.transcripts.recorded import RecordedTranscript, open_transcript
 from seepage.transcripts.simulated import OneRound
-from seepage.types import Knowledge, Round, Tensors, Transcript
+from seepage.types import ClientUpdate, Knowledge, Round, Tensors, Transcript, Update
 
 SCHEMA = 1
 HEAD_SIZE = 2000
@@ -171,7 +171,8 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
     gradient, scaled = _gradient(observed, knowledge, notes)
     labels = _labels(observed, knowledge, gradient, scaled=scaled) if knowledge.client.averages else None
     marks = [marks_of(name, tensor) for name, tensor in sent.items()]
-    looks = looks_like(marks, sent, _last_bias(sent, knowledge))
+    length = length_of(sent)
+    looks = looks_like(marks, length, _last_bias(sent, knowledge))
     leveled = [mark.name for mark in marks if mark.bits is not None]
     layers = look_at_layers(observed, knowledge, gradient, leveled) if knowledge.client.averages else []
     layers = [_certified(look, OneRound(seen, t)) for look in layers]
@@ -185,7 +186,7 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
     return Exposure(
         t=t,
         kind=observed.update.kind,
-        norm=length_of(sent),
+        norm=length,
         batch_size=observed.batch_size,
         at_least=None if changed else _at_least(layers, observed.update.kind == "delta"),
         layers=tuple(layers),
@@ -200,17 +201,48 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
     )
 
 
-def _gradient(observed: Round, knowledge: Knowledge, notes: list[str]) -> tuple[Tensors, bool]:
+@dataclass(frozen=True)
+class _Gradient(Mapping[str, Tensor]):
+    """The update read as a gradient; each tensor is made when it is asked for, as a whole gradient is a whole model.
+
+    Attributes:
+        update: What was sent.
+        examples: Behind it, where known.
+        rule: What it is read by; None: only its direction is known.
+    """
+
+    update: Update
+    examples: int | None
+    rule: ClientUpdate | None
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.update.tensors[name]
+        if self.rule is None:
+            return -tensor if self.update.kind == "delta" else tensor
+        return self.rule.as_gradient(Update({name: tensor}, self.update.kind), self.examples)[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.update.tensors  # without making it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.update.tensors)
+
+    def __len__(self) -> int:
+        return len(self.update.tensors)
+
+
+def _gradient(observed: Round, knowledge: Knowledge, notes: list[str]) -> tuple[Mapping[str, Tensor], bool]:
     """The update as a gradient, and whether its scale is right: of unknown local steps only the direction is known."""
     if not knowledge.client.averages:
         notes.append("the client's optimizer divides every entry by a size of its own, so no layer has a closed form")
         return observed.update.tensors, False
+    found = _Gradient(observed.update, observed.batch_size, knowledge.client)
     try:
-        return observed.gradient(knowledge.client), True
+        found[min(found, key=lambda name: observed.update.tensors[name].numel())]
     except SeepageError as error:
         notes.append(f"read up to a factor, so without counts of labels: {error}")
-        sign = -1.0 if observed.update.kind == "delta" else 1.0
-        return {name: sign * tensor for name, tensor in observed.update.tensors.items()}, False
+        return replace(found, rule=None), False
+    return found, True
 
 
 def _last_bias(sent: Tensors, knowledge: Knowledge) -> Tensor | None:
@@ -224,7 +256,7 @@ def _certified(look: LayerLook, seen: Transcript) -> LayerLook:
     A row that no other row agrees with may still be one example's: its own backward pass must give what was sent.
     """
     classes = seen.knowledge.num_classes
-    if look.reads != "input" or look.neurons * classes > CERTAIN_SIZE or classes == 2:
+    if look.reads != "input" or look.bias is None or look.neurons * classes > CERTAIN_SIZE or classes == 2:
         return look
     try:
         certified = LinearLeak()(seen, seed=0).certified
@@ -233,7 +265,7 @@ def _certified(look: LayerLook, seen: Transcript) -> LayerLook:
     return look if certified is None else replace(look, found=max(look.found, int(certified.sum())))
 
 
-def _labels(observed: Round, knowledge: Knowledge, gradient: Tensors, *, scaled: bool) -> LabelLook | None:
+def _labels(observed: Round, knowledge: Knowledge, gradient: Mapping[str, Tensor], *, scaled: bool) -> LabelLook | None:
     names = last_linear(knowledge.model, knowledge.num_classes)
     if names is None or names[1] is None or names[1] not in gradient:
         return None
@@ -245,9 +277,8 @@ def _labels(observed: Round, knowledge: Knowledge, gradient: Tensors, *, scaled:
     sound = abs(float(bias.sum())) <= 1e-3 * float(bias.abs().sum())
     if not scaled or observed.batch_size is None:
         return LabelLook(present, None, None, sound)
-    labels = BiasCount()(observed, knowledge)
-    counts = torch.bincount(labels, minlength=len(bias))
     shares = observed.batch_size * (1 / len(bias) - bias)
+    counts = largest_remainder(shares, observed.batch_size)
     doubt = float((shares - shares.round()).abs().max())
     return LabelLook(present, tuple(counts.tolist()), doubt, sound)
 
@@ -266,8 +297,8 @@ def _readable(leak: BatchNormLeak) -> int:
 
 
 def _features(observed: Round, knowledge: Knowledge, notes: list[str]) -> str | None:
-    size = observed.batch_size
-    if size is None or observed.update.kind == "delta":
+    size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_classes)
+    if size is None or observed.update.kind == "delta" or names is None or names[0] not in observed.update.tensors:
         return None
     if size * knowledge.num_classes > HEAD_SIZE:
         notes.append(f"the head's features were not solved for: {size} examples are too many for a quick look")
@@ -315,8 +346,9 @@ def _says(
     last = last_linear(knowledge.model, knowledge.num_classes)
     if labels is not None and labels.sound and labels.present and last is not None:
         told = "the labels" if labels.counts is None else "the labels and about how many of each"
-        for name in filter(None, last):
-            gives[name].append(told)
+        for own in last:
+            if own in gives:
+                gives[own].append(told)
     for one in norms:
         name = f"{one.norm}.weight"
         if one.variances and name in gives:

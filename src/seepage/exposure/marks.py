@@ -3,7 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +28,10 @@ CUT = (256, 2048)
 """Rows and columns of a tensor whose spectrum is looked at, at most; a part of independent noise is such noise too."""
 TAIL = 24
 """Singular values that a tail must have to be compared with the law of noise."""
+PART = 2**16
+"""Entries that are turned into float64 at a time."""
+SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Quantiles at which it is compared."""
 
 
 @dataclass(frozen=True)
@@ -63,43 +69,64 @@ def marks_of(name: str, tensor: Tensor) -> TensorMarks:
         6
     """
     flat = tensor.detach().flatten()
-    # Most tensors have no zeros, and large ones are not copied then.
-    live = flat if int(flat.count_nonzero()) == len(flat) else flat[flat != 0]
+    live, first = int(flat.count_nonzero()), _first(flat)
     noise = noise_of(tensor)
-    size = float(torch.linalg.vector_norm(flat, dtype=torch.float64)) / math.sqrt(max(1, len(flat)))
-    enough = len(live) >= ENOUGH
+    size = _length(flat) / math.sqrt(max(1, len(flat)))
+    enough = live >= ENOUGH
     return TensorMarks(
         name=name,
         shape=tuple(tensor.shape),
-        zeros=1 - len(live) / max(1, len(flat)),
+        zeros=1 - live / max(1, len(flat)),
         pruned=_is_pruned(flat, live),
-        distinct=len(flat[:MOST].unique()),
-        bits=_bits(live) if enough else None,
-        half=_half(live[:MOST]) if enough else None,
+        distinct=_distinct(flat[:MOST]),
+        bits=_bits(flat, first) if enough else None,
+        half=_half(first) if enough else None,
         noise=noise,
         share=None if noise is None else noise / size,
     )
 
 
-def _is_pruned(flat: Tensor, live: Tensor) -> bool:
+def _distinct(flat: Tensor) -> int:
+    """Different values. NumPy sorts several times faster than torch finds unique values."""
+    exact = flat if flat.dtype in (torch.float32, torch.float64) else flat.float()
+    ordered = np.sort(exact.cpu().numpy())
+    return int((ordered[1:] != ordered[:-1]).sum()) + (len(ordered) > 0)
+
+
+def _first(flat: Tensor) -> Tensor:
+    """The first `MOST` entries other than zero. Large tensors are gone through in parts, as selecting takes memory."""
+    found, count = list[Tensor](), 0
+    for part in flat.split(PART) if len(flat) else ():
+        found.append(part[part != 0][: MOST - count])
+        count += len(found[-1])
+        if count == MOST:
+            break
+    return torch.cat(found) if found else flat
+
+
+def _is_pruned(flat: Tensor, live: int) -> bool:
     """Of so many entries the smallest would be far below a tenth of the median, were it not for a threshold."""
-    return MANY <= len(live) < 0.95 * len(flat) and float(live.abs().min() / live.abs().median()) > 0.1
+    if not MANY <= live < 0.95 * len(flat):
+        return False
+    least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(PART)) if bool(size.any()))
+    bound = 10 * least * (1 + 1e-6)
+    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(PART)))
+    return near > (live - 1) // 2  # so the median is among them
 
 
-def _bits(live: Tensor) -> int | None:
-    low, high = live.aminmax()
-    largest, live = torch.maximum(-low, high).double(), live[:MOST].double()
+def _bits(flat: Tensor, first: Tensor) -> int | None:
+    low, high = flat.aminmax()
+    largest, live = torch.maximum(-low, high).double(), first.double()
     if bool((live.abs() >= largest * (1 - 1e-6)).all()):
         return 1
-    for bits in range(2, 17):
-        step = largest / (2 ** (bits - 1) - 1)
-        if all(_whole(part / step) for part in (live[:ENOUGH], live)):  # most tensors fail at the first few entries
-            return bits
-    return None
+    steps = largest / (2.0 ** torch.arange(1, 16, dtype=torch.float64, device=live.device) - 1)  # of 2 to 16 bits
+    fitting = _whole(live[:ENOUGH] / steps[:, None])  # most tensors fail at the first few entries
+    return next((int(i) + 2 for i in fitting.nonzero() if bool(_whole(live / steps[i]))), None)
 
 
-def _whole(places: Tensor) -> bool:
-    return bool(((places - places.round()).abs() < 1e-2).all())
+def _whole(places: Tensor) -> Tensor:
+    """Which rows are whole numbers."""
+    return ((places - places.round()).abs() < 1e-2).all(-1)
 
 
 def _half(live: Tensor) -> str | None:
@@ -147,36 +174,36 @@ def noise_of(tensor: Tensor) -> float | None:
 
 def _fitted(tail: Tensor, d: int) -> float | None:
     """The deviation whose law the values follow, or None."""
-    shares = torch.tensor([0.1, 0.25, 0.5, 0.75, 0.9], dtype=torch.float64)
-    wanted = _law(len(tail) / d, shares)
-    ratios = torch.quantile(tail, shares) / wanted
+    ratios = torch.quantile(tail, torch.tensor(SHARES, dtype=torch.float64)) / _law(len(tail), d)
     middle = float(ratios[2])
     flat = middle > 0 and float((ratios / middle - 1).abs().max()) < FLAT
     return middle / math.sqrt(d) if flat else None
 
 
-def _law(beta: float, shares: Tensor) -> Tensor:
-    """Quantiles of the singular values of unit noise, over `sqrt(d)`, for `beta = m / d` up to 1."""
+@lru_cache(maxsize=4096)
+def _law(m: int, d: int) -> Tensor:
+    """Quantiles `SHARES` of the singular values of a matrix `[m, d]` of unit noise, over `sqrt(d)`, for `m <= d`."""
+    beta = m / d
     low, high = 1 - math.sqrt(beta), 1 + math.sqrt(beta)
     s = torch.linspace(low, high, 4001, dtype=torch.float64)
     middle = (s[1:] + s[:-1]) / 2
     density = ((high**2 - middle**2) * (middle**2 - low**2)).clamp(min=0).sqrt() / middle
     total = density.cumsum(0) / density.sum()
-    return middle[torch.searchsorted(total, shares).clamp(max=len(middle) - 1)]
+    return middle[torch.searchsorted(total, torch.tensor(SHARES, dtype=torch.float64)).clamp(max=len(middle) - 1)]
 
 
-def looks_like(marks: Sequence[TensorMarks], sent: Tensors, last: Tensor | None = None) -> list[str]:
+def looks_like(marks: Sequence[TensorMarks], length: float, last: Tensor | None = None) -> list[str]:
     """Sentences on the whole update; each says what it looks like and proves nothing.
 
     Args:
         marks: Of every tensor.
-        sent: The update as it was sent.
+        length: Euclidean norm of the update as it was sent.
         last: What was sent for the last bias. Its sum is zero, but for the noise on each of its entries.
     """
     levels = _levels(marks)
     # Rounding to levels leaves errors like noise, and zeros.
     words = [levels] if levels.startswith("looks quantized") else [_noise(marks, last), levels, _zeros(marks)]
-    return [word for word in (*words, _clip(length_of(sent))) if word]
+    return [word for word in (*words, _clip(length)) if word]
 
 
 def _noise(marks: Sequence[TensorMarks], last: Tensor | None) -> str:
@@ -214,7 +241,13 @@ def _zeros(marks: Sequence[TensorMarks]) -> str:
 
 def length_of(tensors: Tensors) -> float:
     """Euclidean norm over all tensors, in float64: squares of what somebody sends may not fit float32."""
-    return math.hypot(*(float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in tensors.values()))
+    return math.hypot(*(_length(tensor.detach().flatten()) for tensor in tensors.values()))
+
+
+def _length(flat: Tensor) -> float:
+    # In parts, as torch makes a copy in float64 first.
+    parts = flat.split(PART) if len(flat) else ()
+    return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
 
 
 def _clip(length: float) -> str:

@@ -1,7 +1,7 @@
 """Weights as a framework hands them over, under the model's own names and one tensor at a time."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -85,9 +85,7 @@ class Layout:
         }
         parts |= {name: "buffers" for name, _ in model.named_buffers()}
         fixed = {name: tensor.clone() for name, tensor in model.named_buffers() if name not in like}
-        with torch.no_grad(), in_mode(model, training=False):
-            classes = forward(model, {}, torch.zeros(1, *input_shape)).shape[-1]
-        return cls(like, parts, fixed, classes)
+        return cls(like, parts, fixed, _classes(model, input_shape))
 
     @property
     def size(self) -> int:
@@ -119,6 +117,17 @@ class Layout:
         return OneByOne(keys, make)
 
 
+def _classes(model: nn.Module, input_shape: tuple[int, ...]) -> int:
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            return int(forward(model, {}, torch.zeros(1, *input_shape)).shape[-1])
+    except Exception as error:
+        raise SeepageError(
+            f"the model cannot be run on an example of shape {input_shape} ({type(error).__name__}: "
+            f"{str(error)[:120]}); give the input_shape that it reads, or leave the recorder out"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Sent:
     """One update under the model's names.
@@ -128,12 +137,14 @@ class Sent:
         before: The weights that were sent out.
         update: The update, by the name of its parameter.
         kind: `gradient` or `delta`.
+        missing: Trained parameters that did not come back. They count as not trained, at the weights sent out.
     """
 
     layout: Layout
     before: Mapping[str, Tensor]
     update: Mapping[str, Tensor]
     kind: Literal["gradient", "delta"]
+    missing: tuple[str, ...] = ()
 
     @classmethod
     def between(
@@ -145,45 +156,60 @@ class Sent:
         lr: float | None,
         t: int,
         difference: bool = False,
+        hold: bool = False,
     ) -> "Sent":
         """The update from one state to another; a gradient where the rate of the one SGD step between is given.
 
         Args:
             layout: The model's.
             before: What was sent out.
-            after: What came back.
+            after: What came back; parameters may be missing.
             lr: The rate.
             t: The round, for messages.
             difference: `after` is the difference itself.
+            hold: Keep the update in memory, for who looks at it often.
 
         Raises:
-            SeepageError: Where a state does not fit the model, and where the update is not finite.
+            SeepageError: Where a state does not fit the model, where no trained parameter came back, and where the
+                update is not finite.
         """
         start, end = layout.named(before), layout.named(after)
         check_fits(start, layout.like, "the weights that were sent out", "the model")
-        check_fits(end, layout.like, "the weights that came back", "the model")
+        there = {name: like for name, like in layout.like.items() if name in end.keys_by_name}
+        check_fits(end, there, "the weights that came back", "the model")
+        trained = layout.of_part("params")
+        names = {name: name for name in trained if name in there}
+        if not names:
+            raise SeepageError("none of the model's trained parameters came back, so there is no update to record")
 
         def make(name: str) -> Tensor:
             moved = end[name] if difference else end[name] - start[name]
             return moved if lr is None else -moved / lr
 
-        names = {name: name for name in layout.of_part("params")}
-        update = OneByOne(names, make)
+        made = OneByOne(names, make)
+        update = dict(made) if hold else made
         check_finite(update, t)
-        return cls(layout, start, update, "delta" if lr is None else "gradient")
+        missing = tuple(name for name in trained if name not in names)
+        return cls(layout, start, update, "delta" if lr is None else "gradient", missing)
 
-    def held(self) -> "Sent":
-        """The same with all tensors in memory, for who looks at them often."""
-        return replace(self, before=dict(self.before), update=dict(self.update))
+    def load(self, model: nn.Module) -> None:
+        """Put the weights that were sent out, one by one, into a model that lies at others."""
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self._sent_out(name))
 
-    def part(self, part: Part) -> Tensors:
-        """The tensors of one part of the model that was sent out."""
-        return {name: self._sent_out(name) for name in self.layout.of_part(part)}
+    @property
+    def buffers(self) -> Tensors:
+        """The buffers that were sent out."""
+        return {name: self._sent_out(name) for name in self.layout.of_part("buffers")}
 
     @property
     def state(self) -> OneByOne:
         """The model that was sent out, `params/NAME`, `buffers/NAME` and `frozen/NAME`."""
-        return OneByOne({f"{part}/{name}": name for name, part in self.layout.parts.items()}, self._sent_out)
+        keys = {
+            f"{'frozen' if name in self.missing else part}/{name}": name for name, part in self.layout.parts.items()
+        }
+        return OneByOne(keys, self._sent_out)
 
     def _sent_out(self, name: str) -> Tensor:
         return self.layout.fixed[name] if name in self.layout.fixed else self.before[name]

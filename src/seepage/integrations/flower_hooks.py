@@ -9,8 +9,9 @@ The first mod of the list is the outermost: it sees a reply after all others hav
 import logging
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,8 @@ from seepage.defenses import (
 from seepage.errors import SeepageError
 from seepage.functional import generator
 from seepage.integrations.arrays import OneByOne, tensor_of
+from seepage.integrations.faults import Faults
+from seepage.integrations.opacus import Ledger, said_of
 from seepage.integrations.recorder import Recorded, Recorder
 from seepage.types import Batch, ClientView, Defense, Tensors, Update
 
@@ -53,41 +56,60 @@ STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch norm's statistics, which no defense changes."""
 BLOCKED = 451
 """Code of the error that goes out in place of a blocked reply."""
+STATE = "seepage.recorder"
+"""Where a client's state holds which faults were said."""
+PASSED = Recorded(None, None, blocked=False)
+"""What becomes of a reply that nobody looks at."""
 log = logging.getLogger("flwr")
+T = TypeVar("T")
 
 Next = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, Next], Message]
 
 
-def recording_mod(recorder: Recorder, *, every: int = 1, examples: str = "num-examples") -> Mod:
+def recording_mod(
+    recorder: Recorder, *, every: int = 1, examples: str = "num-examples", ledger: Ledger | None = None
+) -> Mod:
     """A mod that keeps what really leaves the client. Put it first in the list, so that it sees the reply last.
 
-    The reply goes out as it came in, unless the recorder blocks it: then an error goes out in its place.
+    The reply goes out as it came in, unless the recorder blocks it: then an error goes out in its place. Whatever fails
+    in recording is one line in the log for each kind of fault, and the training goes on; `Recorder(on_error=…)` says
+    what becomes of a reply that `block` could not look at.
 
     Args:
         recorder: Writes the `observed/` folders, on the client's disk.
         every: Keep every so many rounds; what blocks looks at all.
         examples: Key of the reply's metrics that holds the number of examples.
+        ledger: The client's own, with a line for this round: its epsilon is then said beside what the update gives
+            away, and stated in the recording.
 
     Raises:
         SeepageError: For `every` below 1.
     """
     _check_every(every)
 
-    def mod(message: Message, context: Context, call_next: Next) -> Message:
-        before = _arrays(message)
-        reply = call_next(message, context)
-        if before is None or not _is_train(message):
-            return reply
+    def look(before: Mapping[str, Any] | None, message: Message, reply: Message, context: Context) -> Recorded:
         t, client = _round(message), _client(context)
         keep = t % every == 0
-        if not (keep or recorder.block is not None):
-            return reply
+        if not _has_arrays(reply, before) or not (keep or recorder.block is not None):
+            return PASSED
         found = _recorded(recorder, before, reply, examples, t, client, keep=keep)
-        if found is not None and found.exposure is not None:
-            log.info("seepage: round %d, client %d: %s", t, client, found.exposure.line)
-        if _is_blocked(recorder, found):
-            log.warning("seepage: round %d, client %d: the reply was blocked and does not leave the client", t, client)
+        words = said_of(found, ledger, recorder.faults, t, client, f"round {t}, client {client}", _warn)
+        if words:
+            log.info("seepage: round %d, client %d: %s", t, client, words)
+        return found
+
+    def mod(message: Message, context: Context, call_next: Next) -> Message:
+        tried = partial(recorder.faults.tried, "hook", where=_where(message), say=_warn, always=True)
+        tried(lambda: _recall(recorder.faults, context))
+        before = tried(lambda: _arrays(message))
+        reply = call_next(message, context)
+        if not _is_train(message) or reply.has_error():
+            return reply
+        found = tried(lambda: look(before, message, reply, context))
+        tried(lambda: _remember(recorder.faults, context))
+        if recorder.blocks(None) if found is None else found.blocked:
+            _warn(f"{_where(message)}: the reply was blocked and does not leave the client")
             return Message(Error(BLOCKED, "the update gives away too much and was blocked"), reply_to=message)
         return reply
 
@@ -155,7 +177,8 @@ class AuditedStrategy(Strategy):
         seed: Seeds who is recorded. Python's and NumPy's generators, which strategies draw from, are left alone.
 
     Where the recorder blocks, every reply of every round is looked at, and a blocked one is left out of what the
-    strategy aggregates.
+    strategy aggregates. Whatever fails in recording is one line in the log for each kind of fault, and the training
+    goes on; `Recorder(on_error=…)` says what becomes of a reply that `block` could not look at.
 
     Raises:
         SeepageError: For `every` or `clients` below 1.
@@ -183,10 +206,7 @@ class AuditedStrategy(Strategy):
     ) -> Iterable[Message]:
         """As the strategy does; what each client is sent is held until its reply is there."""
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
-        self._sent = {}
-        if server_round % self.every == 0 or self.recorder.block is not None:
-            found = {message.metadata.dst_node_id: _arrays(message) for message in messages}
-            self._sent = {node: sent for node, sent in found.items() if sent is not None}
+        self._sent = self._tried(server_round, lambda: self._held(server_round, messages)) or {}
         return messages
 
     def aggregate_train(
@@ -194,17 +214,8 @@ class AuditedStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Record, leave out what is blocked, and let the strategy aggregate the rest in the order it came."""
         replies = list(replies)
-        kept, lines = self._sampled(server_round), dict[int, str]()
-        passed = []
-        for reply in replies:
-            node = reply.metadata.src_node_id
-            found = self._look(reply, server_round, node, keep=node in kept)
-            if found is not None and found.exposure is not None:
-                lines[node] = found.exposure.line
-            if node in self._sent and not reply.has_error() and _is_blocked(self.recorder, found):
-                log.warning("seepage: round %d: the reply of node %d was blocked and left out", server_round, node)
-            else:
-                passed.append(reply)
+        kept, lines = self._tried(server_round, lambda: self._sampled(server_round)) or set(), dict[int, str]()
+        passed = [reply for reply in replies if self._passes(reply, server_round, kept, lines)]
         if lines:
             log.info("seepage: round %d: %s", server_round, " | ".join(f"node {n}: {w}" for n, w in lines.items()))
         self._sent = {}
@@ -228,6 +239,16 @@ class AuditedStrategy(Strategy):
         self.strategy.summary()
         log.info("seepage: every %d rounds, %s clients, to %s", self.every, self.clients or "all", self.recorder.folder)
 
+    def _tried(self, t: int, work: Callable[[], T]) -> T | None:
+        return self.recorder.faults.tried("hook", work, f"round {t}", _warn, always=True)
+
+    def _held(self, t: int, messages: Iterable[Message]) -> dict[int, Mapping[str, Any]]:
+        """What each client is sent in a round of which anything is looked at."""
+        if t % self.every != 0 and self.recorder.block is None:
+            return {}
+        found = {message.metadata.dst_node_id: _arrays(message) for message in messages}
+        return {node: sent for node, sent in found.items() if sent is not None}
+
     def _sampled(self, t: int) -> set[int]:
         """The nodes that are recorded in this round."""
         nodes = sorted(self._sent) if t % self.every == 0 else []
@@ -236,10 +257,28 @@ class AuditedStrategy(Strategy):
         order = torch.randperm(len(nodes), generator=generator(self.seed, "recorded clients", t))
         return {nodes[place] for place in order[: self.clients].tolist()}
 
-    def _look(self, reply: Message, t: int, node: int, *, keep: bool) -> Recorded | None:
-        if node not in self._sent or not (keep or self.recorder.block is not None):
-            return None
-        return _recorded(self.recorder, self._sent[node], reply, self.examples, t, node, keep=keep)
+    def _passes(self, reply: Message, t: int, kept: Collection[int], lines: dict[int, str]) -> bool:
+        """Whether a reply is not blocked; it is recorded where its node is among those kept."""
+        if reply.has_error():
+            return True
+
+        def look() -> bool:
+            node = reply.metadata.src_node_id
+            found = self._look(reply, t, node, keep=node in kept)
+            if found.exposure is not None:
+                lines[node] = found.exposure.line
+            if found.blocked:
+                log.warning("seepage: round %d: the reply of node %d was blocked and left out", t, node)
+            return not found.blocked
+
+        passes = self._tried(t, look)
+        return not self.recorder.blocks(None) if passes is None else passes
+
+    def _look(self, reply: Message, t: int, node: int, *, keep: bool) -> Recorded:
+        before = self._sent.get(node)
+        if not _has_arrays(reply, before) or not (keep or self.recorder.block is not None):
+            return PASSED
+        return _recorded(self.recorder, before, reply, self.examples, t, node, keep=keep)
 
 
 def _check_every(every: int) -> None:
@@ -247,38 +286,61 @@ def _check_every(every: int) -> None:
         raise SeepageError(f"every must be 1 or more, got {every}; 1 records each round")
 
 
-def _is_blocked(recorder: Recorder, found: Recorded | None) -> bool:
-    return found.blocked if found is not None else recorder.blocks(None)
+def _warn(words: str) -> None:
+    log.warning("seepage: %s", words)
+
+
+def _recall(faults: Faults, context: Context) -> None:
+    """Take faults as said that the client's state names: Flower may start a process for each of its rounds."""
+    if STATE in context.state.config_records:
+        faults.said.update(map(str, context.state.config_records[STATE]["said"]))
+
+
+def _remember(faults: Faults, context: Context) -> None:
+    """Keep in the client's state which faults were said. Without any it is left as it is."""
+    if faults.said:
+        context.state[STATE] = ConfigRecord({"said": sorted(faults.said)})
 
 
 def _recorded(
     recorder: Recorder,
-    before: Mapping[str, Any],
+    before: Mapping[str, Any] | None,
     reply: Message,
     examples: str,
     t: int,
     client: int,
     *,
     keep: bool,
-) -> Recorded | None:
-    """What became of a reply; None: it could not be recorded. Training must not stop for that, so it is logged."""
+) -> Recorded:
+    """What became of a reply."""
     after = _arrays(reply)
-    if after is None:
-        if reply.has_content():
-            why = "the reply carries no single record of arrays; under secure aggregation they leave masked, as bytes"
-            log.warning("seepage: round %d, client %d: not recorded: %s", t, client, why)
-        return None
-    try:
-        return recorder.record(
-            _tensors(before), _tensors(after), t=t, client=client, examples=_count(reply, examples), keep=keep
-        )
-    except SeepageError as error:
-        log.warning("seepage: round %d, client %d: not recorded: %s", t, client, error)
-        return None
+    if after is None or before is None:
+        what = "the reply carries" if after is None else "the server's message carries"
+        why = f"{what} no single record of arrays; under secure aggregation they leave masked, as bytes"
+        recorder.faults.once(f"round {t}, client {client}: not recorded: {why}", what, _warn)
+        return Recorded(None, None, recorder.blocks(None))
+    return recorder.watch(
+        _tensors(before),
+        _tensors(after),
+        t=t,
+        client=client,
+        examples=_count(reply, examples),
+        keep=keep,
+        say=_warn,
+    )
+
+
+def _where(message: Message) -> str:
+    return f"message to node {message.metadata.dst_node_id}"
 
 
 def _is_train(message: Message) -> bool:
     return str(message.metadata.message_type).partition(".")[0] == "train"
+
+
+def _has_arrays(reply: Message, before: Mapping[str, Any] | None) -> bool:
+    """Whether weights may go round here: some were sent out, or come back."""
+    return before is not None or bool(reply.content.array_records)
 
 
 def _arrays(message: Message) -> Mapping[str, Any] | None:

@@ -8,13 +8,14 @@ of the job, so the last one sees what really leaves.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from seepage.errors import SeepageError
 from seepage.integrations.arrays import OneByOne, tensor_of
+from seepage.integrations.faults import Say, reason_of
+from seepage.integrations.opacus import Ledger, said_of
 from seepage.integrations.recorder import Recorded, Recorder
 from seepage.named import import_dotted
 
@@ -30,6 +31,8 @@ try:
 except ImportError as error:
     raise SeepageError("NVFlare is not installed; run: pip install 'seepage[nvflare]'") from error
 
+T = TypeVar("T")
+M = TypeVar("M", Recorder, Ledger)
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
 
@@ -52,44 +55,52 @@ class RecordingFilter(DXOFilter):
     from the event after the task's own filters. The number of local steps is taken from the update's
     `NUM_STEPS_CURRENT_ROUND`, the round from the task's headers.
 
+    Whatever fails in recording is one line in the log for each kind of fault, and the training goes on. An update of
+    which parts are missing is recorded in part.
+
     Args:
         recorder: `module:name` of a `Recorder`, as a job's configuration holds words and numbers alone; or a recorder.
         every: Keep every so many rounds; what blocks looks at all.
         examples: Key of the update's meta data that holds the number of examples, where the client tells it.
+        ledger: `module:name` of the client's `Ledger`, or a ledger: the epsilon in its line of this round and site is
+            then said beside what the update gives away, and stated in the recording.
+        required: End the job at its start where no recorder can be made of that name, as one that blocks should. Else
+            that is one line in the log, and nothing is recorded or blocked.
 
     A blocked update is replaced by a reply with the return code `TASK_RESULT_FILTER_ERROR`; the workflow must be told
-    to go on without it, by `ignore_result_error`.
+    to go on without it, by `ignore_result_error`. `Recorder(on_error=…)` says what becomes of an update that `block`
+    could not look at.
 
     Raises:
         SeepageError: For `every` below 1.
     """
 
-    def __init__(self, recorder: "str | Recorder", every: int = 1, examples: str = "") -> None:
+    def __init__(
+        self,
+        recorder: "str | Recorder",
+        every: int = 1,
+        examples: str = "",
+        ledger: "str | Ledger" = "",
+        required: bool = False,
+    ) -> None:
         super().__init__(supported_data_kinds=KINDS, data_kinds_to_filter=KINDS)
         if every < 1:
             raise SeepageError(f"every must be 1 or more, got {every}; 1 records each round")
         self.recorder, self.every, self.examples = recorder, every, examples
+        self.ledger, self.required = ledger, required
         self._tasks: dict[str, Task] = {}
-
-    @cached_property
-    def _found(self) -> Recorder:
-        found = import_dotted(self.recorder) if isinstance(self.recorder, str) else self.recorder
-        if not isinstance(found, Recorder):
-            raise SeepageError(f"{self.recorder} is no Recorder; name one, as in mymodule:recorder")
-        return found
+        self._made: Recorder | None = None
+        self._joined: Ledger | None = None
+        self._sought = False
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Remember the weights that go out, or came in, with a task: the last ones of each client."""
-        if event_type != EventType.AFTER_TASK_DATA_FILTER:
-            return
-        data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
-        arrays = _weights(data)
-        if arrays is None:
-            return
-        at_client = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN
-        # A client's training may write into what it was given. The server's stays as it is until replies are in.
-        kept = {name: tensor_of(array).clone() for name, array in arrays.items()} if at_client else dict(arrays)
-        self._tasks[_client(fl_ctx, at_client)] = Task(kept, int(data.get_header(AppConstants.CURRENT_ROUND, 0) or 0))
+        """Make the recorder as the run starts, and remember the weights that go out, or came in, with a task."""
+        if event_type == EventType.START_RUN:
+            self._recorder(fl_ctx)
+        elif event_type == EventType.AFTER_TASK_DATA_FILTER:
+            recorder = self._recorder(fl_ctx)
+            if recorder is not None:
+                self._tried(recorder, fl_ctx, lambda: self._remember(fl_ctx))
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The task result as it is, or an error in its place."""
@@ -100,42 +111,82 @@ class RecordingFilter(DXOFilter):
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
         """Record one update. None tells NVFlare that nothing was changed."""
-        if self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+        recorder = self._recorder(fl_ctx)
+        if recorder is None or self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             return
-        client = _client(fl_ctx, fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT)
-        task, recorder = self._tasks.pop(client, None), self._found
-        keep = task is not None and task.t % self.every == 0
-        if not (keep or recorder.block is not None):
-            return
-        t = 0 if task is None else task.t
-        found = self._recorded(dxo, task, client, fl_ctx, keep=keep)
-        if found is not None and found.exposure is not None:
-            self.log_info(fl_ctx, f"seepage: round {t}, client {client}: {found.exposure.line}")
-        if found.blocked if found is not None else recorder.blocks(None):
-            self.log_warning(fl_ctx, f"seepage: round {t}, client {client}: the update was blocked and does not go on")
+        found = self._tried(recorder, fl_ctx, lambda: self._looked(recorder, dxo, fl_ctx))
+        if recorder.blocks(None) if found is None else found.blocked:
+            self.log_warning(fl_ctx, "seepage: the update was blocked and does not go on")
             raise _HeldBack
 
-    def _recorded(self, dxo: DXO, task: Task | None, client: str, fl_ctx: FLContext, *, keep: bool) -> Recorded | None:
-        """What became of an update; None: it could not be recorded. Training must not stop for that."""
-        try:
-            if task is None:
-                raise SeepageError("no weights were seen going out to it; let the task's data carry them as a DXO")
-            done = dxo.get_meta_prop(MetaKey.PROCESSED_ALGORITHM)
-            if done:
-                raise SeepageError(f"its values went through {done!r}, so they are no weights; record before that")
-            return self._found.record(
-                _tensors(task.arrays),
-                _tensors(dxo.data),
-                t=task.t,
-                client=client,
-                examples=_count(dxo, self.examples),
-                steps=_count(dxo, MetaKey.NUM_STEPS_CURRENT_ROUND),
-                difference=dxo.data_kind == DataKind.WEIGHT_DIFF,
-                keep=keep,
-            )
-        except SeepageError as error:
-            self.log_warning(fl_ctx, f"seepage: client {client}: not recorded: {error}")
-            return None
+    def _recorder(self, fl_ctx: FLContext) -> Recorder | None:
+        """The recorder, made once; None where that fails, which is said once."""
+        if not self._sought:
+            self._sought = True
+            try:
+                self._made = _made(self.recorder, Recorder)
+                self._joined = _made(self.ledger, Ledger) if self.ledger else None
+            except Exception as error:
+                self._made = None
+                why = f"seepage: nothing is recorded or blocked in this run: {reason_of(error)}"
+                self.log_error(fl_ctx, why)
+                if self.required:
+                    self.system_panic(why, fl_ctx)
+        return self._made
+
+    def _tried(self, recorder: Recorder, fl_ctx: FLContext, work: Callable[[], T]) -> T | None:
+        return recorder.faults.tried("hook", work, "the update", self._say(fl_ctx), always=True)
+
+    def _say(self, fl_ctx: FLContext) -> Say:
+        return lambda words: self.log_warning(fl_ctx, f"seepage: {words}")
+
+    def _remember(self, fl_ctx: FLContext) -> None:
+        """Keep the weights that go out, or came in, with a task: the last ones of each client."""
+        data = fl_ctx.get_prop(FLContextKey.TASK_DATA)
+        arrays = _weights(data)
+        if arrays is None:
+            return
+        at_client = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN
+        # A client's training may write into what it was given. The server's stays as it is until replies are in.
+        kept = {name: tensor_of(array).clone() for name, array in arrays.items()} if at_client else dict(arrays)
+        self._tasks[_client(fl_ctx, at_client)] = Task(kept, int(data.get_header(AppConstants.CURRENT_ROUND, 0) or 0))
+
+    def _looked(self, recorder: Recorder, dxo: DXO, fl_ctx: FLContext) -> Recorded:
+        """What became of an update."""
+        client = _client(fl_ctx, fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT)
+        task = self._tasks.pop(client, None)
+        keep = task is not None and task.t % self.every == 0
+        if not (keep or recorder.block is not None):
+            return Recorded(None, None, blocked=False)
+        if task is None:
+            raise SeepageError("no weights were seen going out to it; let the task's data carry them as a DXO")
+        done = dxo.get_meta_prop(MetaKey.PROCESSED_ALGORITHM)
+        if done:
+            raise SeepageError(f"its values went through {done!r}, so they are no weights; record before that")
+        found = recorder.watch(
+            _tensors(task.arrays),
+            _tensors(dxo.data),
+            t=task.t,
+            client=client,
+            examples=_count(dxo, self.examples),
+            steps=_count(dxo, MetaKey.NUM_STEPS_CURRENT_ROUND),
+            difference=dxo.data_kind == DataKind.WEIGHT_DIFF,
+            keep=keep,
+            say=self._say(fl_ctx),
+        )
+        where = f"round {task.t}, client {client}"
+        words = said_of(found, self._joined, recorder.faults, task.t, client, where, self._say(fl_ctx))
+        if words:
+            self.log_info(fl_ctx, f"seepage: {where}: {words}")
+        return found
+
+
+def _made(name: Any, kind: type[M]) -> M:
+    """The recorder, or the ledger, of this name."""
+    found = import_dotted(name) if isinstance(name, str) else name
+    if not isinstance(found, kind):
+        raise SeepageError(f"{name} is no {kind.__name__}; name one, as in mymodule:{kind.__name__.lower()}")
+    return found
 
 
 def _weights(data: Any) -> Mapping[str, Any] | None:

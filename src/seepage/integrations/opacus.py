@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from seepage.accounting import VACUOUS, doubts
 from seepage.errors import SeepageError
+from seepage.integrations.faults import Faults, Say
 from seepage.integrations.recorder import Recorded, label_of
-from seepage.spent import Spent, save_spent
+from seepage.spent import Spent, read_spent, save_spent
 from seepage.storage import SCHEMA, append_line, make_private, read_lines
 
 if TYPE_CHECKING:
@@ -110,6 +111,32 @@ class Ledger:
             save_spent(spent, seen.folder)
         return spent
 
+    def join(self, seen: Recorded, *, t: int, client: int | str) -> Spent | None:
+        """Put a round's line and the look at its update together, where the update was recorded after its line.
+
+        The client's code adds the line, as it has the engine, and a hook of a framework sees the update that leaves.
+        The recording then states the epsilon, and a further line of that round holds both.
+
+        Args:
+            seen: What the recorder made of the update.
+            t: The round.
+            client: The client's number or name, as in `record`.
+
+        Returns:
+            What was spent; None where the client has no line of this round.
+
+        Raises:
+            SeepageError: Where the folder cannot be written.
+        """
+        row = next((row for row in reversed(self.rows(client)) if row["t"] == t), None)
+        spent = None if row is None else read_spent(row)
+        if row is None or spent is None:
+            return None
+        self._append(client, {**_row(t, client, spent, seen), "history": row["history"]})
+        if seen.folder is not None:
+            save_spent(spent, seen.folder)
+        return spent
+
     def rows(self, client: int | str) -> list[dict[str, Any]]:
         """A client's lines, the last of each round, by round; one cut short by a kill is left out.
 
@@ -128,6 +155,27 @@ class Ledger:
         make_private(path.parent)
         _cut(path)
         append_line(path, row)
+
+
+def said_of(
+    seen: Recorded, ledger: Ledger | None, faults: Faults, t: int, client: int | str, where: str, say: Say
+) -> str:
+    """One line for a log: what an update gives away and, where a ledger tells, what its client had spent.
+
+    Args:
+        seen: What the recorder made of the update.
+        ledger: The client's, with or without a line of this round; None: none is kept.
+        faults: Takes what fails, so that the training goes on.
+        t: The round.
+        client: The client's number or name.
+        where: Both in words, for a warning.
+        say: Takes the warning.
+    """
+    words = [] if seen.exposure is None else [seen.exposure.line]
+    if ledger is not None:
+        spent = faults.tried("ledger", lambda: ledger.join(seen, t=t, client=client), where, say)
+        words += [] if spent is None else [spent.line]
+    return " | ".join(words)
 
 
 def _row(t: int, client: int | str, spent: Spent, seen: Recorded | None) -> dict[str, Any]:

@@ -4,7 +4,9 @@ It knows no framework. In a training loop of your own:
 
     recorder = Recorder(Path("seepage"), architecture=Architecture("mymodule:net"), input_shape=(3, 32, 32),
                         num_classes=10, client=FedAvg(lr=0.01, epochs=1), audit="inline")
-    recorder.record(before, after, t=3, client=7, examples=500)
+    recorder.watch(before, after, t=3, client=7, examples=500)
+
+`watch` never raises, and hooks call it; `record` does the same and raises.
 """
 
 import hashlib
@@ -12,19 +14,21 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from seepage.clients import FedAvg, FedSGD, client_options
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
 from seepage.exposure import Exposure, exposure
 from seepage.integrations.arrays import Layout, OneByOne, Sent
+from seepage.integrations.faults import Faults, Say, Step
+from seepage.integrations.room import recordings, surplus
 from seepage.models import build
 from seepage.storage import make_private
 from seepage.transcripts.recorded import kind_tensor, save_update
@@ -32,9 +36,10 @@ from seepage.transcripts.simulated import SimulatedTranscript
 from seepage.transcripts.truth import save_truth
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Update
 
-NAME = re.compile(r"\d{6,}-client-[A-Za-z0-9_-]{1,64}")
-"""Folders that a recorder wrote, and may remove again."""
 log = logging.getLogger("seepage")
+_LOOKING = threading.Lock()
+"""Looks go through one model at weights of its own, and servers take replies in several threads."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,24 @@ class Recorded:
     Attributes:
         folder: The `observed/` folder; None: not written.
         exposure: What it gives away in closed form, where that was looked at.
-        blocked: Whether it gives away more than is let through.
+        blocked: Whether it is not let through.
+        missing: Trained parameters that did not come back.
     """
 
     folder: Path | None
     exposure: Exposure | None
     blocked: bool
+    missing: tuple[str, ...] = ()
+
+
+class _Tried(Protocol):
+    """Does a step of recording; None where it fails."""
+
+    def __call__(self, step: Step, work: Callable[[], T]) -> T | None: ...
+
+
+def _straight(step: Step, work: Callable[[], T]) -> T | None:
+    return work()
 
 
 @dataclass(frozen=True)
@@ -63,16 +80,19 @@ class Recorder:
         num_classes: Classes of the model.
         client: The clients' rule; `FedSGD` needs `lr` as well.
         lr: Learning rate of the one SGD step behind a difference of weights, for `FedSGD`.
-        most: Bytes of all recordings together; the oldest go first.
-        audit: `inline`: look at each update's exposure too (under a second for a ResNet-18). `none`: only record.
-        block: Private examples above which an update is not let through, or what decides on its exposure. An update
-            that cannot be looked at is not let through either. This looks at closed forms alone, and what passes is
-            not safe for that.
+        most: Bytes of all recordings together. Beyond any bound the recordings written first go first.
+        max_rounds: Rounds of which recordings are kept; None: as many as `most` allows.
+        max_per_client: Recordings kept of one client; None: as many as `most` allows.
+        audit: `inline`: look at each update's exposure too (half a second for a ResNet-18). `none`: only record.
+        block: Private examples above which an update is not let through, or what decides on its exposure. This looks
+            at closed forms alone, and what passes is not safe for that.
+        on_error: What becomes of an update that `block` could not look at: `drop` it, or let it `pass`. Without
+            `block` nothing is ever dropped.
         private: Where `keep_truth` may write the true batches. None: they are never kept. For the client's own disk.
 
     Raises:
         SeepageError: For a rule that cannot be written, a bound that no recording fits, and a model that cannot be
-            built.
+            built or run.
 
     Example:
         >>> import tempfile, torch
@@ -98,6 +118,9 @@ class Recorder:
     most: int = field(kw_only=True, default=2**30)
     audit: Literal["none", "inline"] = field(kw_only=True, default="none")
     block: int | Callable[[Exposure], bool] | None = field(kw_only=True, default=None)
+    on_error: Literal["drop", "pass"] = field(kw_only=True, default="drop")
+    max_rounds: int | None = field(kw_only=True, default=None)
+    max_per_client: int | None = field(kw_only=True, default=None)
     private: Path | None = field(kw_only=True, default=None)
 
     def __post_init__(self) -> None:
@@ -109,8 +132,18 @@ class Recorder:
             )
         if self.audit not in ("none", "inline"):
             raise SeepageError(f"audit is 'none' or 'inline', got {self.audit!r}; correct it")
+        if self.on_error not in ("drop", "pass"):
+            raise SeepageError(f"on_error is 'drop' or 'pass', got {self.on_error!r}; correct it")
+        for name, bound in (("max_rounds", self.max_rounds), ("max_per_client", self.max_per_client)):
+            if bound is not None and bound < 1:
+                raise SeepageError(f"{name} must be 1 or more, got {bound}; leave it out to keep all that fit")
         if self.most < self.size:
             raise SeepageError(f"one recording of this model takes {self.size} bytes; give most=… above that")
+
+    @cached_property
+    def faults(self) -> Faults:
+        """What failed in this process, and was not let through to the training."""
+        return Faults(self.folder)
 
     @cached_property
     def layout(self) -> Layout:
@@ -148,7 +181,8 @@ class Recorder:
 
         Args:
             before: The weights that were sent out: a `state_dict`, or arrays in its order.
-            after: Those that came back.
+            after: Those that came back. Where trained parameters are missing, the others are recorded, and the missing
+                ones count as not trained.
             t: The round.
             client: The client's number or name; only names the folder.
             examples: Examples behind the update, if known.
@@ -159,21 +193,80 @@ class Recorder:
         Raises:
             SeepageError: Where the weights do not fit the model or are not finite, and where they cannot be written.
         """
-        rate = self.lr if isinstance(self.client.alone, FedSGD) else None
-        sent = Sent.between(self.layout, before, after, lr=rate, t=t, difference=difference)
-        rule, found = self._rule(steps), None
-        if self.looks:
-            sent = sent.held()
+        read = partial(self._read, before, after, t, steps, difference)
+        return self._through(_straight, read, (t, client), examples, keep=keep)
+
+    def watch(
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        *,
+        t: int,
+        client: int | str,
+        examples: int | None = None,
+        steps: int | None = None,
+        difference: bool = False,
+        keep: bool = True,
+        say: Say | None = None,
+    ) -> Recorded:
+        """As `record`, for a training that must not stop: it raises nothing.
+
+        What fails is said once for each kind of fault, and noted in `faults.jsonl` of the folder as far as that can be
+        written. A step that fails three times in a row for a reason other than the update itself is given up, which
+        is said and noted too. An update that cannot be written is looked at all the same, and the other way round.
+
+        Args:
+            before: As in `record`, like all up to `keep`.
+            after: See there.
+            t: See there.
+            client: See there.
+            examples: See there.
+            steps: See there.
+            difference: See there.
+            keep: See there.
+            say: Takes warnings; None: this package's logger.
+        """
+        say, where = say or _warn, f"round {t}, client {client}"
+
+        def tried(step: Step, work: Callable[[], T]) -> T | None:
+            return self.faults.tried(step, work, where, say, always=self.block is not None and step != "write")
+
+        read = partial(self._read, before, after, t, steps, difference)
+        found = self._through(tried, read, (t, client), examples, keep=keep)
+        if found.missing:
+            self.faults.once(f"{where}: {_lacks(found.missing)}", f"missing {found.missing}", say)
+        return found
+
+    def _through(
+        self,
+        tried: _Tried,
+        read: Callable[[], tuple[Sent, ClientUpdate]],
+        place: tuple[int, int | str],
+        examples: int | None,
+        *,
+        keep: bool,
+    ) -> Recorded:
+        """The steps of recording, of which one may fail without the others."""
+        got = tried("read", read)
+        if got is None:
+            return Recorded(None, None, self.blocks(None))
+        sent, rule = got
+
+        def judged() -> tuple[Exposure, bool]:
             found = self._look(sent, rule, examples)
-        folder = self._write(sent, rule, examples, f"{t:06d}-client-{label_of(client)}") if keep else None
-        return Recorded(folder, found, self.blocks(found))
+            return found, self.blocks(found)
+
+        look = tried("look", judged) if self.looks else None
+        found, blocked = look or (None, self.blocks(None))
+        folder = tried("write", partial(self._write, sent, rule, examples, *place)) if keep else None
+        return Recorded(folder, found, blocked, sent.missing)
 
     def blocks(self, found: Exposure | None) -> bool:
         """Whether an update with this exposure is not let through; None: it could not be looked at."""
         if self.block is None:
             return False
         if found is None:
-            return True
+            return self.on_error == "drop"
         return bool(self.block(found)) if callable(self.block) else found.examples > self.block
 
     def keep_truth(self, batch: Batch, *, t: int, client: int | str) -> Path:
@@ -195,39 +288,66 @@ class Recorder:
         save_truth([batch], folder)
         return folder
 
-    def _rule(self, steps: int | None) -> ClientUpdate:
+    def _read(
+        self,
+        before: Mapping[str, Tensor],
+        after: Mapping[str, Tensor],
+        t: int,
+        steps: int | None,
+        difference: bool,
+    ) -> tuple[Sent, ClientUpdate]:
+        """The update, in memory where it is looked at, and the rule that made it."""
+        rate = self.lr if isinstance(self.client.alone, FedSGD) else None
+        sent = Sent.between(self.layout, before, after, lr=rate, t=t, difference=difference, hold=self.looks)
         own = isinstance(self.client, FedAvg) and steps is not None and steps >= 1
-        return replace(self.client, steps=steps) if own and isinstance(self.client, FedAvg) else self.client
+        rule = replace(self.client, steps=steps) if own and isinstance(self.client, FedAvg) else self.client
+        return sent, rule
 
     def _look(self, sent: Sent, rule: ClientUpdate, examples: int | None) -> Exposure:
-        with torch.no_grad():
-            for name, tensor in sent.part("frozen").items():
-                self.model.get_parameter(name).copy_(tensor)
-        update = Update(dict(sent.update), sent.kind)
-        seen = Round(0, sent.part("params"), update, buffers=sent.part("buffers"), batch_size=examples)
-        return exposure(SimulatedTranscript(self._knowledge(self.model, rule), lambda t: seen, 1))
+        with _LOOKING:
+            sent.load(self.model)
+            params = {name: p.detach() for name, p in self.model.named_parameters() if name in sent.update}
+            update = Update(dict(sent.update), sent.kind)
+            seen = Round(0, params, update, buffers=sent.buffers, batch_size=examples)
+            return exposure(SimulatedTranscript(self._knowledge(self.model, rule), lambda t: seen, 1))
 
     def _knowledge(self, model: nn.Module, rule: ClientUpdate) -> Knowledge:
         return Knowledge(model, rule, self.input_shape, self.layout.classes, architecture=self.architecture)
 
-    def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, name: str) -> Path:
+    def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, t: int, client: int | str) -> Path:
         make_private(self.folder)
-        self._make_room()
+        name = f"{t:06d}-client-{label_of(client)}"
+        self._make_room(name)
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)  # of an earlier run that was started again
         make_private(folder)
         # The folder names the architecture, and no model is needed to write it.
         known = self._knowledge(nn.Identity(), rule)
-        save_update(known, sent.state, _written(sent), folder, batch_size=examples)
+        said = {"tensors left out": _lacks(sent.missing)} if sent.missing else None
+        try:
+            save_update(known, sent.state, _written(sent), folder, batch_size=examples, inferred=said)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # half a recording is of no use, and takes up the disk
+            raise
         return folder
 
-    def _make_room(self) -> None:
+    def _make_room(self, name: str) -> None:
         """Remove the oldest recordings until one more fits; nothing that a recorder did not write is touched."""
-        kept = [path for path in self.folder.iterdir() if NAME.fullmatch(path.name) and not path.is_symlink()]
-        kept.sort(key=lambda path: (int(path.name.partition("-")[0]), path.name))
-        for path in kept[: max(0, len(kept) + 1 - self.most // self.size)]:
-            shutil.rmtree(path, ignore_errors=True)  # another process may be at it
-            log.info("seepage: removed the recording %s to stay below %d bytes", path.name, self.most)
+        kept = {path.name: path for path in recordings(self.folder)}
+        most = self.most // self.size
+        for old in surplus(list(kept), name, most=most, rounds=self.max_rounds, per_client=self.max_per_client):
+            shutil.rmtree(kept[old], ignore_errors=True)  # another process may be at it
+            log.info("seepage: removed the recording %s to stay below the bounds of the recorder", old)
+
+
+def _warn(words: str) -> None:
+    log.warning("seepage: %s", words)
+
+
+def _lacks(missing: Sequence[str]) -> str:
+    """What did not come back, in words."""
+    named = ", ".join(map(short, missing[:3])) + (" and more" if len(missing) > 3 else "")
+    return f"{len(missing)} trained parameters did not come back ({named}); taken for not trained"
 
 
 def label_of(client: int | str) -> str:

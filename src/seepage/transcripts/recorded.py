@@ -188,6 +188,7 @@ def save_update(
     folder: Path,
     *,
     batch_size: int | None = None,
+    inferred: Mapping[str, str] | None = None,
 ) -> None:
     """Write `observed/` of one update, tensor by tensor: mappings that make theirs when asked never hold two of them.
 
@@ -197,11 +198,13 @@ def save_update(
         update: `update/NAME`, and `kind` as `kind_tensor` makes it.
         folder: Where.
         batch_size: Examples behind the update, if known.
+        inferred: What of the knowledge nobody told, by name, with its source.
 
     Raises:
         SeepageError: Where the model has no name to build it from, and where the disk is full.
     """
     table = _table(knowledge, batch_size, 1, kept=True)
+    table |= {"inferred": dict(inferred)} if inferred else {}
     write_tensors(folder / "model.safetensors", state)
     write_tensors(round_file(folder, 0), update)
     write_json(folder / "knowledge.json", table)

@@ -47,9 +47,14 @@ def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -
             f"the model has no fully connected layer with {knowledge.num_classes} outputs to read labels from",
             "tell the labels (--told labels) or set the attack's labels to 'joint'",
         )
-    gradient: Tensors = observed.gradient(knowledge.client)
     weight, bias = found
-    return gradient[weight].double(), None if bias is None else gradient[bias].double()
+    if weight not in observed.update.tensors:
+        raise Inapplicable(
+            "the last layer's weight was not sent, so no labels can be read from it",
+            "tell the labels (--told labels) or set the attack's labels to 'joint'",
+        )
+    gradient: Tensors = observed.gradient(knowledge.client)
+    return gradient[weight].double(), gradient[bias].double() if bias in gradient else None
 
 
 def _bias(observed: Round, knowledge: Knowledge) -> Tensor:

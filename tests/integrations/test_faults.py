@@ -1,0 +1,253 @@
+"""A recorder beside a training: no fault of its own stops that, each kind is said once, and its disk stays bounded."""
+
+import doctest
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from seepage import Architecture, FedAvg, SeepageError, build, exposure, open_transcript
+from seepage.exposure import Exposure
+from seepage.integrations import faults, recorder, room
+from seepage.integrations.recorder import Recorder
+from seepage.integrations.room import surplus
+from seepage.storage import read_lines
+
+SHAPE, CLASSES, LR = (1, 8, 8), 4, 0.1
+NET = Architecture("fc2", {"hidden": 24})
+State = dict[str, torch.Tensor]
+FAULTS = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"),
+    MemoryError(),
+    ValueError("a bug of ours"),
+    SeepageError("a mistake of the user's; correct it"),
+]
+
+
+@pytest.fixture(scope="module")
+def states() -> tuple[State, State]:
+    """Weights before and after one SGD step of plain PyTorch on one example."""
+    model: nn.Module = build(NET, SHAPE, CLASSES)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    inputs = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(0))
+    F.cross_entropy(model(inputs), torch.tensor([2])).backward()
+    torch.optim.SGD(model.parameters(), lr=LR).step()
+    return before, model.state_dict()
+
+
+def of(folder: Path, **options: Any) -> Recorder:
+    return Recorder(
+        folder, architecture=NET, input_shape=SHAPE, num_classes=CLASSES, client=FedAvg(lr=LR), **options
+    )  # fmt: skip
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fails
+
+
+@pytest.mark.parametrize("error", FAULTS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(("step", "inner"), [("read", "_read"), ("look", "exposure"), ("write", "save_update")])
+def test_each_fault_is_said_once_and_stays_beside_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any, error: Exception, step: str, inner: str
+) -> None:
+    monkeypatch.setattr(Recorder if step == "read" else recorder, inner, raising(error))
+    seen, lines = of(tmp_path, audit="inline"), list[str]()
+    for t in range(6):
+        found = seen.watch(*states, t=t, client=0, examples=1, say=lines.append)
+        assert not found.blocked
+        assert (found.folder is None) == (step in ("read", "write"))  # what was not looked at is written all the same
+        assert (found.exposure is None) == (step in ("read", "look"))  # and the other way round
+    ends = not isinstance(error, SeepageError)
+    assert len(lines) == 1 + ends
+    assert "round 0, client 0" in lines[0]
+    assert "round 2, client 0" in lines[-1] or not ends
+    rows = read_lines(tmp_path / faults.FAULTS)
+    assert [(row["step"], row["given_up"]) for row in rows] == [(step, False), (step, True)][: 1 + ends]
+    assert all(str(error).split(";")[0] in row["why"] for row in rows)
+    with pytest.raises(type(error)):
+        seen.record(*states, t=7, client=0, examples=1)
+
+
+def test_a_success_between_starts_the_count_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any) -> None:
+    seen, lines, written = of(tmp_path), list[str](), recorder.save_update
+    for t in range(8):
+        monkeypatch.setattr(recorder, "save_update", written if t % 3 == 2 else raising(ValueError(f"fault {t}")))
+        seen.watch(*states, t=t, client=0, say=lines.append)
+    assert len(lines) == 1
+    assert seen.faults.given_up == {}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000002-client-0", "000005-client-0", "faults.jsonl"]
+
+
+def test_what_a_full_disk_did_not_take_is_noted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any
+) -> None:
+    seen, full = of(tmp_path / "seen"), raising(OSError(errno.ENOSPC, "No space left on device"))
+    with monkeypatch.context() as patch:
+        for module in (recorder, faults):
+            patch.setattr(module, "make_private", full)
+        seen.watch(*states, t=0, client=0, say=lambda words: None)
+    assert not (tmp_path / "seen").exists()
+    assert seen.watch(*states, t=1, client=0).folder is not None
+    (row,) = read_lines(seen.folder / faults.FAULTS)
+    assert (row["where"], "No space left" in row["why"]) == ("round 0, client 0", True)
+
+
+def test_other_places_and_causes_are_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any) -> None:
+    before, after = states
+    seen, lines = of(tmp_path), list[str]()
+    seen.watch(before, {"strange": after["2.bias"]}, t=0, client=0, say=lines.append)
+    for t in (1, 2):
+        seen.watch(before, after | {"2.bias": after["2.bias"] * torch.nan}, t=t, client=t, say=lines.append)
+    for number in (errno.ENOSPC, errno.EACCES, errno.EACCES):
+        monkeypatch.setattr(recorder, "make_private", raising(OSError(number, "cannot")))
+        seen.watch(before, after, t=3, client=0, say=lines.append)
+    assert len(lines) == 5  # names, NaN, a full disk, no permission; and that writing was given up
+    assert "nothing is written anymore" in lines[-1]
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path, states: Any) -> None:
+    (tmp_path / "file").write_text("in the way")
+    seen, lines = of(tmp_path / "file" / "seen", audit="inline", block=0), list[str]()
+    for t in range(5):
+        found = seen.watch(*states, t=t, client=0, examples=1, say=lines.append)
+        assert found.folder is None
+        assert found.exposure is not None
+        assert found.blocked  # by what it gives away, not by the disk
+    assert len(lines) == 2
+
+
+def test_a_log_that_fails_stops_nothing(tmp_path: Path, states: Any) -> None:
+    before, after = states
+    found = of(tmp_path).watch(before, {"x": after["2.bias"]}, t=0, client=0, say=raising(OSError("no terminal")))
+    assert found == recorder.Recorded(None, None, blocked=False)
+
+
+def own_rule(found: Exposure) -> bool:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(("on_error", "dropped"), [(None, True), ("drop", True), ("pass", False)])
+@pytest.mark.parametrize("fails", ["_read", "_look", "rule", "_write"])
+def test_what_becomes_of_an_update_that_cannot_be_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any, on_error: str | None, dropped: bool, fails: str
+) -> None:
+    options = {} if on_error is None else {"on_error": on_error}
+    seen = of(tmp_path, block=own_rule if fails == "rule" else 5, **options)
+    if fails != "rule":
+        monkeypatch.setattr(Recorder, fails, raising(RuntimeError("out of memory")))
+    for t in range(5):  # checks are never given up
+        found = seen.watch(*states, t=t, client=0, examples=1, say=lambda words: None)
+        assert found.blocked == (dropped and fails != "_write")  # a full disk is no failed check
+
+
+def test_half_a_recording_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any) -> None:
+    written = recorder.save_update
+
+    def half(*args: Any, **options: Any) -> None:
+        written(*args, **options)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(recorder, "save_update", half)
+    of(tmp_path).watch(*states, t=0, client=0, say=lambda words: None)
+    assert [path.name for path in tmp_path.iterdir()] == ["faults.jsonl"]
+
+
+def test_a_model_that_cannot_be_run_is_said_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SeepageError, match="cannot be run on an example of shape"):
+        Recorder(
+            tmp_path, architecture=Architecture(f"{__name__}:broken"), input_shape=(3,), num_classes=2,
+            client=FedAvg(lr=LR),
+        )  # fmt: skip
+
+
+def broken(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
+    return nn.Linear(5, num_classes)
+
+
+@pytest.mark.parametrize("names", [("2.weight", "2.bias"), ("4.weight", "4.bias"), ("4.bias",), ("2.weight",)])
+def test_parts_of_a_model_look_the_same_in_memory_and_on_disk(
+    tmp_path: Path, states: Any, names: tuple[str, ...]
+) -> None:
+    before, after = states
+    seen = of(tmp_path, audit="inline")
+    found = seen.record(before, {name: after[name] for name in names}, t=0, client=0, examples=1)
+    assert found.folder is not None
+    assert found.exposure is not None
+    assert set(found.missing) == set(before) - set(names)
+    opened = open_transcript(found.folder)
+    assert opened[0].update.tensors.keys() == set(names)
+    assert all(torch.equal(tensor, after[name] - before[name]) for name, tensor in opened[0].update.tensors.items())
+    assert all(torch.equal(p, before[name]) for name, p in opened.knowledge.model.named_parameters()
+               if name in found.missing)  # fmt: skip
+    assert exposure(found.folder).table() == found.exposure.table()
+    assert found.exposure.examples == int(names == ("2.weight", "2.bias"))
+    assert "did not come back" in (found.folder / "knowledge.json").read_text()
+
+
+def test_the_last_rounds_and_the_last_of_each_client_are_kept(tmp_path: Path, states: Any) -> None:
+    few, own = of(tmp_path / "few", max_rounds=2), of(tmp_path / "own", max_per_client=2)
+    for t in range(4):
+        for client in range(1 + t % 2, 4):
+            few.record(*states, t=t, client=client)
+            own.record(*states, t=t, client=client)
+    few.record(*states, t=0, client=9)  # of a run that was started again: what was written last is the newest
+    assert sorted(path.name for path in few.folder.iterdir()) == [
+        "000000-client-9", "000003-client-2", "000003-client-3",
+    ]  # fmt: skip
+    assert sorted(path.name for path in own.folder.iterdir()) == [
+        "000000-client-1", "000002-client-1", "000002-client-2", "000002-client-3", "000003-client-2",
+        "000003-client-3",
+    ]  # fmt: skip
+    for wrong in ({"max_rounds": 0}, {"max_per_client": 0}, {"on_error": "ask"}):
+        with pytest.raises(SeepageError, match=next(iter(wrong))):
+            of(tmp_path, **wrong)
+
+
+def names() -> st.SearchStrategy[list[str]]:
+    one = st.builds("{:06d}-client-{}".format, st.integers(0, 5), st.sampled_from("abc"))
+    return st.lists(one, min_size=1, max_size=20, unique=True)
+
+
+@given(names(), st.integers(1, 8), st.none() | st.integers(1, 4), st.none() | st.integers(1, 4))
+def test_what_goes_is_old_and_no_more_than_needed(
+    written: list[str], most: int, rounds: int | None, per_client: int | None
+) -> None:
+    *there, new = written
+    bounds = {"most": most, "rounds": rounds, "per_client": per_client}
+    gone = surplus(there, new, **bounds)  # type: ignore[arg-type]
+    left = [*(name for name in there if name not in gone), new]
+    assert within(left, **bounds)
+    assert set(gone) <= set(there)
+    for place, name in enumerate(there):
+        if name in gone:  # with all newer ones that stayed, it would not fit
+            newer = [other for other in [*there[place + 1 :], new] if other in left]
+            assert not within([name, *newer], **bounds)
+
+
+def within(left: list[str], *, most: int, rounds: int | None, per_client: int | None) -> bool:
+    clients = [name[-1] for name in left]
+    return (
+        len(left) <= most
+        and (rounds is None or len({name[:6] for name in left}) <= rounds)
+        and (per_client is None or max(map(clients.count, clients)) <= per_client)
+    )
+
+
+@pytest.mark.parametrize("module", [faults, room])
+def test_their_own_examples_hold(module: Any) -> None:
+    """The folder of adapters is left out where doctests are collected."""
+    found = doctest.testmod(module)
+    assert found.failed == 0
+    assert found.attempted > 0
