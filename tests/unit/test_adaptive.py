@@ -1,5 +1,7 @@
 """Distances that follow the client's defense: against slow loops, and against attackers who do not know of it."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -81,14 +83,54 @@ def test_the_true_gradient_fits_what_the_defense_made_of_it(defense: Defense, in
     assert float(inner(true, seen)) > 1e-4
 
 
-@given(st.integers(0, 50))
-def test_a_pruned_entry_counts_little(seed: int) -> None:
-    guess, seen = gradient(seed), sent(Sparsify(keep=0.4), gradient(seed + 100))
-    expected = 0.0
+def by_hand(guess: Tensors, seen: Tensors, bounds: dict[str, float]) -> float:
+    """Squared distance where entries sent as zero count fully beyond a bound and little within, entry by entry."""
+    total = 0.0
     for name in SHAPES:
         for g, v in zip(guess[name].flatten().tolist(), seen[name].flatten().tolist(), strict=True):
-            expected += (g - v) ** 2 if v != 0 else (FAINT * g) ** 2
-    assert float(Known(L2()).given(knowing(Sparsify(keep=0.4)))(guess, seen)) == pytest.approx(expected)
+            over = max(0.0, abs(g) - bounds[name])
+            total += (g - v) ** 2 if v != 0 else (over + FAINT * (abs(g) - over)) ** 2
+    return total
+
+
+@given(st.integers(0, 50), st.sampled_from(["tensor", "model"]))
+def test_a_pruned_entry_counts_fully_beyond_the_least_that_was_sent(
+    seed: int, scope: Literal["tensor", "model"]
+) -> None:
+    defense = Sparsify(keep=0.4) if scope == "tensor" else PartialAccess(share=0.4)
+    guess, seen = gradient(seed), sent(defense, gradient(seed + 100))
+    guess = {name: 3 * tensor for name, tensor in guess.items()}
+    shown = {name: [abs(v) for v in seen[name].flatten().tolist() if v] for name in SHAPES}
+    least = min(min(sizes) for sizes in shown.values() if sizes)
+    bounds = {name: min(sizes) if scope == "tensor" else least for name, sizes in shown.items()}
+    found = Known(L2()).given(knowing(defense))(guess, seen)
+    assert float(found) == pytest.approx(by_hand(guess, seen, bounds))
+
+
+@given(st.integers(0, 50), st.sampled_from([Sparsify(keep=0.4), PartialAccess(share=0.4)]))
+def test_nothing_of_the_true_gradient_lies_beyond_what_was_sent(seed: int, defense: Defense) -> None:
+    true = gradient(seed)
+    seen = sent(defense, true, seed)
+    within = sum(float((FAINT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
+    assert float(Known(L2()).given(knowing(defense))(true, seen)) == pytest.approx(within)
+
+
+@given(st.integers(0, 50), st.floats(0.01, 100.0))
+def test_the_bound_of_pruned_entries_grows_with_the_guess_where_length_does_not_count(seed: int, by: float) -> None:
+    guess, seen = gradient(seed), sent(Sparsify(keep=0.4), gradient(seed + 100))
+    distance = Known(Cosine()).given(knowing(Sparsify(keep=0.4)))
+    longer = {name: by * tensor for name, tensor in guess.items()}
+    assert float(distance(longer, seen)) == pytest.approx(float(distance(guess, seen)))
+
+
+@given(st.integers(0, 50), st.booleans())
+def test_a_tensor_of_which_nothing_was_sent_is_as_small_as_the_least_of_the_others(seed: int, first: bool) -> None:
+    parts = [PartialAccess(share=0.05), Sparsify(keep=0.9)]
+    defense, true = Compose(tuple(parts if first else parts[::-1])), gradient(seed)
+    seen = sent(defense, true, seed)
+    within = sum(float((FAINT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
+    assert any(not tensor.any() for tensor in seen.values())
+    assert float(Known(L2()).given(knowing(defense))(true, seen)) <= within
 
 
 @given(st.integers(0, 50), st.integers(2, 6))
@@ -123,16 +165,18 @@ def test_what_cannot_be_followed_leaves_the_distance_as_it_is(
     assert Known(inner).given(knowing(defense, client)) == inner
 
 
-def test_its_slope_is_that_of_finite_differences() -> None:
+@pytest.mark.parametrize("inner", [L2(), Cosine()], ids=str)
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_its_slope_is_that_of_finite_differences(inner: Distance, scale: float) -> None:
     defense = Compose((GaussianNoise(sigma=0.0, clip=0.7), Sparsify(keep=0.5)))
     seen, guess = sent(defense, gradient(1)), gradient(2)
-    distance = Known(L2()).given(knowing(defense))
+    distance = Known(inner).given(knowing(defense))
     names = list(guess)
 
     def value(*tensors: Tensor) -> Tensor:
         return distance(dict(zip(names, tensors, strict=True)), seen)
 
-    assert torch.autograd.gradcheck(value, tuple(guess[name].requires_grad_() for name in names))
+    assert torch.autograd.gradcheck(value, tuple((scale * guess[name]).requires_grad_() for name in names))
 
 
 def recovered(method: GradientMatching, defense: Defense, *, knows: bool, pictures: int = 2) -> float:
