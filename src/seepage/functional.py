@@ -53,6 +53,19 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
             module.training = mode
 
 
+@contextmanager
+def unwatched(model: nn.Module) -> Iterator[bool]:
+    """Take the forward hooks off a model for a block, and say whether there were any."""
+    before = [(module, module._forward_hooks) for module in model.modules() if module._forward_hooks]
+    for module, hooks in before:
+        module._forward_hooks = type(hooks)()
+    try:
+        yield bool(before)
+    finally:
+        for module, hooks in before:
+            module._forward_hooks = hooks
+
+
 def state_of(model: nn.Module) -> tuple[Tensors, Tensors]:
     """Detached copies of a model's trainable parameters and of its buffers, by name."""
     params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}

@@ -29,7 +29,13 @@ def import_dotted(use: str) -> Any:
     """Import `module:thing` from the user's own code; the current folder counts as a place to look.
 
     This runs the module. Call it only for names the user typed, never for names read from others' files.
+
+    Raises:
+        SeepageError: For a name of another form, which `seepage.recipe.parts.refuse_code` would not see, and where
+            there is no such thing.
     """
+    if not is_dotted(use):
+        raise SeepageError(f"{short(use)} has not the form module:thing; name what is to be imported so")
     module_name, _, attribute = use.partition(":")
     here = str(Path.cwd())
     added = here not in sys.path

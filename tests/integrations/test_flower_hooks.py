@@ -327,6 +327,33 @@ def test_a_defense_changes_the_difference(tmp_path: Path) -> None:
     assert reply.content["metrics"] == plain.content["metrics"]
 
 
+@pytest.mark.parametrize("case", ["two records", "none sent out", "another name"])
+def test_what_cannot_be_defended_does_not_leave(case: str) -> None:
+    message = question()
+    if case == "none sent out":
+        del message.content["arrays"]
+
+    def client(message: Message, context: Context) -> Message:
+        reply = train(question(), context)
+        if case == "two records":
+            reply.content["more"] = record_of(initial())
+        if case == "another name":
+            reply.content["arrays"] = record_of(initial() | {"adapter.weight": torch.ones(2)})
+        return reply
+
+    with pytest.raises(SeepageError, match="held back"):
+        defense_mod(Sparsify(keep=0.25))(message, context_of(0), client)
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "train"])
+def test_replies_without_arrays_pass_a_defense(kind: str) -> None:
+    message = question(kind)
+    reply = Message(RecordDict({"metrics": MetricRecord({"loss": 1.0})}), reply_to=message)
+    assert defense_mod(Sparsify(keep=0.25))(message, context_of(0), lambda *_: reply) is reply
+    error = Message(Error(1, "no data"), reply_to=message)
+    assert defense_mod(Sparsify(keep=0.25))(message, context_of(0), lambda *_: error) is error
+
+
 def test_a_defense_draws_anew_unless_it_is_seeded() -> None:
     def left(seed: int | None, t: int = 3) -> torch.Tensor:
         hook = defense_mod(Compose((GaussianNoise(sigma=0.1), Quantize(bits=16))), seed=seed)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from seepage import audit
 from seepage.contracts.pretended import pretended
@@ -111,3 +112,17 @@ def test_an_audit_on_another_device_says_the_same(recipe: str, tmp_path: Path) -
         if a["psnr"] is not None:
             assert b["psnr"] == pytest.approx(a["psnr"], abs=1.0), (a["attack"], a["psnr"], b["psnr"])
     assert any(row["psnr"] is not None for row in near)
+
+
+def test_indices_may_lie_on_the_cpu_and_nothing_else_may() -> None:
+    near, places = torch.arange(6.0), torch.tensor([1, 4])
+    with pretended() as device:
+        far = near.to(device)
+        assert far[places].tolist() == far[places.to(device)].tolist() == [1.0, 4.0]
+        for mixed in (
+            lambda: near[places.to(device)],
+            lambda: near[far > 2],
+            lambda: far.index_put_((places,), near[:2]),
+        ):
+            with pytest.raises(RuntimeError):
+                mixed()

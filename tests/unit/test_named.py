@@ -107,6 +107,18 @@ def test_no_dotted_name(use: str) -> None:
     assert not is_dotted(use)
 
 
+@pytest.mark.parametrize("use", ["a-b:ran", "0a:ran", "éa:ran", " fine:ran", "fine:ran.x", "fine:", "fine"])
+def test_nothing_is_imported_under_a_name_of_another_form(
+    use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`refuse_code` knows strangers' code by the form of its name, so nothing else may be imported."""
+    monkeypatch.chdir(tmp_path)
+    Path(f"{use.strip().partition(':')[0]}.py").write_text("open('ran', 'w').close()\n")
+    with pytest.raises(SeepageError, match="has not the form module:thing"):
+        import_dotted(use)
+    assert not Path("ran").exists()
+
+
 def test_a_dotted_name_is_looked_for_in_the_current_folder_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,10 +6,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from seepage import Architecture, Batch, attack, build, record
-from seepage.defenses import DEFENSES, Compose, GaussianNoise, Quantize, Soteria, Sparsify, defense_tables, joined
+from seepage import Architecture, Batch, ClientUpdate, FedAvg, FedSGD, attack, build, fedleak, record
+from seepage.defenses import (
+    DEFENSES,
+    DPSGD,
+    Compose,
+    GaussianNoise,
+    Quantize,
+    Soteria,
+    Sparsify,
+    defense_tables,
+    joined,
+)
 from seepage.errors import SeepageError
+from seepage.functional import forward
 from seepage.recipe.resolve import cells
 from seepage.transcripts.recorded import open_transcript, save_transcript
 from seepage.transcripts.simulated import SimulatedTranscript
@@ -40,11 +52,44 @@ def test_a_folder_tells_of_it_only_where_it_is_told(defense: Defense | None, tmp
 def test_an_attack_gets_the_same_from_the_folder_as_from_the_simulation(tmp_path: Path) -> None:
     simulated = transcript(Sparsify(keep=0.3), "labels", "defense")
     save_transcript(simulated, tmp_path)
-    options = {"steps": 4}
+    options = {"steps": 4, "signed": False}
     found = [attack(one, "inverting_gradients", options=options) for one in (simulated, open_transcript(tmp_path))]
     assert torch.equal(found[0].inputs, found[1].inputs)
     blind = attack(transcript(Sparsify(keep=0.3), "labels"), "inverting_gradients", options=options)
     assert not torch.equal(found[0].inputs, blind.inputs)
+
+
+@pytest.mark.parametrize("client", [FedSGD(), FedAvg(lr=0.1, epochs=1, batch_size=1)], ids=["one gradient", "steps"])
+@pytest.mark.parametrize("microbatch", [None, 1])
+def test_layer_priors_see_the_batch_behind_the_clip_of_each_example(
+    client: ClientUpdate, microbatch: int | None
+) -> None:
+    batch = Batch(torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1]))
+    net = Architecture("mlp3", {"hidden": 8})
+    seen = record(
+        build(net, (1, 4, 4), 3),
+        batch,
+        client=client,
+        defense=DPSGD(sigma=1e-6, clip=0.1),
+        told=["defense", "labels"],
+        architecture=net,
+    )
+    observed = seen[0]
+    values, slopes = [], []
+    for weight in (0.0, 1.0):
+        made = fedleak(activation=weight, tv=0.0, microbatch=microbatch)
+        objective = made._objective(observed, seen.knowledge)
+        values.append(objective.value_at(batch.inputs, batch.labels))
+        slopes.append(objective.at(batch.inputs, batch.labels)[0].by_inputs)
+    outputs: list[Tensor] = []
+    x = batch.inputs.clone().requires_grad_()
+    for module in seen.knowledge.model.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_hook(lambda *call: outputs.append(call[2].abs().mean()))
+    forward(seen.knowledge.model, observed.params, x)
+    penalty = torch.stack(outputs).sum()
+    assert values[1] - values[0] == pytest.approx(penalty.item(), rel=1e-4)
+    assert torch.allclose(slopes[1] - slopes[0], torch.autograd.grad(penalty, x)[0], atol=1e-4)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

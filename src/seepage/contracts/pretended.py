@@ -124,6 +124,8 @@ def _is_far(device: Any) -> bool:
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     leaves, named = tree_leaves((args, kwargs)), kwargs.get("device")
     goes = any(isinstance(leaf, Far) for leaf in leaves) if named is None else _is_far(named)
+    if func in _INDEXING and isinstance(args[0], Far):
+        leaves = tree_leaves((args[0], args[2:], kwargs))  # its indices may lie on the CPU
     _check(func, leaves, goes)
     near_args, near_kwargs = tree_map_only(Far, lambda far: far.near, (args, dict(kwargs)))
     if named is not None:
@@ -138,12 +140,12 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _check(func: Any, leaves: Sequence[Any], goes: bool) -> None:
-    """Raise where a GPU would; tensors of one number and indices may lie on the CPU there."""
+    """Raise where a GPU would; tensors of one number may lie on the CPU there."""
     if func in _COPIES:
         return
     far = any(isinstance(leaf, Far) for leaf in leaves)
     near = any(isinstance(leaf, Tensor) and not isinstance(leaf, Far) and leaf.dim() for leaf in leaves)
-    if far and near and func not in _INDEXING:
+    if far and near:
         raise RuntimeError(f"{func.name()} was given tensors of {DEVICE} and of the CPU; move them to one device")
     if goes and any(isinstance(leaf, Generator) and leaf.device.type == "cpu" for leaf in leaves):
         raise RuntimeError(f"{func.name()} draws on {DEVICE} with a generator of the CPU; draw there and move it")

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, vmap
 from seepage.clients import FedAvg, FedSGD
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
-from seepage.functional import in_mode
+from seepage.functional import forward, in_mode, unwatched
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update
 
 
@@ -92,7 +92,9 @@ class DPSGD(Defense):
 class Clipping(ClientUpdate):
     """What a client behind `dp_sgd` computes, less the noise: the rule of an attacker who knows of it.
 
-    Differentiable in inputs and soft labels; it holds the gradient of every example of a local step at once.
+    Differentiable in inputs and soft labels; it holds the gradient of every example of a local step at once. Hooks on
+    the model see one pass of the whole batch at the weights that were sent, after all others: tensors of the passes
+    example by example cannot be used outside them.
 
     Args:
         rule: What the client does.
@@ -114,6 +116,15 @@ class Clipping(ClientUpdate):
         create_graph: bool = False,
     ) -> Update:
         view = ClientView(model, params, batch, self.rule, buffers or {})
+        with unwatched(model) as watched:
+            update = self._clipped(view, create_graph)
+        if watched:
+            with in_mode(model, training=getattr(self.rule, "mode", "train") == "train"):
+                forward(model, params, batch.inputs, buffers=buffers)
+        return update
+
+    def _clipped(self, view: ClientView, create_graph: bool) -> Update:
+        params, count = view.params, len(view.batch)
 
         def slope(now: Tensors, places: Tensor) -> Tensors:
             rows = example_gradients(replace(view, params=now), places)
@@ -121,10 +132,10 @@ class Clipping(ClientUpdate):
             return mean if create_graph else {name: tensor.detach() for name, tensor in mean.items()}
 
         if isinstance(self.rule, FedSGD):
-            return Update(slope(params, torch.arange(len(batch))))
+            return Update(slope(params, torch.arange(count)))
         if not self.still:
-            return self.rule.walk(params, len(batch), slope, create_graph=create_graph)
-        steps = [slope(params, places) for places in self.rule.batches(len(batch))]
+            return self.rule.walk(params, count, slope, create_graph=create_graph)
+        steps = [slope(params, places) for places in self.rule.batches(count)]
         return Update({name: torch.stack([step[name] for step in steps]).mean(0) for name in params})
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:

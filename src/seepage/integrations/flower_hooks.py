@@ -27,7 +27,7 @@ from seepage.defenses import (
     Sparsify,
     UnitNormNoise,
 )
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
 from seepage.functional import generator
 from seepage.integrations.arrays import OneByOne, tensor_of
 from seepage.integrations.faults import Faults
@@ -119,7 +119,8 @@ def recording_mod(
 def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
     """A mod that applies a defense of this package to the client's difference of weights.
 
-    Batch norm's statistics and whole numbers go out as they are.
+    Batch norm's statistics and whole numbers go out as they are. A reply of training with other arrays, which the
+    defense cannot be applied to, does not go out: the mod raises `SeepageError`, of which Flower makes an error.
 
     Args:
         defense: One that needs only the update, or a `Compose` of such.
@@ -138,9 +139,14 @@ def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         before = _arrays(message)
         reply = call_next(message, context)
-        after = _arrays(reply)
-        if before is None or after is None or not _is_train(message):
+        if not _is_train(message) or reply.has_error() or not reply.content.array_records:
             return reply
+        after = _arrays(reply)
+        if before is None or after is None:
+            raise SeepageError(
+                "the message and the reply must each carry one record of arrays for a defense to be applied to their "
+                "difference, so the reply is held back; send the weights in one ArrayRecord, both ways"
+            )
         t, secret = _round(message), secrets.randbits(63) if seed is None else seed
         draw = generator(secret, f"defense of {_client(context)}", t)
         changed = _defended(defense, dict(_tensors(before)), dict(_tensors(after)), t, draw)
@@ -155,8 +161,14 @@ def _defended(defense: Defense, before: Tensors, after: Tensors, t: int, draw: t
     names = [
         name
         for name, tensor in after.items()
-        if tensor.is_floating_point() and name in before and name.rpartition(".")[2] not in STATISTICS
+        if tensor.is_floating_point() and name.rpartition(".")[2] not in STATISTICS
     ]
+    strange = [name for name in names if name not in before]
+    if strange:
+        raise SeepageError(
+            f"the reply holds {', '.join(map(short, strange[:3]))}, which was not sent out, so there is no difference "
+            "to defend and the reply is held back; leave it out of the reply, or send it out too"
+        )
     start = {name: before[name] for name in names}
     nobody = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
     view = ClientView(nn.Identity(), start, nobody, FedSGD(), t=t)
