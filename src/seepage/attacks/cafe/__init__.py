@@ -263,10 +263,12 @@ class Cafe(Attack):
                     residuals[m, piece] = residual(features, targets, blocks[m][piece])
                 if turn == self.corrections // 2:
                     # By now h is good enough to tell who is stuck at a wrong input.
-                    stuck = rows[residuals[m, rows] > max(self.certain, 3 * float(residuals[m, rows].median()))]
+                    bad = residuals[m, rows] > max(self.certain, 3 * float(residuals[m, rows].median()))
+                    stuck = rows[bad.to(rows.device)]
                     again, left = self._again(view, site, one, stuck, blocks[m], seed)
                     better = left < residuals[m, stuck]
-                    blocks[m][stuck[better]], residuals[m, stuck[better]] = again[better], left[better]
+                    moved = stuck[better.to(stuck.device)]
+                    blocks[m][moved], residuals[m, moved] = again[better], left[better]
         whole = assemble(view.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return whole[chosen], residuals.amax(0)[chosen]
 
