@@ -134,6 +134,23 @@ def test_a_log_that_fails_stops_nothing(tmp_path: Path, states: Any) -> None:
     assert found == recorder.Recorded(None, None, blocked=False)
 
 
+def test_what_a_client_leaves_out_is_said_once_of_each_and_in_plain_letters(tmp_path: Path, states: Any) -> None:
+    before, after = states
+    seen = of(tmp_path)
+    lines: list[str] = []
+    for t, dropped in enumerate(list(before)[:3]):
+        partial = {name: tensor for name, tensor in after.items() if name != dropped}
+        for client in ("a", "b\x1b[2J\n"):
+            seen.watch(before, partial, t=t, client=client, say=lines.append)
+    assert len(lines) == 2, "not one for each set of names"
+    assert all(line.isprintable() for line in lines)
+
+
+def test_rounds_count_from_zero(tmp_path: Path, states: Any) -> None:
+    with pytest.raises(SeepageError, match="number the rounds"):
+        of(tmp_path).record(*states, t=-1, client=0)
+
+
 def own_rule(found: Exposure) -> bool:
     raise ZeroDivisionError
 

@@ -24,7 +24,7 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor, nn
 
 from seepage.clients import FedAvg, FedSGD, client_options
-from seepage.errors import SeepageError, short
+from seepage.errors import SeepageError, printable, short
 from seepage.exposure import Exposure, exposure
 from seepage.integrations.arrays import Layout, OneByOne, Sent
 from seepage.integrations.faults import Faults, Say, Step
@@ -226,7 +226,7 @@ class Recorder:
             keep: See there.
             say: Takes warnings; None: this package's logger.
         """
-        say, where = say or _warn, f"round {t}, client {client}"
+        say, where = say or _warn, printable(f"round {t}, client {client}")
 
         def tried(step: Step, work: Callable[[], T]) -> T | None:
             return self.faults.tried(step, work, where, say, always=self.block is not None and step != "write")
@@ -234,7 +234,7 @@ class Recorder:
         read = partial(self._read, before, after, t, steps, difference)
         found = self._through(tried, read, (t, client), examples, keep=keep)
         if found.missing:
-            self.faults.once(f"{where}: {_lacks(found.missing)}", f"missing {found.missing}", say)
+            self.faults.once(f"{where}: {_lacks(found.missing)}", f"missing from {label_of(client)}", say)
         return found
 
     def _through(
@@ -315,6 +315,8 @@ class Recorder:
         return Knowledge(model, rule, self.input_shape, self.layout.classes, architecture=self.architecture)
 
     def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, t: int, client: int | str) -> Path:
+        if t < 0:
+            raise SeepageError(f"round {t} cannot be recorded, since rounds count from 0; number the rounds so")
         make_private(self.folder)
         name = f"{t:06d}-client-{label_of(client)}"
         self._make_room(name)
