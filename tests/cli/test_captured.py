@@ -1,9 +1,11 @@
 """`seepage attack` on files: two checkpoints or a gradient, in one go, with what nobody told inferred and said."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -134,9 +136,28 @@ def test_the_same_files_give_the_same_run_and_others_another(cli: Cli, home: Pat
     assert cli(*asked).json["run"] != first["run"]
 
 
-def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
-    import numpy as np
+@pytest.mark.parametrize("own", [False, True])
+def test_the_command_that_it_names_for_scoring_is_not_refused(
+    cli: Cli, home: Path, captured: Tensor, own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "mynet.py").write_text(
+        "from seepage.models import fc2\n\n"
+        "def make(shape, classes, hidden):\n    return fc2(shape, classes, hidden=hidden)\n"
+    )
+    monkeypatch.syspath_prepend(home)
+    pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
+    told = ("--batch-size=3", "--shape=1,8,8", "--classes=10", f"--model={'mynet:make' if own else 'fc2'}")
+    found = cli("attack", "before.pt", "after.pt", "--lr=0.1", *told, *HIDDEN, "--out=run")
+    assert found.code == 0, found.err
+    (said,) = re.findall(r"seepage (score RUN[\w\s/-]*)", " ".join(found.out.split()).partition(" report:")[0])
+    assert ("--trust" in said) == own
+    again = cli(*said.replace("RUN", "run").replace("FOLDER", "mine.npz").split())
+    assert again.code == 0, again.err
+    assert "exactly" in again.out
 
+
+def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--out=run", "--quiet").code == 0
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))

@@ -176,6 +176,17 @@ def test_a_run_in_which_nothing_works_does_not_call_itself_safe(own: str, cli: C
     assert cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--fail-if", "psnr>20").code == 2
 
 
+@pytest.mark.parametrize("told", [(), ("--told", "defense")])
+def test_terminal_and_report_say_that_attackers_did_not_know_of_the_defense(cli: Cli, told: tuple[str, ...]) -> None:
+    noise = ("--defense", "gaussian_noise", "--set", "defense.sigma=10.0")
+    found = cli("audit", "tiny.toml", "--attack", "linear", *noise, *told, "--jobs", 1, "--out", "run")
+    assert found.code == 0, found.err
+    for shown in (found.out, Path("run/report.html").read_text()):
+        words = " ".join(shown.split())
+        assert ("The attackers did not know of the defense, and no case of this run without" in words) is (not told)
+        assert ("run the same command without --defense" in words) is (not told)
+
+
 def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: object, **options: object) -> None:
         raise KeyboardInterrupt

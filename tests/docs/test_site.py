@@ -45,6 +45,18 @@ def test_links_out_of_the_docs_become_pages(builder: ModuleType) -> None:
     assert "class SeepageError" in staged.pages["source/src/seepage/errors.py.md"]
 
 
+def test_links_of_written_pages_lead_somewhere_in_the_repository_too(builder: ModuleType) -> None:
+    links = [
+        (page, match[2])
+        for page in (*builder.DOCS.rglob("*.md"), builder.ROOT / "README.md")
+        for code, part in builder._parts(page.read_text(encoding="utf-8"))
+        for match in builder.LINK.finditer(part)
+        if not code and ":" not in match[2]
+    ]
+    assert len(links) > 100
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []
+
+
 def test_a_link_to_a_folder_becomes_a_list_of_its_files(builder: ModuleType) -> None:
     staged = builder.Staged()
     assert builder.with_links("[a](../examples)", "docs/page.md", "page.md", staged) == "[a](source/examples/index.md)"

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from seepage.errors import Problems, SeepageError
 from seepage.recipe.resolve import cells
 from seepage.recipe.tables import find_recipe, list_recipes, read_recipe
 from seepage.reproduce import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
+from seepage.reproduce.book import _anchor
 from seepage.reproduce.items import item_of, laid_over
 
 RECIPE = """
@@ -179,6 +181,15 @@ def test_papers_are_in_order_tables_before_figures() -> None:
     assert names == sorted(
         names, key=lambda n: (list(PAPERS).index(n.split("/")[0]), "figure" in n, int(n.split("-")[1]))
     )
+
+
+def test_github_and_python_markdown_make_the_same_anchor_of_every_heading() -> None:
+    for item in list_items().values():
+        heading = f"{item.expect.item}: {item.expect.title}".lower()
+        github = re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
+        plain = unicodedata.normalize("NFKD", heading).encode("ascii", "ignore").decode()
+        markdown = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip())
+        assert github == markdown == _anchor(item), item.id
 
 
 def test_no_recipe_keeps_the_papers_numbers_in_another_form() -> None:

@@ -1,9 +1,11 @@
 """The numbers that the repository keeps: a random cheap one is measured again."""
 
 import random
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,7 +15,10 @@ from seepage.auditing.summary import summarize
 from seepage.data import DATA
 from seepage.recipe.resolve import cells
 from seepage.reproduce import Item, Record, find_item, list_items, read_records, verdict_of, write_book
+from seepage.reproduce.book import LEGEND, by_line
+from seepage.reproduce.items import Line, Size
 from seepage.reproduce.records import keep_records
+from seepage.reproduce.verdicts import Word
 
 RESULTS = Path(__file__).parents[2] / "results" / "reproduce"
 BOOK = Path(__file__).parents[2] / "docs" / "results"
@@ -94,3 +99,101 @@ def test_a_verdict_says_on_how_many_columns_it_rests() -> None:
     records[0] = replace(records[0], ours=None)
     assert verdict_of(item, line, records) == f"reproduced ({len(printed) - 1} of {len(printed)} columns)"
     assert verdict_of(item, line, records[1:]) == "reproduced", "a column that is not part of a size is not missing"
+
+
+FLAT = 16.9
+"""PSNR of a flat square of the mean color, in the rows below."""
+
+
+def row_of(item: str, ours: Sequence[float | None], *facts: Mapping[str, float]) -> tuple[Item, Line, list[Record]]:
+    """The first printed row of an item, with numbers and facts of one's own (one for all columns, or one for each)."""
+    found = find_item(item)
+    line = next(line for line in found.lines if line.paper_at(0) is not None)
+    given = facts if len(facts) > 1 else facts * len(ours)
+    return found, line, [
+        Record(
+            item=item, size="small", row=line.name, column=column, paper_data=line.data, data="x", metric=line.metric,
+            paper=line.paper_at(column), ours=number, facts=given[column],
+        )
+        for column, number in enumerate(ours)
+    ]  # fmt: skip
+
+
+def facts(recovered: float = 0.0, **more: float) -> dict[str, float]:
+    return {"recovered": recovered, "mean_color_psnr": FLAT, **more}
+
+
+def printed(item: str) -> list[float]:
+    found, line, _ = row_of(item, [])
+    return [float(line.paper[column]) for column in range(len(found.expect.columns))]
+
+
+@pytest.mark.parametrize(
+    ("size", "word"),
+    [("small", "beyond the paper's, but smaller"), ("paper", "better than the paper")],
+)
+def test_a_row_in_which_nothing_came_back_is_called_neither_better_nor_alike(size: Size, word: str) -> None:
+    paper = printed("fedleak/table-11")
+    assert max(paper) < 60
+    high = [70.0, 80.0, 70.0][: len(paper)] if paper[1] < paper[0] else [80.0, 70.0, 80.0][: len(paper)]
+
+    def said(ours: list[float], *about: Mapping[str, float]) -> str:
+        item, line, records = row_of("fedleak/table-11", ours, *about)
+        return verdict_of(item, line, [replace(record, size=size) for record in records])
+
+    above = {"mean_color_psnr": 90.0}
+    assert said(high, facts()) == word, "above the mean color"
+    assert said(high, {**facts(), **above}) == "nothing came back"
+    assert said(high, {**facts(0.1), **above}) == word, "one was recovered"
+    assert said(high, facts(), facts(), {**facts(), **above}) == "not reproduced", "in one column nothing came back"
+    assert said(high, {}) == word, "where nothing is known of it, the numbers decide"
+    lower = [number - 3 for number in paper]
+    assert said(lower, facts(1.0)) == "reproduced in trend"
+    assert said(lower, {**facts(), **above}, facts(0.5), {**facts(), **above}) == "reproduced in trend"
+    assert said(lower, {**facts(), **above}) == "nothing came back"
+    assert said(paper, {**facts(), **above}) == "reproduced", "the paper's own number may be that low"
+
+
+def test_rows_that_recovered_nothing_are_not_praised_in_the_book() -> None:
+    """FedLeak's table 8: 10.6 dB where a flat square has 16.9."""
+    for item in list_items().values():
+        for line, records in by_line(item, read_records(RESULTS, item.id)):
+            for size in {record.size for record in records}:
+                own = [r for r in records if r.size == size and r.metric in ("psnr", "psnr_nearest") and r.ours]
+                word = verdict_of(item, line, [r for r in records if r.size == size])
+                none = own and all(
+                    r.facts.get("recovered") == 0 and (r.ours or 0) <= r.facts["mean_color_psnr"] for r in own
+                )
+                if none:
+                    assert re.match("reproduced$|not reproduced|nothing came back|no number", word), (
+                        item.id,
+                        line.name,
+                    )
+
+
+def test_ssim_that_does_not_follow_lpips_is_a_result_and_not_a_gap() -> None:
+    lpips = printed("cpa/table-1")
+    alike = [facts(1.0, ssim=1 - value, psnr=20.0) for value in lpips]
+    unlike = [facts(1.0, ssim=value, psnr=20.0) for value in lpips]
+    missed = [facts(0.0, ssim=1 - value, psnr=FLAT - 1) for value in lpips]
+
+    def said(given: list[dict[str, float]], count: int) -> str:
+        item, line, records = row_of("cpa/table-1", [None] * count, *given[:count])
+        return verdict_of(item, line, records)
+
+    assert said(alike, len(lpips)) == "alike by SSIM"
+    assert said(unlike, len(lpips)) == "not alike by SSIM"
+    assert said(missed, len(lpips)) == "nothing came back"
+    assert said(unlike, 2) == "no number"
+
+
+def test_constants_are_no_result() -> None:
+    item, line, records = row_of("cafe/table-9", printed("cafe/table-9"), {})
+    assert verdict_of(item, line, records) == "constants, not run"
+    close = [replace(records[0], ours=1.05 * (records[0].ours or 0.0)), *records[1:]]
+    assert verdict_of(item, line, close) == "other constants, not run"
+
+
+@pytest.mark.parametrize("word", get_args(Word))
+def test_the_legend_explains_every_word(word: str) -> None:
+    assert f"**{word.lower()}**" in " ".join(LEGEND.split()).lower(), word

@@ -139,13 +139,15 @@ def test_the_line_is_what_nothing_beats(pairs: list[tuple[int, int]]) -> None:
     assert [point.accuracy for point in line] == sorted(point.accuracy for point in line)
 
 
-def row(defense: str, accuracy: float | None, recovered: int | None, attacker: str = "oblivious") -> Row:
+def row(defense: str, accuracy: float | None, recovered: int | None, attacker: str = "oblivious", **found: int) -> Row:
+    """A row with the examples each attack found; where none is named, one found all that was."""
     return Row(
         defense=defense,
         attacker=attacker,
         cell=defense,
         recovered=recovered,
         examples=10,
+        found=found or ({} if recovered is None else {"linear": recovered}),
         accuracy=accuracy,
         accuracy_examples=200,
     )
@@ -181,8 +183,13 @@ def test_an_attacker_who_knows_decides() -> None:
         ([BARE, row("a", 0.9, 3), row("b", 0.7, 2)], "No defense tried stops every attack tried: behind b"),
         ([BARE, row("a", 0.9, 0)], "a costs no accuracy"),
         ([BARE, row("a", 0.95, 0)], "a costs no accuracy"),
-        ([BARE, row("a", 0.9, 0)], "none of which adapts to it"),
-        ([row("no defense", 0.9, 0), row("a", 0.9, 0)], "cannot tell defenses apart"),
+        ([BARE, row("a", 0.9, 0)], "stops every attack tried (none of which was told of it) on 10 examples"),
+        ([BARE, row("a", 0.9, 0, "knows")], "stops every attack tried on 10 examples"),
+        ([row("no defense", 0.9, 0), row("a", 0.9, 0)], "say nothing about any defense; raise attack.steps"),
+        ([BARE, row("a", 0.9, 0, dlg=0)], "linear alone found something without a defense, and could be tried behind"),
+        ([BARE, row("a", 0.9, 0, dlg=0), row("b", 0.8, 1)], "No defense tried stops every attack tried: behind b"),
+        ([BARE, row("a", 0.9, 0, dlg=0), row("b", 0.5, 0)], "b costs 40.0 points"),
+        ([BARE, row("a", 0.9, 2, dlg=2), row("b", 0.5, 0)], "b costs 40.0 points"),
         ([row("no defense", 0.9, None), row("a", 0.9, 0)], "nothing can be compared"),
         ([BARE, row("a", None, 0)], "nothing can be compared"),
     ],
@@ -192,36 +199,67 @@ def test_the_advice_in_other_cases(rows: list[Row], words: str) -> None:
     assert " safe" not in advice(rows)
 
 
+def test_an_attack_that_finds_nothing_without_a_defense_is_no_evidence_for_one() -> None:
+    bare = row("no defense", 0.9, 4, linear=4, inverting_gradients=0)
+    idle = row("a", 0.9, 0, linear=0, inverting_gradients=0)
+    assert advice([bare, idle]) == (
+        "a costs no accuracy (90.0% to 90.0% of 200 test examples) and stops the attacks that found something without "
+        "it (linear; none of which was told of it) on 10 examples, with the steps they were given. "
+        "inverting_gradients found nothing without a defense either, so it says nothing here."
+    )
+    told = row("a", 0.9, 0, "knows", inverting_gradients=0)
+    assert advice([bare, idle, told]) == advice([bare, idle]), "who was told finds nothing anywhere"
+    assert "something without it (linear) on" in advice([bare, idle, replace(told, found={"linear": 0})])
+    weak = row("a", 0.9, 0, linear=0, dlg=0, bayes=0, sapag=0, gaip=0)
+    assert "dlg, bayes, sapag and 1 more found nothing without a defense either, so they say" in advice([bare, weak])
+
+
+def test_where_no_attack_finds_anything_without_a_defense_none_is_advised() -> None:
+    rows = [row("no defense", 0.9, 0, linear=0, dlg=0), row("a", 0.9, 0, linear=0, dlg=0), row("b", 0.9, 1, dlg=1)]
+    assert advice(rows) == (
+        "Even without a defense no attack tried recovered anything, so these attacks, with these steps, say nothing "
+        "about any defense; raise attack.steps, lower batch.size, or name other attacks."
+    )
+
+
 @pytest.mark.parametrize(
-    ("accuracy", "classes", "near"),
+    ("accuracy", "classes", "examples", "near"),
     [
-        (0.14, 10, True),  # under 1.5 times chance
-        (0.155, 10, False),
-        (0.55, 2, True),
-        (0.35, 3, True),  # of 200: 0.287 to 0.418, with chance in it
-        (0.9, 2, False),
-        (0.9, None, False),
+        (0.14, 10, 200, True),  # of 200: 0.099 to 0.195, with chance in it
+        (0.155, 10, 200, False),
+        (0.14, 10, 10000, True),  # 4.4 % of the way from 10 % to 100 %
+        (0.15, 10, 10000, False),
+        (0.55, 2, 200, True),  # of 200: 0.481 to 0.617
+        (0.6, 2, 200, False),
+        (0.52, 2, 10000, True),
+        (0.53, 2, 10000, False),
+        (0.35, 3, 200, True),
+        (0.9, 2, 200, False),
+        (0.9, None, 200, False),
     ],
 )
-def test_a_model_that_hardly_learned_has_no_accuracy_to_lose(accuracy: float, classes: int | None, near: bool) -> None:
-    words = advice([row("no defense", accuracy, 9), row("a", accuracy - 0.02, 0)], classes=classes)
+def test_a_model_that_hardly_learned_has_no_accuracy_to_lose(
+    accuracy: float, classes: int | None, examples: int, near: bool
+) -> None:
+    bare = replace(row("no defense", accuracy, 9), accuracy_examples=examples)
+    words = advice([bare, row("a", accuracy - 0.02, 0)], classes=classes)
     assert words.startswith("a costs 2.0 points of accuracy")
     assert ("mean little here: raise utility.rounds or training.steps." in words) is near
     if near:
-        assert f"right on {accuracy:.1%} of 200 test examples, where guessing one of {classes} classes" in words
+        assert f"right on {accuracy:.1%} of {examples} test examples, where guessing one of {classes} classes" in words
 
 
 def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:
     broken = replace(row("a", 0.9, 0), untried={"linear": "KeyError: 'x' (own.py line 3)"})
     assert advice([BARE, broken]).endswith(
-        "and stops every attack tried (none of which adapts to it) on 10 examples, with the steps they were given. "
+        "and stops every attack tried (none of which was told of it) on 10 examples, with the steps they were given. "
         "linear could not be tried behind a: KeyError: 'x' (own.py line 3)."
     )
     alone = Row(defense="b", attacker="knows", cell="b", reason="too few examples; lower batch.size", accuracy=0.9)
     assert untried([BARE, row("b", 0.9, 0), alone]) == [
         "No attack, told of it, could be tried behind b: too few examples; lower batch.size."
     ]
-    assert "none of which adapts" not in advice([BARE, row("b", 0.9, 0), alone]), "one does, and could not be tried"
+    assert "none of which was told of it" in advice([BARE, row("b", 0.9, 0), alone]), "one was, and was not scored"
 
 
 def test_the_same_reason_is_given_once_and_those_a_defense_looks_good_by_come_first() -> None:
@@ -257,7 +295,7 @@ def test_noise_alone_at_several_strengths_names_no_kind_that_fails() -> None:
     noise = [row("gaussian_noise(sigma=1)", 0.5, 0), row("gaussian_noise(sigma=0.1)", 0.8, 4)]
     assert advice([BARE, *noise]) == (
         "gaussian_noise(sigma=1) costs 40.0 points of accuracy (90.0% to 50.0% of 200 test examples) and stops every "
-        "attack tried (none of which adapts to it) on 10 examples, with the steps they were given."
+        "attack tried (none of which was told of it) on 10 examples, with the steps they were given."
     )
     assert advice([BARE, noise[1]]) == (
         "No defense tried stops every attack tried: behind gaussian_noise(sigma=0.1), which costs 10.0 points of "
@@ -283,6 +321,7 @@ def test_the_best_attack_is_the_one_that_recovers_most() -> None:
     ]
     found = rows_of(sweep.entries, [PRICE, PRICE], results)
     assert [(one.attack, one.recovered, one.examples) for one in found] == [("bayes", 3, 4)] * 2
+    assert [dict(one.found) for one in found] == [{"linear": 1, "bayes": 3}] * 2
     silent = rows_of(sweep.entries, [PRICE, PRICE], [{**one, "psnr": None, "reason": "why"} for one in results])
     assert [(one.attack, one.recovered, one.reason) for one in silent] == [(None, None, "why")] * 2
 
@@ -308,6 +347,20 @@ def test_an_attack_counts_as_untried_where_the_defense_or_a_fault_is_why() -> No
         {"inverting_gradients": "no memory"},
     ]
     assert [one.reason for one in found] == [None, None, "no memory"]
+
+
+def test_attackers_whom_the_recipe_itself_tells_know() -> None:
+    told = {"told": ["labels", "defense"]}
+    sweep = sweep_of({**TABLES, "knowledge": told, "frontier": [{"use": "sparsify", "keep": 0.5}]})
+    results = [result(entry.recipe.cell, "linear", 30.0) for entry in sweep.entries]
+    found = rows_of(sweep.entries, [{**PRICE, "reason": "why"}] * 2, results)
+    assert [(one.defense, one.attacker) for one in found] == [
+        ("no defense", "oblivious"),
+        ("sparsify(keep=0.5)", "knows"),
+    ]
+    assert untried(found) == [
+        "The accuracy without a defense and behind sparsify(keep=0.5) could not be measured: why."
+    ]
 
 
 def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() -> None:

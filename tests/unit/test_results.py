@@ -142,6 +142,57 @@ def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() ->
         assert "no proof of safety" in text
 
 
+ALONE = {"a": "case A"}
+UNSHOWN = (
+    "he attackers did not know of the defense, and no case of this run without the defense shows that these attacks "
+    "work here; "
+)
+NO_PROOF = f"{UNSHOWN}run the same command without --defense, or the recipe without its defense."
+
+
+@pytest.mark.parametrize(
+    ("rows", "titles", "defenses", "end"),
+    [
+        ([row()], ALONE, {"a": "GaussianNoise(sigma=1.0)"}, f"recover more. T{NO_PROOF}"),
+        ([row(gain_db=1.0)], ALONE, {"a": "noise"}, f"recover more. T{NO_PROOF}"),
+        ([row(recovered=0.5)], ALONE, {"a": "noise"}, "protocol. The attackers did not know of the defense."),
+        ([row(**NO_SCORE)], ALONE, {"a": "noise"}, "--truth FOLDER. The attackers did not know of the defense."),
+        ([row(told_extra=["labels"])], ALONE, {"a": "noise"}, f"recover more. T{NO_PROOF}"),
+        ([row(told_extra=["defense"])], ALONE, {"a": "noise"}, "recover more."),
+        ([row()], ALONE, {"a": None}, "recover more."),
+        ([row()], ALONE, {}, "recover more."),
+        ([row(), row(cell="b")], TITLES, {"a": "noise", "b": "more"}, f"recover more. T{NO_PROOF}"),
+        ([row(), row(cell="b")], TITLES, {"b": "noise"}, f"(case B) t{UNSHOWN}raise attack.steps or lower batch.size."),
+        (
+            [row(recovered=1.0), row(cell="b")],
+            TITLES,
+            {"a": None, "b": "noise"},
+            "In 1 audited case (case B) the attackers did not know of the defense.",
+        ),
+        (
+            [row(recovered=1.0), row(cell="b", attack="linear")],
+            TITLES,
+            {"a": None, "b": "noise"},
+            f"(case B) t{UNSHOWN}raise attack.steps or lower batch.size.",
+        ),
+        (
+            [row(recovered=1.0), row(cell="b")],
+            TITLES,
+            {"a": "weak noise", "b": "noise"},
+            "safety. The attackers did not know of the defense.",
+        ),
+        ([row(status="error", **NO_SCORE)], ALONE, {"a": "noise"}, "listed with the results."),
+    ],
+)
+def test_attackers_who_did_not_know_of_the_defense_are_told_of(
+    rows: list[dict[str, Any]], titles: dict[str, str], defenses: dict[str, str | None], end: str
+) -> None:
+    level, text = verdict(rows, titles, defenses)
+    assert text.endswith(end)
+    assert level == verdict(rows, titles)[0]
+    assert "did not know" not in verdict(rows, titles)[1]
+
+
 def test_scores_without_a_mean_color_can_be_put_in_words() -> None:
     rows = [row(exact=1.0, psnr=90.0, psnr_median=90.0, gain_db=None, recovered=None, examples=1)]
     level, text = verdict(rows, {"a": "case A"})

@@ -19,6 +19,7 @@ from seepage.errors import SeepageError
 from seepage.exposure import exposure
 from seepage.metrics import Alignment, Scores
 from seepage.promise import Promise, promise_of
+from seepage.recipe.parts import own_code
 from seepage.recipe.tables import Recipe, Scoring
 from seepage.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
 from seepage.transcripts.foreign import read_facts
@@ -63,7 +64,9 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
     write_lines(folder / "scores.jsonl", lines)
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": looks})
-    level, words = verdict(rows, {fact["name"]: fact["title"] for fact in facts})
+    defenses = {fact["name"]: fact.get("defense") for fact in facts}
+    titles = {fact["name"]: fact["title"] for fact in facts}
+    level, words = verdict(rows, titles, defenses, own_code=_takes_own_code(sources, recipes))
     result = {
         "schema": SCHEMA,
         "run": str(folder),
@@ -75,6 +78,13 @@ def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path
     }
     write_json(folder / "result.json", result)
     return result
+
+
+def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> bool:
+    """Whether the attacks or the model are somebody's own code, which scoring later refuses to run unasked."""
+    models = [source.architecture for source in sources if source.architecture is not None]
+    attacks = [part.table() for recipe in recipes for part in recipe.attack]
+    return bool(own_code({"attack": attacks, "model": [{"use": m.use, "options": dict(m.options)} for m in models]}))
 
 
 def _said(source: Source) -> dict[str, str]:

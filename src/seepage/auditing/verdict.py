@@ -2,12 +2,19 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from seepage.auditing.results import NAMED
 
 
-def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tuple[str, str]:
+def verdict(
+    rows: Sequence[Mapping[str, Any]],
+    titles: Mapping[str, str],
+    defenses: Mapping[str, str | None] = MappingProxyType({}),
+    *,
+    own_code: bool = False,
+) -> tuple[str, str]:
     """The run in plain words: `(level, text)`.
 
     Levels: `exact`, `recognizable`, `traces`, `nothing`; without a truth `certified` or `unscored`.
@@ -15,7 +22,16 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     Args:
         rows: All rows.
         titles: A cell's name to its title.
+        defenses: A cell's name to its defense, where that is known; None: it has none.
+        own_code: Whether scoring later takes somebody's own code, which is run only where it is trusted.
     """
+    level, text = _found(rows, titles, f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}")
+    unaware = _unaware(rows, titles, defenses)
+    return level, f"{text.removesuffix('.')}. {unaware}" if unaware else text
+
+
+def _found(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], score: str) -> tuple[str, str]:
+    """What the attacks found, whoever knew what; `score` is the command with which whoever has the truth can check."""
     scored = [row for row in rows if row["psnr"] is not None]
     silent = _silent(rows, titles)
     if not any(_spoke(row) for row in rows):
@@ -23,17 +39,17 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
     if not scored and all(row["outcome"] == "features only" for row in rows if _spoke(row)):
         return "unscored", (
             "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them; "
-            "cpa_fia goes on from there to images"
+            "cpa_fia goes on from there to images."
         )
     if not scored and any(row.get("vouched") for row in rows):
         return "certified", (
             f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, titles)} A certified guess fits what was sent as only a "
-            "private example would. No truth was at hand; whoever has it can check: seepage score RUN --truth FOLDER"
+            f"private example would. No truth was at hand; whoever has it can check: {score}"
         )
     if not scored:
         return "unscored", (
             f"NOT SCORED. Look at the pictures: {_unscored(rows, titles)} The truth is not at hand to say how close "
-            "that is, and nothing here is a proof of safety; whoever has it can: seepage score RUN --truth FOLDER"
+            f"that is, and nothing here is a proof of safety; whoever has it can: {score}"
         )
     best = {
         cell: max((row for row in scored if row["cell"] == cell), key=_strength)
@@ -60,6 +76,29 @@ def verdict(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> tup
             f"{_outlines([row for row in best.values() if row not in leaking], scored)}. That is no proof of safety."
         )
     return level, " ".join([*parts, silent]).strip()
+
+
+def _unaware(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], defenses: Mapping[str, str | None]) -> str:
+    """What a reader must know where no attacker was told of the defense; empty where all were, or there is none."""
+    told = {row["cell"] for row in rows if "defense" in row["told_extra"]}
+    spoke = {row["cell"] for row in rows if _spoke(row)}
+    defended = {cell for cell in titles if defenses.get(cell)}
+    unaware = [cell for cell in titles if cell in defended & spoke - told]
+    if not unaware:
+        return ""
+    where = "" if len(unaware) == len(titles) else f"In {_named([titles[cell] for cell in unaware], titles)} "
+    words = f"{where}{'the' if where else 'The'} attackers did not know of the defense"
+    able = {row["attack"] for row in rows if row["recovered"] or row["exact"]}
+    scored = [{row["attack"] for row in rows if row["cell"] == cell and row["psnr"] is not None} for cell in unaware]
+    if not any(attacks and not attacks & able for attacks in scored):
+        return f"{words}."
+    compared = any(row["psnr"] is not None and row["cell"] in titles.keys() - defended for row in rows)
+    remedy = (
+        "raise attack.steps or lower batch.size"
+        if compared
+        else "run the same command without --defense, or the recipe without its defense"
+    )
+    return f"{words}, and no case of this run without the defense shows that these attacks work here; {remedy}."
 
 
 def _unscored(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) -> str:

@@ -93,8 +93,9 @@ def _print_table(rows: "Sequence[Row]") -> None:
     for name in ("accuracy", "found", "median", "SSIM", "epsilon", "ms", "kB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best attack", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, _entries(row)), style="red" if row.recovered else "")
+    for i, row in enumerate(rows):
+        first = i == 0 or rows[i - 1].defense != row.defense
+        table.add_row(*map(Text, _entries(row, first)), style="red" if row.recovered else "")
     console = open_console()
     console.print(table)
     console.print(Text(_legend(rows), style="dim"))
@@ -124,8 +125,7 @@ def _print_lacking(rows: "Sequence[Row]") -> None:
         print(f"{doubt}\n")
 
 
-def _entries(row: "Row") -> list[str]:
-    first = row.attacker == "oblivious"
+def _entries(row: "Row", first: bool) -> list[str]:
     words = row.defense if first else "  attacker knows it"
     price = [
         "-" if row.epsilon is None else f"{row.epsilon:.3g}",

@@ -1,14 +1,14 @@
 """What a frontier amounts to, in a few sentences. They call nothing safe: attacks were tried, with their steps."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 
 from seepage.frontier.rows import Point, Row, points_of, wilson
 
 NAMED = 3
 """Sentences on what could not be tried, and defenses in one of them, that are written out; more are counted."""
 
-NEAR_CHANCE = 1.5
-"""Times the accuracy of guessing, under which a model has learned too little to lose any."""
+NEAR_CHANCE = 0.05
+"""Share of the way from guessing to no mistake, under which a model has learned too little to lose any."""
 
 
 def advice(rows: Sequence[Row], *, classes: int | None = None) -> str:
@@ -31,31 +31,71 @@ def _choice(rows: Sequence[Row]) -> str:
         return "No undefended row has both an accuracy and a score, so nothing can be compared."
     if bare.share == 0:
         return (
-            "Even without a defense no attack tried recovered anything with the steps they were given, so this run "
-            "cannot tell defenses apart; give the attacks more steps, or attack smaller batches."
+            "Even without a defense no attack tried recovered anything, so these attacks, with these steps, say "
+            "nothing about any defense; raise attack.steps, lower batch.size, or name other attacks."
         )
     others = [point for point in points if point is not bare]
     if not others:
         return "No defense has both an accuracy and a score, so nothing can be compared."
+    able = {attack for attack, count in _found(rows, bare.defense).items() if count}
+    judged = [point for point in others if point.share > 0 or able & set(_found(rows, point.defense))]
+    if not judged:
+        return (
+            f"{_listed(sorted(able))} alone found something without a defense, and could be tried behind none, so "
+            "nothing can be compared."
+        )
     examples = next(row.accuracy_examples for row in rows if row.accuracy is not None)
-    stops = [point for point in others if point.share == 0]
+    stops = [point for point in judged if point.share == 0]
     if not stops:
-        best = min(others, key=lambda point: (point.share, -point.accuracy))
+        best = min(judged, key=lambda point: (point.share, -point.accuracy))
         return (
             f"No defense tried stops every attack tried: behind {best.defense}, which "
             f"{_cost(best.accuracy, bare.accuracy, examples)}, the best attack still recovers {best.share:.0%} of the "
             "examples."
         )
     best = max(stops, key=lambda point: point.accuracy)
-    adapts = any(row.defense == best.defense and row.attacker == "knows" for row in rows)
-    unknown = "" if adapts else " (none of which adapts to it)"
-    failing = _failing(others)
+    failing = _failing(judged)
     rest = f"; {failing} does not" if failing else ""
     attacked = next(row.examples for row in rows if row.defense == best.defense and row.examples)
+    stopped = _stopped(rows, best.defense, able)
     return (
-        f"{best.defense} {_cost(best.accuracy, bare.accuracy, examples)} and stops every attack tried{unknown} on "
-        f"{attacked} examples, with the steps they were given{rest}."
+        f"{best.defense} {_cost(best.accuracy, bare.accuracy, examples)} and stops {stopped} "
+        f"on {attacked} examples, with the steps they were given{rest}.{_idle(rows, best.defense, able)}"
     )
+
+
+def _found(rows: Sequence[Row], defense: str) -> dict[str, int]:
+    """Attacks that were scored behind a defense, told of it or not, and the most examples that each recovered."""
+    found: dict[str, int] = {}
+    for row in rows:
+        for attack, count in row.found.items() if row.defense == defense else ():
+            found[attack] = max(found.get(attack, 0), count)
+    return found
+
+
+def _stopped(rows: Sequence[Row], defense: str, able: Set[str]) -> str:
+    """Which attacks a defense stops: of those scored behind it, the ones that found something without it."""
+    tried = [attack for attack in _found(rows, defense) if attack in able]
+    told = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == defense)
+    unknown = "" if told else "none of which was told of it"
+    if len(tried) == len(_found(rows, defense)):
+        return f"every attack tried{f' ({unknown})' if unknown else ''}"
+    return f"the attacks that found something without it ({'; '.join(filter(None, [_listed(tried), unknown]))})"
+
+
+def _idle(rows: Sequence[Row], defense: str, able: Set[str]) -> str:
+    """A sentence on the attacks behind a defense that are no evidence for it."""
+    idle = [attack for attack in _found(rows, defense) if attack not in able]
+    if not idle:
+        return ""
+    says = "it says" if len(idle) == 1 else "they say"
+    return f" {_listed(idle)} found nothing without a defense either, so {says} nothing here."
+
+
+def _listed(names: Sequence[str]) -> str:
+    if len(names) > NAMED:
+        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
 def _cost(accuracy: float, bare: float, examples: int | None) -> str:
@@ -100,7 +140,7 @@ def _near_chance(rows: Sequence[Row], classes: int | None) -> list[str]:
         return []
     chance = 1 / classes
     low, _ = wilson(round(bare.accuracy * bare.accuracy_examples), bare.accuracy_examples)
-    if low > chance and bare.accuracy >= NEAR_CHANCE * chance:
+    if low > chance and (bare.accuracy - chance) / (1 - chance) >= NEAR_CHANCE:
         return []
     return [
         f"But the undefended model is right on {bare.accuracy:.1%} of {bare.accuracy_examples} test examples, where "
@@ -128,7 +168,7 @@ def untried(rows: Sequence[Row]) -> list[str]:
 def _gaps(row: Row) -> Iterable[tuple[str, str]]:
     """What of a row could not be measured, as words that leave room for where that was, and why."""
     told = ", told of it," if row.attacker == "knows" else ""
-    if row.failed is not None and row.attacker == "oblivious":
+    if row.failed is not None:
         yield "The accuracy {} could not be measured", _bare(row.failed)
     if row.recovered is None and not row.zero and row.reason is not None:
         yield f"No attack{told} could be tried {{}}", _bare(row.reason)

@@ -19,6 +19,7 @@ class Row:
         attack: The one that got most back.
         recovered: Examples that it recovered.
         examples: Examples in all.
+        found: Of each attack that was scored, how many examples it recovered.
         recovered_low: Lower end of the 95 % interval (Wilson) of the share recovered, as if examples were independent.
         recovered_high: Its upper end.
         ssim: Mean.
@@ -43,6 +44,7 @@ class Row:
     attack: str | None = None
     recovered: int | None = None
     examples: int | None = None
+    found: Mapping[str, int] = field(default_factory=dict)
     recovered_low: float | None = None
     recovered_high: float | None = None
     ssim: float | None = None
@@ -86,7 +88,8 @@ def rows_of(
         promise = price["promise"]
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
         paid |= {"epsilon": None if promise is None else promise["epsilon"], "promise": promise}
-        for attacker, recipe in (("oblivious", entry.recipe), ("knows", entry.known)):
+        told = entry.recipe.defense and "defense" in entry.recipe.knowledge.told
+        for attacker, recipe in (("knows" if told else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:
                 own = [row for row in results if row["cell"] == recipe.cell]
                 found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
@@ -106,6 +109,7 @@ def _best(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "attack": best["attack"],
         "recovered": count,
         "examples": best["examples"],
+        "found": {row["attack"]: round((row["recovered"] or 0) * row["examples"]) for row in scored},
         "recovered_low": low,
         "recovered_high": high,
         **{key: best[key] for key in ("ssim", "psnr_median", "gain_db")},

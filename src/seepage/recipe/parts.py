@@ -91,24 +91,40 @@ _MODEL = {"grid", "case", "model", "use"}
 """What the place of a model's name is made of."""
 
 
-def refuse_code(tables: Any, what: str, *, models: bool = True) -> None:
-    """Raise `SeepageError` where tables name code, but for the networks of torchvision and timm, looked up by name.
+def own_code(tables: Any, *, models: bool = True) -> list[str]:
+    """Names of somebody's own code in tables, but for the networks of torchvision and timm, looked up by name.
 
     Elsewhere than in a model's place, `timm:create_model` would be imported and called like anybody's code.
 
     Args:
         tables: A recipe's, or a run folder's.
-        what: What they are, for the message.
         models: Whether models are made of them; else their names are passed over.
+
+    >>> own_code({"model": {"use": "my:net"}, "attack": [{"use": "dlg"}]})
+    ['my:net']
+    >>> own_code({"model": {"use": "timm:resnet18"}})
+    []
     """
     own = [
         name
         for place, name in named_code(tables)
         if not (set(place) <= _MODEL and (not models or name.partition(":")[0] in LIBRARIES))
     ]
+    return list(dict.fromkeys(own))
+
+
+def refuse_code(tables: Any, what: str, *, models: bool = True) -> None:
+    """Raise `SeepageError` where tables name somebody's own code, as `own_code` finds it.
+
+    Args:
+        tables: A recipe's, or a run folder's.
+        what: What they are, for the message.
+        models: Whether models are made of them; else their names are passed over.
+    """
+    own = own_code(tables, models=models)
     if own:
         raise SeepageError(
-            f"{what} names somebody's own code ({short(', '.join(dict.fromkeys(own)))[1:-1]}), which is not run "
+            f"{what} names somebody's own code ({short(', '.join(own))[1:-1]}), which is not run "
             "unasked; if you trust it, add --trust"
         )
 

@@ -8,20 +8,27 @@ from typing import Any
 from seepage.reproduce.draw import draw
 from seepage.reproduce.items import PAPERS, Item, Line, list_items
 from seepage.reproduce.records import Record, picture_of, read_records
-from seepage.reproduce.verdicts import DECIBELS, TREND, Measured, by_ssim, verdict
+from seepage.reproduce.verdicts import DECIBELS, TREND, Measured, by_constants, by_ssim, verdict
 from seepage.storage import write_whole
 
 LEGEND = f"""Every number of ours was made by the command beside it; nothing is typed in by hand. The lines lie in
 `results/reproduce/`, one file per table or figure.
 
 A verdict compares a row with the paper's. **Reproduced**: every number lies within {DECIBELS:g} dB of the paper's
-(10 % where it is no PSNR). **Better than the paper**: no number is worse than that and one at least is better, at the
-paper's size. In the small size, which is easier, that is called **beyond the paper's, but smaller**, and shows no more
-than that the method works there. **Reproduced in trend**: the numbers of three columns or more are in like order
-(rank correlation {TREND} or more), or of two columns ours change by at least half as much as the paper's. **Not
-reproduced**: none of these; the note says what was tried. **Alike by SSIM**: the paper prints LPIPS, whose weights were
-not at hand; our SSIM is in like order over three columns or more.
-**No number**: the paper prints none, or ours could not be measured. **Not run**: nothing was measured.
+(10 % where it is no PSNR); it does not say that anything came back, as the paper's own number may be that low.
+**Better than the paper**: no number is worse than that and one at least is better, at the paper's size, and in every
+column something came back: an example was recovered, or the PSNR is above that of a flat square of the mean color. In
+the small size, which is easier, that is called **beyond the paper's, but smaller**, and shows no more than that the
+method works there. **Reproduced in trend**: the numbers of three columns or more are in like order (rank correlation
+{TREND} or more), or of two columns ours change by at least half as much as the paper's, and in one column at least
+something came back. **Nothing came back**: the numbers would do for one of the last three, but in no column anything
+came back; what finds nothing can still have more dB than the paper's. **Not reproduced**: none of these, which may also
+be no number worse than the paper's and nothing back in some columns; the note says what was tried. **Alike by SSIM**:
+the paper prints LPIPS, whose weights were not at hand; our SSIM is in like order over three columns or more, and in one
+something came back. **Not alike by SSIM**: it is not in like order, or the same everywhere.
+**Constants, not run**: the code has the paper's constants; they were read and nothing was run, so this is no result
+(**other constants, not run**: it has not). **No number**: the paper prints none, or too few to tell by SSIM, or ours
+could not be measured. **Not run**: nothing was measured.
 "(5 of 6 columns)": one of the paper's numbers could not be measured here, and the verdict is about the others.
 
 `small` is a size for two cores and minutes: fewer steps, smaller networks, fewer images. It is another experiment than
@@ -32,6 +39,9 @@ PSNR of a flat square of the example's own mean color.
 """
 
 DECIMALS = 2
+
+IMAGES = ("psnr", "psnr_nearest", "ssim", "lpips")
+"""Metrics of rebuilt images, of which it can be told whether anything came back."""
 
 
 def write_book(results: Path, folder: Path) -> list[Path]:
@@ -81,15 +91,30 @@ def verdict_of(item: Item, line: Line, records: Sequence[Record]) -> str:
     at = {record.column: record for record in records}
     columns = range(len(item.expect.columns))
     paper = [line.paper_at(column) for column in columns]
+    if item.expect.kind == "constants":
+        return by_constants(paper, [at[c].ours if c in at else None for c in columns])
     if at and all(record.ours is None for record in records):
-        similar = [at[column].facts.get("ssim") if column in at else None for column in columns]
+        similar = [_measured(at[c], at[c].facts.get("ssim")) if c in at else Measured(None) for c in columns]
         return by_ssim(paper, similar) if line.metric == "lpips" else "no number"
-    ours = [Measured(at[c].ours, at[c].low, at[c].high) if c in at else Measured(None) for c in columns]
+    ours = [_measured(at[c], at[c].ours) if c in at else Measured(None) for c in columns]
     small = any(record.size == "small" for record in records)
     word = verdict(paper, ours, line.metric, line.better, small=small)
     printed = [c for c in columns if c in at and paper[c] is not None]
     measured = [c for c in printed if at[c].ours is not None]
     return f"{word} ({len(measured)} of {len(printed)} columns)" if 0 < len(measured) < len(printed) else word
+
+
+def _measured(record: Record, ours: float | None) -> Measured:
+    return Measured(ours, record.low, record.high, back=_came_back(record))
+
+
+def _came_back(record: Record) -> bool:
+    """Whether an example was recovered, or the PSNR is above a flat square's; True where neither was measured."""
+    flat, recovered = record.facts.get("mean_color_psnr"), record.facts.get("recovered")
+    found = record.ours if record.metric.startswith("psnr") else record.facts.get("psnr")
+    closer = None if flat is None or found is None else found > flat
+    known = [bool(value) for value in (closer, recovered) if value is not None]
+    return record.metric not in IMAGES or not known or any(known)
 
 
 def by_line(item: Item, records: Sequence[Record]) -> list[tuple[Line, list[Record]]]:

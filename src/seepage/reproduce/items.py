@@ -106,7 +106,8 @@ class Expect:
         title: What it is about.
         setting: What the paper did, and how it scores.
         columns: Heads of the columns.
-        kind: How the book shows it: a table, lines over `x`, bars, or the run's pictures.
+        kind: How the book shows it: a table, lines over `x`, bars, or the run's pictures; `constants` is a table of
+            what the code has, for which nothing is run.
         x: Where the columns lie on the axis of a figure; empty: evenly spaced.
         x_label: Of the axis.
         y_label: Of the other one.
@@ -121,7 +122,7 @@ class Expect:
     title: str
     setting: str
     columns: Sequence[str]
-    kind: Literal["table", "lines", "bars", "pictures"] = "table"
+    kind: Literal["table", "constants", "lines", "bars", "pictures"] = "table"
     x: Sequence[float] = ()
     x_label: str = ""
     y_label: str = ""

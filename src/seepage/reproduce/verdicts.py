@@ -9,8 +9,12 @@ Word = Literal[
     "better than the paper",
     "beyond the paper's, but smaller",
     "reproduced in trend",
+    "nothing came back",
     "not reproduced",
     "alike by SSIM",
+    "not alike by SSIM",
+    "constants, not run",
+    "other constants, not run",
     "no number",
     "not run",
 ]
@@ -33,11 +37,13 @@ class Measured:
         ours: The number; None where nothing could be measured.
         low: Lower end of its interval, where there is one.
         high: Upper end.
+        back: Whether anything of the private examples came back; True where that cannot be told.
     """
 
     ours: float | None
     low: float | None = None
     high: float | None = None
+    back: bool = True
 
 
 def verdict(
@@ -47,8 +53,9 @@ def verdict(
 
     Reproduced: every number lies within 1 dB (10 % where it is no PSNR) of the paper's. An interval that holds the
     paper's number does not count: the fewer the examples, the more it would hold.
-    Better: none is worse than that, and one at least is better. In trend: three columns or more, of like order; of
-    two, at least half of the paper's change from one to the other.
+    Better: none is worse than that, one at least is better, and something came back in every column. In trend: three
+    columns or more, of like order; of two, at least half of the paper's change from one to the other; and something
+    came back in one column at least. Where nothing did in any, neither is said.
 
     >>> verdict([20.0, 18.0], [Measured(20.4), Measured(17.2)], "psnr")
     'reproduced'
@@ -62,6 +69,8 @@ def verdict(
     'reproduced in trend'
     >>> verdict([20.0, 19.5], [Measured(12.0), Measured(10.0)], "psnr")  # the paper's own change is within 1 dB
     'not reproduced'
+    >>> verdict([7.0, 8.0], [Measured(10.6, back=False), Measured(10.0, back=False)], "psnr", small=True)
+    'nothing came back'
     """
     pairs = [(a, b) for a, b in zip(paper, ours, strict=True) if a is not None and b.ours is not None]
     if not pairs:
@@ -70,24 +79,43 @@ def verdict(
     gaps = [sign * _gap(a, b, metric) for a, b in pairs]
     if all(gap == 0 for gap in gaps):
         return "reproduced"
-    if all(gap >= 0 for gap in gaps):
-        if small:  # nothing is better that is easier
-            return "reproduced in trend" if _alike(pairs) else "beyond the paper's, but smaller"
+    ahead, alike = all(gap >= 0 for gap in gaps), _alike(pairs)
+    trend = alike and (ahead or len(pairs) > 2 or abs(pairs[1][0] - pairs[0][0]) > _slack(pairs[0][0], metric))
+    if not (ahead or trend):
+        return "not reproduced"
+    if not any(b.back for _, b in pairs):
+        return "nothing came back"
+    whole = ahead and all(b.back for _, b in pairs)
+    if whole and not small:
         return "better than the paper"
-    trend = _alike(pairs) and (len(pairs) > 2 or abs(pairs[1][0] - pairs[0][0]) > _slack(pairs[0][0], metric))
-    return "reproduced in trend" if trend else "not reproduced"
+    if trend:
+        return "reproduced in trend"
+    return "beyond the paper's, but smaller" if whole else "not reproduced"  # nothing is better that is easier
 
 
-def by_ssim(paper: Sequence[float | None], ssim: Sequence[float | None]) -> Word:
+def by_ssim(paper: Sequence[float | None], ssim: Sequence[Measured]) -> Word:
     """Whether our SSIM rises where the paper's LPIPS falls: all that can be said where LPIPS has no weights.
 
-    >>> by_ssim([0.2, 0.4, 0.6], [0.9, 0.8, 0.3]), by_ssim([0.2, 0.4, 0.6], [0.9, 0.9, 0.9])
-    ('alike by SSIM', 'no number')
-    >>> by_ssim([0.2, 0.6], [0.9, 0.3])
-    'no number'
+    >>> better, same = [Measured(0.9), Measured(0.8), Measured(0.3)], [Measured(0.9)] * 3
+    >>> by_ssim([0.2, 0.4, 0.6], better), by_ssim([0.2, 0.4, 0.6], same), by_ssim([0.2, 0.6], same[:2])
+    ('alike by SSIM', 'not alike by SSIM', 'no number')
     """
-    pairs = [(-a, Measured(b)) for a, b in zip(paper, ssim, strict=True) if a is not None and b is not None]
-    return "alike by SSIM" if len(pairs) > 2 and _alike(pairs) else "no number"
+    pairs = [(-a, b) for a, b in zip(paper, ssim, strict=True) if a is not None and b.ours is not None]
+    if len(pairs) < 3:
+        return "no number"
+    if not _alike(pairs):
+        return "not alike by SSIM"
+    return "alike by SSIM" if any(b.back for _, b in pairs) else "nothing came back"
+
+
+def by_constants(paper: Sequence[float | None], ours: Sequence[float | None]) -> Word:
+    """Whether constants that were read from the code are the paper's.
+
+    >>> by_constants([0.005, None], [0.005, 3.0]), by_constants([0.005], [0.0051])
+    ('constants, not run', 'other constants, not run')
+    """
+    same = all(a == b for a, b in zip(paper, ours, strict=True) if a is not None)
+    return "constants, not run" if same else "other constants, not run"
 
 
 def _gap(paper: float, found: Measured, metric: str) -> float:
