@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -12,15 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seepage import Batch, LinearLeak, record
-from seepage.auditing.measured import metrics_for, score_outcomes
+from seepage import LinearLeak
 from seepage.auditing.outcome import Outcome
 from seepage.auditing.results import (
     SCORE_KEYS,
     SHOWN,
     check_result,
     describe_outcome,
-    make_row,
     parse_condition,
     reasons,
     skipped_row,
@@ -30,12 +27,8 @@ from seepage.auditing.results import (
 )
 from seepage.auditing.verdict import verdict
 from seepage.errors import SeepageError
-from seepage.functional import generator
 from seepage.metrics import Scores
-from seepage.models import build
 from seepage.recipe.tables import Scoring
-from seepage.transcripts.simulated import OneRound, SimulatedTranscript
-from seepage.types import Architecture, Reconstruction, Round, Update
 
 TITLES = {"a": "case A", "b": "case B"}
 
@@ -220,24 +213,6 @@ def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> No
     assert "In 4 audited cases these attacks" in verdict(rows, titles)[1]
 
 
-def test_a_zero_update_is_called_so_in_row_and_verdict() -> None:
-    transcript, truth = tiny()
-    nothing = [Outcome("inapplicable", "X()", None, "why")]
-    found = make_row("a", "x", nothing, views(transcript), truth, None, LinearLeak())
-    assert (found["zero_update"], found["outcome"]) == (False, "does not apply")
-    silent = [SimulatedTranscript(transcript.knowledge, lambda t: zeroed(transcript[0]), 1)]
-    found = make_row("b", "x", nothing, silent, truth[:1], None, LinearLeak())
-    assert (found["zero_update"], found["outcome"]) == (True, "zero update")
-    _, text = verdict([row(exact=1.0, recovered=1.0), found], TITLES)
-    assert "In 1 audited case (case B) the update is zero everywhere: it holds nothing to attack" in text
-    assert "no attack gave a result" not in text
-
-
-def zeroed(seen: Round) -> Round:
-    tensors = {name: torch.zeros_like(tensor) for name, tensor in seen.update.tensors.items()}
-    return replace(seen, update=Update(tensors))
-
-
 def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
     entries = [(attack, "not recorded", "too few examples", "C") for attack in "abcd"]
     entries += [("dlg", "failed", "no memory", case) for case in ("A", "B")]
@@ -357,108 +332,3 @@ def test_a_result_file_needs_what_readers_rely_on() -> None:
         with pytest.raises(SeepageError, match=f"it lacks {key}"):
             check_result({**good, "rows": rows}, Path("x"))
     assert thresholds(Scoring())["exact_db"] == 40.0
-
-
-def tiny(batches: int = 2) -> tuple[Any, list[Batch]]:
-    model = build(Architecture("fc2", {"hidden": 8}), (1, 8, 8), 3)
-    draw = generator(0, "test")
-    truth = [Batch(torch.rand(1, 1, 8, 8, generator=draw), torch.tensor([t])) for t in range(batches)]
-    return record(model, truth), truth
-
-
-def test_a_row_has_scores_only_where_there_is_a_truth() -> None:
-    transcript, truth = tiny()
-    outcomes = [Outcome("ok", "X()", Reconstruction(batch.inputs + 0.001), None, 1.0, 0.5) for batch in truth]
-    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
-    assert scores is not None
-    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
-    assert (found["examples"], found["exact"], found["recovered"], found["returned"]) == (2, 1.0, 1.0, 2)
-    assert found["psnr"] == pytest.approx(60, abs=0.5)
-    assert (found["seconds"], found["cpu_seconds"], found["outcome"]) == (2.0, 1.0, "exact")
-    blind = make_row("a", "x", outcomes, views(transcript), None, None, LinearLeak())
-    assert {key: blind[key] for key in SCORE_KEYS} == NO_SCORE
-    assert (blind["examples"], blind["outcome"], blind["nothing_recovered"]) == (2, "not scored", False)
-    assert set(blind) == set(found) >= set(SHOWN)
-
-
-def views(transcript: Any) -> list[OneRound]:
-    return [OneRound(transcript, t) for t in range(len(transcript))]
-
-
-def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
-    transcript, truth = tiny()
-    first = Reconstruction(truth[0].inputs, labels=torch.tensor([0]), certified=torch.tensor([True]))
-    outcomes = [Outcome("ok", "X()", first), Outcome("inapplicable", "X()", None, "why")]
-    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
-    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
-    assert (found["status"], found["reason"]) == ("ok", "on 1 of 2 batches: why")
-    assert (found["exact"], found["outcome"], found["certified"], found["false_certificates"]) == (
-        0.5, "1/2 exact", 0.5, 0
-    )  # fmt: skip
-
-
-def test_an_attack_that_gave_nothing_at_all_has_no_scores() -> None:
-    transcript, truth = tiny()
-    outcomes = [Outcome("inapplicable", "X()", None, "why")] * 2
-    assert score_outcomes(outcomes, truth, (0.0, 1.0), Scoring()) is None
-    found = make_row("a", "x", outcomes, views(transcript), truth, None, LinearLeak())
-    assert (found["status"], found["reason"], found["psnr"], found["outcome"]) == (
-        "inapplicable", "why", None, "does not apply"
-    )  # fmt: skip
-
-
-def test_a_certified_guess_is_held_against_its_nearest_example() -> None:
-    """The matching with the least error in all gives the first guess, an exact copy, to the other example."""
-    far, near, other = (torch.full((1, 1, 8, 8), value) for value in (0.0, 0.4, 1.0))
-    truth = [Batch(torch.cat([near, other]), torch.tensor([0, 1]))]
-    guesses = Reconstruction(torch.cat([near, far]), certified=torch.tensor([True, False]))
-    outcomes = [Outcome("ok", "X()", guesses)]
-    measured = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
-    assert measured is not None
-    assert measured.places[0].permutation.tolist() == [1, 0]
-    assert measured.certified == {"certified": 0.5, "false_certificates": 0}
-
-
-def test_a_wrong_certificate_is_counted() -> None:
-    transcript, truth = tiny(1)
-    wrong = Reconstruction(truth[0].inputs * 0.5, certified=torch.tensor([True]))
-    outcomes = [Outcome("ok", "X()", wrong)]
-    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
-    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
-    assert (found["certified"], found["false_certificates"]) == (1.0, 1)
-
-
-def test_an_attack_without_any_guess_vouches_for_none() -> None:
-    transcript, truth = tiny()
-    nothing = Reconstruction(truth[0].inputs[:0], labels=torch.zeros(0).long(), certified=torch.zeros(0).bool())
-    outcomes = [Outcome("ok", "X()", nothing)] * 2
-    scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
-    found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
-    assert (found["certified"], found["false_certificates"], found["exact"]) == (0.0, 0, 0.0)
-
-
-@pytest.mark.parametrize("flip", [False, True])
-def test_batches_of_which_only_some_have_labels_or_a_sign_are_joined(flip: bool) -> None:
-    """The Cocktail Party Attack on a noisy update: certain of one batch, not of the other."""
-    transcript, truth = tiny()
-    sure = Reconstruction(truth[0].inputs, labels=truth[0].labels)
-    unsure = Reconstruction(truth[1].inputs, ambiguity=frozenset({"order", "sign", "scale"}))
-    found = [sure, unsure]
-    if flip:
-        found = [replace(unsure, inputs=truth[0].inputs), Reconstruction(truth[1].inputs, labels=truth[1].labels)]
-    outcomes = [Outcome("ok", "X()", each) for each in found]
-    measured = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
-    assert measured is not None
-    row = make_row("a", "x", outcomes, views(transcript), truth, measured, LinearLeak())
-    assert (row["alignment"], row["label_accuracy"], row["examples"]) == ("hungarian+sign+scale", 0.5, 2)
-    assert row["exact"] == 1.0
-    labels = [line.value for line in measured.scores.rows if line.metric == "label"]
-    assert labels == ([None, 1.0] if flip else [1.0, None])
-
-
-def test_perceptual_scores_are_measured_only_when_asked_for_and_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "lpips" not in metrics_for(Scoring(), (3, 32, 32))
-    monkeypatch.setattr("seepage.auditing.measured.lpips_missing", lambda shape: "it is not here")
-    assert "lpips" not in metrics_for(Scoring(lpips=True), (3, 32, 32))
-    monkeypatch.setattr("seepage.auditing.measured.lpips_missing", lambda shape: None)
-    assert "lpips" in metrics_for(Scoring(lpips=True), (3, 32, 32))
