@@ -128,8 +128,7 @@ FAINT = 0.03
 left L-BFGS on squared distances astray (12 dB, 38 dB with 0.03, pruned to a tenth), more cost signed Adam on cosines 15
 dB and over. On three digits that nothing else scores (`benchmarks/faint.py`, results/defenses/faint.jsonl) 0.1 and 0.3
 are worse again, 0 leaves nothing astray, and 0.01 is better than 0.03 by up to 19 dB, all three being exact there. So
-what 0.03 recovers is no luck of the digits it was chosen on, and it is not the best there is. All of this was measured
-before `Pruned` held the bound, with `Hidden(FAINT)` in its place, and not again since."""
+what 0.03 recovers is no luck of the digits it was chosen on, and it is not the best there is."""
 
 
 @dataclass(frozen=True)
