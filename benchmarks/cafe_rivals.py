@@ -12,8 +12,8 @@ from seepage.attacks.cafe import Cafe
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cafe.steps import groups
 from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
-from seepage.transcripts.designs import RandomDraws, make_design
-from seepage.transcripts.simulated import OneRound
+from seepage.transcript.designs import RandomDraws, make_design
+from seepage.transcript.simulated import OneRound
 from seepage.types import Reconstruction
 
 

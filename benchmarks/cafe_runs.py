@@ -11,13 +11,13 @@ from torch import Tensor
 
 from seepage.attacks.cafe import Cafe, Recovered, Search
 from seepage.attacks.cafe.invert import invert
-from seepage.attacks.cafe.link import link
-from seepage.attacks.cafe.sites import assemble, block_shape, find_sites
+from seepage.attacks.cafe.label_inference import link
 from seepage.attacks.cafe.steps import groups
+from seepage.attacks.cafe.target_layers import assemble, block_shape, find_sites
 from seepage.defenses.fake_gradients import FakeGradients
-from seepage.reproduce.special.parties import loss
-from seepage.transcripts.designs import RandomDraws, make_design
-from seepage.transcripts.vertical import IndexedVictim, ServerStep
+from seepage.papers.special.parties import loss
+from seepage.transcript.designs import RandomDraws, make_design
+from seepage.transcript.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch
 
 

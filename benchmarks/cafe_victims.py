@@ -11,12 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.cafe.sites import Site, find_sites, true_representations
+from seepage.attacks.cafe.target_layers import Site, find_sites, true_representations
 from seepage.clients import FedSGD
-from seepage.functional import frozen_randomness, generator, state_of
+from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.models.vertical import vertical
-from seepage.transcripts.designs import Design
-from seepage.transcripts.vertical import IndexedTranscript, IndexedVictim, ServerStep
+from seepage.transcript.designs import Design
+from seepage.transcript.vertical import IndexedTranscript, IndexedVictim, ServerStep
 from seepage.types import Batch, Defense, Knowledge, Tensors, Update
 
 

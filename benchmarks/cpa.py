@@ -23,10 +23,10 @@ from torch import nn
 
 from seepage.api import record
 from seepage.attacks import Attack, inverting_gradients
-from seepage.attacks.cocktail_party import CocktailParty
-from seepage.attacks.ica import IMAGES
+from seepage.attacks.cpa.cocktail_party import CocktailParty
+from seepage.attacks.cpa.ica import IMAGES
+from seepage.core.nn import norm
 from seepage.defenses.noise import GaussianNoise
-from seepage.functional import norm
 from seepage.types import Batch
 
 Methods = Iterator[tuple[str, Attack]]

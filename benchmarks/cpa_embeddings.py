@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from cpa_scores import write
 from torch import Tensor, nn
 
-from seepage.attacks.cocktail_party import CocktailParty
+from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.clients import FedSGD
-from seepage.functional import frozen_randomness, generator
+from seepage.core.nn import frozen_randomness, generator
 from seepage.types import Knowledge, Round, Update
 
 

@@ -22,13 +22,13 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from seepage.api import record
-from seepage.attacks.feature_inversion import Embedding, FeatureInversion, cpa_fia
+from seepage.attacks.cpa.feature_inversion import Embedding, FeatureInversion, cpa_fia
 from seepage.attacks.mixing_layer import find_layer
 from seepage.clients import FedSGD
-from seepage.functional import generator
+from seepage.core.nn import generator
 from seepage.metrics.baselines import baselines
 from seepage.metrics.image import psnr, ssim
-from seepage.transcripts.simulated import OneRound
+from seepage.transcript.simulated import OneRound
 from seepage.types import Batch, Transcript
 
 

@@ -11,8 +11,8 @@ from cpa_embeddings import Standardized, headed
 from cpa_victims import load
 from torch import Tensor, nn
 
-from seepage.functional import frozen_randomness, generator
-from seepage.reproduce.special import networks
+from seepage.core.nn import frozen_randomness, generator
+from seepage.papers.special import networks
 
 HIDDEN = 256
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 import seepage.data
 from seepage import attack, record, score
-from seepage.attacks.cocktail_party import CocktailParty
-from seepage.functional import frozen_randomness, generator
+from seepage.attacks.cpa.cocktail_party import CocktailParty
+from seepage.core.nn import frozen_randomness, generator
 from seepage.metrics import align_guess
 from seepage.models import fc2
 from seepage.types import Batch

@@ -17,7 +17,7 @@ from seepage.api import record
 from seepage.attacks import Attack
 from seepage.metrics import align_guess
 from seepage.metrics.image import correlation, is_image, psnr, ssim
-from seepage.transcripts.simulated import OneRound
+from seepage.transcript.simulated import OneRound
 from seepage.types import Batch, Reconstruction
 
 OUT = Path("results/cpa")

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.functional import forward, frozen_randomness, generator, in_mode
+from seepage.core.nn import forward, frozen_randomness, generator, in_mode
 from seepage.models import fc2
 from seepage.types import Batch, ClientUpdate, Tensors, Update
 

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from seepage import Architecture, attack, build, record, score
+from seepage.core.nn import generator
 from seepage.data import load
 from seepage.defenses import DEFENSES, Compose
 from seepage.errors import SeepageError
-from seepage.functional import generator
 from seepage.metrics.scores import Scores
 from seepage.types import Batch, Defense
 

@@ -11,9 +11,9 @@ from cpa_scores import measure, write
 from cpa_victims import draw, load
 
 from seepage.api import attack, record
-from seepage.functional import frozen_randomness, state_of
+from seepage.core.nn import frozen_randomness, state_of
+from seepage.leakage import exclusivity
 from seepage.models import mlp3
-from seepage.probes import exclusivity
 
 cpa_scores.OUT = Path("results/closed")
 

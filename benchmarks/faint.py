@@ -21,8 +21,8 @@ from seepage.attacks.matching import adaptive
 from seepage.attacks.matching.adaptive import Known
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.presets import idlg, inverting_gradients
+from seepage.core.nn import generator
 from seepage.defenses import PartialAccess, Sparsify
-from seepage.functional import generator
 
 cpa_scores.OUT = Path("results/defenses")
 cpa_scores.SHOWN = ("defense", "seed", "method", "faint", "psnr", "cpu_s")

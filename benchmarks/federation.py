@@ -1,4 +1,4 @@
-"""Client steps per second: `seepage.federation.rounds.federate` against Flower's simulation engine on the same recipe.
+"""Client steps per second: `federate` against Flower's simulation engine on the same recipe.
 
     OMP_NUM_THREADS=1 python benchmarks/federation.py [--models fc2 convnet] [--clients 20] [--rounds 20] [--cpus 1]
 
@@ -28,9 +28,9 @@ from unittest import mock
 
 import torch
 
-from seepage.federation.rounds import Stage, federate
 from seepage.integrations import flower
 from seepage.integrations.flower import scene_of
+from seepage.simulate.federation import Stage, federate
 
 SHORT, EXAMPLES, SIZE = 2, 64, 16
 RECIPE = """

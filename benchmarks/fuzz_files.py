@@ -23,16 +23,16 @@ import atheris
 
 with atheris.instrument_imports(include=["seepage"]):
     import seepage.report.page
-    import seepage.transcripts.recorded
+    import seepage.transcript.recorded
+    from seepage.core.storage import read_tensors
     from seepage.data import load
     from seepage.errors import SeepageError
+    from seepage.models.weights import read_state
+    from seepage.recipe.case import read_recipe
     from seepage.recipe.resolve import cells
-    from seepage.recipe.tables import read_recipe
     from seepage.report import write_report
-    from seepage.storage import read_tensors
-    from seepage.transcripts.foreign import read_facts
-    from seepage.transcripts.recorded import open_transcript, save_transcript
-    from seepage.weights import read_state
+    from seepage.transcript.foreign import read_facts
+    from seepage.transcript.recorded import open_transcript, save_transcript
 
 import torch
 from PIL import Image

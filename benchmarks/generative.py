@@ -19,13 +19,13 @@ import seepage.data
 from seepage.api import attack, record
 from seepage.attacks import Attack, ggl, gias, inverting_gradients, rogs
 from seepage.clients import FedAvg, FedSGD
+from seepage.core.nn import generator, state_of
 from seepage.data.dataset import Dataset
 from seepage.defenses import GaussianNoise, Sparsify
-from seepage.federation.training import Training, train
-from seepage.functional import generator, state_of
 from seepage.metrics.image import psnr
 from seepage.models import build
 from seepage.recipe.auxiliary import Auxiliary, auxiliary_images
+from seepage.simulate.training import Training, train
 from seepage.types import Architecture, Batch, ClientUpdate, Defense, Reconstruction
 
 cpa_scores.OUT = Path("results/generative")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import seepage.data
 from seepage import Architecture, Batch, Inapplicable, build, record
 from seepage.attacks.matching.labels import LABEL_RULES
-from seepage.functional import generator
+from seepage.core.nn import generator
 from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.labels import label_accuracy
 

@@ -21,10 +21,10 @@ from seepage import Architecture, Batch, FedSGD, build, record
 from seepage.attacks.matching import inverting_gradients
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.problem import Problem
+from seepage.core.nn import generator
 from seepage.data import load
-from seepage.functional import generator
+from seepage.leakage import landscape
 from seepage.metrics.image import psnr, ssim
-from seepage.probes import landscape
 
 NETS = {
     "convnet, no norm": Architecture("convnet", {"width": 16}),

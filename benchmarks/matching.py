@@ -35,7 +35,7 @@ from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.first_order import FirstOrderProblem
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
-from seepage.functional import generator
+from seepage.core.nn import generator
 
 
 def problem(model_name: str, size: int, batch: int, microbatch: int | None, mode: str) -> tuple[Problem, Batch]:

@@ -24,8 +24,8 @@ from matching_steps import problem
 from seepage import Architecture, Batch, FedSGD, build, record, score
 from seepage.attacks.matching import inverting_gradients
 from seepage.attacks.matching.first_order import FirstOrderProblem
+from seepage.core.nn import generator
 from seepage.data import load
-from seepage.functional import generator
 
 VICTIMS = {
     "convnet, ReLU, no norm": ({"width": 16}, "eval"),

@@ -29,7 +29,7 @@ from seepage.attacks.matching.first_order import FirstOrderProblem
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
-from seepage.functional import generator
+from seepage.core.nn import generator
 
 SHAPE = (3, 32, 32)
 AHEAD, WEIGHT = 1e-3, 0.5

@@ -16,7 +16,7 @@ from torch import nn
 
 from seepage.api import attack, record
 from seepage.attacks import RGap
-from seepage.functional import frozen_randomness
+from seepage.core.nn import frozen_randomness
 from seepage.models import cnn6
 from seepage.types import Batch
 

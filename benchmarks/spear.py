@@ -14,7 +14,7 @@ from cpa_victims import draw, load
 
 import seepage.data
 from seepage.attacks import CocktailParty, LinearLeak, Spear
-from seepage.functional import frozen_randomness, generator
+from seepage.core.nn import frozen_randomness, generator
 from seepage.models import fc2
 from seepage.types import Batch
 

@@ -19,12 +19,12 @@ import torch.nn.functional as F
 from cpa_scores import write
 from torch import Tensor, nn
 
-import seepage.attacks.sparse_columns as search
+import seepage.attacks.spear.sparse_columns as search
 import seepage.data
 from seepage.api import attack, record
 from seepage.attacks import Spear
-from seepage.attacks.spear import _Problem
-from seepage.functional import frozen_randomness, generator
+from seepage.attacks.spear.spear import _Problem
+from seepage.core.nn import frozen_randomness, generator
 from seepage.models import fc2, mlp3
 from seepage.types import Batch
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from seepage import Architecture, attack, build, exposure, open_transcript
-from seepage.captured.observing import Files, observe_files
+from seepage.audit.observe import Files, observe_files
 from seepage.recipe.parts import Part
 
 

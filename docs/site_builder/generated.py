@@ -14,27 +14,27 @@ from typer.main import get_command
 from seepage.attacks import ATTACKS, Entry
 from seepage.cli import app
 from seepage.defenses import DEFENSES
-from seepage.recipe.tables import BUILT_IN, list_recipes, read_recipe
+from seepage.recipe.case import BUILT_IN, list_recipes, read_recipe
 
 FAMILIES = {
     "seepage.attacks.matching": "gradient matching",
     "seepage.attacks.cafe": "many rounds of one data set",
     "seepage.attacks.generative": "generative prior",
-    "seepage.attacks.cocktail_party": "unmixing by independent components",
-    "seepage.attacks.feature_inversion": "unmixing by independent components",
+    "seepage.attacks.cpa.cocktail_party": "unmixing by independent components",
+    "seepage.attacks.cpa.feature_inversion": "unmixing by independent components",
     "seepage.attacks.averaged": "averaging of rounds",
 }
 REFERENCE = {
-    "verbs": ("Verbs", ["seepage.api", "seepage.transcripts.recorded", "seepage.transcripts.truth"]),
+    "verbs": ("Verbs", ["seepage.api", "seepage.transcript.recorded", "seepage.transcript.truth"]),
     "types": ("Types", ["seepage.types"]),
     "errors": ("Errors", ["seepage.errors"]),
     "attacks": ("What an attack is", ["seepage.attacks.base"]),
     "clients": ("Client rules", ["seepage.clients.fedsgd", "seepage.clients.fedavg", "seepage.clients.aggregate"]),
     "metrics": ("Scores and alignment", ["seepage.metrics.score", "seepage.metrics.scores", "seepage.metrics.align"]),
-    "exposure": ("Exposure without an attack", ["seepage.exposure.look"]),
-    "sanity": ("Trust flags", ["seepage.sanity"]),
-    "accounting": ("Epsilon", ["seepage.accounting"]),
-    "contracts": ("Contracts for your own parts", ["seepage.contracts.attack", "seepage.contracts.defense"]),
+    "exposure": ("Exposure without an attack", ["seepage.leakage.exposure"]),
+    "sanity": ("Trust flags", ["seepage.leakage.diagnostics"]),
+    "accounting": ("Epsilon", ["seepage.privacy.accounting"]),
+    "contracts": ("Contracts for your own parts", ["seepage.testing.attack", "seepage.testing.defense"]),
     "recorder": ("The recorder", ["seepage.integrations.recorder"]),
     "integrations": (
         "Frameworks and clusters",

@@ -27,11 +27,11 @@ from seepage.attacks import (
 from seepage.clients import CLIENTS, Aggregate, FedAvg, FedSGD
 from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
 from seepage.errors import Inapplicable, SeepageError
-from seepage.exposure import Exposure, exposure
+from seepage.leakage import Exposure, exposure
 from seepage.metrics import METRICS, Scores, score
 from seepage.models import MODELS, build
-from seepage.transcripts.recorded import open_transcript, save_transcript
-from seepage.transcripts.truth import open_truth, save_truth
+from seepage.transcript.recorded import open_transcript, save_transcript
+from seepage.transcript.truth import open_truth, save_truth
 from seepage.types import (
     Architecture,
     Batch,

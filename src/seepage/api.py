@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from seepage.attacks import Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
+from seepage.core.nn import forward, in_mode, state_of
 from seepage.errors import SeepageError
-from seepage.functional import forward, in_mode, state_of
 from seepage.recipe.parts import make_attack
-from seepage.transcripts.recorded import open_transcript
-from seepage.transcripts.simulated import OneRound, SimulatedTranscript, Victim
+from seepage.transcript.recorded import open_transcript
+from seepage.transcript.simulated import OneRound, SimulatedTranscript, Victim
 from seepage.types import (
     Architecture,
     Batch,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from seepage import audit
+from seepage.audit import run as audit
 from seepage.cli import main
-from seepage.recipe.tables import read_recipe
+from seepage.recipe.case import read_recipe
 
 TINY = """
 name = "tiny"

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.report.test_in_browser import BROWSER, FLAGS, served
 
-from seepage.storage import read_tensors, write_tensors
+from seepage.core.storage import read_tensors, write_tensors
 
 RIGHT = {"same": "same", "other": "not", "flat": "not"}
 

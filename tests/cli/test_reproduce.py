@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.cli.conftest import Cli
 
-from seepage.reproduce import Value
+from seepage.papers import Value
 
 RECIPE = """
 # Batch sizes of a closed form.
@@ -90,7 +90,7 @@ def recipes(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for paper, text in (("cpa", RECIPE), ("fedleak", OWN)):
         (folder / paper).mkdir(parents=True)
         (folder / paper / "item.toml").write_text(text)
-    monkeypatch.setattr("seepage.recipe.tables.BUILT_IN", folder)
+    monkeypatch.setattr("seepage.recipe.case.BUILT_IN", folder)
     CALLS.clear()
     return folder
 

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 import torch
 
-from seepage import audit, storage
 from seepage.attacks.matching import engine
+from seepage.audit import run as audit
 from seepage.cli.stopping import answer_by_interrupt
+from seepage.core import storage
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -89,7 +90,7 @@ def test_used_up_memory_is_a_sentence(error: Exception, cli: Cli, monkeypatch: p
     def train(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("seepage.auditing.recording.train", train)
+    monkeypatch.setattr("seepage.audit.record.train", train)
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert (found.code, found.out) == (2, "")
     assert found.err == "error: the memory is used up; use a smaller batch, model or image size, or --jobs 1\n"
@@ -99,7 +100,7 @@ def test_a_fault_of_our_own_shows_where_it_is(cli: Cli, monkeypatch: pytest.Monk
     def train(*arguments: object, **options: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("seepage.auditing.recording.train", train)
+    monkeypatch.setattr("seepage.audit.record.train", train)
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert found.code == 2, "1 is for a gate that found something"
     assert "in train\n" in found.err
@@ -360,7 +361,7 @@ def test_a_progress_line_cut_short_does_not_stop_a_run(cli: Cli, home: Path, mon
         with path.open("a") as file:
             file.write('{"cell": "cell", "att\n[3]\n{"cell": 1}\n')
 
-    monkeypatch.setattr("seepage.auditing.outcome.append_line", damaged)
+    monkeypatch.setattr("seepage.audit.outcome.append_line", damaged)
     found = cli("audit", "tiny.toml", "--out", "run", "--jobs", 1)
     assert (found.code, "Traceback" in found.err) == (0, False)
     assert (home / "run/progress.jsonl").stat().st_size

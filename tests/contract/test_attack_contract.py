@@ -13,7 +13,7 @@ from seepage import (
     Transcript,
 )
 from seepage.attacks.base import Progress, ignore
-from seepage.contracts import check_attack
+from seepage.testing import check_attack
 
 
 @dataclass(frozen=True, kw_only=True)

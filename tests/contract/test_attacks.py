@@ -25,9 +25,9 @@ from seepage import (
     record,
     save_transcript,
 )
-from seepage.contracts import ATTACK_CHECKS, AttackCase, planted_inputs
-from seepage.contracts.watch import Killed
-from seepage.transcripts.vertical import Rounds
+from seepage.testing import ATTACK_CHECKS, AttackCase, planted_inputs
+from seepage.testing.watch import Killed
+from seepage.transcript.vertical import Rounds
 
 
 def all_conv(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -348,7 +348,7 @@ torch.set_num_threads(1)
 from safetensors.torch import save_file
 from seepage import *
 from seepage.attacks import *
-from seepage.attacks.feature_inversion import *
+from seepage.attacks.cpa.feature_inversion import *
 from seepage.attacks.generative import *
 from seepage.attacks.matching.adaptive import *
 from seepage.attacks.matching.distances import *

@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 
 from seepage import Compose, Defense, GaussianNoise, Sparsify, Update
-from seepage.contracts import DEFENSE_CHECKS, DefenseCase, check_defense, random_update
-from seepage.functional import generator
+from seepage.core.nn import generator
+from seepage.testing import DEFENSE_CHECKS, DefenseCase, check_defense, random_update
 from seepage.types import ClientView
 
 

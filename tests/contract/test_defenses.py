@@ -9,8 +9,7 @@ from scipy import stats
 from torch import Tensor
 
 from seepage import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify, Update
-from seepage.contracts import DEFENSE_CHECKS, DefenseCase, check_defense, random_update
-from seepage.contracts.defense import Promise
+from seepage.core.nn import generator
 from seepage.defenses import (
     DPSGD,
     DecayingNoise,
@@ -25,7 +24,8 @@ from seepage.defenses import (
     ZeroSumNoise,
 )
 from seepage.errors import SeepageError
-from seepage.functional import generator
+from seepage.testing import DEFENSE_CHECKS, DefenseCase, check_defense, random_update
+from seepage.testing.defense import Promise
 from seepage.types import ClientView
 
 ALPHA = 1e-6

@@ -24,9 +24,9 @@ import torch
 import seepage.data
 from seepage import ATTACKS, Architecture, GaussianNoise, attack, build, record, score
 from seepage.clients import FedSGD
-from seepage.functional import state_of
-from seepage.transcripts.designs import RandomDraws
-from seepage.transcripts.vertical import IndexedVictim
+from seepage.core.nn import state_of
+from seepage.transcript.designs import RandomDraws
+from seepage.transcript.vertical import IndexedVictim
 from seepage.types import Batch, Knowledge
 
 GELU = Architecture("convnet", {"width": 8, "activation": "gelu"})

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 from seepage import Architecture, FedAvg, SeepageError, build, exposure, open_transcript
-from seepage.exposure import Exposure
-from seepage.integrations import faults, recorder, room
+from seepage.core.storage import read_lines
+from seepage.integrations import circuit_breaker as faults
+from seepage.integrations import recorder
+from seepage.integrations import retention as room
 from seepage.integrations.recorder import Recorder
-from seepage.integrations.room import surplus
-from seepage.storage import read_lines
+from seepage.integrations.retention import surplus
+from seepage.leakage import Exposure
 
 SHAPE, CLASSES, LR = (1, 8, 8), 4, 0.1
 NET = Architecture("fc2", {"hidden": 24})

@@ -11,8 +11,8 @@ from tests.integrations.conftest import write_app
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
 from seepage import SeepageError
-from seepage.federation.rounds import Stage, federate
 from seepage.integrations.flower import Scene, scene_of, simulate
+from seepage.simulate.federation import Stage, federate
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quiet_flower")]
 

@@ -21,12 +21,12 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 
 import seepage
 from seepage import Architecture, Batch, SeepageError, attack, build, open_transcript, score
+from seepage.core.storage import append_line
 from seepage.defenses import Compose, GaussianNoise, Quantize, Soteria, Sparsify
 from seepage.integrations.flower_hooks import AuditedStrategy, defense_mod, recording_mod
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
-from seepage.spent import Spent, open_spent
-from seepage.storage import append_line
+from seepage.privacy.ledger import Spent, open_spent
 
 pytestmark = pytest.mark.filterwarnings("default")
 

@@ -61,7 +61,7 @@ from flwr.serverapp.strategy import FedAvg
 from hooked import CLASSES, NET, PLACE, SHAPE, recorder
 from seepage import build
 from seepage.integrations.flower_hooks import AuditedStrategy
-from seepage.storage import write_tensors
+from seepage.core.storage import write_tensors
 
 app = ServerApp()
 

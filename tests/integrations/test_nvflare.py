@@ -23,11 +23,11 @@ from safetensors.torch import load_file
 
 import seepage
 from seepage import Architecture, SeepageError, attack, build, open_transcript, score
+from seepage.core.storage import append_line, read_lines
 from seepage.integrations.nvflare import RecordingFilter
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
-from seepage.spent import Spent, open_spent
-from seepage.storage import append_line, read_lines
+from seepage.privacy.ledger import Spent, open_spent
 from seepage.types import Batch
 
 pytestmark = pytest.mark.filterwarnings("default")

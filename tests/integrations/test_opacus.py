@@ -18,11 +18,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from seepage import Architecture, FedAvg, SeepageError, build, exposure
-from seepage.accounting import epsilon
 from seepage.cli import main
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
-from seepage.spent import Spent, open_spent, save_spent
+from seepage.privacy.accounting import epsilon
+from seepage.privacy.ledger import Spent, open_spent, save_spent
 
 # Opacus warns of its ordinary random numbers and of hooks.
 pytestmark = pytest.mark.filterwarnings("default")

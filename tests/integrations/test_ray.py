@@ -23,15 +23,16 @@ pytest.importorskip("ray", reason="needs seepage[ray]")
 
 from ray import cloudpickle
 
-from seepage import SeepageError, audit
-from seepage.auditing.attacking import Task, own_source
-from seepage.auditing.recording import record_cells
+from seepage import SeepageError
+from seepage.audit import run as audit
+from seepage.audit.attack import Task, own_source
+from seepage.audit.record import record_cells
 from seepage.frontier import run_frontier
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import EntryTraining
+from seepage.recipe.case import find_recipe, read_recipe
 from seepage.recipe.parts import Part
 from seepage.recipe.resolve import cells
-from seepage.recipe.tables import find_recipe, read_recipe
 
 pytestmark = pytest.mark.filterwarnings("default")
 

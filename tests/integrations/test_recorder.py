@@ -23,9 +23,9 @@ from seepage import (
     open_truth,
     score,
 )
-from seepage.exposure import Exposure
 from seepage.integrations import recorder as module
 from seepage.integrations.recorder import Recorder
+from seepage.leakage import Exposure
 
 SHAPE, CLASSES = (1, 8, 8), 4
 NET = Architecture("fc2", {"hidden": 24})

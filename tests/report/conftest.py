@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from seepage.auditing.results import describe_outcome
+from seepage.audit.row import describe_outcome
+from seepage.core.storage import write_json, write_lines, write_tensors, write_whole
 from seepage.report import write_report
-from seepage.storage import write_json, write_lines, write_tensors, write_whole
-from seepage.transcripts.truth import save_truth
+from seepage.transcript.truth import save_truth
 from seepage.types import Batch
 
 HOSTILE = "<script>alert(1)</script>"

@@ -9,7 +9,7 @@ import pytest
 
 from seepage.errors import SeepageError
 from seepage.report import write_report
-from seepage.report.exposed import open_exposed
+from seepage.report.leakage import open_exposed
 
 Build = Callable[..., Path]
 Change = Callable[..., None]

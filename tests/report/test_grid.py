@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from seepage.core.storage import write_lines, write_tensors
 from seepage.report import write_grid, write_report
-from seepage.storage import write_lines, write_tensors
-from seepage.transcripts.truth import save_truth
+from seepage.transcript.truth import save_truth
 from seepage.types import Batch
 
 Build = Callable[..., Path]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from tests.report.test_in_browser import BROWSER, look
 
+from seepage.core.storage import write_json
 from seepage.errors import SeepageError
 from seepage.report import write_report
-from seepage.storage import write_json
 
 Build = Callable[..., Path]
 HOSTILE = "<script>alert(1)</script>"

@@ -14,7 +14,7 @@ from PIL import Image
 from seepage.errors import SeepageError
 from seepage.report import write_grid
 from seepage.report.pictures import LARGEST_SIDE
-from seepage.transcripts.truth import open_truth
+from seepage.transcript.truth import open_truth
 
 Build = Callable[..., Path]
 Change = Callable[..., None]

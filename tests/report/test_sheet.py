@@ -10,7 +10,7 @@ from PIL import Image
 from seepage import SeepageError
 from seepage.report import write_sheet
 from seepage.report.sheet import EMPTY, GAP
-from seepage.transcripts.truth import open_truth
+from seepage.transcript.truth import open_truth
 
 
 @pytest.fixture

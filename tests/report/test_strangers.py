@@ -13,7 +13,7 @@ from PIL import Image
 from seepage.errors import SeepageError
 from seepage.report import write_grid, write_report
 from seepage.report.pictures import _inside, pixels
-from seepage.transcripts.truth import save_truth
+from seepage.transcript.truth import save_truth
 from seepage.types import Batch
 
 Build = Callable[..., Path]

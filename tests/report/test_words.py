@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seepage.report import words as say
+from seepage.report import formatting as say
 
 
 @given(st.floats(-1e6, 1e6), st.integers(0, 4))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seepage.auditing.attacking import attack_names
+from seepage.audit.attack import attack_names
 from seepage.errors import Problems, SeepageError
+from seepage.papers import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
+from seepage.papers.book import _anchor
+from seepage.papers.items import item_of, laid_over
+from seepage.recipe.case import find_recipe, list_recipes, read_recipe
 from seepage.recipe.resolve import cells
-from seepage.recipe.tables import find_recipe, list_recipes, read_recipe
-from seepage.reproduce import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
-from seepage.reproduce.book import _anchor
-from seepage.reproduce.items import item_of, laid_over
 
 RECIPE = """
 name = "t"

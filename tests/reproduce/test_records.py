@@ -9,16 +9,16 @@ from typing import get_args
 
 import pytest
 
-from seepage.auditing.attacking import attack_cells, attack_names, own_source
-from seepage.auditing.recording import quiet, record_cells
-from seepage.auditing.summary import summarize
+from seepage.audit.attack import attack_cells, attack_names, own_source
+from seepage.audit.record import quiet, record_cells
+from seepage.audit.summary import summarize
 from seepage.data import DATA
+from seepage.papers import Item, Record, find_item, list_items, read_records, verdict_of, write_book
+from seepage.papers.book import LEGEND, by_line
+from seepage.papers.items import Line, Size
+from seepage.papers.records import keep_records
+from seepage.papers.verdicts import Word
 from seepage.recipe.resolve import cells
-from seepage.reproduce import Item, Record, find_item, list_items, read_records, verdict_of, write_book
-from seepage.reproduce.book import LEGEND, by_line
-from seepage.reproduce.items import Line, Size
-from seepage.reproduce.records import keep_records
-from seepage.reproduce.verdicts import Word
 
 RESULTS = Path(__file__).parents[2] / "results" / "reproduce"
 BOOK = Path(__file__).parents[2] / "docs" / "results"

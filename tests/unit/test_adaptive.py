@@ -20,6 +20,7 @@ from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels
 from seepage.attacks.matching.presets import inverting_gradients
 from seepage.clients import Aggregate
+from seepage.core.nn import generator
 from seepage.defenses import (
     Compose,
     GaussianNoise,
@@ -33,7 +34,6 @@ from seepage.defenses import (
     Sparsify,
     UnitNormNoise,
 )
-from seepage.functional import generator
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Tensors, Update
 
 SHAPES = {"1.weight": (4, 6), "1.bias": (4,), "3.weight": (3, 4), "3.bias": (3,)}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from seepage import audit
-from seepage.contracts.pretended import pretended
+from seepage.audit import run as audit
+from seepage.testing.fake_device import pretended
 
 FACES = """
 data = { use = "faces", size = 8 }

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seepage import audit
-from seepage.auditing.attacking import attack_cells, attack_names, check_reconstruction, own_source
-from seepage.auditing.recording import record_cells
+from seepage.audit import run as audit
+from seepage.audit.attack import attack_cells, attack_names, check_reconstruction, own_source
+from seepage.audit.record import record_cells
+from seepage.core.executor import threads_for
 from seepage.errors import SeepageError
 from seepage.recipe.parts import Part
 from seepage.recipe.resolve import cells
-from seepage.running import threads_for
-from seepage.transcripts.recorded import open_transcript
+from seepage.transcript.recorded import open_transcript
 from seepage.types import Reconstruction
 
 TABLES: dict[str, Any] = {
@@ -78,7 +78,7 @@ def test_recording_again_records_nothing_and_a_missing_cell_alone_is_made(tmp_pa
 
 def test_private_examples_are_not_trained_on_and_not_drawn_twice(tmp_path: Path) -> None:
     from seepage import data
-    from seepage.transcripts.truth import open_truth
+    from seepage.transcript.truth import open_truth
 
     tables = {**TABLES, "batch": {"size": 7, "count": 4}, "training": {"steps": 1}}
     folder = audit.record_only(tables, out=tmp_path / "run")

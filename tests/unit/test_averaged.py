@@ -9,20 +9,20 @@ import torch
 
 import seepage.data
 from seepage import Architecture, FedSGD, Inapplicable, SeepageError, attack, build, record, score
-from seepage.accounting import epsilon
 from seepage.attacks import Averaged, LinearLeak, averaged
 from seepage.attacks.averaged import _average
 from seepage.attacks.matching.known_noise import known_noise
-from seepage.auditing.summary import _promise
+from seepage.audit.summary import _promise
 from seepage.clients import FedAvg
+from seepage.core.nn import generator, state_of
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, Quantize, UnitNormNoise
-from seepage.functional import generator, state_of
-from seepage.promise import promise_of
+from seepage.privacy.accounting import epsilon
+from seepage.privacy.guarantee import promise_of
+from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
-from seepage.recipe.tables import Recipe
-from seepage.transcripts.designs import WholeBatch
-from seepage.transcripts.simulated import SimulatedTranscript
-from seepage.transcripts.vertical import IndexedVictim, Rounds, ServerStep
+from seepage.transcript.designs import WholeBatch
+from seepage.transcript.simulated import SimulatedTranscript
+from seepage.transcript.vertical import IndexedVictim, Rounds, ServerStep
 from seepage.types import Batch, ClientView, Defense, Knowledge, Reconstruction, Round, Transcript
 
 NOISE = GaussianNoise(sigma=0.02, clip=1.0)

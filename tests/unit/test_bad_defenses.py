@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from seepage import SeepageError, record
-from seepage.accounting import epsilon, fedleak_sigma, sigma_for
 from seepage.defenses import DPSGD, Soteria
+from seepage.privacy.accounting import epsilon, fedleak_sigma, sigma_for
 from seepage.recipe.resolve import cells
 from seepage.types import Batch
 

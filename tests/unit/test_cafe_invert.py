@@ -8,12 +8,12 @@ from seepage.attacks.cafe import Cafe, Search
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.published import PublishedCafe, RowAdam
 from seepage.clients import FedSGD
+from seepage.core.nn import frozen_randomness, state_of
 from seepage.data import load
 from seepage.defenses.fake_gradients import FakeGradients
-from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
-from seepage.transcripts.designs import RandomDraws
-from seepage.transcripts.vertical import IndexedVictim, ServerStep
+from seepage.transcript.designs import RandomDraws
+from seepage.transcript.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, Knowledge
 
 

@@ -9,18 +9,18 @@ from hypothesis import strategies as st
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe import Cafe, true_representations
-from seepage.attacks.cafe.few_rounds import read_shapes, shape_of
-from seepage.attacks.cafe.link import link, logit_gradients
+from seepage.attacks.cafe.defense_aware import plausible, solve_column
+from seepage.attacks.cafe.label_inference import link, logit_gradients
 from seepage.attacks.cafe.moving import correct, drifts
-from seepage.attacks.cafe.sites import find_sites
 from seepage.attacks.cafe.split import split
 from seepage.attacks.cafe.steps import cover, step_one, step_two, window
-from seepage.attacks.cafe.unforged import plausible, solve_column
+from seepage.attacks.cafe.subspaces import read_shapes, shape_of
+from seepage.attacks.cafe.target_layers import find_sites
 from seepage.clients import FedSGD
-from seepage.functional import frozen_randomness, state_of
+from seepage.core.nn import frozen_randomness, state_of
 from seepage.models.vertical import vertical
-from seepage.transcripts.designs import Listed, Partitions, RandomDraws, ShuffledEpochs
-from seepage.transcripts.vertical import IndexedVictim, ServerStep
+from seepage.transcript.designs import Listed, Partitions, RandomDraws, ShuffledEpochs
+from seepage.transcript.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, Knowledge, Round, Update
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from seepage import CLIENTS, Architecture, Batch, FedSGD, SeepageError, Update, build
-from seepage.functional import state_of
+from seepage.core.nn import state_of
 from seepage.types import Tensors
 
 SHAPE = (3, 6, 6)

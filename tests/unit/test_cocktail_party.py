@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from seepage import Batch, GaussianNoise, Inapplicable, Reconstruction, SeepageError, attack, build, record
-from seepage.attacks.cocktail_party import CocktailParty
+from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.mixing_layer import Tail
-from seepage.contracts import planted_inputs
+from seepage.core.nn import forward, in_mode, state_of
 from seepage.data import load
-from seepage.functional import forward, in_mode, state_of
 from seepage.metrics.align import align
 from seepage.metrics.image import psnr
 from seepage.models import fc2, mlp3
+from seepage.testing import planted_inputs
 from seepage.types import Architecture, ClientUpdate, Knowledge, Round, Tensors, Transcript, Update
 
 SHAPE = (3, 32, 32)

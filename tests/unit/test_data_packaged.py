@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from seepage.data import DATA, Dataset, load
-from seepage.data.shipped import shipped
+from seepage.data.package_data import shipped
 from seepage.data.tiles import FLAT, LARGEST_SHARE, PHOTOGRAPHS, _cut
 from seepage.errors import SeepageError
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage import Compose, GaussianNoise, SeepageError, Sparsify, Update
-from seepage.contracts import DefenseCase
-from seepage.functional import generator
+from seepage.core.nn import generator
+from seepage.testing import DefenseCase
 
 CLIENT = DefenseCase(defense=Sparsify(keep=0.5)).client()
 

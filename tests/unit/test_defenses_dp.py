@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from torch import nn
 
-from seepage.accounting import classical_sigma, doubts, epsilon, epsilons, fedleak_sigma, sigma_for
 from seepage.clients import FedSGD
+from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.defenses import DPSGD
 from seepage.defenses.dp_sgd import example_gradients
 from seepage.errors import Inapplicable, SeepageError
-from seepage.functional import frozen_randomness, generator, state_of
+from seepage.privacy.accounting import classical_sigma, doubts, epsilon, epsilons, fedleak_sigma, sigma_for
 from seepage.types import Batch, ClientView, Tensors
 
 

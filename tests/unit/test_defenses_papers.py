@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from seepage.clients import Aggregate, FedAvg, FedSGD
-from seepage.contracts import DefenseCase, random_update
+from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.defenses import (
     DecayingNoise,
     GaussianNoise,
@@ -28,8 +28,8 @@ from seepage.defenses import (
 from seepage.defenses.guardian import derivatives
 from seepage.defenses.soteria import sensitivity
 from seepage.errors import Inapplicable
-from seepage.functional import frozen_randomness, generator, state_of
-from seepage.transcripts.simulated import Victim
+from seepage.testing import DefenseCase, random_update
+from seepage.transcript.simulated import Victim
 from seepage.types import Architecture, Batch, ClientView, Defense, Knowledge, Tensors, Update
 
 CLIENT = DefenseCase(defense=Sparsify(keep=0.5)).client()

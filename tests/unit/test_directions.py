@@ -22,8 +22,8 @@ from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.optimizers import LBFGS, Adam
 from seepage.attacks.matching.parameters import Pixels
 from seepage.attacks.matching.problem import Problem
-from seepage.contracts import planted_inputs
-from seepage.functional import generator
+from seepage.core.nn import generator
+from seepage.testing import planted_inputs
 from seepage.types import Transcript
 
 POINT = [torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([[3.0]], dtype=torch.float64)]

@@ -10,12 +10,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from seepage import attack, record
-from seepage.accounting import epsilon
 from seepage.clients import Aggregate, FedAvg, FedSGD
+from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.defenses import DPSGD, Compose, GaussianNoise, Soteria
 from seepage.errors import Inapplicable
-from seepage.functional import frozen_randomness, generator, state_of
-from seepage.promise import promise_of
+from seepage.privacy.accounting import epsilon
+from seepage.privacy.guarantee import promise_of
 from seepage.types import Batch, ClientUpdate, ClientView, Tensors
 
 RULES = {

@@ -40,10 +40,10 @@ from seepage.attacks.matching.parameters import Pixels
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import Search
-from seepage.auditing.outcome import FolderProgress
-from seepage.contracts import planted_inputs, recovered_db
-from seepage.contracts.watch import Changed, Kept
-from seepage.functional import generator
+from seepage.audit.outcome import FolderProgress
+from seepage.core.nn import generator
+from seepage.testing import planted_inputs, recovered_db
+from seepage.testing.watch import Changed, Kept
 from seepage.types import Transcript
 
 SHAPE, CLASSES = (1, 6, 6), 4

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from seepage import Architecture, Batch, Inapplicable, LinearLeak, attack, build, record
-from seepage.functional import generator, state_of
-from seepage.probes import exclusivity
+from seepage.core.nn import generator, state_of
+from seepage.leakage import exclusivity
 
 
 @settings(max_examples=20, deadline=None)

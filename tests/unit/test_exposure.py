@@ -21,9 +21,10 @@ from seepage import (
     record,
 )
 from seepage.defenses import Quantize
-from seepage.exposure import Exposure, marks, marks_of
-from seepage.exposure.layers import closed_form
-from seepage.exposure.marks import noise_of
+from seepage.leakage import Exposure, marks_of
+from seepage.leakage import fingerprints as marks
+from seepage.leakage.fingerprints import noise_of
+from seepage.leakage.layers import closed_form
 
 SHAPE, CLASSES = (1, 12, 12), 10
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from seepage.core.nn import generator
 from seepage.defenses.fake_gradients import FakeGradients
 from seepage.errors import SeepageError
-from seepage.functional import generator
 
 
 def _by_the_book(gradient, candidates):

@@ -12,10 +12,10 @@ from torch import nn
 
 from seepage import Batch, Inapplicable, attack, record
 from seepage.attacks.base import Checkpoint, ignore
-from seepage.attacks.cocktail_party import CocktailParty
-from seepage.attacks.feature_inversion import Embedding, FeatureInversion, cpa_fia, in_order
+from seepage.attacks.cpa.cocktail_party import CocktailParty
+from seepage.attacks.cpa.feature_inversion import Embedding, FeatureInversion, cpa_fia, in_order
+from seepage.core.nn import state_of
 from seepage.data import load
-from seepage.functional import state_of
 from seepage.metrics.align import align
 from seepage.metrics.image import psnr
 from seepage.models import fc2

@@ -28,7 +28,7 @@ from seepage.attacks.matching.labels import BiasCount, SignOfLastBias
 from seepage.attacks.matching.problem import Problem
 from seepage.clients import client_options, make_client
 from seepage.clients.fedavg import MeanGradient
-from seepage.functional import in_mode, state_of
+from seepage.core.nn import in_mode, state_of
 from seepage.types import ClientView, Defense, Tensors
 
 SHAPE = (1, 8, 8)

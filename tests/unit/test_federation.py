@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
-from seepage.federation.rounds import Checkpoints, Clients, Federation, Stage, federate
-from seepage.functional import state_of
+from seepage.core.nn import state_of
+from seepage.simulate.federation import Checkpoints, Clients, Federation, Stage, federate
 from seepage.types import ClientUpdate, Tensors
 
 DRAW = torch.Generator().manual_seed(0)

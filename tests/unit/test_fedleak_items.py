@@ -7,16 +7,16 @@ from torch import Generator, nn
 from seepage import Architecture, Batch, SeepageError, build, record
 from seepage.attacks.matching.directions import Blended, LookAhead, Plain
 from seepage.attacks.matching.distances import L1, L2, Cosine
-from seepage.auditing.recording import quiet
+from seepage.audit.record import quiet
+from seepage.core.nn import frozen_randomness
 from seepage.errors import Inapplicable
-from seepage.federation.partition import FeatureSkew
-from seepage.functional import frozen_randomness
-from seepage.reproduce.special.ablation import fedleak_without_cosine, fedleak_without_l1
-from seepage.reproduce.special.convergence import figure_1, figure_6, problem_of, safe_step, similarity
-from seepage.reproduce.special.descent import descend, figure_10
-from seepage.reproduce.special.fifths import Fifth
-from seepage.reproduce.special.sensitivity import figure_9, pearson, sensitivity
-from seepage.reproduce.special.victims import first_cell, victims_of
+from seepage.papers.special.ablation import fedleak_without_cosine, fedleak_without_l1
+from seepage.papers.special.convergence import figure_1, figure_6, problem_of, safe_step, similarity
+from seepage.papers.special.descent import descend, figure_10
+from seepage.papers.special.fifths import Fifth
+from seepage.papers.special.sensitivity import figure_9, pearson, sensitivity
+from seepage.papers.special.victims import first_cell, victims_of
+from seepage.simulate.partition import FeatureSkew
 
 TABLES = {
     "data": {"use": "digits", "size": 8},
@@ -120,8 +120,8 @@ def test_the_truths_own_gradient_is_wholly_alike() -> None:
 
 
 def test_victims_are_those_of_an_audit(tmp_path_factory: pytest.TempPathFactory) -> None:
-    from seepage.audit import record_only
-    from seepage.transcripts.truth import open_truth
+    from seepage.audit.run import record_only
+    from seepage.transcript.truth import open_truth
 
     folder = record_only({**TABLES, "seed": 3}, out=tmp_path_factory.mktemp("victims") / "run")
     kept = open_truth(folder / "private")

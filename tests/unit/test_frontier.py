@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage import GaussianNoise, SeepageError
-from seepage.accounting import epsilon
 from seepage.clients import Aggregate, FedSGD
 from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, SelectiveEncryption, Soteria, Sparsify
 from seepage.frontier.advising import advice, untried
 from seepage.frontier.rows import Point, Row, pareto, points_of, rows_of, wilson
 from seepage.frontier.sweep import STRENGTHS, sweep_of
 from seepage.frontier.utility import sent_bytes
-from seepage.promise import promise_of
+from seepage.privacy.accounting import epsilon
+from seepage.privacy.guarantee import promise_of
 from seepage.types import Update
 
 TABLES: dict[str, Any] = {

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from seepage import Architecture, build
-from seepage.functional import (
+from seepage.core.nn import (
     dot,
     first_layer,
     forward,

@@ -22,15 +22,15 @@ from seepage.attacks.generative import prior as priors
 from seepage.attacks.generative.search import _Search, _Target
 from seepage.attacks.generative.training import stretched, train_decoder, train_enhancer
 from seepage.attacks.matching.distances import L2
-from seepage.audit import run
-from seepage.contracts import planted_inputs
+from seepage.audit.run import run
+from seepage.core.nn import generator
 from seepage.defenses import Compose, ZeroSumNoise
 from seepage.errors import Problems
-from seepage.functional import generator
 from seepage.recipe.auxiliary import Auxiliary, auxiliary_images
+from seepage.recipe.case import BUILT_IN, read_recipe
 from seepage.recipe.resolve import cells, resolved
-from seepage.recipe.tables import BUILT_IN, read_recipe
-from seepage.transcripts.truth import open_truth
+from seepage.testing import planted_inputs
+from seepage.transcript.truth import open_truth
 from seepage.types import Defense
 
 SHAPE = (1, 8, 8)

@@ -24,12 +24,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from seepage import Architecture, Batch, SeepageError, build, open_transcript, record, save_transcript
+from seepage.core.storage import LARGEST_HEAD, append_line, read_json, read_lines, read_tensors, refuse_links
 from seepage.data import load
-from seepage.recipe.tables import read_recipe
+from seepage.models.weights import load_weights, read_state
+from seepage.recipe.case import read_recipe
 from seepage.report import write_report
 from seepage.report.run import open_run
-from seepage.storage import LARGEST_HEAD, append_line, read_json, read_lines, read_tensors, refuse_links
-from seepage.weights import load_weights, read_state
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -348,10 +348,10 @@ from pathlib import Path
 import torch
 import seepage, seepage.report, seepage.data.decode
 from seepage.data import load
-from seepage.recipe.tables import read_recipe
+from seepage.recipe.case import read_recipe
 from seepage.report.run import open_run
-from seepage.storage import read_json, read_lines, read_tensors
-from seepage.weights import read_state
+from seepage.core.storage import read_json, read_lines, read_tensors
+from seepage.models.weights import read_state
 READ = {
     "zip": lambda path: load(str(path)).batch(torch.arange(2)), "pt": read_state, "json": read_json,
     "jsonl": read_lines, "toml": read_recipe, "run": open_run,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from seepage.attacks.ica import EMBEDDINGS, IMAGES, Objective, Unmixing
+from seepage.attacks.cpa.ica import EMBEDDINGS, IMAGES, Objective, Unmixing
 
 NOTHING = Objective(negentropy=0, independence=0, tv=0)
 ROWS = torch.nn.functional.normalize(torch.tensor([[1.0, 0.5], [0.2, 1.0]]), dim=1)

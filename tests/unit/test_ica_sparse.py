@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seepage.attacks.ica import sparsest, spectrum, unmix_sparse, zero_share
+from seepage.attacks.cpa.ica import sparsest, spectrum, unmix_sparse, zero_share
 
 
 def planted(n: int, d: int, seed: int, live: float = 0.3) -> torch.Tensor:

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seepage.attacks.ica import noise_floor, spectrum, whitener
+from seepage.attacks.cpa.ica import noise_floor, spectrum, whitener
 
 
 def mixtures(m: int, n: int, d: int, seed: int = 0) -> torch.Tensor:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from seepage.attacks.ica import (
+from seepage.attacks.cpa.ica import (
     balanced,
     difference_fields,
     fast_ica,
@@ -18,7 +18,7 @@ from seepage.attacks.ica import (
     unmix_rest,
     whitener,
 )
-from seepage.attacks.ica.unmix import SparseScore, random_rotation, slope
+from seepage.attacks.cpa.ica.unmix import SparseScore, random_rotation, slope
 from seepage.data import load
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, build, exposure, record
-from seepage.captured.inferring import infer_shapes, infer_size, infer_steps, label_words
-from seepage.exposure import LabelLook
+from seepage.leakage import LabelLook
+from seepage.leakage.inference import infer_shapes, infer_size, infer_steps, label_words
 from seepage.types import ClientUpdate, Tensors
 
 SHAPE, CLASSES = (3, 8, 8), 10

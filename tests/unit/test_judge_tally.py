@@ -14,7 +14,7 @@ from seepage.errors import SeepageError
 from seepage.judging import lines, read_answers, tally, write_judged
 from seepage.judging.answers import Answers
 from seepage.judging.tally import asr_interval, cohen_kappa
-from seepage.report.judged import Judged, open_judged
+from seepage.report.human_study import Judged, open_judged
 
 PAGE = "0123456789ab"
 WORDS = ("same", "not", "unsure")

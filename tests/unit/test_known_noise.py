@@ -19,6 +19,7 @@ from seepage.attacks.matching.partial import GaussianLikelihood
 from seepage.attacks.matching.presets import bayes
 from seepage.attacks.matching.problem import Problem
 from seepage.clients import Aggregate
+from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.defenses import (
     DPSGD,
     Compose,
@@ -31,8 +32,7 @@ from seepage.defenses import (
     ZeroSumNoise,
 )
 from seepage.defenses.dp_sgd import Clipping
-from seepage.functional import frozen_randomness, generator, state_of
-from seepage.transcripts.simulated import SimulatedTranscript
+from seepage.transcript.simulated import SimulatedTranscript
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Round, Tensors, Transcript
 
 LOCAL = FedAvg(lr=0.2, epochs=2, batch_size=2)

@@ -24,8 +24,8 @@ from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss, LayerPrior, Seen, Watch
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.parameters import Pixels
-from seepage.contracts import planted_inputs
-from seepage.contracts.watch import Changed, same, snapshot
+from seepage.testing import planted_inputs
+from seepage.testing.watch import Changed, same, snapshot
 from seepage.types import Round
 
 SHAPE, CLASSES, N = (1, 6, 6), 4, 5

@@ -23,8 +23,8 @@ from seepage import (
     build,
     record,
 )
-from seepage.contracts import planted_inputs, recovered_db
-from seepage.contracts.watch import Changed
+from seepage.testing import planted_inputs, recovered_db
+from seepage.testing.watch import Changed
 from seepage.types import Knowledge, Round, Transcript, Update
 
 EXACT = 60.0

@@ -8,18 +8,18 @@ import torch
 from tests.unit.test_results import NO_SCORE, TITLES, row
 
 from seepage import Batch, LinearLeak, record
-from seepage.auditing.measured import metrics_for, score_outcomes
-from seepage.auditing.outcome import Outcome
-from seepage.auditing.results import (
+from seepage.audit.outcome import Outcome
+from seepage.audit.row import (
     SCORE_KEYS,
     SHOWN,
     make_row,
 )
-from seepage.auditing.verdict import verdict
-from seepage.functional import generator
+from seepage.audit.score import metrics_for, score_outcomes
+from seepage.audit.verdict import verdict
+from seepage.core.nn import generator
 from seepage.models import build
-from seepage.recipe.tables import Scoring
-from seepage.transcripts.simulated import OneRound, SimulatedTranscript
+from seepage.recipe.case import Scoring
+from seepage.transcript.simulated import OneRound, SimulatedTranscript
 from seepage.types import Architecture, Reconstruction, Round, Update
 
 
@@ -122,9 +122,9 @@ def test_batches_of_which_only_some_have_labels_or_a_sign_are_joined(flip: bool)
 
 def test_perceptual_scores_are_measured_only_when_asked_for_and_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "lpips" not in metrics_for(Scoring(), (3, 32, 32))
-    monkeypatch.setattr("seepage.auditing.measured.lpips_missing", lambda shape: "it is not here")
+    monkeypatch.setattr("seepage.audit.score.lpips_missing", lambda shape: "it is not here")
     assert "lpips" not in metrics_for(Scoring(lpips=True), (3, 32, 32))
-    monkeypatch.setattr("seepage.auditing.measured.lpips_missing", lambda shape: None)
+    monkeypatch.setattr("seepage.audit.score.lpips_missing", lambda shape: None)
     assert "lpips" in metrics_for(Scoring(lpips=True), (3, 32, 32))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from seepage.errors import Problems, SeepageError
-from seepage.named import bind, describe, fits, import_dotted, is_dotted, problems_with, short
+from seepage.registry import bind, describe, fits, import_dotted, is_dotted, problems_with, short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ RIGHT = [
     (3, int), (3, float), (-1e308, float), (True, bool), ("x", str), (None, type(None)), (None, int | None),
     ("b", Literal["a", "b"]), ([1, 2], list[int]), ((1, 2), tuple[int, ...]), ([], Sequence[str]),
     ({"a": 1}, dict[str, Any]), ({}, Mapping[str, int]), ({}, dict), ([], list), ("here", Path), (Path(), Path),
-    (len, Callable[[Any], int]), (object(), object), (3, Any), ("x", int | str),
+    (len, Callable[[Any], int]), (3 + 4j, object), (3, Any), ("x", int | str),
 ]  # fmt: skip
 WRONG = [
     (3.0, int), (True, int), ("3", int), (True, float), (float("nan"), float), (float("inf"), float), (10**400, float),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from seepage.attacks.base import Checkpoint
-from seepage.auditing.outcome import FolderProgress, Outcome, has_outcome, open_outcome, save_outcome
+from seepage.audit.outcome import FolderProgress, Outcome, has_outcome, open_outcome, save_outcome
 from seepage.errors import SeepageError
 from seepage.types import Reconstruction
 

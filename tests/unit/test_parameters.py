@@ -17,7 +17,7 @@ from seepage.attacks.matching.generator import UntrainedGenerator
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.parameters import MultiScale, Parameterization
 from seepage.attacks.matching.priors import GroupConsistency, SquaredNorm, registered
-from seepage.functional import generator
+from seepage.core.nn import generator
 from seepage.types import Knowledge
 
 DOUBLE = torch.ones(1, dtype=torch.float64)
@@ -170,7 +170,7 @@ def test_without_shifts_the_penalty_is_the_distance_to_the_plain_mean() -> None:
 def test_the_engine_pulls_restarts_together() -> None:
     from seepage import Architecture, Batch, build, record
     from seepage.attacks.matching import engine
-    from seepage.contracts import planted_inputs
+    from seepage.testing import planted_inputs
 
     batch = Batch(planted_inputs(1, (1, 8, 8)), torch.tensor([0]))
     transcript = record(build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 4), batch, told=["labels"])

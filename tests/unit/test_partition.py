@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from seepage import SeepageError
-from seepage.federation.partition import IID, PARTITIONS, Dirichlet, FeatureSkew, LabelSkew, Partition, QuantitySkew
-from seepage.functional import generator
+from seepage.core.nn import generator
+from seepage.simulate.partition import IID, PARTITIONS, Dirichlet, FeatureSkew, LabelSkew, Partition, QuantitySkew
 
 
 def labels_of(n: int, classes: int, seed: int = 0) -> Tensor:

@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from seepage import Batch, FedSGD
-from seepage.attacks.ica import difference_fields, spectrum, unmix
-from seepage.attacks.mixing_layer import Tail
-from seepage.attacks.polish import (
+from seepage.attacks.cpa.ica import difference_fields, spectrum, unmix
+from seepage.attacks.cpa.refinement import (
     Mixture,
     anneal,
     conjugate_gradients,
@@ -16,8 +15,9 @@ from seepage.attacks.polish import (
     sensitivity,
     stages_for,
 )
+from seepage.attacks.mixing_layer import Tail
+from seepage.core.nn import state_of
 from seepage.data import load
-from seepage.functional import state_of
 
 
 def photographs(n: int) -> Tensor:

@@ -43,8 +43,8 @@ from seepage.attacks.matching.optimizers import LBFGS, Adam
 from seepage.attacks.matching.parameters import Pixels
 from seepage.attacks.matching.partial import GaussianLikelihood, TopMagnitude
 from seepage.attacks.matching.priors import GroupConsistency, SquaredNorm, TotalVariation
-from seepage.contracts import planted_inputs
-from seepage.contracts.watch import Changed
+from seepage.testing import planted_inputs
+from seepage.testing.watch import Changed
 from seepage.types import Transcript
 
 SHAPE, CLASSES = (1, 6, 6), 4

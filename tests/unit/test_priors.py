@@ -15,7 +15,7 @@ from seepage import FedSGD, Inapplicable
 from seepage.attacks.matching.optimizers import LBFGS, Adam, Schedule, make_schedule
 from seepage.attacks.matching.parameters import Pixels, Start, first_inputs
 from seepage.attacks.matching.priors import TotalVariation
-from seepage.functional import generator
+from seepage.core.nn import generator
 from seepage.types import Knowledge
 
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from seepage import Architecture, Batch, FedSGD, Inapplicable, SeepageError, build, record
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.functional import generator
-from seepage.probes import HeadFeatures, batch_norm_leaks, head_features, landscape
+from seepage.core.nn import generator
+from seepage.leakage import HeadFeatures, batch_norm_leaks, head_features, landscape
 from seepage.types import Knowledge, Round, Update
 
 SHAPE, CLASSES = (3, 16, 16), 8

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from seepage import Compose, FedSGD, LinearLeak, Sparsify
 from seepage.attacks import ATTACKS
-from seepage.auditing.recording import place_of
+from seepage.audit.record import place_of
 from seepage.errors import Problems, SeepageError
+from seepage.recipe.case import Recipe, find_recipe, list_recipes, read_recipe
 from seepage.recipe.parts import make_attack
 from seepage.recipe.resolve import cells, resolved, run_name
-from seepage.recipe.tables import Recipe, find_recipe, list_recipes, read_recipe
 
 LINEAR = {"attack": [{"use": "linear"}]}
 

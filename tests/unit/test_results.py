@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage import LinearLeak
-from seepage.auditing.outcome import Outcome
-from seepage.auditing.results import (
+from seepage.audit.outcome import Outcome
+from seepage.audit.row import (
     SCORE_KEYS,
     SHOWN,
     check_result,
@@ -25,10 +25,10 @@ from seepage.auditing.results import (
     violations,
     worst_status,
 )
-from seepage.auditing.verdict import verdict
+from seepage.audit.verdict import verdict
 from seepage.errors import SeepageError
 from seepage.metrics import Scores
-from seepage.recipe.tables import Scoring
+from seepage.recipe.case import Scoring
 
 TITLES = {"a": "case A", "b": "case B"}
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, GaussianNoise, Inapplicable, attack, build, record
 from seepage.attacks import RGap, rank_report
-from seepage.attacks.chain import Chain, curve_of
+from seepage.attacks.rgap.chain import Chain, curve_of
 from seepage.clients import FedAvg
-from seepage.contracts import planted_inputs
-from seepage.contracts.watch import Changed
-from seepage.functional import frozen_randomness, generator, state_of
+from seepage.core.nn import frozen_randomness, generator, state_of
+from seepage.testing import planted_inputs
+from seepage.testing.watch import Changed
 from seepage.types import Update
 
 

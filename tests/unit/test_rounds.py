@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from seepage import Batch, SeepageError
-from seepage.audit import attack_only, record_only, run
-from seepage.auditing.attacking import own_source
-from seepage.auditing.recording import record_cells
+from seepage.audit.attack import own_source
+from seepage.audit.record import record_cells
+from seepage.audit.run import attack_only, record_only, run
+from seepage.core.storage import write_tensors
 from seepage.recipe.resolve import cells, resolved
-from seepage.storage import write_tensors
-from seepage.transcripts.recorded import open_transcript
-from seepage.transcripts.truth import Truth, misfit, open_truth, save_truth
+from seepage.transcript.recorded import open_transcript
+from seepage.transcript.truth import Truth, misfit, open_truth, save_truth
 
 VERTICAL: dict[str, Any] = {
     "data": {"use": "digits", "size": 8},

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seepage import SeepageError
 from seepage.cli.options import running_on
-from seepage.running import Here, Plan, Tail
+from seepage.core.executor import Here, Plan, Tail
 
 
 @given(pieces=st.lists(st.text("ab\n", max_size=6), max_size=8))

@@ -8,10 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record, sanity
-from seepage.functional import generator, state_of
-from seepage.promise import promise_of
-from seepage.transcripts.simulated import SimulatedTranscript
+from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
+from seepage.core.nn import generator, state_of
+from seepage.leakage import diagnostics as sanity
+from seepage.privacy.guarantee import promise_of
+from seepage.transcript.simulated import SimulatedTranscript
 from seepage.types import Knowledge, Round, Update
 
 PLAIN = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage.errors import SeepageError
+from seepage.recipe.overrides import change, choose, choose_part, put
 from seepage.recipe.resolve import cells
-from seepage.recipe.settings import change, choose, choose_part, put
 
 HEADS = ["data", "model", "batch", "training", "score"]
 words = st.text("abcdefgh_", min_size=1, max_size=6)

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 import seepage.data
 from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, attack, build, record
 from seepage.attacks import Spear
-from seepage.attacks.lifted_columns import determined, lifted, parted
-from seepage.attacks.neighbor_units import NeighborUnits
-from seepage.attacks.sparse_columns import Found, Span, refined, reweighted, sampled
+from seepage.attacks.spear.lifted_columns import determined, lifted, parted
+from seepage.attacks.spear.neighbor_units import NeighborUnits
+from seepage.attacks.spear.sparse_columns import Found, Span, refined, reweighted, sampled
 from seepage.clients import FedAvg
-from seepage.contracts.watch import Changed
-from seepage.functional import generator
+from seepage.core.nn import generator
+from seepage.testing.watch import Changed
 from seepage.types import Update
 
 

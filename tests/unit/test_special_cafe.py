@@ -9,14 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seepage.auditing.recording import quiet, record_cells
+from seepage.audit.record import quiet, record_cells
 from seepage.errors import SeepageError
+from seepage.papers import find_item
+from seepage.papers.run import Value
+from seepage.papers.special import loops, losses, parties
 from seepage.recipe.resolve import cells
-from seepage.reproduce import find_item
-from seepage.reproduce.run import Value
-from seepage.reproduce.special import loops, losses, parties
-from seepage.transcripts.recorded import open_transcript
-from seepage.transcripts.truth import open_truth
+from seepage.transcript.recorded import open_transcript
+from seepage.transcript.truth import open_truth
 
 LOOP = {"use": "cafe_published", "loop": "single_loop", "thresholds": [], "alpha": 0.0, "lr_one": 0.1, "lr_three": 0.02}
 
@@ -163,7 +163,7 @@ ITEMS += [f"cpa/table-{number}" for number in range(1, 6)] + [f"cpa/figure-{numb
 
 @pytest.mark.parametrize("name", ITEMS)
 def test_every_item_names_cells_and_attacks_that_both_sizes_have(name: str) -> None:
-    from seepage.auditing.attacking import attack_names
+    from seepage.audit.attack import attack_names
 
     item = find_item(name)
     assert item.needs["small"].total <= 5

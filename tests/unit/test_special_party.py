@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from seepage.attacks import Attack, CocktailParty
-from seepage.attacks.ica import IMAGES
-from seepage.audit import record_only
-from seepage.auditing.recording import quiet
+from seepage.attacks.cpa.ica import IMAGES
+from seepage.audit.record import quiet
+from seepage.audit.run import record_only
 from seepage.models import build
-from seepage.reproduce.special.networks import ImageNetUnits, small_vgg
-from seepage.reproduce.special.party import cosines, embeddings, without
-from seepage.transcripts.recorded import open_transcript
-from seepage.transcripts.truth import open_truth
+from seepage.papers.special.networks import ImageNetUnits, small_vgg
+from seepage.papers.special.party import cosines, embeddings, without
+from seepage.transcript.recorded import open_transcript
+from seepage.transcript.truth import open_truth
 from seepage.types import Architecture, Reconstruction, Transcript
 
-NETWORK = {"use": "seepage.reproduce.special.networks:small_vgg", "hidden": 12, "width": 2}
+NETWORK = {"use": "seepage.papers.special.networks:small_vgg", "hidden": 12, "width": 2}
 TABLES: dict[str, Any] = {
     "data": {"use": "photos", "size": 8},
     "model": NETWORK,

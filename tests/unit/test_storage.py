@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
-from seepage import storage
-from seepage.errors import SeepageError
-from seepage.storage import (
+from seepage.core import storage
+from seepage.core.storage import (
     SCHEMA,
     append_line,
     check_schema,
@@ -32,6 +31,7 @@ from seepage.storage import (
     write_tensors,
     write_whole,
 )
+from seepage.errors import SeepageError
 
 JSON = st.recursive(
     st.none()

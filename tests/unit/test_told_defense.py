@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, ClientUpdate, FedAvg, FedSGD, attack, build, fedleak, record
+from seepage.core.nn import forward
 from seepage.defenses import (
     DEFENSES,
     DPSGD,
@@ -21,10 +22,9 @@ from seepage.defenses import (
     joined,
 )
 from seepage.errors import SeepageError
-from seepage.functional import forward
 from seepage.recipe.resolve import cells
-from seepage.transcripts.recorded import open_transcript, save_transcript
-from seepage.transcripts.simulated import SimulatedTranscript
+from seepage.transcript.recorded import open_transcript, save_transcript
+from seepage.transcript.simulated import SimulatedTranscript
 from seepage.types import Defense
 
 NET = Architecture("fc2", {"hidden": 8})

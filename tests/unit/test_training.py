@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from seepage.core.nn import generator, state_of
 from seepage.errors import SeepageError
-from seepage.federation.training import Training, accuracy, train
-from seepage.functional import generator, state_of
+from seepage.simulate.training import Training, accuracy, train
 from seepage.types import Batch
 
 INPUTS = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))

@@ -13,9 +13,9 @@ from torch import nn
 from seepage import Batch, FedSGD, GaussianNoise, Sparsify, record
 from seepage.errors import SeepageError
 from seepage.models import build
-from seepage.transcripts.recorded import list_transcripts, open_transcript, save_transcript
-from seepage.transcripts.simulated import OneRound, SimulatedTranscript
-from seepage.transcripts.truth import open_truth, save_truth
+from seepage.transcript.recorded import list_transcripts, open_transcript, save_transcript
+from seepage.transcript.simulated import OneRound, SimulatedTranscript
+from seepage.transcript.truth import open_truth, save_truth
 from seepage.types import Architecture, Round, Transcript, Update
 
 ARCHITECTURE = Architecture("convnet", {"width": 3, "batch_norm": True})

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seepage.clients import Aggregate, FedSGD
+from seepage.core.nn import frozen_randomness, state_of
 from seepage.errors import SeepageError
-from seepage.functional import frozen_randomness, state_of
 from seepage.models.vertical import vertical
-from seepage.transcripts.designs import Listed, Partitions, RandomDraws, ShuffledEpochs, check_rounds, membership
-from seepage.transcripts.vertical import IndexedVictim, ServerStep
+from seepage.transcript.designs import Listed, Partitions, RandomDraws, ShuffledEpochs, check_rounds, membership
+from seepage.transcript.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, Knowledge
 
 

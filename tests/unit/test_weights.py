@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from seepage import Architecture, SeepageError
-from seepage.federation.training import Training, begin
-from seepage.weights import load_weights, pretrained_state, read_state
+from seepage.models.weights import load_weights, pretrained_state, read_state
+from seepage.simulate.training import Training, begin
 
 
 def network(classes: int = 3, width: int = 5) -> nn.Sequential:

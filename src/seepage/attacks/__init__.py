@@ -7,8 +7,8 @@ from seepage.attacks.averaged import Averaged, averaged
 from seepage.attacks.base import Attack, Inapplicable
 from seepage.attacks.cafe import Cafe
 from seepage.attacks.cafe.published import PublishedCafe
-from seepage.attacks.cocktail_party import CocktailParty
-from seepage.attacks.feature_inversion import FeatureInversion, cpa_fia
+from seepage.attacks.cpa.cocktail_party import CocktailParty
+from seepage.attacks.cpa.feature_inversion import FeatureInversion, cpa_fia
 from seepage.attacks.generative import ggl, gias, rogs
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.matching import (
@@ -23,8 +23,8 @@ from seepage.attacks.matching import (
     inverting_gradients,
     sapag,
 )
-from seepage.attacks.rgap import LayerRank, RGap, rank_report
-from seepage.attacks.spear import Spear
+from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
+from seepage.attacks.spear.spear import Spear
 
 __all__ = [
     "ATTACKS",

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.attacks.matching.known_noise import known_noise
+from seepage.core.nn import norm
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, UnitNormNoise
 from seepage.errors import Problems, SeepageError, unknown
-from seepage.functional import norm
-from seepage.named import problems_with
+from seepage.registry import problems_with
 from seepage.types import Defense, Knowledge, Reconstruction, Round, Tensors, Transcript, Update
 
 FAINTEST = 1e-9

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
-from seepage.functional import InputLayer, forward, in_mode, input_layer
+from seepage.core.nn import InputLayer, forward, in_mode, input_layer
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 

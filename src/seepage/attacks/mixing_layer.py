@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.functional import InputLayer, forward, generator, in_mode, input_layer
+from seepage.core.nn import InputLayer, forward, generator, in_mode, input_layer
 from seepage.types import Knowledge, Round, Tensors
 
 

@@ -25,7 +25,7 @@ from seepage.cli.showing import command_line, present, write_pages
 from seepage.errors import SeepageError
 
 if TYPE_CHECKING:
-    from seepage.captured.run import Capture
+    from seepage.audit.captured import Capture
 
 ShapeOption = Annotated[
     str | None, typer.Option("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
@@ -55,7 +55,7 @@ def observe(
     out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
 ) -> None:
     """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
-    from seepage.recipe.settings import change
+    from seepage.recipe.overrides import change
 
     tables = change({"model": {"use": model or "fc2"}, "client": {"use": client or "fedsgd"}}, settings or [])
     if set(tables) - {"model", "client"}:
@@ -74,8 +74,8 @@ def _capture(
     steps: int | None,
     batch_size: int | None,
 ) -> "Capture":
-    from seepage.captured.observing import Files, parse_shape
-    from seepage.captured.run import Capture
+    from seepage.audit.captured import Capture
+    from seepage.audit.observe import Files, parse_shape
     from seepage.recipe.parts import Part
     from seepage.types import Architecture
 
@@ -131,7 +131,7 @@ def attack(
     """
     from functools import partial
 
-    from seepage.captured.run import attack_captured, attack_folder
+    from seepage.audit.captured import attack_captured, attack_folder
     from seepage.cli.terminal import progress_bar
 
     files = not captured.is_dir()
@@ -176,8 +176,8 @@ def _tables(
     use: Sequence[str] | None, model: str | None, client: str | None, settings: Sequence[str] | None
 ) -> dict[str, Any]:
     """The tables of the attacks, and of the model and the client where they are named."""
-    from seepage.recipe.settings import change
-    from seepage.recipe.tables import find_recipe, read_recipe
+    from seepage.recipe.case import find_recipe, read_recipe
+    from seepage.recipe.overrides import change
 
     attacks = [{"use": name} for name in use] if use else read_recipe(find_recipe("default"))["attack"]
     named = {key: {"use": name} for key, name in (("model", model), ("client", client)) if name is not None}

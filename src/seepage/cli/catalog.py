@@ -8,10 +8,10 @@ from seepage.attacks import ATTACKS
 from seepage.clients import CLIENTS
 from seepage.data import DATA
 from seepage.defenses import DEFENSES
-from seepage.federation.partition import PARTITIONS
 from seepage.metrics import METRICS
 from seepage.models import LIBRARIES, MODELS
-from seepage.recipe.tables import list_recipes
+from seepage.recipe.case import list_recipes
+from seepage.simulate.partition import PARTITIONS
 
 
 def catalog() -> dict[str, list[dict[str, str]]]:

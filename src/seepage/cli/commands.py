@@ -103,8 +103,8 @@ def audit(
     quiet: QuietOption = False,
 ) -> None:
     """Record real updates, attack them, score what came back, and write a report."""
-    from seepage.audit import run
-    from seepage.auditing.results import parse_condition
+    from seepage.audit.row import parse_condition
+    from seepage.audit.run import run
     from seepage.cli.terminal import progress_bar
 
     condition = None if fail_if is None else parse_condition(fail_if)
@@ -134,7 +134,7 @@ def record(
     quiet: QuietOption = False,
 ) -> None:
     """Only let the simulated client compute its updates: writes observed/ and private/."""
-    from seepage.audit import record_only
+    from seepage.audit.run import record_only
     from seepage.cli.terminal import progress_bar
 
     tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, None, defense, settings)
@@ -162,8 +162,8 @@ def score(
     quiet: QuietOption = False,
 ) -> None:
     """Score a run that was attacked without the truth, show an audit's scores again, or count what people judged."""
-    from seepage.audit import score_run
-    from seepage.auditing.results import parse_condition
+    from seepage.audit.row import parse_condition
+    from seepage.audit.run import score_run
 
     if judgements:
         if truth is not None or settings or fail_if or trust:
@@ -239,11 +239,11 @@ def validate(
     ] = False,
 ) -> None:
     """Check a recipe or a recorded folder without running anything."""
-    from seepage.audit import validate_folder
+    from seepage.audit.run import validate_folder
+    from seepage.recipe.case import find_recipe, read_recipe
+    from seepage.recipe.overrides import change
     from seepage.recipe.parts import refuse_code
     from seepage.recipe.resolve import cells
-    from seepage.recipe.settings import change
-    from seepage.recipe.tables import find_recipe, read_recipe
 
     if Path(path).is_dir():
         for line in validate_folder(Path(path)):

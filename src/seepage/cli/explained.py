@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from seepage.attacks import ATTACKS
 from seepage.clients import CLIENTS
 from seepage.defenses import DEFENSES
-from seepage.federation.partition import PARTITIONS
 from seepage.models import MODELS
+from seepage.simulate.partition import PARTITIONS
 
 SHARED = {
     "activation": "weight of the mean activation of each layer; 0: without",

@@ -13,7 +13,7 @@ from seepage.cli.options import DefenseOption, JsonOption, ModelOption, QuietOpt
 from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
-    from seepage.exposure import Exposure
+    from seepage.leakage import Exposure
 
 PROOF = "No attack was run: what is not named here may leak all the same. Attack it with: seepage attack FOLDER"
 
@@ -61,8 +61,8 @@ def exposure(
 def _of_folder(
     folder: Path, t: int, model: str | None = None, batch_size: int | None = None, *, trust: bool = False
 ) -> Iterator[tuple[str, "Exposure"]]:
-    from seepage.exposure import exposure as look
-    from seepage.transcripts.recorded import list_transcripts, open_transcript
+    from seepage.leakage import exposure as look
+    from seepage.transcript.recorded import list_transcripts, open_transcript
     from seepage.types import Architecture
 
     architecture = None if model is None else Architecture(model)
@@ -72,7 +72,7 @@ def _of_folder(
 
 
 def _of_recipe(tables: dict[str, object], t: int) -> Iterator[tuple[str, "Exposure"]]:
-    from seepage.audit import record_only
+    from seepage.audit.run import record_only
 
     with TemporaryDirectory() as place:
         run = Path(place) / "run"

@@ -103,7 +103,7 @@ def _print_table(rows: "Sequence[Row]") -> None:
 
 
 def _legend(rows: "Sequence[Row]") -> str:
-    from seepage.accounting import VACUOUS
+    from seepage.privacy.accounting import VACUOUS
 
     words = (
         "accuracy: after federated training with it. found: examples recovered by the best attack. median: PSNR in dB. "

@@ -10,7 +10,7 @@ import typer
 from seepage.cli.stopping import answer_by_interrupt
 
 if TYPE_CHECKING:
-    from seepage.running import Runner
+    from seepage.core.executor import Runner
 
 DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
 ModelOption = Annotated[
@@ -76,8 +76,8 @@ def running_on(place: str | None) -> "Iterator[Runner]":
     Raises:
         SeepageError: For another word, where Ray is not installed, and where no cluster answers.
     """
+    from seepage.core.executor import Here
     from seepage.errors import SeepageError
-    from seepage.running import Here
 
     if place is None:
         yield Here()
@@ -107,8 +107,8 @@ def tables_of(
     settings: list[str] | None,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes."""
-    from seepage.recipe.settings import change, choose_part, drop_cases, put
-    from seepage.recipe.tables import find_recipe, read_recipe
+    from seepage.recipe.case import find_recipe, read_recipe
+    from seepage.recipe.overrides import change, choose_part, drop_cases, put
 
     tables = read_recipe(find_recipe("default" if recipe is None else recipe))
     for key, names in (("attack", attacks), ("defense", defenses)):

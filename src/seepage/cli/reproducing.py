@@ -11,7 +11,7 @@ from seepage.cli.options import DeviceOption, JobsOption, JsonOption, OnOption, 
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
-    from seepage.reproduce import Done, Item, Job, Size
+    from seepage.papers import Done, Item, Job, Size
 
 
 def reproduce(
@@ -40,7 +40,7 @@ def reproduce(
     quiet: QuietOption = False,
 ) -> None:
     """Run tables and figures of the three papers, and show ours beside theirs."""
-    from seepage import reproduce as room
+    from seepage import papers as room
     from seepage.cli.terminal import progress_bar
 
     if not items and book is None:
@@ -67,7 +67,7 @@ def reproduce(
 
 def _given(entries: Sequence[str]) -> dict[str, Path]:
     """The data sets at hand, by the papers' names for them."""
-    from seepage.reproduce import list_items
+    from seepage.papers import list_items
 
     names = {name for item in list_items().values() for name in item.data if name}
     found: dict[str, Path] = {}
@@ -131,7 +131,7 @@ def _print_list(results: Path, as_json: bool) -> None:
     from rich.text import Text
 
     from seepage.cli.terminal import open_console
-    from seepage.reproduce import list_items, read_records
+    from seepage.papers import list_items, read_records
 
     listed = [
         {
@@ -176,7 +176,7 @@ def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: boo
 
 
 def _verdicts(done: "Done") -> list[str]:
-    from seepage.reproduce.book import by_line, verdict_of
+    from seepage.papers.book import by_line, verdict_of
 
     return [f"{line.name}: {verdict_of(done.item, line, own)}" for line, own in by_line(done.item, done.records)]
 
@@ -187,7 +187,7 @@ def _print_item(done: "Done", size: "Size") -> None:
     from rich.text import Text
 
     from seepage.cli.terminal import open_console
-    from seepage.reproduce.book import by_line, number_of, ours_of, verdict_of
+    from seepage.papers.book import by_line, number_of, ours_of, verdict_of
 
     item = done.item
     table = Table(title=f"{item.id}: {item.expect.title}", title_justify="left", box=None, pad_edge=False)

@@ -11,8 +11,8 @@ import typer
 from seepage.errors import printable
 
 if TYPE_CHECKING:
-    from seepage.audit import Run
-    from seepage.auditing.recording import Show
+    from seepage.audit.record import Show
+    from seepage.audit.run import Run
 
 
 def command_line() -> str:
@@ -66,7 +66,7 @@ def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_o
 
 def gate(result: Any, condition: tuple[str, str, float] | None) -> None:
     """End with exit code 1 where a row meets the condition of `--fail-if`."""
-    from seepage.auditing.results import violations
+    from seepage.audit.row import violations
 
     if condition is None:
         return

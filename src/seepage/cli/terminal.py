@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
-from seepage.auditing.recording import Show, quiet
-from seepage.auditing.results import promise_lines, reasons
-from seepage.captured.observing import inferred_lines
+from seepage.audit.observe import inferred_lines
+from seepage.audit.record import Show, quiet
+from seepage.audit.row import promise_lines, reasons
 from seepage.cli.explained import Option
 from seepage.errors import printable
 

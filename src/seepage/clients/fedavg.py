@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage.core.nn import derived_seed, forward, generator, has_batch_norm, in_mode
 from seepage.errors import SeepageError
-from seepage.functional import derived_seed, forward, generator, has_batch_norm, in_mode
 from seepage.types import Batch, ClientUpdate, Tensors, Update
 
 MOST_STEPS = 100_000

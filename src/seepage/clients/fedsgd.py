@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from seepage.core.nn import forward, has_batch_norm, in_mode
 from seepage.errors import SeepageError
-from seepage.functional import forward, has_batch_norm, in_mode
 from seepage.types import Batch, ClientUpdate, Tensors, Update
 
 

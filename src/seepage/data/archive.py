@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from seepage.core.zip_safety import DAMAGED, check_member
 from seepage.data.dataset import Options, Progress, check_labels, divide, number_words
 from seepage.data.files import NAMED, FileDataset, shape_of
-from seepage.data.zipped import DAMAGED, check_member
 from seepage.errors import Problems, SeepageError
 
 MAX_MEMBER = 64 * 2**20

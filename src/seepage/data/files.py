@@ -11,9 +11,9 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from seepage.core.zip_safety import DAMAGED
 from seepage.data.dataset import Options, Progress
 from seepage.data.pixels import as_float, fitted_shape
-from seepage.data.zipped import DAMAGED
 from seepage.errors import SeepageError
 from seepage.types import Batch
 

@@ -12,9 +12,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seepage.core.zip_safety import check_member
 from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Options, check_labels, divide, number_words
-from seepage.data.zipped import check_member
 from seepage.errors import SeepageError
 
 MAX_BYTES = 8 * 2**30

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Options, divide
+from seepage.data.package_data import shipped
 from seepage.data.pixels import as_float, fit
-from seepage.data.shipped import shipped
 
 PHOTOS_SOURCE = (
     "tiles of 13 photographs that ship with scikit-image (public domain or CC0 where it states terms) "

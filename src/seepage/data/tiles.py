@@ -7,8 +7,8 @@ from PIL import Image
 from torch import Tensor
 
 from seepage.data.decode import from_pillow, square
+from seepage.data.package_data import shipped
 from seepage.data.pixels import as_float
-from seepage.data.shipped import shipped
 
 TILE_SIZE = 32
 LARGEST_SHARE = 20

@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from seepage.clients import FedAvg, FedSGD
+from seepage.core.nn import forward, in_mode, unwatched
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
-from seepage.functional import forward, in_mode, unwatched
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update
 
 
@@ -30,10 +30,10 @@ class DPSGD(Defense):
     the batch size it expects, this divides by the number of examples in the step, which is another only for the
     smaller last batch of an epoch. A rule of one's own that sends differences of weights is refused.
 
-    `seepage.accounting.epsilon` takes this sigma, and as `rounds` the rounds times `client.visits(n)`: the local
-    steps in which one example is used. That count takes nothing for the order being unknown, and holds for examples
-    that are left out of their step; Opacus counts all steps, each joined at random (Poisson sampling), which batches
-    of a fixed size are not.
+    `seepage.privacy.accounting.epsilon` takes this sigma, and as `rounds` the rounds times `client.visits(n)`: the
+    local steps in which one example is used. That count takes nothing for the order being unknown, and holds for
+    examples that are left out of their step; Opacus counts all steps, each joined at random (Poisson sampling),
+    which batches of a fixed size are not.
 
     Args:
         sigma: Noise multiplier: standard deviation of the noise in the sum, in units of `clip`.
@@ -41,7 +41,7 @@ class DPSGD(Defense):
         chunk: Examples whose gradients are held in memory at a time.
 
     Example:
-        >>> from seepage.functional import generator
+        >>> from seepage.core.nn import generator
         >>> model = nn.Linear(4, 3)
         >>> params = {name: p.detach() for name, p in model.named_parameters()}
         >>> batch, rule = Batch(torch.rand(6, 4), torch.arange(6) % 3), FedAvg(lr=0.1, epochs=2, batch_size=2)

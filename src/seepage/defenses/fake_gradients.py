@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor
 
-from seepage import functional
+from seepage.core import nn as functional
 from seepage.errors import SeepageError
 from seepage.types import ClientView, Defense, Tensors, Update
 

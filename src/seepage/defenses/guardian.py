@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor, nn
 
+from seepage.core.nn import dot
 from seepage.errors import Inapplicable, SeepageError
-from seepage.functional import dot
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor
 
+from seepage.core.nn import norm
 from seepage.errors import SeepageError
-from seepage.functional import norm
 from seepage.types import ClientView, Defense, Tensors, Update
 
 
@@ -17,7 +17,7 @@ class GaussianNoise(Defense):
     """Clip the whole update to a norm, then add independent Gaussian noise to every entry.
 
     This is the mechanism of client-level differential privacy (Geyer et al. 2017) for one update. It states no
-    epsilon: that depends on sampling and on the number of rounds; see `seepage.accounting`.
+    epsilon: that depends on sampling and on the number of rounds; see `seepage.privacy.accounting`.
 
     Args:
         sigma: Standard deviation of the noise, in units of `clip` where a clip is set, else absolute.
@@ -40,8 +40,8 @@ class DecayingNoise(Defense):
 
     Round t gets `max(floor, sigma * decay ** (t // every))`. Fu et al. lower the noise when the model has improved and
     set each client's clip from earlier rounds; here both follow a plan fixed beforehand, because a client that
-    looks at its data to choose its noise spends privacy that no accountant counts. `seepage.accounting.epsilons`
-    takes `[defense.sigma_at(t) for t in rounds]`.
+    looks at its data to choose its noise spends privacy that no accountant counts.
+    `seepage.privacy.accounting.epsilons` takes `[defense.sigma_at(t) for t in rounds]`.
 
     Args:
         sigma: Standard deviation in round 0, in units of `clip` where a clip is set, else absolute.

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor, nn
 
+from seepage.core.nn import forward, in_mode
 from seepage.errors import Inapplicable, SeepageError
-from seepage.functional import forward, in_mode
 from seepage.types import ClientView, Defense, Update
 
 

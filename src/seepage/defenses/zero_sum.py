@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from torch import Generator
 
-from seepage import functional
+from seepage.core import nn as functional
 from seepage.defenses.noise import gaussian
 from seepage.errors import SeepageError
 from seepage.types import ClientView, Defense, Tensors, Update

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seepage.core.storage import write_whole
 from seepage.frontier.advising import untried
 from seepage.frontier.rows import Row, pareto, points_of
-from seepage.report import words
-from seepage.storage import write_whole
+from seepage.report import formatting as words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

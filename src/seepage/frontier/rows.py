@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from seepage.core.storage import SCHEMA
 from seepage.frontier.sweep import Entry
-from seepage.storage import SCHEMA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seepage import audit
-from seepage.auditing.recording import Show, quiet
+from seepage.audit import run as audit
+from seepage.audit.record import Show, quiet
+from seepage.core.executor import Here, Runner
+from seepage.core.storage import write_lines
 from seepage.frontier.advising import advice
 from seepage.frontier.page import write_page
 from seepage.frontier.rows import Row, rows_of
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import measure_all
 from seepage.recipe.resolve import cells, resolved, run_name
-from seepage.running import Here, Runner
-from seepage.storage import write_lines
 
 
 @dataclass(frozen=True)

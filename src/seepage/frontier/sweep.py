@@ -16,10 +16,10 @@ from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.known_noise import followed
 from seepage.defenses import Compose, Soteria, ZeroSumNoise, joined
 from seepage.errors import Problems, SeepageError
-from seepage.named import problems_with
+from seepage.recipe.case import Recipe
 from seepage.recipe.parts import Part
 from seepage.recipe.resolve import cells
-from seepage.recipe.tables import Recipe
+from seepage.registry import problems_with
 from seepage.types import Defense, Knowledge
 
 STRENGTHS: tuple[Mapping[str, Any], ...] = (

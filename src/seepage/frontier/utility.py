@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.auditing.federating import Held, clients_of, train_federation
-from seepage.auditing.recording import Show, built_model, open_data
+from seepage.audit.record import Show, built_model, open_data
+from seepage.core.executor import Runner, Work
+from seepage.core.nn import state_of
+from seepage.core.storage import SCHEMA, read_json, write_json
 from seepage.data import Dataset, FileDataset
 from seepage.defenses import Compose, PartialAccess, Quantize, SelectiveEncryption
 from seepage.errors import SeepageError
-from seepage.federation.rounds import Clients, Federation, Stage
-from seepage.federation.training import train
 from seepage.frontier.sweep import Entry, Utility
-from seepage.functional import state_of
-from seepage.promise import promise_of
-from seepage.recipe.tables import Recipe
-from seepage.running import Runner, Work
-from seepage.storage import SCHEMA, read_json, write_json
+from seepage.privacy.guarantee import promise_of
+from seepage.recipe.case import Recipe
+from seepage.simulate.federation import Clients, Federation, Stage
+from seepage.simulate.shares import Held, clients_of, train_federation
+from seepage.simulate.training import train
 from seepage.types import Batch, Defense, Update
 
 REPEATS = 7

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from seepage.core.nn import forward, in_mode
 from seepage.errors import SeepageError
-from seepage.functional import forward, in_mode
+from seepage.models.weights import stripped
 from seepage.types import Tensors, check_finite, check_fits
-from seepage.weights import stripped
 
 Part = Literal["params", "buffers", "frozen"]
 

@@ -1,6 +1,6 @@
 """Flower: a federation of this package on Flower's engines, its own or across machines. Needs `seepage[flower]`.
 
-Clients, their data, defenses and randomness are those of `seepage.federation.rounds`; Flower carries weights out and
+Clients, their data, defenses and randomness are those of `seepage.simulate.federation`; Flower carries weights out and
 updates back. So the same recipe gives the same model in one process, in Flower's simulation and over a network.
 
 In an app for `flwr run`, each of the two modules is two lines. Flower runs apps from a folder of its own, so paths in
@@ -23,15 +23,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.auditing.federating import Held, clients_of
+from seepage.core.nn import state_of
+from seepage.core.storage import write_tensors
 from seepage.errors import SeepageError
-from seepage.federation.rounds import Clients, Federation, Reply, Stage, federate
-from seepage.federation.training import begin
-from seepage.functional import state_of
 from seepage.models import build
+from seepage.recipe.case import find_recipe, read_recipe
 from seepage.recipe.resolve import cells
-from seepage.recipe.tables import find_recipe, read_recipe
-from seepage.storage import write_tensors
+from seepage.simulate.federation import Clients, Federation, Reply, Stage, federate
+from seepage.simulate.shares import Held, clients_of
+from seepage.simulate.training import begin
 from seepage.types import Tensors, Update
 
 try:

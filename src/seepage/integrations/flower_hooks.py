@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.clients import FedSGD
+from seepage.core.nn import generator
 from seepage.defenses import (
     Compose,
     DecayingNoise,
@@ -28,9 +29,8 @@ from seepage.defenses import (
     UnitNormNoise,
 )
 from seepage.errors import SeepageError, short
-from seepage.functional import generator
 from seepage.integrations.arrays import OneByOne, tensor_of
-from seepage.integrations.faults import Faults
+from seepage.integrations.circuit_breaker import Faults
 from seepage.integrations.opacus import Ledger, said_of
 from seepage.integrations.recorder import Recorded, Recorder
 from seepage.types import Batch, ClientView, Defense, Tensors, Update

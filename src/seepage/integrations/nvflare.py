@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from seepage.errors import SeepageError
 from seepage.integrations.arrays import OneByOne, tensor_of
-from seepage.integrations.faults import Say, reason_of
+from seepage.integrations.circuit_breaker import Say, reason_of
 from seepage.integrations.opacus import Ledger, said_of
 from seepage.integrations.recorder import Recorded, Recorder
-from seepage.named import import_dotted
+from seepage.registry import import_dotted
 
 try:
     from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable

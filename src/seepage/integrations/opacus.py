@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seepage.accounting import VACUOUS, doubts
+from seepage.core.storage import SCHEMA, append_line, make_private, read_lines
 from seepage.errors import SeepageError
-from seepage.integrations.faults import Faults, Say
+from seepage.integrations.circuit_breaker import Faults, Say
 from seepage.integrations.recorder import Recorded, label_of
-from seepage.spent import Spent, read_spent, save_spent
-from seepage.storage import SCHEMA, append_line, make_private, read_lines
+from seepage.privacy.accounting import VACUOUS, doubts
+from seepage.privacy.ledger import Spent, read_spent, save_spent
 
 if TYPE_CHECKING:
     from opacus import PrivacyEngine

@@ -23,9 +23,9 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
+from seepage.core.executor import Done, Here, Parcel, Plan, Tail, Work
+from seepage.core.storage import write_whole
 from seepage.errors import SeepageError
-from seepage.running import Done, Here, Parcel, Plan, Tail, Work
-from seepage.storage import write_whole
 
 try:
     import ray

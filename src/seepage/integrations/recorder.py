@@ -24,16 +24,16 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor, nn
 
 from seepage.clients import FedAvg, FedSGD, client_options
+from seepage.core.storage import make_private
 from seepage.errors import SeepageError, printable, short
-from seepage.exposure import Exposure, exposure
 from seepage.integrations.arrays import Layout, OneByOne, Sent
-from seepage.integrations.faults import Faults, Say, Step
-from seepage.integrations.room import recordings, surplus
+from seepage.integrations.circuit_breaker import Faults, Say, Step
+from seepage.integrations.retention import recordings, surplus
+from seepage.leakage import Exposure, exposure
 from seepage.models import build
-from seepage.storage import make_private
-from seepage.transcripts.recorded import kind_tensor, save_update
-from seepage.transcripts.simulated import SimulatedTranscript
-from seepage.transcripts.truth import save_truth
+from seepage.transcript.recorded import kind_tensor, save_update
+from seepage.transcript.simulated import SimulatedTranscript
+from seepage.transcript.truth import save_truth
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Update
 
 log = logging.getLogger("seepage")

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from seepage.core.storage import SCHEMA, make_private, write_whole
 from seepage.judging.pairs import Pair, choose_pairs, open_albums, returned
 from seepage.report.pictures import Pictures, data_uri
 from seepage.report.run import open_run
-from seepage.storage import SCHEMA, make_private, write_whole
 
 LARGEST_SIDE = 256
 """Pixels; larger pictures are reduced, so that a page of many stays light."""

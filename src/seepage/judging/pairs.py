@@ -9,8 +9,8 @@ from typing import Literal, TypeVar
 import torch
 from torch import Generator, Tensor
 
+from seepage.core.nn import generator
 from seepage.errors import SeepageError, unknown
-from seepage.functional import generator
 from seepage.metrics import baselines, psnr
 from seepage.report.pictures import Pictures, Place, open_pictures
 from seepage.report.run import Run

@@ -8,12 +8,12 @@ from statistics import fmean
 
 import torch
 
+from seepage.core.storage import SCHEMA, write_json
 from seepage.errors import SeepageError
 from seepage.judging.answers import Answers, Group, Key, open_key
 from seepage.judging.pairs import EXPECTED, FEWEST_CONTROLS, Answer, Subject
 from seepage.metrics import bootstrap_interval
-from seepage.report.judged import FILE, Judge, Judged, JudgedRow
-from seepage.storage import SCHEMA, write_json
+from seepage.report.human_study import FILE, Judge, Judged, JudgedRow
 
 MOST_MISSED = 0.2
 """Share of controls that a judge may miss; who misses more does not count."""

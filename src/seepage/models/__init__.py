@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from seepage.core.nn import frozen_randomness
 from seepage.errors import SeepageError, unknown
-from seepage.functional import frozen_randomness
 from seepage.models.convnet import cnn6, convnet, lenet
 from seepage.models.mlp import fc2, mlp3
 from seepage.models.normalize import Normalize
 from seepage.models.resnet import resnet
 from seepage.models.vertical import vertical
-from seepage.named import bind, import_dotted, is_dotted
+from seepage.registry import bind, import_dotted, is_dotted
 from seepage.types import Architecture
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

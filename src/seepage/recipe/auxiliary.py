@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from seepage import data
+from seepage.core.nn import generator
 from seepage.errors import SeepageError
-from seepage.functional import generator
 
 
 @dataclass(frozen=True, kw_only=True)

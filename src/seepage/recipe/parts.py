@@ -11,9 +11,9 @@ from seepage.clients import CLIENTS
 from seepage.data.dataset import Options
 from seepage.defenses import DEFENSES
 from seepage.errors import Problems, SeepageError, short, unknown
-from seepage.federation.partition import PARTITIONS, Partition
 from seepage.models import LIBRARIES, MODELS
-from seepage.named import import_dotted, is_dotted, problems_with
+from seepage.registry import import_dotted, is_dotted, problems_with
+from seepage.simulate.partition import PARTITIONS, Partition
 from seepage.types import Defense
 
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import tomli_w
 
+from seepage.core.storage import SCHEMA
 from seepage.errors import Problems, SeepageError
-from seepage.federation.rounds import Federation
-from seepage.federation.training import Training
-from seepage.named import problems_with, short
 from seepage.recipe.auxiliary import Auxiliary
+from seepage.recipe.case import Batches, Recipe, Scoring, Told
+from seepage.recipe.overrides import choose, copy_tables
 from seepage.recipe.parts import Part, problems_of, seed_problems
-from seepage.recipe.settings import choose, copy_tables
-from seepage.recipe.tables import Batches, Recipe, Scoring, Told
-from seepage.storage import SCHEMA
-from seepage.transcripts.vertical import Rounds
+from seepage.registry import problems_with, short
+from seepage.simulate.federation import Federation
+from seepage.simulate.training import Training
+from seepage.transcript.vertical import Rounds
 
 _TABLES: dict[str, type] = {
     "training": Training,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from seepage.core.storage import write_whole
+from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels
 from seepage.report.run import Cell, Run, open_run
-from seepage.report.words import number
-from seepage.storage import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from seepage.auditing.results import promise_lines, reasons
+from seepage.audit.row import promise_lines, reasons
+from seepage.core.storage import write_whole
 from seepage.metrics import Risk, risk
-from seepage.report import words
-from seepage.report.exposed import open_exposed
-from seepage.report.judged import Judged, JudgedRow, open_judged
+from seepage.report import formatting as words
+from seepage.report.human_study import Judged, JudgedRow, open_judged
+from seepage.report.leakage import open_exposed
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import Caution, Cell, Row, Run, open_run
-from seepage.storage import write_whole
 
 STRIP = 8
 """Examples shown per cell."""

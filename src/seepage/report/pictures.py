@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from seepage.core.storage import read_tensors
 from seepage.errors import SeepageError
 from seepage.report.run import Cell, Run
-from seepage.storage import read_tensors
-from seepage.transcripts.truth import open_truth
+from seepage.transcript.truth import open_truth
 from seepage.types import Batch, Tensors
 
 LARGEST_SIDE = 128

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin
 
+from seepage.core.storage import check_regular, check_schema, read_json, read_lines, refuse_links
 from seepage.errors import SeepageError
-from seepage.storage import check_regular, check_schema, read_json, read_lines, refuse_links
 
 LARGEST_RECIPE = 2**24
 """Bytes of `recipe.toml`."""

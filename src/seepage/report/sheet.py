@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from seepage.core.storage import write_whole
 from seepage.errors import SeepageError, unknown
 from seepage.report.pictures import Pictures, open_pictures, pixels
 from seepage.report.run import open_run
-from seepage.storage import write_whole
 
 GAP = 12
 """Pixels between the two halves."""

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
-from seepage.attacks.cafe import closed_form, few_rounds, moving, unforged
+from seepage.attacks.cafe import closed_form, moving
+from seepage.attacks.cafe import defense_aware as unforged
+from seepage.attacks.cafe import subspaces as few_rounds
 from seepage.attacks.cafe.invert import Search, gauss_newton, invert, reads_input, residual
-from seepage.attacks.cafe.link import Linked, link
-from seepage.attacks.cafe.sites import Site, assemble, block_shape, true_representations
+from seepage.attacks.cafe.label_inference import Linked, link
 from seepage.attacks.cafe.steps import Recovered, determined, open_rounds, params_of, read_biases, window
+from seepage.attacks.cafe.target_layers import Site, assemble, block_shape, true_representations
 from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
 
 __all__ = ["Cafe", "Recovered", "Search", "true_representations"]

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.cafe.sites import Site
 from seepage.attacks.cafe.steps import ROUNDING, Recovered, cover, gradients, silent_rows, step_one, step_two
+from seepage.attacks.cafe.target_layers import Site
 from seepage.types import Transcript
 
 LARGEST_ERROR = 0.1

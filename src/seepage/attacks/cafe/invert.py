@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from seepage.functional import generator
+from seepage.core.nn import generator
 
 Features = Callable[[Tensor], Tensor]
 """From `[n, *block]` to `[n, d1]`, differentiable."""

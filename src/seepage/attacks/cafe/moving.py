@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.cafe.few_rounds import UNEXPLAINED, Shape, row_span
-from seepage.attacks.cafe.sites import Site
 from seepage.attacks.cafe.steps import Recovered, params_of
+from seepage.attacks.cafe.subspaces import UNEXPLAINED, Shape, row_span
+from seepage.attacks.cafe.target_layers import Site
 from seepage.types import Tensors, Transcript
 
 STRETCH = 1.25

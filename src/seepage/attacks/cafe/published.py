@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
-from seepage.attacks.cafe.sites import Site, assemble, block_shape
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds
-from seepage.functional import generator
+from seepage.attacks.cafe.target_layers import Site, assemble, block_shape
+from seepage.core.nn import generator
 from seepage.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
 
 Constants = dict[str, float]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.cafe.sites import Site, find_sites
+from seepage.attacks.cafe.target_layers import Site, find_sites
 from seepage.types import Tensors, Transcript
 
 ROUNDING = 1e-6

@@ -12,10 +12,10 @@ from seepage.attacks.base import Inapplicable
 from seepage.attacks.generative.networks import Enhancer, decoder
 from seepage.attacks.generative.training import settled, train_decoder, train_enhancer
 from seepage.attacks.matching.parameters import check_images
+from seepage.core.nn import frozen_randomness
+from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
-from seepage.functional import frozen_randomness
-from seepage.named import import_dotted
-from seepage.storage import read_tensors, write_tensors
+from seepage.registry import import_dotted
 from seepage.types import Knowledge, Tensors
 
 LEAST = 8

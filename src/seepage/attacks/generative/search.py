@@ -17,9 +17,9 @@ from seepage.attacks.matching.engine import RECORDS, GradientMatching, has_settl
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.problem import Problem
+from seepage.core.nn import derived_seed, generator
 from seepage.defenses import SECRETS, Compose
 from seepage.errors import SeepageError
-from seepage.functional import derived_seed, generator
 from seepage.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
 
 FULL = 256

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from seepage.attacks.generative.networks import Enhancer, decoder, encoder
-from seepage.functional import frozen_randomness, generator
+from seepage.core.nn import frozen_randomness, generator
 
 BATCH = 64
 """Images of one training step."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.matching.distances import L1, TINY, Cosine, Distance, safe_norm
 from seepage.clients import FedSGD
+from seepage.core.nn import norm
 from seepage.defenses import (
     Compose,
     DecayingNoise,
@@ -30,7 +31,6 @@ from seepage.defenses import (
 )
 from seepage.defenses.partial import Scope
 from seepage.errors import Inapplicable
-from seepage.functional import norm
 from seepage.types import Defense, Knowledge, Round, Tensors
 
 

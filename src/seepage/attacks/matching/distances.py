@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from seepage.functional import dot, norm
+from seepage.core.nn import dot, norm
 from seepage.types import Knowledge, Round, Tensors
 
 TINY = 1e-30

@@ -25,8 +25,8 @@ from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Local, Problem
 from seepage.attacks.matching.search import Search
+from seepage.core.nn import first_layer, generator, norm
 from seepage.errors import SeepageError
-from seepage.functional import first_layer, generator, norm
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 RECORDS = 100

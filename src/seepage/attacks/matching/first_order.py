@@ -15,7 +15,7 @@ from seepage.attacks.matching.problem import Evaluation, Problem
 from seepage.attacks.matching.replay import Choice, Recording, Replay
 from seepage.attacks.matching.slopes import value_and_slopes
 from seepage.clients import FedSGD
-from seepage.functional import forward, in_mode
+from seepage.core.nn import forward, in_mode
 from seepage.types import Tensors
 
 Extra = Callable[[], Tensor]

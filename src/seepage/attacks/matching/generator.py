@@ -11,8 +11,8 @@ from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from seepage.attacks.matching.parameters import Canvas, Parameterization, check_images
+from seepage.core.nn import frozen_randomness
 from seepage.errors import SeepageError
-from seepage.functional import frozen_randomness
 from seepage.types import Knowledge
 
 

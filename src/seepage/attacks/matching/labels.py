@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.functional import last_linear
+from seepage.core.nn import last_linear
 from seepage.types import Knowledge, Round, Tensors
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.known_noise import followed
-from seepage.functional import dot
+from seepage.core.nn import dot
 from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
 
 Local = Literal["unrolled", "averaged"]

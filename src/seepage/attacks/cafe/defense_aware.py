@@ -1,0 +1,172 @@
+"""Steps I and II against fake gradients as written (Algorithm 5), for an attacker who knows that they are sent.
+
+The larger half of each tensor's entries is sent as it is. The rest becomes negative random numbers of deviation about
+one, hundreds of times larger than most gradients: never positive, and seldom as small as a true entry. So an entry no
+larger than the tensor's largest positive one is taken as true, and the few that are not are found as misfits.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Inapplicable
+from seepage.attacks.cafe.steps import Recovered, cover, gradients
+from seepage.attacks.cafe.target_layers import Site
+from seepage.types import Transcript
+
+SPARE = 1.25
+"""Rounds with a plausible entry that a neuron needs, as a multiple of the samples: some are misfits."""
+
+
+def solve(
+    transcript: Transcript,
+    rounds: Sequence[int],
+    batches: Sequence[Tensor],
+    samples: int,
+    sites: Sequence[Site],
+    biases: Sequence[Tensor],
+    *,
+    covers: int = 3,
+) -> list[Recovered]:
+    """V and H of every site from plausible entries.
+
+    Step I solves each neuron by itself, from the rounds in which its bias gradient is plausible; neurons with too few
+    of those are left out. Step II solves each feature of a batch from the plausible entries of its weight gradient.
+
+    Args:
+        transcript: The rounds.
+        rounds: The numbers of those to use.
+        batches: Their samples.
+        samples: N.
+        sites: The layers to read.
+        biases: `[T, d2]` bias gradients of each.
+        covers: How often each sample's weight gradients are read.
+
+    Raises:
+        Inapplicable: Where too few neurons have enough plausible rounds.
+    """
+    table = torch.zeros(len(batches), samples, dtype=torch.float64)
+    for t, batch in enumerate(batches):
+        table[t, batch] = 1 / len(batch)
+    largest = max(len(batch) for batch in batches)
+    solved = [_columns(table, bias) for bias in biases]
+    short = min(int(known.sum()) for _, known in solved)
+    if short < 2 * largest:
+        raise Inapplicable(
+            f"only {short} neurons have enough rounds with a plausible bias gradient, and batches of {largest} need "
+            f"{2 * largest}",
+            f"record more rounds than {len(rounds)} (about four times the number of samples)",
+        )
+    d1 = [transcript.knowledge.model.get_parameter(site.weight).shape[1] for site in sites]
+    sums = [torch.zeros(samples, width, dtype=torch.float64) for width in d1]
+    mass = [torch.zeros(samples, width, dtype=torch.float64) for width in d1]
+    names = [site.weight for site in sites]
+    for place in cover(batches, samples, covers):
+        found = gradients(transcript, rounds[place], names)
+        batch = batches[place]
+        for m, site in enumerate(sites):
+            v, known = solved[m]
+            weight = found[site.weight].double().cpu() * len(batch)
+            h, trust = _features(v[batch][:, known], weight[known], plausible(weight)[known])
+            sums[m][batch] += trust * h
+            mass[m][batch] += trust
+    return [_recovered(v, h, w) for (v, _), h, w in zip(solved, sums, mass, strict=True)]
+
+
+def plausible(sent: Tensor) -> Tensor:
+    """Which entries may be true: those no larger than the largest positive one.
+
+    >>> plausible(torch.tensor([0.02, -0.01, -0.7, -0.02, -1.3])).tolist()
+    [True, True, False, True, False]
+    """
+    near: Tensor = (sent.abs() <= sent.max()) & (sent != 0)
+    return near
+
+
+def _recovered(v: Tensor, sums: Tensor, mass: Tensor) -> Recovered:
+    n = len(v)
+    norms = v.norm(dim=1)
+    silent = norms <= 1e-3 * norms.median()
+    known = ((mass > 0).double().mean(dim=1) > 0.9) & ~silent
+    return Recovered(
+        v=v,
+        h=sums / mass.clamp(min=1e-300),
+        v_known=torch.ones(n, dtype=torch.bool),
+        known=known,
+        silent=silent,
+        spread=torch.where(known, 1e-3, torch.inf).double(),
+        group=torch.arange(n),
+    )
+
+
+def _columns(table: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """`[N, d2]` V, and `[d2]` which neurons were solved."""
+    from scipy.sparse import csr_array
+
+    rows_of = csr_array(table.numpy())
+    near = torch.stack([plausible(sent) for sent in bias])  # [T, d2]
+    v = torch.zeros(table.shape[1], bias.shape[1], dtype=torch.float64)
+    known = torch.zeros(bias.shape[1], dtype=torch.bool)
+    for j in range(bias.shape[1]):
+        rows = near[:, j].numpy().nonzero()[0]
+        column = solve_column(rows_of[rows], bias[rows, j].numpy())
+        if column is not None:
+            v[:, j], known[j] = torch.from_numpy(column), True
+    return v, known
+
+
+def solve_column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -> np.ndarray[Any, Any] | None:
+    """`[N]` least squares of a sparse `[t, N]` table, without the rows that do not fit; None where too few are left."""
+    from scipy.linalg import LinAlgError, cho_factor, cho_solve
+
+    samples = table.shape[1]
+    for _ in range(passes):
+        if table.shape[0] < SPARE * samples:
+            return None
+        try:
+            factor = cho_factor((table.T @ table).toarray(), overwrite_a=True)
+        except LinAlgError:
+            return None
+        found: np.ndarray[Any, Any] = cho_solve(factor, table.T @ target)
+        left = np.abs(table @ found - target)
+        good = left <= max(5 * float(np.median(left)), 1e-6 * float(np.abs(target).max()))
+        if good.all():
+            break
+        table, target = table[good], target[good]
+    return found
+
+
+def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tuple[Tensor, Tensor]:
+    """`[k, d1]` H of one batch from the plausible entries of `[c, d1]` K grad W, and each entry's inverse variance.
+
+    Least sums of absolute misfits, by reweighting: one wrong entry among many does not move the result.
+    """
+    k = len(v)
+    outer = torch.einsum("aj,bj->jab", v, v).reshape(-1, k * k)  # [c, k k]
+    mask = near.double()
+    ridge = torch.diag(1e-13 * v.pow(2).sum(1).clamp(min=1e-300)) * v.shape[1] ** 0.5
+    trusted = mask
+    for _ in range(passes):
+        gram = (trusted.T @ outer).reshape(-1, k, k) + ridge  # [d1, k, k]
+        right = ((trusted * weight).T @ v.T)[..., None]  # [d1, k, 1]
+        factor, _ = torch.linalg.cholesky_ex(gram)
+        h = torch.cholesky_solve(right, factor).squeeze(2).T
+        left = (v.T @ h - weight).abs() * mask
+        # Misfits below a share of the typical one count alike.
+        typical = left.sum(0) / mask.sum(0).clamp(min=1)
+        trusted = mask / (left / typical.clamp(min=1e-300)).clamp(min=1e-2)
+    keep = mask * (left <= 3 * typical).double()
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex((keep.T @ outer).reshape(-1, k, k) + ridge)[0])
+    h = (inverse @ ((keep * weight).T @ v.T)[..., None]).squeeze(2).T
+    trust = 1 / inverse.diagonal(dim1=1, dim2=2).T.clamp(min=1e-300)  # [k, d1]
+    count = near.sum(0)
+    # A feature that is zero for the whole batch has a gradient of zero, which is forged or left out.
+    dead = count <= 0.05 * len(weight)
+    enough = keep.sum(0) >= k + 5
+    fine = enough & torch.isfinite(h).all(0)
+    typical_trust = trust[:, fine].median() if bool(fine.any()) else trust.new_tensor(1.0)
+    h = torch.where(dead | ~fine, 0.0, h)
+    return h, torch.where(dead, typical_trust, torch.where(fine, trust, 0.0))

@@ -1,0 +1,177 @@
+"""Put the parties' samples together: which of one cell's samples at one party is which at another, and their labels.
+
+Samples of a cell share all their rounds, so each party's are found in no order. But all parties' v come from one
+gradient of the loss with respect to the logits: `v_p = A_p(h_p) delta`, with `A_p` known from the weights and h, and
+`delta = softmax(z) - onehot(y)` known up to the label once all h are. Wrong combinations do not fit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+
+from seepage.attacks.cafe.steps import Recovered
+from seepage.attacks.cafe.target_layers import Site
+from seepage.core.nn import in_mode
+from seepage.models.vertical import VerticalModel
+from seepage.types import Tensors
+
+BEAM = 64
+"""Combinations kept for each sample of the first party."""
+
+
+@dataclass(frozen=True)
+class Linked:
+    """What joining the parties says.
+
+    Attributes:
+        labels: `[N]` int64, -1 where unknown.
+        misfit: `[N]` how far v is from what h, label and weights make of it, relative; infinite where unknown.
+    """
+
+    labels: Tensor
+    misfit: Tensor
+
+
+@dataclass(frozen=True)
+class _View:
+    """One party's samples, reduced to the classes: `v = Q (reduced @ delta)` and `part = Q^T v`."""
+
+    logits: Tensor  # [N, C] the party's share of the logits
+    reduced: Tensor  # [N, C, C]
+    part: Tensor  # [N, C]
+    outside: Tensor  # [N] squared norm of v outside the range of A
+    power: Tensor  # [N] squared norm of v
+
+
+def link(model: nn.Module, params: Tensors, sites: Sequence[Site], found: Sequence[Recovered]) -> Linked | None:
+    """Order every cell's samples alike at all parties (in place), and read the labels.
+
+    Returns:
+        None where the model is not a `VerticalModel` with one linear layer as its head.
+    """
+    if not isinstance(model, VerticalModel) or not isinstance(model.head, nn.Linear):
+        return None
+    views = [_view(model, params, m, site, one) for m, (site, one) in enumerate(zip(sites, found, strict=True))]
+    bias = params["head.bias"].double().cpu() if "head.bias" in params else views[0].logits.new_zeros(())
+    n = len(found[0].v)
+    linked = Linked(torch.full((n,), -1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64))
+    usable = torch.stack([one.known | one.silent for one in found]).all(0)
+    members: dict[int, list[int]] = {}
+    for i in usable.nonzero().squeeze(1).tolist():
+        members.setdefault(int(found[0].group[i]), []).append(i)
+    for cell in members.values():
+        orders, labels, misfit = _best(views, cell, bias, model.double_softmax)
+        for one, order in zip(found, orders, strict=True):
+            chosen = torch.tensor(cell)[order]
+            for rows in (one.v, one.h, one.known, one.silent, one.spread):
+                rows[cell] = rows[chosen].clone()
+        linked.labels[cell], linked.misfit[cell] = labels, misfit
+    return linked
+
+
+def _view(model: VerticalModel, params: Tensors, m: int, site: Site, one: Recovered) -> _View:
+    """A party's rows in double precision."""
+    party = model.get_submodule(f"parties.{m}.rest")
+    rest = {n.removeprefix(f"parties.{m}.rest."): p.double().cpu() for n, p in params.items() if f".{m}.rest." in n}
+    weight, shift = params[site.weight].double().cpu(), params[site.bias].double().cpu()
+    u = one.h @ weight.T + shift  # [N, d2]
+
+    def outputs(row: Tensor) -> Tensor:
+        out: Tensor = functional_call(party, rest, (row[None],))
+        return out[0]
+
+    with in_mode(model, training=False):
+        o = vmap(outputs)(u)  # [N, k]
+        slopes = vmap(jacrev(outputs))(u)  # [N, k, d2]
+    classes = params["head.weight"].shape[0]
+    k = o.shape[1]
+    head = params["head.weight"].double().cpu()[:, m * k : (m + 1) * k]  # [C, k]
+    a = torch.einsum("nkd,ck->ndc", slopes, head)  # [N, d2, C]
+    q, reduced = torch.linalg.qr(a)  # [N, d2, r], [N, r, C]
+    part = torch.einsum("ndr,nd->nr", q, one.v)
+    power = one.v.pow(2).sum(1)
+    outside = (power - part.pow(2).sum(1)).clamp(min=0)
+    if reduced.shape[1] < classes:  # a layer narrower than the number of classes
+        short = classes - reduced.shape[1]
+        reduced = torch.cat([reduced, reduced.new_zeros(len(reduced), short, classes)], dim=1)
+        part = torch.cat([part, part.new_zeros(len(part), short)], dim=1)
+    return _View(o @ head.T, reduced, part, outside, power)
+
+
+def _best(views: Sequence[_View], cell: list[int], bias: Tensor, double_softmax: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Orders `[P, m]` (the first party keeps its own), labels and misfits `[m]` that fit best.
+
+    A combination is one sample per party. They are grown party by party, the best few kept for each of the first
+    party's samples; then the m best that share no sample are taken.
+    """
+    m = len(cell)
+    combos = torch.arange(m)[:, None]  # [c, parties so far]
+    for view in views[1:]:
+        del view
+        combos = torch.cat([combos.repeat_interleave(m, dim=0), torch.arange(m).repeat(len(combos))[:, None]], dim=1)
+        if len(combos) > m * BEAM:
+            misfit = _free_misfit(views, torch.tensor(cell)[combos])
+            kept = [
+                of.nonzero().squeeze(1)[misfit[of].argsort(stable=True)[:BEAM]]
+                for of in (combos[:, 0] == i for i in range(m))
+            ]
+            combos = combos[torch.cat(kept)]
+    labels, misfit = _label_fit(views, torch.tensor(cell)[combos], bias, double_softmax)
+    orders = torch.zeros(len(views), m, dtype=torch.int64)
+    left = torch.ones(len(views), m, dtype=torch.bool)
+    best = torch.zeros(m, dtype=torch.int64), torch.full((m,), torch.inf, dtype=torch.float64)
+    parties = torch.arange(len(views))
+    for at in misfit.argsort(stable=True).tolist():
+        combo = combos[at]
+        if bool(left[parties, combo].all()):
+            left[parties, combo] = False
+            orders[:, combo[0]] = combo
+            best[0][combo[0]], best[1][combo[0]] = labels[at], misfit[at]
+    # Samples that the beam left without a partner keep what is free.
+    for party in range(len(views)):
+        free = left[party].nonzero().squeeze(1)
+        orders[party, left[0].nonzero().squeeze(1)] = free
+    return orders, best[0], best[1]
+
+
+def _free_misfit(views: Sequence[_View], rows: Tensor) -> Tensor:
+    """`[c]` how badly the parties so far, sample `rows[:, p]` at party p, agree on any `delta` at all."""
+    pairs = list(zip(views, rows.T, strict=False))
+    stacked = torch.cat([view.reduced[at] for view, at in pairs], dim=1)  # [c, P C, C]
+    wanted = torch.cat([view.part[at] for view, at in pairs], dim=1)  # [c, P C]
+    delta = torch.einsum("ncp,np->nc", torch.linalg.pinv(stacked, rtol=1e-7), wanted)
+    left = torch.einsum("npc,nc->np", stacked, delta) - wanted
+    return left.pow(2).sum(1) / wanted.pow(2).sum(1).clamp(min=1e-300)
+
+
+def _label_fit(views: Sequence[_View], rows: Tensor, bias: Tensor, double_softmax: bool) -> tuple[Tensor, Tensor]:
+    """The label of each combination that explains all parties' v best, and the relative misfit."""
+    pairs = list(zip(views, rows.T, strict=True))
+    logits = torch.stack([view.logits[at] for view, at in pairs]).sum(0) + bias  # [c, C]
+    deltas = logit_gradients(logits, double_softmax)  # [c, C labels, C]
+    left = torch.zeros(deltas.shape[:2], dtype=torch.float64)
+    power = torch.zeros(len(rows), dtype=torch.float64)
+    for view, at in pairs:
+        made = torch.einsum("npc,nyc->nyp", view.reduced[at], deltas)
+        left += (made - view.part[at][:, None]).pow(2).sum(2) + view.outside[at][:, None]
+        power += view.power[at]
+    least, labels = left.min(dim=1)
+    return labels, (least / power.clamp(min=1e-300)).sqrt()
+
+
+def logit_gradients(logits: Tensor, double_softmax: bool) -> Tensor:
+    """`[n, y, C]` gradient of the cross-entropy with respect to the logits, for each label y.
+
+    >>> logit_gradients(torch.zeros(1, 2), False)[0].tolist()
+    [[-0.5, 0.5], [0.5, -0.5]]
+    """
+    probabilities = logits.softmax(dim=1)
+    eye = torch.eye(logits.shape[1], dtype=logits.dtype)
+    if not double_softmax:
+        return probabilities[:, None] - eye
+    outer = probabilities.softmax(dim=1)[:, None] - eye  # gradient with respect to the probabilities
+    inner: Tensor = probabilities[:, None] * (outer - (outer * probabilities[:, None]).sum(2, keepdim=True))
+    return inner

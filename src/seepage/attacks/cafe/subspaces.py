@@ -1,0 +1,392 @@
+"""Steps I and II from far fewer rounds than samples: a sample is where the spans of its rounds meet.
+
+The weight gradient of a round is `1/K sum v_n h_n^T`, so its column space is the span of its batch's v and its row
+space that of the h. A sample drawn in two or three rounds lies in all their spans, and with few samples in common the
+spans meet nowhere else. Samples that share all their rounds form a cell, which is split by `h >= 0` (see `split`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Inapplicable
+from seepage.attacks.cafe.split import split
+from seepage.attacks.cafe.steps import Recovered, gradients, groups
+from seepage.attacks.cafe.target_layers import Site
+from seepage.core.nn import generator
+from seepage.types import Transcript
+
+LARGEST_CELL = 8
+"""Samples that share all their rounds: more are not split."""
+BESIDE = 8
+"""Singular values looked at beyond a batch's own: they show the rounding."""
+STRAY = 0.04
+"""Where weights move, directions that miss their rounds' spans by more (radians) count as no directions."""
+UNEXPLAINED = 0.02
+"""Where weights move, the share of a round's gradient that may be in no known direction: black tiles, say."""
+ENOUGH = 5
+"""Rounds per sample whose spans are intersected; more add work and nothing else."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One round's weight gradient, times K, at its rank.
+
+    Attributes:
+        left: `[d2, r]` orthonormal, the span of its v.
+        core: `[r, d1]`, so that the gradient is `left @ core`.
+        bias: `[d2]` the bias gradient, times K.
+        floor: The rounding seen beside the batch's own singular values, relative to the largest.
+    """
+
+    left: Tensor
+    core: Tensor
+    bias: Tensor
+    floor: float
+
+
+Pair = tuple[Tensor, Tensor, Tensor, float]
+"""What one round says of a cell: left `[d2, m]`, right `[m, d1]`, total `[m]`, error of `right`."""
+
+
+@dataclass
+class Cell:
+    """Samples that share all their rounds.
+
+    Attributes:
+        members: Their numbers.
+        rounds: Places of their rounds.
+        basis: `[d, m]` where the rounds' spans meet, with m at most the number of members; None before it is known.
+        pairs: What each usable round says.
+        shadowed: Other samples that are in all its rounds, and in more. The basis may hold some of theirs.
+    """
+
+    members: list[int]
+    rounds: list[int]
+    basis: Tensor | None = None
+    pairs: list[Pair] = field(default_factory=list)
+    shadowed: frozenset[int] = frozenset()
+
+
+def solve(
+    transcript: Transcript,
+    rounds: Sequence[int],
+    batches: Sequence[Tensor],
+    samples: int,
+    sites: Sequence[Site],
+    *,
+    moving: bool = False,
+) -> list[Recovered]:
+    """V and H of every site.
+
+    Args:
+        transcript: The rounds.
+        rounds: The numbers of those to use.
+        batches: Their samples.
+        samples: N.
+        sites: The layers to read.
+        moving: The weights change between the rounds. Then v drifts far more than h (its later layers flip units), so
+            the spans of the h are intersected, and more loosely.
+
+    Raises:
+        Inapplicable: Where no sample is in two rounds, or the layer is too narrow for the batch.
+    """
+    cells = find_cells(batches, samples)
+    usable = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL]
+    if not usable:
+        raise Inapplicable(
+            f"no sample of the {len(rounds)} rounds is in two of them with fewer than {LARGEST_CELL} others "
+            "in all the same rounds",
+            "record two or three epochs, each shuffled anew",
+        )
+    shapes = read_shapes(transcript, rounds, batches, sites)
+    group = groups(batches, samples)
+    return [_solve_site(one, batches, samples, group, moving) for one in shapes]
+
+
+def read_shapes(
+    transcript: Transcript, rounds: Sequence[int], batches: Sequence[Tensor], sites: Sequence[Site]
+) -> list[list[Shape]]:
+    """`[sites][rounds]`: what each round's weight and bias gradients show of a site."""
+    names = [name for site in sites for name in (site.weight, site.bias)]
+    shapes: list[list[Shape]] = [[] for _ in sites]
+    for t, batch in zip(rounds, batches, strict=True):
+        found = gradients(transcript, t, names)
+        for m, site in enumerate(sites):
+            shapes[m].append(shape_of(found[site.weight], found[site.bias], len(batch)))
+    return shapes
+
+
+def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cell]:
+    """Drawn samples by the rounds they are in, in the order of their first member."""
+    where: list[list[int]] = [[] for _ in range(samples)]
+    for place, batch in enumerate(batches):
+        for n in batch.tolist():
+            where[n].append(place)
+    cells: dict[tuple[int, ...], Cell] = {}
+    for n, places in enumerate(where):
+        if places:
+            cells.setdefault(tuple(places), Cell([], places)).members.append(n)
+    held = [frozenset(batch.tolist()) for batch in batches]
+    for cell in cells.values():
+        common = frozenset.intersection(*(held[place] for place in cell.rounds))
+        cell.shadowed = common.difference(cell.members)
+    return list(cells.values())
+
+
+def shape_of(weight: Tensor, bias: Tensor, k: int) -> Shape:
+    """A round's weight gradient at the rank that stands out of its rounding, at most K."""
+    matrix = weight.double().cpu() * k  # [d2, d1]
+    left, values = _left_vectors(matrix, k + BESIDE)
+    top = values[0].clamp(min=1e-300)
+    floor = max(float(values[k] / top) if len(values) > k else 0.0, 1e-12)
+    rank = int((values[:k] > 5 * floor * top).sum())
+    left = left[:, :rank]
+    return Shape(left, left.T @ matrix, bias.double().cpu() * k, floor)
+
+
+def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """`[d2, most]` leading left singular vectors and their values; fewer where the matrix is small.
+
+    By one subspace iteration (Halko, Martinsson, Tropp 2011), many times faster than all of them: beyond the batch's
+    own values there is only rounding.
+    """
+    if most >= min(matrix.shape):
+        left, values, _ = torch.linalg.svd(matrix, full_matrices=False)
+        return left, values
+    left = torch.randn(len(matrix), most, dtype=matrix.dtype, generator=generator(0, "sketch"))
+    right = torch.linalg.qr(matrix.T @ left).Q  # [d1, most]
+    left = torch.linalg.qr(matrix @ right).Q  # [d2, most]
+    lower = torch.linalg.qr(matrix.T @ left).R.T  # left.T @ matrix without its right factor
+    inner, values, _ = torch.linalg.svd(lower)
+    return left @ inner, values
+
+
+def _solve_site(
+    shapes: Sequence[Shape], batches: Sequence[Tensor], samples: int, group: Tensor, moving: bool
+) -> Recovered:
+    cells = find_cells(batches, samples)
+    d2, d1 = shapes[0].left.shape[0], shapes[0].core.shape[1]
+    widest = max(shape.left.shape[1] for shape in shapes)
+    if widest >= min(d1, d2) and widest > 1:
+        raise Inapplicable(
+            f"batches fill all {min(d1, d2)} dimensions of the first fully connected layer ({d2} x {d1}), so their "
+            "spans say nothing",
+            "use rounds with a smaller batch, or mode='least_squares' with at least as many rounds as samples",
+        )
+    # Two spans of K meet by chance where 2 K comes near the dimension; features are many, so they take over then.
+    side: Literal["v", "h"] = "v" if 3 * widest <= d2 and not moving else "h"
+    angle, most, tolerance = (0.3, torch.inf, 0.05) if moving else (0.05, 0.05, 1e-3)
+    bases = [shape.left if side == "v" else row_span(shape.core) for shape in shapes]
+    for cell in cells:
+        if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL:
+            cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=angle)
+    if moving:
+        _drop_strays(cells, bases)
+    _add_pairs(cells, shapes, batches, side, UNEXPLAINED if moving else 0.0)
+    found = _collect(cells, samples, d1, d2, group, most, tolerance)
+    for cell in cells:
+        if cell.shadowed and moving:
+            # The spans of its rounds meet in more than its own direction, and no v holds for two rounds.
+            found.known[cell.members] = False
+        elif cell.shadowed and bool(found.known[cell.members].all()):
+            _out_of_shadow(cell, found, shapes, batches, side)
+    return found
+
+
+def row_span(core: Tensor) -> Tensor:
+    """`[d1, r]` orthonormal, the span of a round's h."""
+    span: Tensor = torch.linalg.qr(core.T).Q  # [d1, r]
+    return span
+
+
+def _drop_strays(cells: Sequence[Cell], bases: Sequence[Tensor]) -> None:
+    """Forget directions that fit their rounds far worse than others do.
+
+    A black tile's features come from the moving biases alone and point elsewhere in each round.
+    """
+    angles = {id(cell): _angle(cell, bases) for cell in cells if cell.basis is not None}
+    if not angles:
+        return
+    typical = float(torch.tensor(list(angles.values())).median())
+    for cell in cells:
+        if angles.get(id(cell), 0.0) > min(5 * typical, STRAY):
+            cell.basis = None
+
+
+def _angle(cell: Cell, bases: Sequence[Tensor]) -> float:
+    """Root mean square angle (radians) between a cell's directions and its rounds' spans."""
+    assert cell.basis is not None
+    seen = sum(float((bases[place].T @ cell.basis).pow(2).sum()) for place in cell.rounds)
+    share = seen / (len(cell.rounds) * cell.basis.shape[1])
+    return float(max(0.0, 1 - share) ** 0.5)
+
+
+def _useful(cell: Cell, batches: Sequence[Tensor]) -> list[int]:
+    """Few of a cell's rounds that still have no other sample in common."""
+    if len(cell.rounds) <= ENOUGH:
+        return cell.rounds
+    common = set(batches[cell.rounds[0]].tolist())
+    chosen = [cell.rounds[0]]
+    for place in cell.rounds[1:]:
+        smaller = common & set(batches[place].tolist())
+        if len(smaller) < len(common) or len(chosen) < 3:
+            chosen.append(place)
+            common = smaller
+        if len(common) == len(cell.members) and len(chosen) >= ENOUGH:
+            break
+    return chosen if len(common) == len(cell.members) else cell.rounds
+
+
+def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: float = 0.05) -> Tensor | None:
+    """`[d, m]` orthonormal: where the rounds' spans meet, to within a mean angle (radians); at most `most` directions.
+
+    >>> e = torch.eye(5, dtype=torch.float64)
+    >>> meet([0, 1], [e[:, [0, 1, 2]], e[:, [2, 3]]], 1).abs().squeeze(1).tolist()
+    [0.0, 0.0, 1.0, 0.0, 0.0]
+    """
+    if len(rounds) == 2:
+        a, b = bases[rounds[0]], bases[rounds[1]]
+        left, cosines, right = torch.linalg.svd(a.T @ b, full_matrices=False)
+        keep = int((cosines[:most] > 1 - angle**2 / 2).sum())
+        if not keep:
+            return None
+        basis: Tensor = a @ left[:, :keep] + b @ right[:keep].T
+        met: Tensor = basis / basis.norm(dim=0)
+        return met
+    stack = torch.cat([bases[t] for t in rounds], dim=1)  # [d, R r]
+    if stack.shape[1] <= stack.shape[0]:
+        values, vectors = torch.linalg.eigh(stack.T @ stack)
+        vectors = stack @ vectors[:, -most:]
+    else:
+        values, vectors = torch.linalg.eigh(stack @ stack.T)
+        vectors = vectors[:, -most:]
+    keep = int((values[-most:] > len(rounds) * (1 - angle**2)).sum())
+    if not keep:
+        return None
+    basis = vectors[:, -keep:].flip(1)
+    unit: Tensor = basis / basis.norm(dim=0)
+    return unit
+
+
+def _add_pairs(
+    cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence[Tensor], side: str, slack: float
+) -> None:
+    """In every round whose live samples are all in known cells, share the gradient out among the cells.
+
+    With slack a round counts too if what is outside the known cells is at most that share of its gradient.
+    """
+    of_round: list[list[Cell]] = [[] for _ in batches]
+    for cell in cells:
+        for place in cell.rounds:
+            of_round[place].append(cell)
+    for place, shape in enumerate(shapes):
+        present = [cell for cell in of_round[place] if cell.basis is not None]
+        size = sum(cell.basis.shape[1] for cell in present if cell.basis is not None)
+        if not present or (size < shape.left.shape[1] and not slack):
+            continue  # some sample of this round is in no known cell, and its part cannot be told from the others'
+        joined = torch.cat([cell.basis for cell in present if cell.basis is not None], dim=1)
+        if side == "v":
+            inverse = torch.linalg.pinv(joined)  # [m, d2]
+            left, right, errors = joined, (inverse @ shape.left) @ shape.core, inverse.norm(dim=1)
+        else:
+            inverse = torch.linalg.pinv(joined)  # [m, d1]
+            left, right, errors = shape.left @ (shape.core @ inverse.T), joined.T, inverse.norm(dim=1)
+        total = torch.linalg.lstsq(left, shape.bias[:, None]).solution.squeeze(1)  # [m]
+        floor = shape.floor
+        if slack:
+            outside = float((shape.left @ shape.core - left @ right).norm() / shape.core.norm())
+            if outside > slack:
+                continue
+            # A black tile's v is missing here, and with it the lengths of all others are a little wrong.
+            floor = max(floor, outside, float((left @ total - shape.bias).norm() / shape.bias.norm()))
+        start = 0
+        for cell in present:
+            assert cell.basis is not None
+            own = slice(start, start + cell.basis.shape[1])
+            start = own.stop
+            # What such a basis holds of another sample is missing from that sample's own part.
+            if not any(other.shadowed.intersection(cell.members) for other in present):
+                cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
+
+
+def _collect(
+    cells: Sequence[Cell], samples: int, d1: int, d2: int, group: Tensor, most: float, tolerance: float
+) -> Recovered:
+    found = Recovered(
+        v=torch.zeros(samples, d2, dtype=torch.float64),
+        h=torch.zeros(samples, d1, dtype=torch.float64),
+        v_known=torch.zeros(samples, dtype=torch.bool),
+        known=torch.zeros(samples, dtype=torch.bool),
+        silent=torch.zeros(samples, dtype=torch.bool),
+        spread=torch.full((samples,), torch.inf, dtype=torch.float64),
+        group=group,
+    )
+    drawn_twice = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL]
+    for cell in drawn_twice:
+        if cell.basis is None:
+            # No direction is in all its rounds' spans: its samples leave no trace.
+            found.silent[cell.members] = True
+            found.v_known[cell.members] = True
+        elif cell.pairs:
+            _settle(cell, found, most, tolerance)
+    return found
+
+
+def _out_of_shadow(
+    cell: Cell, found: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], side: Literal["v", "h"]
+) -> None:
+    """Find anew the factor whose basis may hold some of another sample; the dual of the basis, and so the other factor,
+    is right. Needs a round of which all samples are known.
+    """
+    for place in cell.rounds:
+        live = batches[place][~found.silent[batches[place]]]
+        if not bool(found.known[live].all()):
+            continue
+        left, core = shapes[place].left, shapes[place].core
+        if side == "v":
+            rows = (left @ (core @ torch.linalg.pinv(found.h[live]))).T
+        else:
+            rows = torch.linalg.pinv(found.v[live].T) @ left @ core
+        own = torch.isin(live, torch.tensor(cell.members))
+        (found.v if side == "v" else found.h)[live[own]] = rows[own]
+        return
+    if side == "v":
+        found.v[cell.members], found.v_known[cell.members] = 0.0, False
+    else:
+        found.known[cell.members] = False
+
+
+def _settle(cell: Cell, found: Recovered, most: float, tolerance: float) -> None:
+    """Average a cell's rounds, split it, and note how far the rounds disagree."""
+    weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cell.pairs], dtype=torch.float64)
+    weight = weight / weight.sum()
+    # Rounds share the basis, so their factors can be averaged; where they differ is the error, seen without the truth.
+    left = sum(w * pair[0] for w, pair in zip(weight, cell.pairs, strict=True))
+    right = sum(w * pair[1] for w, pair in zip(weight, cell.pairs, strict=True))
+    total = sum(w * pair[2] for w, pair in zip(weight, cell.pairs, strict=True))
+    assert isinstance(left, Tensor)
+    assert isinstance(right, Tensor)
+    assert isinstance(total, Tensor)
+    apart = max(_apart(pair, cell.pairs[0]) for pair in cell.pairs)
+    parts = split(left, right, total, tolerance=tolerance)
+    members = cell.members[: len(parts.h)]
+    fine = parts.certain and apart < most and len(parts.h) == len(cell.members)
+    if fine:
+        found.v[members], found.h[members] = parts.v, parts.h
+        found.known[members] = True
+        found.v_known[members] = True
+        found.spread[members] = max(apart, 1e-7)
+
+
+def _apart(a: Pair, b: Pair) -> float:
+    """Relative distance of two products `left @ right`, from small products: the large ones are never made."""
+
+    def inner(x: Pair, y: Pair) -> Tensor:
+        return ((x[0].T @ y[0]) * (x[1] @ y[1].T)).sum()
+
+    square = inner(a, a) + inner(b, b) - 2 * inner(a, b)
+    return float((square.clamp(min=0) / inner(b, b).clamp(min=1e-300)).sqrt())

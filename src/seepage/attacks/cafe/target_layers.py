@@ -1,0 +1,149 @@
+"""Where CAFE reads: the first fully connected layer of each party, and what lies before it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from seepage.attacks.base import Inapplicable
+from seepage.core.nn import forward, in_mode
+from seepage.models.vertical import Block, VerticalModel
+from seepage.types import Knowledge, Tensors
+
+
+@dataclass(frozen=True)
+class Site:
+    """The first fully connected layer of one party (or of the one model, in horizontal FL).
+
+    Attributes:
+        weight: Name of its weight, `[d2, d1]`.
+        bias: Name of its bias, `[d2]`.
+        block: The party's part of an example, as slices.
+        before: Name of the submodule that makes the layer's input from the block, or None: the whole model is run.
+        layer: Name of the layer itself.
+    """
+
+    weight: str
+    bias: str
+    block: Block
+    before: str | None
+    layer: str
+
+    def features(self, model: nn.Module, params: Tensors, buffers: Tensors, blocks: Tensor) -> Tensor:
+        """`[n, d1]` inputs of the layer (h of equation 4) for `[n, *block]` inputs; differentiable in them."""
+        with in_mode(model, training=False):
+            if self.before is None:
+                return _seen_by(model, self.layer, params, buffers, blocks)
+            part = model.get_submodule(self.before)
+            state = _below(params, self.before) | _below(buffers, self.before)
+            output: Tensor = functional_call(part, state, (blocks,))
+            return output
+
+
+def find_sites(knowledge: Knowledge, params: Mapping[str, Tensor]) -> list[Site]:
+    """The sites of a model: one per party of a `VerticalModel`, else the first `nn.Linear` of any module.
+
+    Raises:
+        Inapplicable: Where there is no fully connected layer, or it has no bias.
+    """
+    model = knowledge.model
+    if isinstance(model, VerticalModel):
+        names = [(f"parties.{m}.first", f"parties.{m}.features", block) for m, block in enumerate(model.blocks)]
+    else:
+        first = next((name for name, module in model.named_modules() if isinstance(module, nn.Linear)), None)
+        if first is None:
+            raise Inapplicable(
+                "the model has no fully connected layer, and CAFE reads the gradients of the first one",
+                "use a matching attack such as inverting_gradients",
+            )
+        names = [(first, "", tuple(slice(None) for _ in knowledge.input_shape))]
+    sites = []
+    for layer, before, block in names:
+        prefix = f"{layer}." if layer else ""
+        site = Site(f"{prefix}weight", f"{prefix}bias", block, before or None, layer)
+        if site.bias not in params or site.weight not in params:
+            raise Inapplicable(
+                f"the first fully connected layer {layer!r} has no trained bias, whose gradient CAFE's step I reads",
+                "use a model with a bias there, or a matching attack",
+            )
+        sites.append(site)
+    return sites
+
+
+def block_shape(site: Site, input_shape: Sequence[int]) -> tuple[int, ...]:
+    """Shape of one block."""
+    return tuple(len(range(*part.indices(side))) for part, side in zip(site.block, input_shape, strict=True))
+
+
+def assemble(sites: Sequence[Site], blocks: Sequence[Tensor], input_shape: Sequence[int], fill: float) -> Tensor:
+    """Whole examples `[n, *shape]` from the parties' blocks; what no party holds is `fill`."""
+    whole = blocks[0].new_full((len(blocks[0]), *input_shape), fill)
+    for site, block in zip(sites, blocks, strict=True):
+        whole[(slice(None), *site.block)] = block
+    return whole
+
+
+def _below(tensors: Tensors, prefix: str) -> Tensors:
+    return {name[len(prefix) + 1 :]: t for name, t in tensors.items() if name.startswith(f"{prefix}.")}
+
+
+def _seen_by(model: nn.Module, layer: str, params: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
+    with _listening(model.get_submodule(layer)) as seen:
+        forward(model, params, inputs, buffers=buffers or None)
+    if len(seen) != 1 or seen[0].shape[0] != len(inputs) or seen[0].ndim != 2:
+        raise Inapplicable(
+            f"the layer {layer!r} is not called once per example with a flat input",
+            "CAFE needs a fully connected layer on flat features; use a matching attack",
+        )
+    return seen[0]
+
+
+@contextmanager
+def _listening(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """The inputs that a layer is called with, for the length of a block."""
+    seen: list[Tensor] = []
+    handle = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def true_representations(
+    knowledge: Knowledge, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor
+) -> list[tuple[Tensor, Tensor]]:
+    """The true `(V [n, d2], H [n, d1])` of each site, for scoring by whoever holds the data.
+
+    `v_n` is the gradient of sample n's own cross-entropy with respect to the layer's output (equation 5 without 1/N).
+    """
+    found = []
+    model = knowledge.model
+    for site in find_sites(knowledge, params):
+        layer = model.get_submodule(site.layer)
+        inside: list[Tensor] = []
+        outside: list[Tensor] = []
+
+        def keep(
+            _: nn.Module,
+            args: tuple[Tensor, ...],
+            output: Tensor,
+            inside: list[Tensor] = inside,
+            outside: list[Tensor] = outside,
+        ) -> None:
+            inside.append(args[0])
+            outside.append(output)
+
+        handle = layer.register_forward_hook(keep)
+        try:
+            with in_mode(model, training=False):
+                leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+                logits = forward(model, leaves, inputs, buffers=buffers or None)
+        finally:
+            handle.remove()
+        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        (v,) = torch.autograd.grad(loss, outside)
+        found.append((v.detach(), inside[0].detach()))
+    return found

@@ -1,0 +1,393 @@
+"""The Cocktail Party Attack: unmix a fully connected layer's aggregated gradient into the examples behind it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.cpa.ica import (
+    Objective,
+    Spectrum,
+    balanced,
+    difference_fields,
+    spectrum,
+    unmix,
+    unmix_rest,
+    unmix_sparse,
+    zero_share,
+)
+from seepage.attacks.cpa.ica.unmix import random_rotation
+from seepage.attacks.cpa.published import PublishedParty
+from seepage.attacks.cpa.refinement import Mixture, Unmixed, View, anneal, polish, sensitivity, stages_for
+from seepage.attacks.mixing_layer import Layer, Tail, blurred, find_layer, stretch
+from seepage.core.nn import generator, last_linear
+from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
+
+Scale = Literal["auto", "bias", "range"]
+ENOUGH_UNITS = 32
+"""Below this many units an agreement of masks and errors says too little about an image to certify it."""
+
+FEW = 16
+"""Up to this many sources a random start has a fair chance to lead to the solution."""
+
+MANY = 128
+"""From here on a polish is dear."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CocktailParty(Attack):
+    """Blind source separation of a fully connected layer's update (Kariyappa et al., ICML 2023, eq. 4 to 10).
+
+    The layer's weight gradient is `A X`: each row a mixture of the batch's inputs. `published` finds the unmixing as
+    the paper does: 25,000 Adam steps on eq. 9 (images) or 10 (embeddings); scale and sign stay open, and each image
+    is stretched to the value range. `fast` unmixes differences of pixels in opponent colors by FastICA and
+    quasi-Newton maximum likelihood (seconds, and better), takes scale and sign from the bias gradient, and then
+    polishes: the model itself says which mixing column an image must have, and images and columns are made to agree.
+    What still disagrees is not certified: `objective` holds each guess's mismatch, `certified` what is vouched for.
+
+    Args:
+        mode: `fast` or `published`.
+        layer: Name of the fully connected layer; None: the first one.
+        polish: Polish to exact (fast mode, one gradient step, batch size known).
+        certify: Largest mismatch at which a guess counts as certified.
+        drop: Directions with singular values below this many times the noise floor are left out, start by start;
+            later starts are tried while fewer than `enough` are certified. Where nothing can be certified there is
+            one start that keeps all that stand clear of the noise.
+        enough: Share of certified guesses that ends the starts.
+        rounds_of_deflation: Times to unmix afresh what is left beside the certified guesses.
+        restarts: Random starts of the polish where the images' own structure did not help and examples are few.
+        scale: Scale from the bias gradient, from the value range, or by what the noise allows.
+        objective: The published objective; None: the authors' weights for images or embeddings.
+        steps: Adam steps of the published mode.
+        lr: Learning rate of the published mode.
+
+    Example:
+        >>> from seepage.attacks.cpa.cocktail_party import CocktailParty
+        >>> CocktailParty(polish=False).mode
+        'fast'
+    """
+
+    mode: Literal["fast", "published"] = "fast"
+    layer: str | None = None
+    polish: bool = True
+    certify: float = 1e-2
+    drop: tuple[float, ...] = (30.0, 300.0, 3000.0)
+    enough: float = 0.9
+    rounds_of_deflation: int = 1
+    restarts: int = 12
+    scale: Scale = "auto"
+    objective: Objective | None = None
+    steps: int = 25_000
+    lr: float = 1e-3
+
+    def check(self, transcript: Transcript) -> None:
+        self._look(transcript)
+
+    def _look(self, transcript: Transcript) -> tuple[Layer, Tensors]:
+        knowledge, observed = transcript.knowledge, transcript[0]
+        layer = find_layer(knowledge, observed, self.layer)
+        if not knowledge.client.averages:
+            raise Inapplicable(
+                "the client's optimizer divides each entry by a size of its own, so no row mixes examples",
+                "use a matching attack such as inverting_gradients",
+            )
+        gradient = observed.gradient(knowledge.client)
+        weight = gradient[layer.weight]
+        if not weight.abs().max() > 0:
+            raise Inapplicable(
+                f"the gradient of {layer.weight} is zero everywhere (no unit is active, or the loss is zero)",
+                "there is nothing to unmix; use another round",
+            )
+        if self.mode == "published" and observed.batch_size is None:
+            raise Inapplicable("the published method must be told the batch size", "name it, or use mode='fast'")
+        m, n = len(weight), observed.batch_size
+        if n is not None and n > m:
+            raise Inapplicable(
+                f"{n} examples are mixed into the {m} rows of {layer.weight} and at most {m} can be told apart",
+                "attack a smaller batch or a wider layer, or use a matching attack",
+            )
+        return layer, gradient
+
+    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+        layer, gradient = self._look(transcript)
+        knowledge, observed = transcript.knowledge, transcript[0]
+        if self.mode == "published":
+            search = PublishedParty(objective=self.objective, steps=self.steps, lr=self.lr)
+            return search(layer, gradient, observed, knowledge, progress)
+        return _Run(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
+
+
+class _Run:
+    """One call of the fast mode."""
+
+    def __init__(
+        self,
+        attack: CocktailParty,
+        layer: Layer,
+        gradient: Tensors,
+        observed: Round,
+        knowledge: Knowledge,
+        seed: int,
+        progress: Progress,
+    ) -> None:
+        self.attack, self.layer, self.knowledge, self.observed = attack, layer, knowledge, observed
+        self.gradient, self.seed, self.progress = gradient, seed, progress
+        self.spectrum = spectrum(gradient[layer.weight], sources=observed.batch_size)
+        self.bias = None if layer.bias is None else gradient[layer.bias].double()
+        self.n = observed.batch_size or self.spectrum.rank
+        self.noisy = int((self.spectrum.values > min(attack.drop) * self.spectrum.noise).sum()) < self.n / 2
+        self.notes: list[str] = []
+
+    def reconstruction(self) -> Reconstruction:
+        if self.layer.reads_input is None:
+            return self._features()
+        drops = self.attack.drop if self._exact else (1.0 if self.noisy else 3.0,)
+        best: Unmixed | None = None
+        tried: set[int] = set()
+        for start, drop in enumerate(drops):
+            kept = self._kept(drop)
+            if len(kept.values) in tried:
+                continue
+            tried.add(len(kept.values))
+            found = self._start(kept, start)
+            best = found if best is None or self._value(found) > self._value(best) else best
+            if not self._exact or self._slow or best.solved(self.attack.certify) >= self.attack.enough * self.n:
+                break
+        assert best is not None
+        if self._exact and len(best.rows) <= FEW and best.solved(self.attack.certify) < self.attack.enough * self.n:
+            blind = self._blind(self._kept(drops[0]))
+            best = max(best, blind, key=self._value)
+        return self._finish(best)
+
+    def _blind(self, kept: Spectrum) -> Unmixed:
+        """Polish from random starts without an image prior: for few inputs of any kind the model's zeros suffice."""
+        mixture, best = self._mixture(kept), None
+        for start in range(self.attack.restarts):
+            rows = random_rotation(len(kept.values), generator(self.seed, "blind", start), kept.right)
+            view = polish(mixture, rows, stages=anneal(0.5, 1e-4, 25, 0.0))
+            best = view if best is None or self._certified(view) > self._certified(best) else best
+            if self._certified(best) >= self.attack.enough * len(rows):
+                break
+        assert best is not None
+        return Unmixed(kept.right, best.rows, self._scores(mixture, best), best.labels)
+
+    def _value(self, found: Unmixed) -> tuple[int, float]:
+        """Starts are compared by certified guesses, then by what is left of the mismatch."""
+        if found.scores is None:
+            return 0, 0.0
+        return found.solved(self.attack.certify), -float(found.scores.clamp(max=1).sum()) - self.n + len(found.rows)
+
+    def _kept(self, drop: float) -> Spectrum:
+        """The directions that stand `drop` times above the noise; at least one."""
+        count = int((self.spectrum.values > drop * self.spectrum.noise).sum())
+        # Under noise a source may be below the floor and still be seen by its structure, so all are kept.
+        return self.spectrum.keep(max(1, self.n if self.noisy else min(count, self.spectrum.rank)))
+
+    @property
+    def _polishes(self) -> bool:
+        """Whether the model can compute the mixing columns of this update."""
+        known = not self.knowledge.client.couples(self.knowledge.model)
+        return self.attack.polish and self.bias is not None and known and not self.noisy
+
+    @property
+    def _exact(self) -> bool:
+        """Whether those columns are exact, so that agreement certifies: one gradient at weights the server knows."""
+        return self._polishes and self.observed.update.kind == "gradient"
+
+    @property
+    def _slow(self) -> bool:
+        """Whether one polish takes minutes, with next to no unit left over: then there is no second one."""
+        return self.n > MANY and self.n > 0.9 * len(self.spectrum.left)
+
+    def _fields(self, right: Tensor) -> Tensor:
+        assert self.layer.reads_input is not None
+        # Back to the model's input units: a per-pixel scale of the normalization is no part of an image.
+        rows = right / self.layer.reads_input.scale.to(right)
+        if self.noisy:
+            rows = blurred(rows, self.knowledge.input_shape)
+        return balanced(difference_fields(rows, self.knowledge.input_shape)).float()
+
+    def _start(self, kept: Spectrum, start: int) -> Unmixed:
+        fields = self._fields(kept.right)
+        rows = unmix(fields, draw=generator(self.seed, "unmix", start)).double()
+        if not self._polishes:
+            return Unmixed(kept.right, rows)
+        mixture = self._mixture(kept)
+        first = mixture.rescaled(mixture.look(mixture.scaled(rows)))
+        if not 0.5 < first.n / mixture.n < 2:
+            mixture = first
+        view = self._polished(mixture, rows, fields)
+        for _ in range(2):
+            fitted = mixture.rescaled(view)
+            settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < 1e-3
+            if not self._exact or self._slow or settled:
+                break
+            mixture, view = fitted, self._polished(fitted, view.rows, fields)
+        if abs(mixture.n / self.n - 1) > 1e-3 and self._certified(view):
+            self.notes.append(f"the update is {self.n / mixture.n:.3g} times the batch's gradient, as after clipping")
+        return Unmixed(kept.right, view.rows, self._scores(mixture, view), view.labels)
+
+    def _scores(self, mixture: Mixture, view: View) -> Tensor | None:
+        """Certificates, put to 1 where they could not tell an image from one that is 40 dB off; None: not exact."""
+        if not self._exact:
+            return None
+        scores = view.certificates
+        if self.layer.reads_input is None:
+            # An embedding has no range; one that is off by a hundredth of its size is not exact.
+            step, others = 0.01 * float(view.rows.norm(dim=1).median()), 16
+        else:
+            low, high = self.knowledge.value_range
+            scale = self.layer.reads_input.scale
+            step, others = 0.01 * (high - low) * float(scale.abs().mean()) * len(scale) ** 0.5, len(scores)
+        blind = scores > sensitivity(mixture, view, step, scores < self.attack.certify, others) / 3
+        return torch.where(blind, scores.clamp(min=1.0), scores)
+
+    def _polished(self, mixture: Mixture, rows: Tensor, fields: Tensor) -> View:
+        load = len(rows) / len(mixture.columns)
+        stages = stages_for(load)
+        view = polish(mixture, rows, fields=fields, stages=stages, report=self._report(len(stages)))
+        for attempt in range(self.attack.rounds_of_deflation):
+            solved = view.certificates < self.attack.certify
+            if not self._exact or solved.all() or solved.double().mean() < 0.5 or int((~solved).sum()) < 2:
+                break
+            rows = unmix_rest(fields, view.rows, solved, draw=generator(self.seed, "rest", attempt))
+            new = polish(mixture, rows, fields=fields, stages=anneal(0.1, 1e-4, 20, 0.03))
+            if self._certified(new) <= self._certified(view):
+                break
+            view = new
+        return view
+
+    def _certified(self, view: View) -> int:
+        return int((view.certificates < self.attack.certify).sum())
+
+    def _report(self, total: int) -> Callable[[int, View], None]:
+        return lambda step, view: self.progress.report(step, total, float(view.certificates.median()))
+
+    def _mixture(self, kept: Spectrum) -> Mixture:
+        """The polish's view of this update, at the weights that the client started from, or half-way for a delta."""
+        assert self.bias is not None
+        assert self.layer.bias is not None
+        params = self.observed.params
+        if self.observed.update.kind == "delta":
+            params = {name: p + 0.5 * self.observed.update.tensors[name] for name, p in params.items()}
+        columns = kept.columns
+        last = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        error_sum = None if last is None or last[1] is None else self.gradient[last[1]].double()
+        return Mixture(
+            columns=columns,
+            ones=torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0],
+            outputs=kept.right @ params[self.layer.weight].double().T,
+            bias=params[self.layer.bias].double(),
+            n=self.n,
+            tail=Tail(self.knowledge.model, self.layer.name, params, self.observed.buffers, self.knowledge.input_shape),
+            error_sum=error_sum,
+            labels=self.observed.labels,
+        )
+
+    def _finish(self, found: Unmixed) -> Reconstruction:
+        rows, scaled = self._scaled(found)
+        assert self.layer.reads_input is not None
+        low, high = self.knowledge.value_range
+        inputs = self.layer.reads_input.to_inputs(rows @ found.right, self.knowledge.input_shape)
+        if not scaled:
+            inputs = stretch(rows @ found.right, self.knowledge)
+        scores = found.scores
+        if scores is not None:
+            slack = 0.02 * (high - low)
+            inside = ((inputs > low - slack) & (inputs < high + slack)).flatten(1).all(1)
+            scores = torch.where(inside & self._certifiable, scores, scores.clamp(min=1.0))
+        order = torch.arange(len(rows)) if scores is None else scores.argsort(stable=True)
+        certified = None if scores is None else scores[order] < self.attack.certify
+        return Reconstruction(
+            inputs=inputs[order].clamp(low, high).to(self.gradient[self.layer.weight]),
+            labels=None if found.labels is None else found.labels[order],
+            objective=None if scores is None else scores[order].float(),
+            certified=certified,
+            ambiguity=frozenset[Ambiguity]({"order"} if scaled else {"order", "sign", "scale"}),
+            cost={"evaluations": 1},
+            notes=(*self.notes, *self._notes(len(rows), certified)),
+        )
+
+    @property
+    def _certifiable(self) -> bool:
+        return self._exact and len(self.spectrum.left) >= ENOUGH_UNITS
+
+    def _scaled(self, found: Unmixed) -> tuple[Tensor, bool]:
+        """Rows with scale and sign from the bias gradient, where there is one and the noise allows it."""
+        if self.bias is None or self.attack.scale == "range":
+            self.notes.append("scale and sign are not known: each image is stretched to the value range")
+            return found.rows, False
+        columns = self.spectrum.left[:, : len(found.rows)] * self.spectrum.values[: len(found.rows)]
+        ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
+        size = found.rows @ ones
+        if self.attack.scale == "auto" and self.noisy:
+            self.notes.append("the update is noisy: the bias gives each image's sign, the value range its scale")
+            return found.rows * size.sign()[:, None], False
+        least = 1e-6 * size.abs().median().clamp(min=1e-30)
+        return found.rows / torch.where(size.abs() < least, least, size)[:, None], True
+
+    def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
+        told = self.observed.batch_size
+        notes = [f"{r} of {'an unknown number of' if told is None else told} examples stand clear of the noise"]
+        if told is None:
+            notes.append(f"the spectrum says {self.spectrum.rank} examples{self._or_more()}")
+        elif r < told:
+            notes.append(f"{told - r} with next to no loss drown in rounding and are not identifiable")
+        if certified is not None:
+            notes.append(
+                f"{int(certified.sum())} are certified without the truth (mismatch below {self.attack.certify:g})"
+            )
+        return notes
+
+    def _or_more(self) -> str:
+        """What an unknown number of examples leaves open where no unit is left over to see the noise floor with."""
+        live = int(self.gradient[self.layer.weight].abs().amax(1).count_nonzero())
+        return f", or more: the layer has no more than {live} active units" if self.spectrum.rank >= live - 1 else ""
+
+    def _polished_features(self, mixture: Mixture, kept: Spectrum, view: View) -> View | None:
+        """The polish works on embeddings too; kept only where most columns agree in the end."""
+        if len(view.rows) > 1 and self._certified(view) < self.attack.enough * len(view.rows):
+            stages = stages_for(len(view.rows) / len(mixture.columns))
+            view = polish(mixture, view.rows, fields=kept.right[:, None].float(), stages=stages)
+        return view if self._certified(view) > len(view.rows) / 2 else None
+
+    def _features(self) -> Reconstruction:
+        """Embeddings of an inner layer: sparse rows if a ReLU feeds it, else plain unmixing."""
+        kept = self._kept(3.0)
+        draw = generator(self.seed, "unmix")
+        if self.layer.sparse:
+            rows = unmix_sparse(kept.right, draw=draw)
+        else:
+            rows = unmix(kept.right[:, None].float(), draw=draw).double()
+        view, scores, labels = None, None, None
+        if self._exact:
+            mixture = self._mixture(kept)
+            first = mixture.look(mixture.scaled(rows))
+            view, labels = self._polished_features(mixture, kept, first), first.labels
+            scores = None if view is None else self._scores(mixture, view)
+        rows = rows if view is None else view.rows
+        scaled, known = self._scaled(Unmixed(kept.right, rows))
+        features = scaled @ kept.right
+        if self.layer.sparse:
+            # A non-negative source fixes its own sign.
+            flip = features.relu().norm(dim=1) < (-features).relu().norm(dim=1)
+            features = torch.where(flip[:, None], -features, features).relu()
+        zeros = zero_share(rows @ kept.right)
+        mismatch = 1 - zeros if scores is None else scores
+        certified = None if scores is None or not self._certifiable else scores < self.attack.certify
+        return Reconstruction(
+            inputs=features.to(self.gradient[self.layer.weight]),
+            labels=labels if view is None else view.labels,
+            space="feature",
+            objective=mismatch.float() if self.layer.sparse or view is not None else None,
+            certified=certified,
+            ambiguity=frozenset[Ambiguity]({"order"} if known else {"order", "scale"}),
+            notes=(
+                *self.notes,
+                *self._notes(len(rows), certified),
+                f"exact zeros per embedding: {float(zeros.mean()):.0%}",
+            ),
+        )

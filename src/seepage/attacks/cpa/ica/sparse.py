@@ -1,0 +1,104 @@
+"""Sources with many exact zeros: the sparsest rows in the span of the mixtures, by reweighted least squares."""
+
+import torch
+from torch import Generator, Tensor
+
+from seepage.attacks.cpa.ica.spectrum import whitener
+from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation
+
+
+def sparsest(
+    basis: Tensor, starts: Tensor, *, steps: int = 15, features: int | None = None, draw: Generator | None = None
+) -> Tensor:
+    """For each start, a unit row `q` whose signal `q basis` is as sparse as possible.
+
+    Minimises `sum_j w_j (q v_j)^2` with `w = 1 / ((q v_j / max)^2 + eps^2)`, `eps` falling from 0.05 to 1e-4; the
+    smallest eigenvector by inverse iteration. A ReLU's exact zeros make the planted row the sparsest in the span.
+
+    Args:
+        basis: `[n, d]` orthonormal rows.
+        starts: `[k, n]` rows near the sources.
+        steps: Reweightings.
+        features: Use this many columns of the basis, drawn at random; default `max(1500, 10 n)`.
+        draw: Source of that choice; None: evenly spread columns.
+
+    Returns:
+        `[k, n]` unit rows.
+    """
+    n, d = basis.shape
+    count = min(d, features or max(1500, 10 * n))
+    chosen = torch.linspace(0, d - 1, count).long() if draw is None else torch.randperm(d, generator=draw)[:count]
+    seen = basis[:, chosen.to(basis.device)]  # [n, count]
+    rows = torch.nn.functional.normalize(starts, dim=1).clone()
+    ridge = torch.eye(n).to(basis)
+    for i in range(len(rows)):
+        row = rows[i]
+        for step in range(steps):
+            width = 0.05 * (1e-4 / 0.05) ** (step / max(1, steps - 1))
+            signal = row @ seen
+            weight = 1 / ((signal / signal.abs().max()).square() + width**2)
+            normal = (seen * weight) @ seen.T
+            normal = normal + 1e-10 * normal.diagonal().mean() * ridge
+            factor = torch.linalg.cholesky(normal)
+            for _ in range(2):
+                row = torch.nn.functional.normalize(torch.cholesky_solve(row[:, None], factor)[:, 0], dim=0)
+        rows[i] = row
+    return rows
+
+
+def zero_share(signals: Tensor, *, tolerance: float = 1e-4) -> Tensor:
+    """`[k]` share of entries that are zero to `tolerance` of the row's largest: a certificate for sparse sources.
+
+    >>> zero_share(torch.tensor([[1.0, 0.0, 1e-7, 0.5]]))
+    tensor([0.5000])
+    """
+    size = signals.abs().amax(1, keepdim=True).clamp(min=1e-300)
+    return (signals.abs() <= tolerance * size).float().mean(1)
+
+
+def unmix_sparse(basis: Tensor, *, draw: Generator, steps: int = 150, retries: int = 8) -> Tensor:
+    """Centered FastICA, then the sparsest row near each of its sources.
+
+    Rows that end with clearly fewer zeros than the others, or at a source already found, start again at random and
+    are replaced by sparser rows that are new.
+
+    Args:
+        basis: `[n, d]` orthonormal rows that span the sources.
+        draw: Source of the random starts.
+        steps: Most FastICA iterations.
+        retries: New starts for each such row.
+
+    Returns:
+        `[n, n]` rows, signed so that the larger part of each source is positive. A source found twice stays twice.
+    """
+    centered = basis - basis.mean(1, keepdim=True)
+    whitening = whitener(centered)
+    white = (whitening @ centered).float()
+    rotation = fast_ica(white, random_rotation(len(basis), draw, white), steps=steps).to(basis)
+    rows = sparsest(basis, rotation @ whitening)
+    for i in _doubtful(rows, basis):
+        rows[i] = _again(rows, i, basis, draw, retries)
+    signals = rows @ basis
+    return rows * torch.where(signals.relu().norm(dim=1) < (-signals).relu().norm(dim=1), -1.0, 1.0)[:, None]
+
+
+def _doubtful(rows: Tensor, basis: Tensor) -> list[int]:
+    """Rows with clearly fewer zeros than is usual here, and all but the first of rows that are the same."""
+    zeros = zero_share(rows @ basis)
+    alike = (rows @ rows.T).abs().tril(-1) > 0.999
+    few = zeros < 0.9 * zeros.median()
+    return (few | alike.any(1)).nonzero()[:, 0].tolist()
+
+
+def _again(rows: Tensor, i: int, basis: Tensor, draw: Generator, retries: int) -> Tensor:
+    """The row with the most zeros among the present one and new ones that no other row has found."""
+    others = torch.cat([rows[:i], rows[i + 1 :]])
+    starts = torch.randn((retries, len(rows)), generator=draw, dtype=torch.float64).to(basis)
+    # Away from what is found: the orthogonal complement of the other rows, with some of everything.
+    missing = torch.linalg.svd(others)[2][-1]
+    starts = missing + 0.5 * starts / len(rows) ** 0.5
+    found = sparsest(basis, starts)
+    fresh = found[((found @ others.T).abs() < 0.999).all(1)]
+    taken = bool(((rows[i] @ others.T).abs() > 0.999).any())
+    candidates = fresh if taken and len(fresh) else torch.cat([rows[i : i + 1], fresh])
+    return candidates[zero_share(candidates @ basis).argmax()]

@@ -1,0 +1,213 @@
+"""Blind source separation: symmetric FastICA, then non-orthogonal quasi-Newton maximum likelihood."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from seepage.attacks.cpa.ica.spectrum import whitener
+
+
+def random_rotation(n: int, draw: Generator, like: Tensor) -> Tensor:
+    """A random orthogonal `[n, n]` matrix."""
+    rotation: Tensor = torch.linalg.qr(torch.randn((n, n), generator=draw, dtype=torch.float64))[0].to(like)
+    return rotation
+
+
+def symmetric(rows: Tensor) -> Tensor:
+    """The orthogonal matrix nearest to `rows [n, n]`: `(rows rows^T)^(-1/2) rows`."""
+    u, _, v = torch.linalg.svd(rows)
+    nearest: Tensor = u @ v
+    return nearest
+
+
+def fast_ica(white: Tensor, start: Tensor, *, steps: int = 150, tolerance: float = 1e-3) -> Tensor:
+    """Symmetric FastICA with the log-cosh contrast (Hyvarinen 1999) on whitened signals.
+
+    Args:
+        white: `[n, p]` rows of unit mean square, uncorrelated.
+        start: `[n, n]` orthogonal start.
+        steps: Most iterations.
+        tolerance: Ends when no row turns by more than this in an iteration (one minus the cosine).
+
+    Returns:
+        `[n, n]` orthogonal rotation; its rows times `white` are the sources.
+    """
+    rotation = start
+    for _ in range(steps):
+        squashed = (rotation @ white).tanh_()
+        slope = 1 - squashed.square().mean(1)
+        new = symmetric(squashed @ white.T / white.shape[1] - slope[:, None] * rotation)
+        turned = ((new * rotation).sum(1).abs() - 1).abs().max()
+        rotation = new
+        if turned < tolerance:
+            break
+    return rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseScore:
+    """A heavy-tailed score over the fields at one place, each source with a covariance of its own.
+
+    With `s = y^T P y / f` the density falls like `(s + width)^(-f/2)`, so `psi(y) = w P y`, `w = 1 / (s + width)`:
+    a multivariate t. A source's precision `P` is Tyler's robust estimate; photographs differ in how their contrast is
+    spread over colors and directions, and that tells them apart.
+
+    Args:
+        width: Where the density turns from a hump to a tail, in units of the fields' mean square.
+        shrink: How far each covariance is drawn to the identity.
+    """
+
+    width: float = 0.02
+    shrink: float = 0.03
+
+    def precisions(self, signals: Tensor, start: Tensor | None = None) -> Tensor:
+        """`[n, f, f]` each source's precision, of `signals [n, f, p]`, by a few steps of Tyler's fixed point."""
+        n, f, p = signals.shape
+        identity = torch.eye(f).to(signals)
+        found = identity.expand(n, f, f) if start is None else start
+        for _ in range(6 if start is None else 2):
+            weighted = signals * self.weights(signals, found)
+            covariance = weighted @ signals.mT / p
+            size = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)[:, None, None]
+            found = torch.linalg.inv((1 - self.shrink) * covariance / size + self.shrink * identity)
+        return found
+
+    def weights(self, signals: Tensor, precisions: Tensor) -> Tensor:
+        """`[n, f, p]` signals to weights `[n, 1, p]`."""
+        return 1 / ((signals * (precisions @ signals)).mean(1, keepdim=True) + self.width)
+
+
+REFIT = 5
+"""Iterations between two fits of the sources' covariances and second derivatives."""
+
+
+def maximum_likelihood(
+    fields: Tensor,
+    rows: Tensor,
+    *,
+    score: SparseScore,
+    steps: int = 300,
+    tolerance: float = 1e-4,
+) -> Tensor:
+    """Quasi-Newton maximum likelihood in relative form: `rows <- (I + E) rows`, no orthogonality asked.
+
+    The Hessian is approximated by its 2 x 2 blocks (Pham and Garat 1997; Palmer et al. 2008): with the score's
+    moments `H_ij`, each pair `E_ij, E_ji` is solved alone. Steps are capped at a spectral norm of 0.5, and shortened
+    where they turn back.
+
+    Args:
+        fields: `[n, f, p]` the mixtures.
+        rows: `[n, n]` start.
+        score: Density of the sources.
+        steps: Most iterations.
+        tolerance: Ends when a step's entries are below this in mean square.
+
+    Returns:
+        `[n, n]` unmixing rows, each scaled to a score moment of 1.
+    """
+    signals = (rows @ fields.flatten(1)).view_as(fields)
+    precisions, moments = None, torch.empty(0)
+    pace, last = 1.0, torch.zeros_like(rows)
+    for turn in range(steps):
+        size = signals.square().mean((1, 2)).sqrt()[:, None]
+        rows, signals = rows / size, signals / size[:, :, None]
+        if precisions is None or turn % REFIT == 0:
+            precisions = score.precisions(signals, precisions)
+            gradient, moments = curvature(signals, score, precisions)
+        else:
+            gradient = slope(signals, score, precisions)[0]
+        step = (moments.T * gradient - gradient.T) / (moments * moments.T - 1).clamp(min=0.1)
+        # Few places carry much weight, so blocks larger than 2 x 2 couple and full steps may go back and forth.
+        pace = max(0.3, 0.7 * pace) if float((step * last).sum()) > 0 else pace
+        last = -step
+        step = -step * (0.5 / torch.linalg.matrix_norm(step, 2)).clamp(max=pace)
+        rows = rows + step @ rows
+        signals = signals + (step @ signals.flatten(1)).view_as(signals)
+        if float(step.square().mean().sqrt()) < tolerance:
+            break
+    return rows
+
+
+def slope(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean negative log likelihood's derivative by a relative change `I + E` of the rows.
+
+    Args:
+        signals: `[n, f, p]` unmixed fields, each of unit mean square.
+        score: Density of the sources.
+        precisions: `[n, f, f]` of each source.
+
+    Returns:
+        `[n, n]` derivatives, zero on the diagonal as each row's scale is free, and `[n, 1]` each row's own score
+        moment, by which its derivatives are divided.
+    """
+    turned = score.weights(signals, precisions) * (precisions @ signals)
+    gradient = turned.flatten(1) @ signals.flatten(1).T / turned[0].numel()  # E[psi(y_i) y_j]
+    own = gradient.diagonal()[:, None].clone()
+    return (gradient / own).fill_diagonal_(0), own
+
+
+def curvature(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tensor, Tensor]:
+    """First and second derivatives of the mean negative log likelihood; arguments as in `slope`.
+
+    Returns:
+        `[n, n]` as of `slope`, and `[n, n]` second derivatives by each `E_ij`; the pair `E_ij, E_ji` is coupled with
+        weight 1.
+    """
+    gradient, own = slope(signals, score, precisions)
+    weights = score.weights(signals, precisions)[:, 0]  # [n, p]
+    moments = torch.zeros_like(gradient)  # E[w_i y_j^T P_i y_j]
+    for f in range(signals.shape[1]):
+        for g in range(f + 1):
+            size = precisions[:, f, g, None] * (1 if f == g else 2)
+            moments += size * (weights @ (signals[:, f] * signals[:, g]).T)
+    return gradient, moments / signals[0].numel() / own
+
+
+def unmix(
+    fields: Tensor,
+    *,
+    draw: Generator,
+    score: SparseScore | None = None,
+    fast_steps: int = 150,
+    steps: int = 300,
+) -> Tensor:
+    """Whiten, FastICA, maximum likelihood.
+
+    Args:
+        fields: `[n, f, p]` mixtures, filtered so that the sources are sparse.
+        draw: Source of the random start.
+        score: Density of the sources; default `SparseScore()`.
+        fast_steps: Most FastICA iterations.
+        steps: Most quasi-Newton iterations.
+
+    Returns:
+        `[n, n]` rows; `rows @ mixtures` are the sources up to order, sign and scale.
+    """
+    flat = fields.flatten(1)
+    whitening = whitener(flat)
+    white = whitening @ flat
+    rotation = fast_ica(white, random_rotation(len(flat), draw, flat), steps=fast_steps)
+    return maximum_likelihood(fields, rotation @ whitening, score=score or SparseScore(), steps=steps)
+
+
+def unmix_rest(fields: Tensor, rows: Tensor, solved: Tensor, *, draw: Generator, steps: int = 300) -> Tensor:
+    """Unmix afresh what is left when the mixing columns of the solved sources are projected out.
+
+    Projecting needs only the solved columns of the mixing matrix `rows^-1`. Subtracting the solved sources instead
+    would add their errors to what is left and bury weak sources.
+
+    Args:
+        fields: `[n, f, p]` mixtures.
+        rows: `[n, n]` unmixing so far.
+        solved: `[n]` bool, which rows are right.
+        draw: Source of the random start.
+        steps: Most quasi-Newton iterations.
+
+    Returns:
+        `[n, n]`: the solved rows first, then the new ones.
+    """
+    columns = torch.linalg.inv(rows)[:, solved]  # [n, s]
+    basis = torch.linalg.qr(columns, mode="complete")[0][:, columns.shape[1] :].T  # [n - s, n], blind to the solved
+    rest = (basis.to(fields) @ fields.flatten(1)).unflatten(1, fields.shape[1:])
+    return torch.cat([rows[solved], unmix(rest, draw=draw, steps=steps).to(rows) @ basis])

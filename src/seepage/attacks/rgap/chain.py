@@ -1,0 +1,273 @@
+"""A network as a chain of linear maps with element-wise functions between them, each map as a matrix."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.attacks.base import Inapplicable
+from seepage.core.nn import forward, generator, in_mode
+from seepage.types import Tensors
+
+INSTEAD = "use a matching attack such as inverting_gradients"
+PASSES = (nn.Flatten, nn.Identity, nn.Dropout)
+PART = 256
+"""Basis vectors passed through a convolution at a time."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """An element-wise function that can be turned around, at least in part.
+
+    Attributes:
+        forward: From inputs to outputs.
+        inverse: From outputs to inputs.
+        slope: Derivative, by the input.
+        known: Where the output tells the input.
+    """
+
+    forward: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    known: Callable[[Tensor], Tensor]
+
+
+def _everywhere(y: Tensor) -> Tensor:
+    return torch.ones_like(y, dtype=torch.bool)
+
+
+def _positive(y: Tensor) -> Tensor:
+    """What stands clear of the zeros of a ReLU, give or take what the solution is wrong by."""
+    return y > 1e-4 * y.abs().max()
+
+
+def curve_of(module: nn.Module | None) -> Curve | None:
+    """The curve of a module (None: the identity), or None where it has no inverse that is known here.
+
+    >>> y = torch.tensor([-0.2, 3.0])
+    >>> curve_of(nn.LeakyReLU(0.2)).inverse(y)
+    tensor([-1.,  3.])
+    """
+    match module:
+        case None:
+            return Curve(torch.clone, torch.clone, torch.ones_like, _everywhere)
+        case nn.ReLU():
+            return Curve(torch.relu, torch.clone, lambda z: (z > 0).to(z), _positive)
+        case nn.LeakyReLU(negative_slope=a) if a > 0:
+            return Curve(
+                lambda z: torch.where(z > 0, z, a * z),
+                lambda y: torch.where(y > 0, y, y / a),
+                lambda z: torch.where(z > 0, torch.ones_like(z), torch.full_like(z, a)),
+                _everywhere,
+            )
+        case nn.Sigmoid():
+            return Curve(
+                torch.sigmoid,
+                lambda y: y.clamp(1e-9, 1 - 1e-9).logit(),
+                lambda z: z.sigmoid() * (1 - z.sigmoid()),
+                _everywhere,
+            )
+        case nn.Tanh():
+            return Curve(
+                torch.tanh,
+                lambda y: y.clamp(-1 + 1e-9, 1 - 1e-9).atanh(),
+                lambda z: 1 - z.tanh().square(),
+                _everywhere,
+            )
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Link:
+    """One linear map of the chain and what comes after it.
+
+    Attributes:
+        name: Module name.
+        module: Its shape: strides, padding.
+        weight: Its weight at the round's parameters, float64.
+        bias: Likewise, or None.
+        shape: `[C, H, W]` or `[d]` of what it reads.
+        after: The curve behind it.
+    """
+
+    name: str
+    module: nn.Linear | nn.Conv2d
+    weight: Tensor
+    bias: Tensor | None
+    shape: tuple[int, ...]
+    after: Curve
+
+    @property
+    def unknowns(self) -> int:
+        return int(torch.Size(self.shape).numel())
+
+    def matrix(self) -> Tensor:
+        """`[outputs, unknowns]` the map without its bias."""
+        if isinstance(self.module, nn.Linear):
+            return self.weight
+        parts = [self._convolved(part).flatten(1) for part in self._basis()]
+        return torch.cat(parts).T
+
+    def gradient_system(self, slopes: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        """`A [r, unknowns]` and `b [r]` with `A x = b` where x, what the layer reads, gives its weight this gradient.
+
+        A fully connected layer's `slopes x^T = gradient` is projected on the slopes: the same least squares, in as
+        many rows as unknowns.
+
+        Args:
+            slopes: `[outputs]` derivative of the loss by the layer's outputs.
+            gradient: Of its weight.
+        """
+        if isinstance(self.module, nn.Linear):
+            size = slopes.norm().clamp(min=1e-300)
+            return size * torch.eye(self.unknowns).to(slopes), gradient.T @ slopes / size
+        by_place = slopes.reshape(len(self.weight), -1)  # [o, places]
+        parts = [torch.einsum("ol,xcl->xoc", by_place, self._patches(part)).flatten(1) for part in self._basis()]
+        return torch.cat(parts).T, gradient.flatten()
+
+    def spread_bias(self, outputs: int) -> Tensor:
+        """`[outputs]` what the bias adds."""
+        if self.bias is None:
+            return self.weight.new_zeros(outputs)
+        return self.bias.repeat_interleave(outputs // len(self.bias))
+
+    def _basis(self) -> Iterator[Tensor]:
+        eye = torch.eye(self.unknowns).to(self.weight)
+        yield from eye.reshape(-1, *self.shape).split(PART)
+
+    def _convolved(self, images: Tensor) -> Tensor:
+        conv = self.module
+        assert isinstance(conv, nn.Conv2d)
+        return F.conv2d(images, self.weight, None, conv.stride, conv.padding, conv.dilation)
+
+    def _patches(self, images: Tensor) -> Tensor:
+        """`[x, c, places]` what each place of the output sees."""
+        conv = self.module
+        assert isinstance(conv, nn.Conv2d)
+        assert not isinstance(conv.padding, str)
+        return F.unfold(images, conv.kernel_size, conv.dilation, conv.padding, conv.stride)
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """All links of a model, first to last.
+
+    Attributes:
+        links: The linear maps.
+        scale: `[d]` what each flattened input is multiplied with before the first link.
+        shift: `[d]` what is added after that.
+    """
+
+    links: tuple[Link, ...]
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, params: Tensors, input_shape: tuple[int, ...]) -> "Chain":
+        """Take a model apart.
+
+        Raises:
+            Inapplicable: For anything but a `nn.Sequential` of linear layers, plain convolutions and activations.
+        """
+        steps = list(_leaves(model, ""))
+        places = [i for i, (_, step) in enumerate(steps) if isinstance(step, nn.Linear | nn.Conv2d)]
+        if not places:
+            raise Inapplicable("the model has no fully connected and no convolution layer", INSTEAD)
+        for i in places:
+            _check_link(*steps[i], params)
+        _check_rest(steps[places[0] + 1 :])
+        seen = _read(model, [steps[i][1] for i in places], params, input_shape)
+        links = []
+        for i, after, tensor in zip(places, [*places[1:], len(steps)], seen, strict=True):
+            name, module = steps[i]
+            assert isinstance(module, nn.Linear | nn.Conv2d)
+            bias = params.get(f"{name}.bias")
+            links.append(
+                Link(
+                    name,
+                    module,
+                    params[f"{name}.weight"].double(),
+                    None if bias is None else bias.double(),
+                    tuple(tensor.shape[1:]),
+                    _between(steps[i + 1 : after]),
+                )
+            )
+        zero, one, half = seen[0].flatten(1).double()
+        scale = one - zero
+        if zero.numel() != torch.Size(input_shape).numel() or (scale == 0).any():
+            raise Inapplicable("what comes before the first layer is no scaling of the input", INSTEAD)
+        if not torch.allclose(half, zero + 0.5 * scale, atol=1e-5):
+            raise Inapplicable("what comes before the first layer is not linear", INSTEAD)
+        return cls(tuple(links), scale, zero)
+
+
+def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Modules in the order they are applied; only `nn.Sequential` says that order."""
+    if isinstance(module, nn.Sequential):
+        for key, child in module._modules.items():  # named_children() leaves out a module that is used twice
+            assert child is not None
+            yield from _leaves(child, f"{name}.{key}" if name else key)
+    else:
+        yield name, module
+
+
+def _check_link(name: str, module: nn.Module, params: Tensors) -> None:
+    if f"{name}.weight" not in params or (module.bias is not None and f"{name}.bias" not in params):
+        raise Inapplicable(f"layer {name!r} is not trained, so no gradient of it is sent", INSTEAD)
+    if isinstance(module, nn.Conv2d) and (
+        module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str)
+    ):
+        raise Inapplicable(f"convolution {name!r} is grouped or padded with other things than zeros", INSTEAD)
+
+
+def _check_rest(steps: list[tuple[str, nn.Module]]) -> None:
+    """Refuse, by name, what cannot be turned around."""
+    for name, module in steps:
+        if isinstance(module, (nn.Linear, nn.Conv2d, *PASSES)) or curve_of(module) is not None:
+            continue
+        kind = type(module).__name__
+        why = {
+            "MaxPool2d": "keeps only the largest of several values",
+            "AvgPool2d": "keeps only means",
+            "AdaptiveAvgPool2d": "keeps only means",
+            "BatchNorm2d": "ties the values of a batch together",
+            "GELU": "takes two inputs to one output",
+            "SiLU": "takes two inputs to one output",
+        }.get(kind, "has a way through it, such as a residual connection, that is no chain of layers")
+        raise Inapplicable(f"the recursion cannot go back through {name or 'the model'!r}: {kind} {why}", INSTEAD)
+
+
+def _between(steps: list[tuple[str, nn.Module]]) -> Curve:
+    """The curve of the modules between two links."""
+    bends = [module for _, module in steps if not isinstance(module, PASSES)]
+    if len(bends) > 1:
+        raise Inapplicable(f"two activations follow each other at {steps[-1][0]!r}", INSTEAD)
+    curve = curve_of(bends[0] if bends else None)
+    assert curve is not None
+    return curve
+
+
+def _read(
+    model: nn.Module, modules: list[nn.Module], params: Tensors, input_shape: tuple[int, ...]
+) -> tuple[Tensor, ...]:
+    """What each module reads where the model's inputs are all 0, all 1 and all 1/2."""
+    like = next(iter(params.values()))
+    seen: list[Tensor] = []
+    handles = [module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())) for module in modules]
+    probes = torch.tensor([0.0, 1.0, 0.5]).to(like).reshape(3, *[1] * len(input_shape)).expand(3, *input_shape)
+    try:
+        with torch.no_grad(), in_mode(model, training=False):
+            forward(model, params, probes)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if len(seen) != len(modules):
+        raise Inapplicable("a layer is used more than once", INSTEAD)
+    return tuple(seen)
+
+
+def probe_image(shape: tuple[int, ...], seed: int) -> Tensor:
+    """`[1, *shape]` uniform noise in [0, 1]."""
+    return torch.rand((1, *shape), generator=generator(seed, "probe image"))

@@ -1,0 +1,311 @@
+"""R-GAP: one example in closed form, layer by layer from the loss back to the input; and which layer stops it."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.rgap.chain import INSTEAD, Chain, Link, probe_image
+from seepage.clients import FedSGD
+from seepage.core.nn import state_of
+from seepage.types import Ambiguity, Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
+
+RANK = 1e-10
+"""Singular values below this share of the largest do not count."""
+
+
+@dataclass(frozen=True)
+class LayerRank:
+    """How well one layer's equations say what the layer read.
+
+    Attributes:
+        name: Module name.
+        unknowns: Entries of what it reads.
+        weight_constraints: Equations from its outputs, where these are known.
+        gradient_constraints: Equations from its weight gradient.
+        rank: Independent ones among both.
+        deficit: Unknowns that no equation reaches; 0: the layer hides nothing.
+    """
+
+    name: str
+    unknowns: int
+    weight_constraints: int
+    gradient_constraints: int
+    rank: int
+
+    @property
+    def deficit(self) -> int:
+        return self.unknowns - self.rank
+
+
+def rank_report(
+    model: nn.Module, input_shape: tuple[int, ...], *, label: int = 0, seed: int = 0, most_unknowns: int = 4096
+) -> tuple[LayerRank, ...]:
+    """Which layer protects a batch of one: the rank of each layer's equations, first layer first.
+
+    The rank analysis of Zhu and Blaschko (section 3.3), counted where the paper bounds: the equations are those that
+    `RGap` solves, at the model's own weights, for a random image whose way through the network is known exactly.
+    A layer with a deficit leaves that many entries of its input open; those in front of it inherit the error.
+
+    Args:
+        model: A chain of layers; see `RGap`.
+        input_shape: Shape of one example.
+        label: Label of the random image.
+        seed: Draws the image.
+        most_unknowns: As in `RGap`.
+
+    Raises:
+        Inapplicable: Where the model is no such chain, or a layer has too many unknowns.
+
+    >>> strided = nn.Sequential(nn.Conv2d(1, 2, 3, stride=3), nn.LeakyReLU(), nn.Flatten(), nn.Linear(18, 3))
+    >>> [(layer.name, layer.unknowns, layer.rank, layer.deficit) for layer in rank_report(strided, (1, 9, 9))]
+    [('0', 81, 32, 49), ('3', 18, 18, 0)]
+    """
+    params, buffers = state_of(model)
+    chain = Chain.of(model, params, input_shape)
+    like = next(iter(params.values()))
+    image, truth = probe_image(input_shape, seed).to(like), torch.tensor([label], device=like.device)
+    update = FedSGD(mode="eval")(model, params, Batch(image, truth), buffers=buffers)
+    readings, outputs, slopes = _way_through(chain, image, label)
+    report = []
+    for i, link in enumerate(chain.links):
+        known = None if link is chain.links[-1] else (outputs[i], link.after.known(readings[i + 1]))
+        step = _solve(link, slopes[i], update.tensors[f"{link.name}.weight"].double(), known, most_unknowns)
+        report.append(step.rank)
+    return tuple(report)
+
+
+def _way_through(chain: Chain, image: Tensor, label: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """What each link reads and gives, flat, and the loss's slopes by what it gives."""
+    reading = image.flatten().double() * chain.scale + chain.shift
+    readings, outputs, matrices = [], [], []
+    for link in chain.links:
+        readings.append(reading)
+        matrices.append(link.matrix())
+        outputs.append(matrices[-1] @ reading + link.spread_bias(len(matrices[-1])))
+        reading = link.after.forward(outputs[-1])
+    wanted = F.one_hot(torch.tensor(label), len(outputs[-1])).to(outputs[-1])
+    slopes = [outputs[-1].softmax(0) - wanted]
+    for link, output, matrix in zip(
+        reversed(chain.links[:-1]), reversed(outputs[:-1]), reversed(matrices[1:]), strict=True
+    ):
+        slopes.insert(0, link.after.slope(output) * (matrix.T @ slopes[0]))
+    return readings, outputs, slopes
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One layer solved.
+
+    Attributes:
+        reading: `[unknowns]` what it read.
+        rank: How many of these its equations say.
+        residual: Relative residual of the equations.
+    """
+
+    reading: Tensor
+    rank: LayerRank
+    residual: float
+
+
+def _solve(link: Link, slopes: Tensor, gradient: Tensor, known: tuple[Tensor, Tensor] | None, most: int) -> _Step:
+    """Least squares on both kinds of equations, each kind scaled to rows of mean norm 1.
+
+    Args:
+        link: The layer.
+        slopes: `[outputs]`.
+        gradient: Of its weight.
+        known: Its outputs and which of them are known; None: none.
+        most: Most unknowns.
+    """
+    a, b = link.gradient_system(slopes, gradient)
+    weights = len(gradient.flatten())
+    constraints = 0 if known is None else int(known[1].sum())
+    if isinstance(link.module, nn.Linear) and slopes.norm() > 0:
+        rank = LayerRank(link.name, link.unknowns, constraints, weights, link.unknowns)
+        return _Step(b / slopes.norm(), rank, 0.0)
+    if link.unknowns > most:
+        raise Inapplicable(
+            f"layer {link.name!r} reads {link.unknowns:,} values, and to solve for {most:,} takes a minute",
+            f"raise most_unknowns, or {INSTEAD}",
+        )
+    rows, wanted = [], []
+    if known is not None:
+        outputs, sure = known
+        rows.append(link.matrix()[sure])
+        wanted.append((outputs - link.spread_bias(len(outputs)))[sure])
+    rows.append(a)
+    wanted.append(b)
+    sizes = [part.norm(dim=1).mean().clamp(min=1e-300) if len(part) else 1.0 for part in rows]
+    a = torch.cat([part / size for part, size in zip(rows, sizes, strict=True)]).cpu()
+    b = torch.cat([part / size for part, size in zip(wanted, sizes, strict=True)]).cpu()
+    found = torch.linalg.lstsq(a, b[:, None], rcond=RANK, driver="gelsd")
+    reading = found.solution[:, 0]
+    residual = float((a @ reading - b).norm() / b.norm().clamp(min=1e-300))
+    rank = LayerRank(link.name, link.unknowns, constraints, weights, int(found.rank))
+    return _Step(reading.to(slopes), rank, residual)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGap(Attack):
+    """Recursive gradient attack on one example (Zhu and Blaschko, ICLR 2021, algorithm 1, eq. 6 to 15).
+
+    From the last layer to the first: with `k`, the slope of the loss by a layer's output, the weight gradient is linear
+    in what the layer read (gradient constraints), and so is its output, once that is known (weight constraints). Both
+    together are solved by least squares in float64; the activation in front is turned around, and
+    `k' = act'(z) * W^T k` carries the slope on. A layer whose equations have less rank than unknowns protects the
+    input: see `rank_report`, whose numbers for the attacked round are in the notes.
+
+    Deviations from the paper. The loss is cross-entropy over any number of classes, not the logistic loss of two. Where
+    a layer has a bias, its gradient gives the slope directly; without one the slope of the last layer is
+    `a u`, u the left singular vector of its gradient, and a is found on a line: `softmax(W v / a) - e_y = a u`. The
+    negative entry of the slope is the label. Pooling and residual connections are refused, as are batches: with more
+    than one example the products no longer split.
+
+    Args:
+        most_unknowns: Most entries a convolution may read; a solution takes time with their cube.
+        certify: Largest relative difference of the sent gradient and the model's own at the result at which it is
+            certified, where no layer has a deficit.
+
+    Example:
+        >>> from seepage import attack, record
+        >>> conv = nn.Conv2d(1, 6, 3, stride=2, padding=1)
+        >>> model = nn.Sequential(conv, nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(96, 4)).double()
+        >>> seen = record(model, Batch(probe_image((1, 8, 8), 5).double(), torch.tensor([3])))
+        >>> found = attack(seen, RGap())
+        >>> found.labels, bool((found.inputs - probe_image((1, 8, 8), 5)).abs().max() < 1e-4)
+        (tensor([3]), True)
+    """
+
+    most_unknowns: int = 4096
+    certify: float = 1e-3
+
+    def check(self, transcript: Transcript) -> None:
+        self._look(transcript)
+
+    def _look(self, transcript: Transcript) -> tuple[Chain, Tensors]:
+        knowledge, observed = transcript.knowledge, transcript[0]
+        _check_one_example(knowledge, observed)
+        chain = Chain.of(knowledge.model, observed.params, knowledge.input_shape)
+        gradient = {name: g.double() for name, g in observed.gradient(knowledge.client).items()}
+        for link in chain.links:
+            if not gradient[f"{link.name}.weight"].abs().max() > 0:
+                raise Inapplicable(
+                    f"the gradient of {link.name}.weight is zero everywhere (no unit is active, or the loss is zero)",
+                    "nothing can be solved; use another round",
+                )
+            if link.unknowns > self.most_unknowns and isinstance(link.module, nn.Conv2d):
+                raise Inapplicable(
+                    f"convolution {link.name!r} reads {link.unknowns:,} values, and more than {self.most_unknowns:,} "
+                    "take minutes to solve for",
+                    f"raise most_unknowns, or {INSTEAD}",
+                )
+        return chain, gradient
+
+    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+        chain, gradient = self._look(transcript)
+        knowledge, observed = transcript.knowledge, transcript[0]
+        slopes, label = _last_slopes(chain.links[-1], gradient)
+        known: tuple[Tensor, Tensor] | None = None
+        steps: list[_Step] = []
+        for i in range(len(chain.links) - 1, -1, -1):
+            link = chain.links[i]
+            if isinstance(link.module, nn.Linear) and link.bias is not None:
+                slopes = gradient[f"{link.name}.bias"]
+            steps.insert(0, _solve(link, slopes, gradient[f"{link.name}.weight"], known, self.most_unknowns))
+            progress.report(len(steps), len(chain.links), steps[0].residual)
+            if i > 0:
+                after, reading = chain.links[i - 1].after, steps[0].reading
+                outputs = after.inverse(reading)
+                known = outputs, after.known(reading)
+                outputs = outputs * known[1]
+                slopes = after.slope(outputs) * (link.matrix().T @ slopes)
+        like = observed.params[f"{chain.links[0].name}.weight"]
+        flat = (steps[0].reading - chain.shift) / chain.scale
+        low, high = knowledge.value_range
+        inputs = flat.reshape(1, *knowledge.input_shape).clamp(low, high).to(like).contiguous()
+        mismatch = _mismatch(knowledge, observed, inputs, label, gradient)
+        open_entries = sum(step.rank.deficit for step in steps)
+        return Reconstruction(
+            inputs=inputs,
+            labels=torch.tensor([label], device=like.device),
+            ambiguity=frozenset[Ambiguity](),
+            objective=mismatch.reshape(1).float(),
+            certified=torch.tensor([bool(mismatch <= self.certify) and open_entries == 0], device=like.device),
+            cost={"evaluations": 1},
+            notes=_notes(steps),
+        )
+
+
+def _check_one_example(knowledge: Knowledge, observed: Round) -> None:
+    if observed.batch_size is None:
+        raise Inapplicable("the batch size is unknown, and the recursion holds for one example", "name it")
+    if observed.batch_size > 1:
+        raise Inapplicable(
+            f"the recursion solves for one example, and {observed.batch_size} are mixed in this update", INSTEAD
+        )
+    if not knowledge.client.averages or observed.update.kind == "delta":
+        raise Inapplicable(
+            "a difference of weights is no gradient of the model the recursion goes back through",
+            "observe one SGD step with its learning rate, or " + INSTEAD,
+        )
+
+
+def _last_slopes(last: Link, gradient: Tensors) -> tuple[Tensor, int]:
+    """Slopes `[classes]` of the loss by the logits, and the label: the only negative one."""
+    if not isinstance(last.module, nn.Linear):
+        raise Inapplicable("the last layer is no fully connected one, whose gradient tells the label", INSTEAD)
+    if last.bias is not None:
+        slopes = gradient[f"{last.name}.bias"]
+        return slopes, int(slopes.argmin())
+    left, values, right = torch.linalg.svd(gradient[f"{last.name}.weight"], full_matrices=False)
+    tries = []
+    for sign in (1.0, -1.0):
+        u, v = sign * left[:, 0], sign * values[0] * right[0]
+        label = int(u.argmin())
+        size, misfit = _length(last.weight @ v, u, label)
+        tries.append((misfit, label, size * u))
+    best = min(tries, key=lambda one: one[0])
+    return best[2], best[1]
+
+
+def _length(logits: Tensor, u: Tensor, label: int) -> tuple[float, float]:
+    """The a with `softmax(logits / a) - e_label` nearest `a u`, and how near.
+
+    The norm of the slopes is between 0 and the root of 2. Of several solutions the best on a grid is refined.
+    """
+    from scipy.optimize import minimize_scalar
+
+    wanted = F.one_hot(torch.tensor(label), len(u)).to(u)
+
+    def misfit(log: float) -> float:
+        a = 10.0**log
+        return float(((logits / a).softmax(0) - wanted - a * u).norm() / a)
+
+    grid = torch.linspace(-6, 0.16, 400).tolist()
+    start = min(grid, key=misfit)
+    found = minimize_scalar(misfit, bounds=(start - 0.02, start + 0.02), method="bounded", options={"xatol": 1e-12})
+    return 10.0 ** float(found.x), float(found.fun)
+
+
+def _mismatch(knowledge: Knowledge, observed: Round, inputs: Tensor, label: int, gradient: Tensors) -> Tensor:
+    """Relative difference of the sent gradient and the model's own at the result."""
+    guess = Batch(inputs, torch.tensor([label], device=inputs.device))
+    own = knowledge.client(knowledge.model, observed.params, guess, buffers=observed.buffers)
+    apart = torch.stack([(own.tensors[name] - sent).norm() for name, sent in gradient.items()]).norm()
+    relative: Tensor = apart / torch.stack([sent.norm() for sent in gradient.values()]).norm()
+    return relative
+
+
+def _notes(steps: list[_Step]) -> tuple[str, ...]:
+    """Ranks, layer by layer, and which layer protects the input."""
+    holes = [step.rank for step in steps if step.rank.deficit > 0]
+    ranks = "rank of unknowns, first layer first: " + ", ".join(
+        f"{step.rank.name} {step.rank.rank} of {step.rank.unknowns}" for step in steps
+    )
+    if not holes:
+        return ranks, "no layer has a deficit: the input is determined, up to rounding"
+    worst = max(holes, key=lambda one: one.deficit / one.unknowns)
+    return ranks, f"layer {worst.name!r} protects most: {worst.deficit} of {worst.unknowns} values are left open"

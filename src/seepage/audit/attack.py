@@ -1,0 +1,337 @@
+"""Run attacks on recorded rounds, side by side. A worker is given folders an attacker may read, and nothing else."""
+
+import json
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seepage.attacks import Attack, Inapplicable
+from seepage.audit.outcome import FolderProgress, Outcome, has_outcome, save_outcome
+from seepage.audit.record import Show, is_skipped, made_anew, place_of
+from seepage.core.executor import Here, Plan, Runner, Tail, Work
+from seepage.core.nn import generator
+from seepage.errors import SeepageError
+from seepage.recipe.case import Recipe
+from seepage.recipe.parts import Part, make_attack
+from seepage.transcript.recorded import RecordedTranscript, keeps_rounds, open_transcript
+from seepage.transcript.simulated import OneRound
+from seepage.transcript.vertical import IndexedTranscript
+from seepage.types import Architecture, Reconstruction, Transcript
+
+POLL = 0.3
+"""Seconds between looks at the workers' progress."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One cell to attack: where its rounds lie, and its truth if there is one.
+
+    Attributes:
+        name: The cell's name, and the folder's below `attacks/`.
+        observed: Folder an attacker may read.
+        private: Folder with the truth, or None.
+        architecture: The model, where the recorded one is replaced.
+        batch_size: Batch size, where the record has none.
+        inferred: From what that was inferred, where nobody told it.
+        trust: The folder was written by this run, so its model may be somebody's own code.
+        recipe: The recipe that recorded it, where this run did.
+    """
+
+    name: str
+    observed: Path
+    private: Path | None
+    architecture: Architecture | None = None
+    batch_size: int | None = None
+    trust: bool = False
+    recipe: Recipe | None = None
+    inferred: str | None = None
+
+    @property
+    def skipped(self) -> bool:
+        """Whether the cell could not be recorded."""
+        return self.private is not None and is_skipped(self.private)
+
+    @property
+    def kept(self) -> bool:
+        """Whether its rounds lie in the folder; else they are made anew, which takes the private data."""
+        return self.recipe is None or keeps_rounds(self.observed)
+
+    def open(self, device: str) -> RecordedTranscript | IndexedTranscript:
+        if self.recipe is not None and self.private is not None and not self.kept:
+            return made_anew(self.recipe, self.observed, self.private, device)
+        return open_transcript(
+            self.observed,
+            architecture=self.architecture,
+            batch_size=self.batch_size,
+            device=device,
+            trust=self.trust,
+        )
+
+    def for_attack(self) -> "Source":
+        """The same without the truth, wherever the rounds can be had without it."""
+        return replace(self, private=None) if self.kept else self
+
+    def rounds(self, attack: Attack) -> int:
+        """How many runs of an attack this cell takes: one on all rounds together, or one for each round."""
+        transcript = self.open("cpu")
+        if attack.rounds == "all":
+            return 1
+        if "indices" not in transcript.knowledge.told:
+            return len(transcript)
+        # Rounds over one data set are many and alike.
+        return min(len(transcript), 1 if self.recipe is None else self.recipe.batch.count)
+
+
+def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
+    observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
+    return Source(recipe.cell, observed, private, trust=True, recipe=recipe)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One attack on one round (or, for attacks that need all rounds, on all of them).
+
+    Attributes:
+        source: Where the rounds are; without the truth, unless the rounds are made anew from it.
+        folder: The run folder.
+    """
+
+    cell: str
+    name: str
+    part: Part
+    t: int
+    seed: int
+    device: str
+    source: Source
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return f"{self.name} on {self.cell}"
+
+    @property
+    def outcome(self) -> Path:
+        """Where the outcome goes, without suffix."""
+        return self.folder / "attacks" / self.cell / self.name / f"{self.t:06d}"
+
+    @property
+    def mark(self) -> Path:
+        return self.outcome.with_suffix(".json")
+
+    @property
+    def done(self) -> bool:
+        return has_outcome(self.outcome)
+
+    @property
+    def progress(self) -> FolderProgress:
+        """What the attack reports to."""
+        facts = {"cell": self.cell, "attack": self.name, "round": self.t}
+        checkpoint = self.outcome.with_name(f"{self.outcome.name}-checkpoint")
+        return FolderProgress(self.folder / "progress.jsonl", checkpoint, facts)
+
+    def run(self, threads: int) -> None:
+        """Attack and keep the outcome. A fault in the attack's code is an outcome too, so that the others go on."""
+        torch.set_num_threads(threads)
+        attack = make_attack(self.part.use, self.part.options)
+        transcript: Transcript = self.source.open(self.device)
+        if attack.rounds == "one":
+            transcript = OneRound(transcript, self.t)
+        progress, clocks = self.progress, (time.perf_counter(), time.process_time())
+        try:
+            found = attack(transcript, seed=self.seed, progress=progress)
+            check_reconstruction(found, transcript)
+            seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
+            outcome = Outcome(found.status, repr(attack), found, None, seconds, cpu_seconds)
+        except Inapplicable as error:
+            outcome = Outcome("inapplicable", repr(attack), None, str(error))
+        except SeepageError:
+            raise
+        except Exception as error:  # an attack may be somebody's own code
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
+            outcome = Outcome("error", repr(attack), None, reason)
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        save_outcome(outcome, self.outcome)
+        progress.clear()
+
+    def parcel(self) -> "Carried | None":
+        """The attack with the files it may read. Rounds made anew from the truth stay with the truth."""
+        return Carried(self) if self.source.kept else None
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An attack for another machine: it comes with its `observed/`, and neither truth nor recipe.
+
+    The recipe holds the seed that drew the private examples from their data set.
+    """
+
+    task: Task
+
+    def __post_init__(self) -> None:
+        alone = replace(self.task.source, private=None, recipe=None)
+        object.__setattr__(self, "task", replace(self.task, source=alone))
+
+    @property
+    def key(self) -> str:
+        return str(self.task.source.observed)
+
+    def load(self) -> dict[str, bytes]:
+        """All files of `observed/` by their paths in it."""
+        folder = self.task.source.observed
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        }
+
+    def run(self, loaded: Mapping[str, bytes], folder: Path, threads: int) -> None:
+        """Unpack the files, attack, and write the outcome below `folder`."""
+        with tempfile.TemporaryDirectory(prefix="seepage-") as unpacked:
+            for name, content in loaded.items():
+                path = Path(unpacked, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+            source = replace(self.task.source, observed=Path(unpacked))
+            replace(self.task, source=source, folder=folder).run(threads)
+
+
+def check_reconstruction(found: object, transcript: Transcript) -> None:
+    """Raise `ValueError` for what a score could make no sense of; somebody's own attack may return anything."""
+    if not isinstance(found, Reconstruction):
+        raise ValueError(f"the attack returned a {type(found).__name__} instead of a seepage.Reconstruction")
+    shape = transcript.knowledge.input_shape
+    if found.space == "input" and tuple(found.inputs.shape[1:]) != shape:
+        raise ValueError(f"the attack returned guesses of shape {tuple(found.inputs.shape[1:])} instead of {shape}")
+    if not found.inputs.isfinite().all():
+        raise ValueError("the attack returned NaN or infinite values")
+
+
+class _Meter:
+    """Adds up how far all tasks are, from the lines the workers append."""
+
+    def __init__(self, tasks: Sequence[Task], log: Path, show: Show) -> None:
+        self.shares = {(task.cell, task.name, task.t): 0.0 for task in tasks}
+        self.several = len({task.cell for task in tasks}) > 1
+        self.show = show
+        self.tail = Tail(log, log.stat().st_size if log.exists() else 0)
+
+    def look(self) -> None:
+        """Read new lines and show the sum."""
+        latest = ""
+        for line in self.tail.fresh().splitlines():
+            event = _event(line)
+            if event is None:
+                continue
+            key = (event["cell"], event["attack"], event["round"])
+            if key in self.shares and self.shares[key] < 1:
+                self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
+            latest = f"{event['attack']} on {event['cell']}" if self.several else str(event["attack"])
+        self.show(sum(self.shares.values()), len(self.shares), latest)
+
+    def finish(self, task: Work) -> None:
+        assert isinstance(task, Task)
+        self.shares[task.cell, task.name, task.t] = 1.0
+        # It may have ended on another machine, and have begun on this one.
+        task.progress.clear()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look every `POLL` seconds, from a thread, while a block runs."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(POLL):
+                self.look()
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self.look()
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A progress line, or None for one that a kill cut short."""
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and event.keys() >= {"cell", "attack", "round", "done", "total"} else None
+
+
+def attack_names(parts: Sequence[Part]) -> list[str]:
+    """A name for each attack of a recipe: its own, numbered where one is used twice.
+
+    >>> attack_names([Part("dlg"), Part("linear"), Part("dlg", {"steps": 9})])
+    ['dlg', 'linear', 'dlg-2']
+    """
+    names: list[str] = []
+    for part in parts:
+        base = part.use.replace(":", ".")
+        uses = sum(name == base or name.startswith(f"{base}-") for name in names)
+        names.append(base if not uses else f"{base}-{uses + 1}")
+    return names
+
+
+def attack_cells(
+    sources: Sequence[Source],
+    parts: Sequence[Part],
+    folder: Path,
+    recipes: Sequence[Recipe] | None,
+    jobs: int | None,
+    show: Show,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    on: Runner | None = None,
+) -> Plan:
+    """Run every attack on every round of every cell that has no outcome yet; returns how many at a time.
+
+    Raises:
+        SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
+        KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
+    """
+    tasks = []
+    for i, source in enumerate(sources):
+        own = recipes[i].attack if recipes else parts
+        seed, device = (recipes[i].seed, recipes[i].device) if recipes else (seed, device)
+        if source.skipped:
+            continue
+        for name, part in zip(attack_names(own), own, strict=True):
+            rounds = source.rounds(make_attack(part.use, part.options))
+            tasks += [_task(source, name, part, t, folder, seed, device) for t in range(rounds)]
+    todo = [task for task in tasks if not task.done]
+    runner = on or Here()
+    plan = runner.plan(jobs, len(todo), device)
+    if todo:
+        meter = _Meter(todo, folder / "progress.jsonl", show)
+        with meter.watched():
+            runner.run(todo, plan, folder, meter.finish)
+    return plan
+
+
+def _task(source: Source, name: str, part: Part, t: int, folder: Path, seed: int, device: str) -> Task:
+    own = generator(seed, f"attack/{source.name}/{name}", t).initial_seed() % 2**31
+    return Task(
+        cell=source.name,
+        name=name,
+        part=part,
+        t=t,
+        seed=own,
+        device=device,
+        source=source.for_attack(),
+        folder=folder,
+    )

@@ -1,0 +1,187 @@
+"""Files that somebody captured, attacked in one go: made an `observed/` folder inside the run folder first."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from seepage.audit.observe import Files, observe_files
+from seepage.audit.record import Show, quiet
+from seepage.audit.run import Run, attack_only, check_device, claim, undone_on_mistake
+from seepage.core.executor import Runner
+from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
+from seepage.errors import SeepageError
+from seepage.leakage.inference import infer_sizes
+from seepage.recipe.parts import Part, make_attack
+from seepage.recipe.resolve import run_name
+from seepage.types import Architecture
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """What was captured, and what is known about how it was made.
+
+    Attributes:
+        files: Two checkpoints, or weights and a gradient.
+        architecture: How to build the model.
+        client: The client's rule.
+        input_shape: Shape of one example, if known.
+        num_classes: Classes of the model, if known.
+        steps: Local steps of plain SGD, if known.
+        batch_size: Examples behind the update, if known.
+    """
+
+    files: Files
+    architecture: Architecture
+    client: Part = Part("fedsgd")  # noqa: RUF009
+    input_shape: tuple[int, ...] | None = None
+    num_classes: int | None = None
+    steps: int | None = None
+    batch_size: int | None = None
+
+    def observe(self, folder: Path) -> list[str]:
+        """Write the `observed/` folder; returns what a reader should know. Raises as `observe_files` does."""
+        return observe_files(
+            self.files,
+            folder,
+            architecture=self.architecture,
+            client=self.client,
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            steps=self.steps,
+            batch_size=self.batch_size,
+        )
+
+    @property
+    def text(self) -> str:
+        """What makes this capture another than others: content of the files and what is known, as JSON."""
+        captured = (self.files.before, self.files.after, self.files.gradient)
+        known = {
+            "files": [None if path is None else _digest(path) for path in captured],
+            "lr": self.files.lr,
+            "model": {"use": self.architecture.use, "options": dict(self.architecture.options)},
+            "client": asdict(self.client),
+            "input_shape": self.input_shape,
+            "num_classes": self.num_classes,
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+        }
+        return json.dumps({"schema": SCHEMA, **known}, indent=2, default=str) + "\n"
+
+
+def _digest(path: Path) -> str:
+    check_regular(path)
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise SeepageError(f"{path} does not exist; check the path") from error
+
+
+def attack_folder(
+    observed: Path,
+    attacks: Sequence[Mapping[str, Any]],
+    *,
+    model: Architecture | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+    jobs: int | None = None,
+    on: Runner | None = None,
+    show: Show = quiet,
+    command: str = "",
+) -> Run:
+    """Attack recorded updates, with no truth at hand. A batch size that nobody told is inferred, and said to be.
+
+    Args:
+        observed: An `observed/` folder, or one with several below it.
+        attacks: Attack tables, each with `use` and options.
+        model: Use this model instead of the recorded one.
+        batch_size: Batch size, where the record has none; None: inferred.
+        seed: Seeds the attacks.
+        device: Where to attack.
+        out: Run folder; None: `runs/attack-HASH`.
+        jobs: Attacks at a time.
+        on: Where attacks run; None: on this machine.
+        show: Progress.
+        command: The command, for the record.
+
+    Raises:
+        SeepageError: As `attack_only` does.
+    """
+    check_device(device)
+    for table in map(dict, attacks):
+        make_attack(str(table.pop("use", "")), table)
+    return attack_only(
+        observed,
+        attacks,
+        model=model,
+        batch_size=batch_size,
+        seed=seed,
+        device=device,
+        out=out,
+        jobs=jobs,
+        on=on,
+        show=show,
+        command=command,
+        sizes=infer_sizes(observed, model) if batch_size is None else None,
+    )
+
+
+def attack_captured(
+    capture: Capture,
+    attacks: Sequence[Mapping[str, Any]],
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+    jobs: int | None = None,
+    on: Runner | None = None,
+    show: Show = quiet,
+    command: str = "",
+) -> Run:
+    """Attack captured files, with no truth at hand. `observed/` and `captured.json` of the run folder hold them.
+
+    Args:
+        capture: The files and what is known.
+        attacks: Attack tables, each with `use` and options.
+        seed: Seeds the attacks.
+        device: Where to attack.
+        out: Run folder; None: `runs/attack-HASH`.
+        jobs: Attacks at a time.
+        on: Where attacks run; None: on this machine.
+        show: Progress.
+        command: The command, for the record.
+
+    Raises:
+        SeepageError: For files that do not fit the model or what is said of them, unknown attacks, and where `out`
+            holds another run.
+    """
+    check_device(device)
+    for table in map(dict, attacks):
+        make_attack(str(table.pop("use", "")), table)
+    text = capture.text
+    folder = out or Path("runs") / run_name(f"{text}{json.dumps([list(map(dict, attacks)), seed])}", "attack")
+    claim(folder, "captured.json", text)
+    observed = folder / "observed"
+    if not (observed / "knowledge.json").exists():
+        with undone_on_mistake(folder):
+            make_private(folder)
+            write_whole(folder / "captured.json", text)
+            capture.observe(observed)
+    return attack_only(
+        observed,
+        attacks,
+        model=Architecture(capture.architecture.use),
+        seed=seed,
+        device=device,
+        out=folder,
+        jobs=jobs,
+        on=on,
+        show=show,
+        command=command,
+        beside=("captured.json", "observed"),
+    )

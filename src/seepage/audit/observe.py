@@ -1,0 +1,197 @@
+"""Somebody's own files, checkpoints or a gradient, as an `observed/` folder that every attack reads."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from seepage.api import observe
+from seepage.clients import FedAvg, make_client
+from seepage.clients.fedavg import MOST_STEPS
+from seepage.core.storage import make_private
+from seepage.errors import SeepageError
+from seepage.leakage import exposure
+from seepage.leakage.inference import infer_shapes, infer_size, infer_steps, label_words
+from seepage.models import build
+from seepage.models.weights import load_weights, read_state
+from seepage.recipe.parts import Part, problems_of
+from seepage.transcript.recorded import save_transcript
+from seepage.types import Architecture, ClientUpdate, Tensors, Transcript, Update
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """What was captured.
+
+    Attributes:
+        before: Weights that the server sent out.
+        after: Weights that came back; or else
+        gradient: The gradient that came back.
+        lr: Learning rate of the SGD from `before` to `after`, if known.
+    """
+
+    before: Path
+    after: Path | None = None
+    gradient: Path | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.after is None) == (self.gradient is None):
+            raise SeepageError("give either the weights that came back (AFTER) or --gradient FILE, and not both")
+        if self.lr is not None and not 0 < self.lr < math.inf:
+            raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
+
+    def update(self, before: Tensors) -> Update:
+        """What the client sent: `[...]` per parameter of `before`."""
+        path = self.after or self.gradient
+        assert path is not None
+        state = read_state(path)
+        missing = [name for name in before if name not in state]
+        if missing:
+            raise SeepageError(
+                f"{path} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''} of {self.before}; "
+                "give files of the same model"
+            )
+        own = {name: state[name].to(like) for name, like in before.items()}
+        return Update(own) if self.gradient is not None else Update.from_states(before, own)
+
+
+def observe_files(
+    files: Files,
+    folder: Path,
+    *,
+    architecture: Architecture,
+    client: Part,
+    input_shape: tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+    steps: int | None = None,
+    batch_size: int | None = None,
+) -> list[str]:
+    """Write an `observed/` folder from files; returns what a reader should know about them.
+
+    What is not given is inferred where the update tells it: local steps or the learning rate from the last bias, the
+    batch size from the rank of the layers. `knowledge.json` then names it under `inferred`.
+
+    Args:
+        files: The files.
+        folder: Where to write; must not hold a recording already.
+        architecture: How to build the model.
+        client: The client's rule: `fedsgd`, or `fedavg` with its `lr`, `epochs` or `steps`.
+        input_shape: Shape of one example, if known.
+        num_classes: Classes of the model, if known.
+        steps: Steps of SGD at `files.lr` from `before` to `after`, if known, where `client` is `fedsgd`.
+        batch_size: Examples behind the update, if known.
+
+    Raises:
+        SeepageError: For files that cannot be read or do not fit the model, and a rule that does not fit the files.
+    """
+    if (folder / "knowledge.json").exists():
+        raise SeepageError(f"{folder} already holds a recorded update; choose another folder with --out")
+    for problem in problems_of(client, "client"):
+        raise SeepageError(f"{problem}; correct --set client.OPTION=VALUE")
+    if min(1 if num_classes is None else num_classes, *(input_shape or (1,)), 1) < 1:
+        raise SeepageError(f"--shape and --classes must be from 1 up, got {input_shape} and {num_classes}")
+    _check_rule(client, files, steps)
+    state = read_state(files.before)
+    input_shape, num_classes, said = infer_shapes(architecture, state, input_shape, num_classes)
+    model = build(architecture, input_shape, num_classes)
+    note = load_weights(model, state, num_classes, str(files.before))
+    if note is not None:
+        raise SeepageError(f"{files.before} was not made for {num_classes} classes; give their number with --classes")
+    before = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    update = files.update(before)
+    if not any(bool(tensor.any()) for tensor in update.tensors.values()):
+        raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
+    rule, lr, found = _rule(files, client, steps, model, update, (input_shape, num_classes))
+    said |= found
+    whole = partial(observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture)
+    transcript, more, unknown = _with_size(whole, batch_size)
+    said |= more
+    make_private(folder)
+    save_transcript(transcript, folder, inferred=said)
+    return _remarks(update, rule, lr, said, unknown)
+
+
+def _with_size(
+    whole: Callable[..., Transcript], batch_size: int | None
+) -> tuple[Transcript, dict[str, str], str | None]:
+    """The transcript with a batch size, what was inferred of that and the labels, and why no size is known."""
+    transcript, said, unknown = whole(batch_size=batch_size), {}, None
+    found = exposure(transcript)
+    if batch_size is None:
+        batch_size, words = infer_size(found)
+        if batch_size is None:
+            unknown = words
+        else:
+            said["batch size"] = words
+            transcript = whole(batch_size=batch_size)
+            found = exposure(transcript)  # now with counts of the labels
+    labels = label_words(found.labels)
+    return transcript, said | ({"labels": labels} if labels else {}), unknown
+
+
+def _check_rule(client: Part, files: Files, steps: int | None) -> None:
+    if (files.lr is not None or steps is not None) and client.use != "fedsgd":
+        raise SeepageError(
+            "--lr and --steps are for plain SGD; give the rate and steps of --client fedavg with --set client.lr=… and "
+            "client.steps=…"
+        )
+    if files.gradient is not None and (files.lr is not None or steps is not None or client.use != "fedsgd"):
+        raise SeepageError("a gradient needs neither --lr nor --steps nor another rule than fedsgd; leave them out")
+    if steps is not None and not 1 <= steps <= MOST_STEPS:
+        raise SeepageError(f"--steps must be from 1 to {MOST_STEPS}, got {steps}; give the client's local steps")
+
+
+def _rule(
+    files: Files, client: Part, steps: int | None, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int]
+) -> tuple[ClientUpdate, float | None, dict[str, str]]:
+    """The client's rule, the rate that makes one gradient of a difference of weights, and what was inferred."""
+    if update.kind == "gradient" or client.use != "fedsgd":
+        return make_client(client.use, client.options), None, {}
+    found = infer_steps(model, update.tensors, *sizes, lr=files.lr, steps=steps)
+    if found is None:
+        raise SeepageError(
+            "a difference of weights is a gradient only when the learning rate is known, and the last bias does not "
+            "tell it; give --lr, with --steps for more than one step of SGD, or --client fedavg with --set client.lr=…"
+        )
+    if found.steps == 1:
+        return make_client(client.use, client.options), found.lr, dict(found.said)
+    return FedAvg(lr=found.lr, steps=found.steps), None, dict(found.said)
+
+
+def _remarks(
+    update: Update, rule: ClientUpdate, lr: float | None, said: Mapping[str, str], unknown: str | None
+) -> list[str]:
+    size = float(torch.stack([tensor.double().norm() for tensor in update.tensors.values()]).norm())
+    words = [f"{len(update.tensors)} tensors, norm {size:.3g}"]
+    if update.kind == "delta":
+        one = "" if lr is None else f"one SGD step at learning rate {lr:.3g}"
+        words.append(f"read as {one or f'what {rule} sends'}")
+    if unknown is not None:
+        words.append(f"batch size unknown: {unknown}; give it with --batch-size, where you know it")
+    return [*words, *inferred_lines(said)]
+
+
+def inferred_lines(said: Mapping[str, str]) -> list[str]:
+    """One line for each thing that nobody told.
+
+    >>> inferred_lines({"batch size": "1, from the rank of 2.weight"})
+    ['inferred, not told: batch size: 1, from the rank of 2.weight']
+    """
+    return [f"inferred, not told: {name}: {words}" for name, words in said.items()]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """`3,32,32` as a shape.
+
+    >>> parse_shape("3,32,32"), parse_shape("3x32x32")
+    ((3, 32, 32), (3, 32, 32))
+    """
+    try:
+        return tuple(int(part) for part in text.replace("x", ",").split(","))
+    except ValueError as error:
+        raise SeepageError(f"--shape takes whole numbers such as 3,32,32, got {text!r}") from error

@@ -1,0 +1,146 @@
+"""What became of one attack on one round, on disk: a reconstruction, or the reason why there is none."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from seepage.attacks.base import Checkpoint
+from seepage.core.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
+from seepage.errors import SeepageError
+from seepage.types import Reconstruction, Status, Tensors
+
+OutcomeStatus = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One attack on one round.
+
+    Attributes:
+        status: The reconstruction's status, or `inapplicable`, or `error` for a fault in the attack's code.
+        reconstruction: None where there is none.
+        reason: Why there is none, with the remedy.
+        seconds: Wall time of the attack alone.
+        cpu_seconds: Processor time of the attack alone; on a busy machine the fairer number.
+        attack: The attack's `repr`.
+    """
+
+    status: OutcomeStatus
+    attack: str
+    reconstruction: Reconstruction | None = None
+    reason: str | None = None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+def save_outcome(outcome: Outcome, path: Path) -> None:
+    """Write `PATH.safetensors` where there is a reconstruction, then `PATH.json`, which makes the outcome whole."""
+    found = outcome.reconstruction
+    facts: dict[str, Any] = {
+        "schema": SCHEMA,
+        "status": outcome.status,
+        "attack": outcome.attack,
+        "reason": outcome.reason,
+        "seconds": round(outcome.seconds, 3),
+        "cpu_seconds": round(outcome.cpu_seconds, 3),
+    }
+    if found is not None:
+        optional = {name: getattr(found, name) for name in ("labels", "indices", "objective", "certified")}
+        tensors: Tensors = {"inputs": found.inputs} | {k: t for k, t in optional.items() if t is not None}
+        tensors |= {f"inner/{name}": tensor for name, tensor in found.inner.items()}
+        write_tensors(path.with_suffix(".safetensors"), tensors)
+        facts |= {
+            "space": found.space,
+            "ambiguity": sorted(found.ambiguity),
+            "history": found.history,
+            "cost": dict(found.cost),
+            "notes": found.notes,
+        }
+    write_json(path.with_suffix(".json"), facts)
+
+
+def open_outcome(path: Path) -> Outcome:
+    """Read what `save_outcome` wrote."""
+    facts = read_json(path.with_suffix(".json"))
+    check_schema(facts, path.with_suffix(".json"))
+    found = None
+    try:
+        if "space" in facts:
+            found = _reconstruction(facts, read_tensors(path.with_suffix(".safetensors")))
+        return Outcome(facts["status"], facts["attack"], found, facts["reason"], facts["seconds"], facts["cpu_seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise SeepageError(
+            f"{path}.json is damaged ({type(error).__name__}: {error}); delete it and run again"
+        ) from error
+
+
+def _reconstruction(facts: Mapping[str, Any], tensors: Tensors) -> Reconstruction:
+    status: Status = facts["status"]
+    return Reconstruction(
+        inputs=tensors["inputs"],
+        labels=tensors.get("labels"),
+        space=facts["space"],
+        indices=tensors.get("indices"),
+        ambiguity=frozenset(facts["ambiguity"]),
+        objective=tensors.get("objective"),
+        certified=tensors.get("certified"),
+        inner={name[6:]: tensor for name, tensor in tensors.items() if name.startswith("inner/")},
+        status=status,
+        history=tuple((int(step), float(value)) for step, value in facts["history"]),
+        cost=facts["cost"],
+        notes=tuple(facts["notes"]),
+    )
+
+
+def has_outcome(path: Path) -> bool:
+    """Whether an outcome is there, whole."""
+    return path.with_suffix(".json").exists()
+
+
+@dataclass(frozen=True)
+class FolderProgress:
+    """Progress that is kept in a run folder: a line per report, and the last checkpoint.
+
+    Attributes:
+        log: `progress.jsonl` of the run.
+        checkpoint: Path of this attack's checkpoint, without suffix.
+        task: What the lines say about which attack is meant.
+        pause: Seconds between two checkpoints: writing one to disk for good can take longer than a step.
+    """
+
+    log: Path
+    checkpoint: Path
+    task: Mapping[str, Any]
+    pause: float = 2.0
+    _saved_at: list[float] = field(default_factory=list, repr=False)
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        finite = objective if objective == objective and abs(objective) != float("inf") else None
+        append_line(self.log, {**self.task, "done": done, "total": total, "objective": finite})
+
+    def load(self) -> Checkpoint | None:
+        if not self.checkpoint.with_suffix(".json").exists():
+            return None
+        facts = read_json(self.checkpoint.with_suffix(".json"))
+        tensors = read_tensors(self.checkpoint.with_suffix(".safetensors"))
+        # Two files cannot be renamed at once; a checkpoint whose halves differ is not used.
+        if int(tensors.pop("step").item()) != facts["step"]:
+            return None
+        return Checkpoint(tensors, facts)
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        if self._saved_at and time.monotonic() - self._saved_at[-1] < self.pause:
+            return
+        step = torch.tensor(int(checkpoint.facts["step"]))
+        write_tensors(self.checkpoint.with_suffix(".safetensors"), {**checkpoint.tensors, "step": step})
+        write_json(self.checkpoint.with_suffix(".json"), checkpoint.facts)
+        self._saved_at[:] = [time.monotonic()]
+
+    def clear(self) -> None:
+        """Remove the checkpoint of an attack that has ended."""
+        for suffix in (".json", ".safetensors"):
+            self.checkpoint.with_suffix(suffix).unlink(missing_ok=True)

@@ -1,0 +1,405 @@
+"""Run a recipe into a run folder. The only place that wires data, models, clients, attacks and metrics together.
+
+RUN/  recipe.toml  env.json                fully resolved: `seepage audit RUN/recipe.toml` repeats the run
+observed/[CELL/]                     all an attacker may read
+private/[CELL/]                      the truth and what only the audit knows
+attacks/[CELL/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
+reconstructions/[CELL/]ATTACK.*      aligned with the truth, for the report
+progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seepage.audit.attack import Source, attack_cells, own_source
+from seepage.audit.record import Show, quiet, record_cells
+from seepage.audit.row import check_result
+from seepage.audit.summary import summarize
+from seepage.core.executor import Runner, threads_for
+from seepage.core.storage import (
+    SCHEMA,
+    check_schema,
+    check_space,
+    make_private,
+    read_json,
+    refuse_links,
+    sweep,
+    write_json,
+    write_whole,
+)
+from seepage.errors import SeepageError
+from seepage.recipe.case import Recipe, Scoring
+from seepage.recipe.overrides import change
+from seepage.recipe.parts import Part, make_attack, refuse_code
+from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.registry import bind
+from seepage.transcript.recorded import list_transcripts, open_transcript
+from seepage.types import Architecture, Transcript
+
+SPACE = 64 * 2**20
+"""Bytes that must be free before a run starts."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: The run folder.
+        result: Content of `result.json`: verdict, rows, cells, thresholds.
+        fresh: Whether it was computed now; False: it was found finished and left as it was.
+    """
+
+    folder: Path
+    result: Mapping[str, Any]
+    fresh: bool
+
+
+def run(
+    tables: Mapping[str, Any],
+    *,
+    out: Path | None = None,
+    jobs: int | None = None,
+    on: Runner | None = None,
+    show: Show = quiet,
+    command: str = "",
+) -> Run:
+    """Audit: record every cell of a recipe, run every attack on it, score, and write the run folder.
+
+    Args:
+        tables: A recipe's tables (see `recipe`).
+        out: The run folder; None: `runs/NAME-HASH`. A finished run there is returned as it is, an unfinished one
+            of the same recipe is gone on with.
+        jobs: Attacks at a time; None: one per core.
+        on: Where attacks run; None: on this machine. `seepage.integrations.ray.cluster` gives one.
+        show: Progress.
+        command: The command that asked for this, for the record.
+
+    Raises:
+        SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
+    """
+    recipes = cells(tables)
+    text = resolved(tables, recipes)
+    folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
+    if claim(folder, "recipe.toml", text):
+        return Run(folder, _read_result(folder), fresh=False)
+    for device in {recipe.device for recipe in recipes}:
+        check_device(device)
+    started = time.time()
+    check_space(folder, SPACE)
+    with undone_on_mistake(folder):
+        make_private(folder)
+        write_whole(folder / "recipe.toml", text)
+        record_cells(recipes, folder, show)
+    sources = [own_source(recipe, recipes, folder) for recipe in recipes]
+    plan = attack_cells(sources, recipes[0].attack, folder, recipes, jobs, show, on=on)
+    found = environment(command, started, recipes[0].device, plan.jobs)
+    write_json(folder / "env.json", found | {"threads": plan.threads})
+    result = summarize(sources, recipes, folder, show)
+    return Run(folder, result, fresh=True)
+
+
+def _name_of(recipe: Recipe) -> str:
+    """What a run is called: its recipe, and the data where they are not the packaged album."""
+    data = recipe.data.use
+    return recipe.name if data == "album" else f"{recipe.name}-{Path(data).stem}"
+
+
+def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> bool:
+    """Check that a folder is free for a run, or belongs to it already; returns whether the run there is finished.
+
+    Args:
+        folder: The run folder.
+        name: The file that says what the run is.
+        text: What that file must say.
+        beside: Further entries that a folder without that file may hold.
+
+    Raises:
+        SeepageError: Where the folder holds something else, or a link that leads out of it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SeepageError(f"{folder} is a file; choose another folder with --out")
+    refuse_links(folder)
+    finished = (folder / "result.json").exists()
+    if (folder / name).exists():
+        if (folder / name).read_text(encoding="utf-8", errors="replace") != text:
+            state = "a finished" if finished else "an unfinished"
+            raise SeepageError(f"{folder} holds {state} run of something else; choose another folder with --out")
+        if not finished:
+            sweep(folder)
+        return finished
+    if folder.exists() and {path.name for path in folder.iterdir()} - set(beside):
+        raise SeepageError(f"{folder} is not empty and holds no run of this; choose another folder with --out")
+    return False
+
+
+@contextmanager
+def undone_on_mistake(folder: Path) -> Iterator[None]:
+    """Remove a folder that this block made where a mistake ends the block. What was there before stays."""
+    made = next((path for path in reversed([folder, *folder.parents]) if not path.exists()), None)
+    try:
+        yield
+    except SeepageError:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def check_device(device: str) -> None:
+    """Raise unless torch can use the device here."""
+    try:
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
+
+
+def environment(command: str, started: float, device: str, jobs: int) -> dict[str, Any]:
+    """Where and how a run was made."""
+    return {
+        "schema": SCHEMA,
+        "seepage": version("seepage"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": device,
+        "cores": os.cpu_count(),
+        "jobs": jobs,
+        "threads": threads_for(jobs, device),
+        "command": command,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 1),
+    }
+
+
+# --- the parts by themselves -------------------------------------------------------------------------------------
+
+
+def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Show = quiet) -> Path:
+    """Write `observed/` and `private/` of a recipe and nothing more; returns the folder."""
+    recipes = cells(tables)
+    text = resolved(tables, recipes)
+    folder = out or Path("runs") / run_name(text, f"{_name_of(recipes[0])}-recorded")
+    claim(folder, "recipe.toml", text)
+    for device in {recipe.device for recipe in recipes}:
+        check_device(device)
+    check_space(folder, SPACE)
+    with undone_on_mistake(folder):
+        make_private(folder)
+        write_whole(folder / "recipe.toml", text)
+        record_cells(recipes, folder, show, keep=sys.maxsize)
+    return folder
+
+
+def attack_only(
+    observed: Path,
+    attacks: Sequence[Mapping[str, Any]],
+    *,
+    model: Architecture | None = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    out: Path | None = None,
+    jobs: int | None = None,
+    on: Runner | None = None,
+    show: Show = quiet,
+    command: str = "",
+    beside: Collection[str] = (),
+    sizes: Mapping[str, tuple[int, str]] | None = None,
+) -> Run:
+    """Attack recorded updates, with no truth at hand.
+
+    Args:
+        observed: An `observed/` folder or one with several below it.
+        attacks: Attack tables, each with `use` and options.
+        model: Use this model instead of the recorded one.
+        batch_size: Batch size, where the record has none.
+        seed: Seeds the attacks.
+        device: Where to attack.
+        out: Run folder; None: `runs/attack-HASH`.
+        jobs: Attacks at a time.
+        on: Where attacks run; None: on this machine.
+        show: Progress.
+        command: The command, for the record.
+        beside: What `out` may hold before the run.
+        sizes: Inferred batch sizes, each with its source, by the name of the folder that has none.
+
+    Raises:
+        SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
+    """
+    started = time.time()
+    check_device(device)
+    asked = Asked(
+        observed=str(observed),
+        content=fingerprint(list_transcripts(observed)),
+        attacks=[dict(table) for table in attacks],
+        seed=seed,
+        model=None if model is None else {"use": model.use, "options": dict(model.options)},
+        batch_size=batch_size,
+        sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
+    )
+    parts = asked.parts()
+    for part in parts:
+        make_attack(part.use, part.options)
+    sources = _foreign_sources(asked)
+    text = asked.text
+    folder = out or Path("runs") / run_name(text, "attack")
+    if claim(folder, "attack.json", text, beside):
+        return Run(folder, _read_result(folder), fresh=False)
+    for source in sources:
+        _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
+    check_space(folder, SPACE)
+    make_private(folder)
+    write_whole(folder / "attack.json", text)
+    plan = attack_cells(sources, parts, folder, None, jobs, show, seed=seed, device=device, on=on)
+    found = environment(command, started, device, plan.jobs)
+    write_json(folder / "env.json", found | {"threads": plan.threads})
+    recipes = [Recipe(name="attack", seed=seed, attack=parts, cell=source.name) for source in sources]
+    return Run(folder, summarize(sources, recipes, folder, show), fresh=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What `attack_only` was asked to do: the content of `attack.json`."""
+
+    observed: str
+    content: str
+    attacks: list[dict[str, Any]]
+    seed: int
+    model: dict[str, Any] | None
+    batch_size: int | None
+    sizes: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """As JSON; what nobody asked for is left out, so that runs of before this could be asked keep their names."""
+        table = {name: value for name, value in asdict(self).items() if name != "sizes" or value}
+        return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
+
+    def size_of(self, folder: str) -> tuple[int | None, str | None]:
+        """The batch size of a folder that has none, and from what it was inferred, where it was."""
+        found = (self.sizes or {}).get(folder) if self.batch_size is None else None
+        if isinstance(found, list) and len(found) == 2 and type(found[0]) is int and isinstance(found[1], str):
+            return found[0], found[1]
+        return self.batch_size, None
+
+    def parts(self) -> tuple[Part, ...]:
+        tables = [dict(table) for table in self.attacks]
+        return tuple(Part(str(table.pop("use", "")), table) for table in tables)
+
+    def architecture(self) -> Architecture | None:
+        return None if self.model is None else Architecture(str(self.model.get("use")), self.model.get("options", {}))
+
+
+def _read_asked(path: Path, trust: bool) -> Asked:
+    """Read `attack.json`. It may be somebody else's, so code that it names is not run unless it is trusted."""
+    record = read_json(path)
+    check_schema(record, path)
+    known = {name: record[name] for name in Asked.__dataclass_fields__ if name in record}
+    bind(Asked, known, str(path))
+    if not trust:
+        refuse_code({"attack": known.get("attacks"), "model": known.get("model")}, str(path))
+    return Asked(**known)
+
+
+def _foreign_sources(asked: Asked, truth: Path | None = None) -> list[Source]:
+    found = list_transcripts(Path(asked.observed))
+    names = [folder.name for folder in found]
+    if len(found) == 1:
+        own = found[0].resolve().name
+        names = ["cell" if own in ("", "observed") else own]
+    sizes = [asked.size_of(place.name) for place in found]
+    return [
+        Source(name, place, _truth_of(name, truth), asked.architecture(), size, inferred=said)
+        for name, place, (size, said) in zip(names, found, sizes, strict=True)
+    ]
+
+
+def _truth_of(name: str, truth: Path | None) -> Path | None:
+    if truth is None or (truth / "truth.safetensors").exists():
+        return truth
+    # Several cells have a folder each; anything else is a data file or a folder of images.
+    return truth / name if (truth / name).is_dir() or not truth.exists() else truth
+
+
+def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trust: bool = False) -> Run:
+    """Score a run of `attack_only` against the truth, or show an audit's scores.
+
+    Args:
+        folder: The run folder.
+        truth: A `private/` folder, with one folder per cell where the run has several; None shows what is there.
+        settings: `score.KEY=VALUE` thresholds.
+        trust: Run code that the run folder names; for folders of one's own.
+
+    Raises:
+        SeepageError: For an audit's folder, which has its scores, and a truth that does not belong to the run.
+    """
+    refuse_links(folder)
+    result = _read_result(folder)
+    if truth is None:
+        if settings:
+            raise SeepageError("--set changes thresholds only together with --truth FOLDER; add it")
+        return Run(folder, result, fresh=False)
+    if not (folder / "attack.json").exists():
+        raise SeepageError(f"{folder} is a finished audit and is never rewritten; audit again with other --set score.…")
+    asked = _read_asked(folder / "attack.json", trust)
+    if not all(setting.strip().startswith("score.") for setting in settings):
+        raise SeepageError("scoring takes --set score.KEY=VALUE only, such as --set score.exact_db=45")
+    chosen = change({}, settings).get("score", {})
+    bind(Scoring, chosen, "[score]")
+    scoring, parts = Scoring(**chosen), asked.parts()
+    sources = _foreign_sources(asked, truth)
+    if fingerprint([source.observed for source in sources]) != asked.content:
+        raise SeepageError(f"{asked.observed} has changed since {folder} was made; attack it again")
+    recipes = [Recipe(name="attack", attack=parts, cell=source.name, score=scoring) for source in sources]
+    return Run(folder, summarize(sources, recipes, folder), fresh=True)
+
+
+def fingerprint(folders: Sequence[Path]) -> str:
+    """A digest of all files of recorded folders: the same name with other content is another recording."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        files = [folder / "knowledge.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("rounds/*"))]
+        for file in filter(Path.is_file, files):
+            digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def _read_through(transcript: Transcript) -> None:
+    """Open every round once, and read its update as the attacks will."""
+    for t in range(len(transcript)):
+        transcript[t].gradient(transcript.knowledge.client)
+
+
+def _read_result(folder: Path) -> dict[str, Any]:
+    path = folder / "result.json"
+    result: dict[str, Any] = read_json(path)
+    check_schema(result, path)
+    check_result(result, path)
+    return result
+
+
+def validate_folder(folder: Path) -> list[str]:
+    """Open every transcript at or below a folder and read all its rounds; a line for each."""
+    lines = []
+    for place in list_transcripts(folder):
+        transcript = open_transcript(place)
+        _read_through(transcript)
+        use = transcript.knowledge.architecture.use if transcript.knowledge.architecture else "?"
+        lines.append(f"ok: {place}: {len(transcript)} rounds of {use}, inputs {transcript.knowledge.input_shape}")
+    return lines

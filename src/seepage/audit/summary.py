@@ -1,0 +1,272 @@
+"""Score the outcomes of a run, raise its trust flags, and write its results."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seepage import data
+from seepage.attacks import Attack
+from seepage.audit.attack import Source, attack_names
+from seepage.audit.outcome import Outcome, open_outcome
+from seepage.audit.record import Show, quiet
+from seepage.audit.row import make_row, skipped_row, thresholds
+from seepage.audit.score import score_outcomes
+from seepage.audit.verdict import verdict
+from seepage.core.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
+from seepage.errors import SeepageError
+from seepage.leakage import diagnostics as sanity
+from seepage.leakage import exposure
+from seepage.metrics import Alignment, Scores
+from seepage.privacy.guarantee import Promise, promise_of
+from seepage.recipe.case import Recipe, Scoring
+from seepage.recipe.parts import own_code
+from seepage.transcript.foreign import read_facts
+from seepage.transcript.simulated import OneRound
+from seepage.transcript.truth import Truth, misfit, open_truth
+from seepage.types import Knowledge, Tensors, Transcript
+
+
+def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: Show = quiet) -> dict[str, Any]:
+    """Score all outcomes, raise the flags, and write `scores.jsonl`, `flags.json` and, last, `result.json`."""
+    rows: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = []
+    flags: list[dict[str, Any]] = []
+    facts: list[dict[str, Any]] = []
+    looks: list[dict[str, Any]] = []
+    for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
+        show(i, len(sources), f"scoring {source.name}" if len(sources) > 1 else "scoring")
+        named = list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
+        if source.skipped:
+            facts.append(_facts_on_disk(source))
+            reason, told = facts[-1]["skipped"], sorted(recipe.knowledge.told)
+            rows += [skipped_row(source.name, name, attack, told, reason) for name, attack in named]
+            continue
+        transcript = source.open("cpu")
+        truth = None if source.private is None else _truth_for(transcript, source)
+        said = _said(source)
+        facts.append(_facts_of(source, transcript) | {"inferred": said, "promise": _promised(source)})
+        looks.append(_look(source, transcript))
+        facts[-1]["exposure"] = looks[-1].get("line")
+        flags += _cell_flags(source, transcript, truth, recipe.score)
+        for name, attack in named:
+            row, scores = _score_attack(Attacked(source, name, attack, folder), transcript, truth, recipe.score)
+            row["told"] = [item for item in row["told"] if item not in said]
+            rows.append(row)
+            found = (
+                sanity.attack_flags(row)
+                + sanity.shape_flags(row)
+                + (sanity.fit_flags(scores.alignment, name) if scores else [])
+            )
+            flags += [{"cell": source.name, "attack": name, **asdict(flag)} for flag in found]
+            lines += _score_lines(source.name, name, scores, truth) if scores else []
+    write_lines(folder / "scores.jsonl", lines)
+    write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
+    write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": looks})
+    defenses = {fact["name"]: fact.get("defense") for fact in facts}
+    titles = {fact["name"]: fact["title"] for fact in facts}
+    level, words = verdict(rows, titles, defenses, own_code=_takes_own_code(sources, recipes))
+    result = {
+        "schema": SCHEMA,
+        "run": str(folder),
+        "verdict": words,
+        "verdict_level": level,
+        "rows": rows,
+        "cells": facts,
+        "thresholds": thresholds(recipes[0].score),
+    }
+    write_json(folder / "result.json", result)
+    return result
+
+
+def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> bool:
+    """Whether the attacks or the model are somebody's own code, which scoring later refuses to run unasked."""
+    models = [source.architecture for source in sources if source.architecture is not None]
+    attacks = [part.table() for recipe in recipes for part in recipe.attack]
+    return bool(own_code({"attack": attacks, "model": [{"use": m.use, "options": dict(m.options)} for m in models]}))
+
+
+def _said(source: Source) -> dict[str, str]:
+    """What an attacker was not told here and inferred, by name, with its source."""
+    if source.recipe is not None:
+        return {}
+    said = read_facts(source.observed).said
+    if source.batch_size is not None:
+        said.pop("batch size", None)
+    return said | ({"batch size": source.inferred} if source.inferred else {})
+
+
+def _promised(source: Source) -> dict[str, Any] | None:
+    """What the defense promises in differential privacy, where it promises anything."""
+    found = None if source.recipe is None else _promise(source.recipe)
+    return None if found is None else asdict(found)
+
+
+def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
+    """What the first round's update gives away with no attack."""
+    try:
+        found = exposure(transcript)
+        table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and for no report
+        return {"cell": source.name, "line": found.line, **table}
+    except SeepageError as error:
+        return {"cell": source.name, "failed": str(error)}
+
+
+def _facts_on_disk(source: Source) -> dict[str, Any]:
+    assert source.private is not None
+    facts: dict[str, Any] = read_json(source.private / "cell.json")
+    check_schema(facts, source.private / "cell.json")
+    return {**facts, "name": source.name}
+
+
+def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
+    if source.private is not None and (source.private / "cell.json").exists():
+        return _facts_on_disk(source)
+    knowledge, first = transcript.knowledge, transcript[0]
+    use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
+    own = "" if source.name == "cell" else f"{source.name}: "
+    return {
+        "schema": SCHEMA,
+        "name": source.name,
+        "title": f"{own}{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
+        "model": use,
+        "model_options": dict(knowledge.architecture.options) if knowledge.architecture else {},
+        "data": None,
+        "data_source": None,
+        "batch_size": first.batch_size,
+        "batches": len(transcript),
+        "training_steps": None,
+        "defense": None,
+        "client": repr(knowledge.client),
+        "classes": [str(label) for label in range(knowledge.num_classes)],
+        "parameters": sum(p.numel() for p in first.params.values()),
+        "baselines": None,
+        "accuracy": None,
+    }
+
+
+def _truth_for(transcript: Transcript, source: Source) -> Truth:
+    """The truth, which must be that of this transcript."""
+    assert source.private is not None
+    truth = _opened(source.private, transcript.knowledge)
+    # Rounds over one data set are many, and each takes its time to be made or read.
+    looked = 1 if truth.draws is not None else len(transcript)
+    problem = misfit(truth, len(transcript), [transcript[t].batch_size for t in range(looked)], transcript.knowledge)
+    if problem is not None:
+        raise SeepageError(
+            f"the truth in {source.private} {problem}; name the private/ folder that belongs to this recording"
+        )
+    return truth
+
+
+def _opened(place: Path, knowledge: Knowledge) -> Truth:
+    """The truth of a `private/` folder, or one batch of all examples of a data file or image folder."""
+    if (place / "truth.safetensors").exists() or not place.exists():
+        return open_truth(place)
+    shape = knowledge.input_shape
+    channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
+    dataset = data.load(str(place), size=size, channels=channels, split=1.0)
+    return Truth((dataset.batch(torch.arange(len(dataset))),))
+
+
+def _promise(recipe: Recipe) -> Promise | None:
+    defense, rounds, size = recipe.make_defense(), recipe.rounds, recipe.batch.size
+    once = promise_of(defense)
+    if once is None:  # before thousands of rounds are gone through
+        return None
+    taken: Sequence[int] = range(1 if rounds is None else rounds.count)
+    if rounds is not None and once.unit == "example":  # an update is sent in every round, an example is in some
+        taken = rounds.drawn(size, recipe.seed).busiest(rounds.count)
+    return promise_of(defense, taken, visits=recipe.make_client().visits(size))
+
+
+def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:
+    knowledge = transcript.knowledge
+    found = sanity.model_flags(knowledge.model, getattr(knowledge.client, "mode", "train"))
+    losses = sanity.example_losses(transcript, list(truth)) if truth is not None else []
+    drawn = "indices" in knowledge.told
+    found += sanity.update_flags(transcript, 1 if drawn else len(transcript), losses)
+    found += sanity.promise_flags(None if source.recipe is None else _promise(source.recipe))
+    if truth is not None:
+        found += sanity.sample_flags(sum(len(batch) for batch in truth), len(truth))
+        found += sanity.metric_flags(scoring.lpips, knowledge.input_shape)
+    return [{"cell": source.name, "attack": None, **asdict(flag)} for flag in found]
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """One attack on one cell, and where its outcomes lie."""
+
+    source: Source
+    name: str
+    attack: Attack
+    folder: Path
+
+    def outcomes(self) -> dict[int, Outcome]:
+        """By round; an attack on all rounds together has one, at 0."""
+        place = self.folder / "attacks" / self.source.name / self.name
+        found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
+        if not found:
+            raise SeepageError(f"{place} has no outcome, so the run was cut short; run the same command again to go on")
+        return {t: open_outcome(path.with_suffix("")) for t, path in found.items()}
+
+
+def _score_attack(
+    one: Attacked, transcript: Transcript, truth: Truth | None, scoring: Scoring
+) -> tuple[dict[str, Any], Scores | None]:
+    outcomes = one.outcomes()
+    everything = one.attack.rounds == "all"
+    views = [transcript if everything else OneRound(transcript, t) for t in outcomes]
+    batches = None
+    if truth is not None:
+        batches = [truth.whole if everything else truth.of_round(t) for t in outcomes]
+    value_range, found = transcript.knowledge.value_range, list(outcomes.values())
+    measured = None if batches is None else score_outcomes(found, batches, value_range, scoring)
+    tensors: Tensors = {}
+    if measured is not None and truth is not None:
+        for t, place, outcome in zip(outcomes, measured.places, found, strict=True):
+            tensors |= _aligned_round(t, place, truth, whole=everything) if outcome.reconstruction else {}
+    elif truth is None:
+        for t, outcome in outcomes.items():
+            tensors |= _as_found(t, outcome, value_range)
+    if tensors:
+        write_tensors(one.folder / "reconstructions" / one.source.name / f"{one.name}.safetensors", tensors)
+    row = make_row(one.source.name, one.name, found, views, batches, measured, one.attack)
+    return row, None if measured is None else measured.scores
+
+
+def _as_found(t: int, outcome: Outcome, value_range: tuple[float, float]) -> Tensors:
+    """The guesses for the report as they are, where there is no truth to sort them by."""
+    found = outcome.reconstruction
+    if found is None or found.space != "input":
+        return {}
+    matched = torch.ones(len(found), dtype=torch.bool)
+    return {f"{t:06d}/inputs": found.inputs.clamp(*value_range), f"{t:06d}/matched": matched}
+
+
+def _aligned_round(t: int, place: Alignment, truth: Truth, *, whole: bool) -> Tensors:
+    """The guesses for the report in the truth's order: the round's, or the data set's where rounds draw from one."""
+    guesses, matched = place.guesses.float(), place.matched
+    if truth.draws is not None and not whole:
+        drawn = truth.of_round(t).indices
+        spread = torch.full((len(truth[0]), *guesses.shape[1:]), 0.5)
+        known = torch.zeros(len(truth[0]), dtype=torch.bool)
+        spread[drawn], known[drawn] = guesses, matched
+        t, guesses, matched = 0, spread, known
+    return {f"{t:06d}/inputs": guesses, f"{t:06d}/matched": matched}
+
+
+def _score_lines(cell: str, attack: str, scores: Scores, truth: Truth | None) -> list[dict[str, Any]]:
+    """A line per example and metric; of rounds over one data set `example` is the place in that, and the round 0."""
+    per_example = len(scores.metrics)
+    rounds = [int(b) for b in scores.batches for _ in range(per_example)]
+    lines = []
+    for t, row in zip(rounds, scores.rows, strict=True):
+        facts = asdict(row)
+        if truth is not None and truth.draws is not None and scores.examples != len(truth[0]):
+            facts["example"] = int(truth.draws[t][row.example])
+            t = 0
+        lines.append({"schema": SCHEMA, "cell": cell, "attack": attack, "round": t, **facts})
+    return lines

@@ -1,1 +1,0 @@
-"""The stages of an audit: recorded, attacked, measured, summed up. `seepage.audit` wires them."""

@@ -1,0 +1,1 @@
+"""What every other room stands on: networks as functions, files, and worker processes."""

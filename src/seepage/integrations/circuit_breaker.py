@@ -1,0 +1,158 @@
+"""What fails beside a training stays beside it: each kind of fault is said once, and what keeps failing is given up."""
+
+import logging
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from seepage.core.storage import SCHEMA, append_line, make_private
+from seepage.errors import SeepageError, printable
+
+IN_A_ROW = 3
+"""Faults of one step, one after the other, after which it is given up for the rest of the run."""
+LONGEST = 400
+"""Letters of a fault's reason; more are cut."""
+FAULTS = "faults.jsonl"
+"""File of the recorder's folder with a line for each kind of fault, and for each step that was given up."""
+
+Step = Literal["hook", "read", "look", "write", "ledger"]
+Say = Callable[[str], None]
+T = TypeVar("T")
+log = logging.getLogger("seepage")
+
+
+@dataclass
+class Faults:
+    """The faults of one recorder in this process.
+
+    A fault of the update itself, such as NaN in it, is no reason to give up; a full disk, a folder that may not be
+    written, want of memory and mistakes in code are, where they come `IN_A_ROW` times without a success between.
+
+    Attributes:
+        folder: Where `faults.jsonl` goes, as far as it can be written.
+        said: Kinds that were said already. A framework that starts a process for each round may keep them.
+        given_up: Steps that are not tried anymore, with the reason.
+
+    Example:
+        >>> import tempfile
+        >>> lines = []
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     faults = Faults(Path(place))
+        ...     for t in range(5):
+        ...         found = faults.tried("look", lambda: 1 / 0, f"round {t}", lines.append)
+        ...     len(lines), "look" in faults.given_up, found
+        (2, True, None)
+    """
+
+    folder: Path
+    said: set[str] = field(default_factory=set)
+    given_up: dict[Step, str] = field(default_factory=dict)
+    _in_a_row: dict[Step, int] = field(default_factory=dict)
+    _unwritten: list[dict[str, Any]] = field(default_factory=list)
+
+    def tried(self, step: Step, work: Callable[[], T], where: str, say: Say, *, always: bool = False) -> T | None:
+        """What the work gives; None where it fails, or was given up. It lets no exception through.
+
+        Args:
+            step: Which step of recording it is.
+            work: The work.
+            where: Round and client, for the warning.
+            say: Takes the warning.
+            always: Never give it up, since something depends on it, or as it costs next to nothing.
+        """
+        if step in self.given_up:
+            return None
+        try:
+            found = work()
+        except Exception as error:
+            self.note(step, error, where, say, always=always)
+            return None
+        self._in_a_row[step] = 0
+        if self._unwritten and step == "write":
+            self._flush()
+        return found
+
+    def note(self, step: Step, error: Exception, where: str, say: Say, *, always: bool = False) -> None:
+        """Say a fault, if none of its kind was said, and give its step up where it is one too many."""
+        why, kind = reason_of(error), kind_of(error)
+        log.debug("seepage: %s: %s", where, why, exc_info=error)
+        if kind not in self.said:
+            self.once(f"{where}: {_WORDS[step]}: {why} (further faults of this kind are not said)", kind, say)
+            self._write({"step": step, "where": where, "why": why, "given_up": False})
+        if always or _of_update(error):
+            return
+        self._in_a_row[step] = self._in_a_row.get(step, 0) + 1
+        if self._in_a_row[step] >= IN_A_ROW:
+            self.given_up[step] = why
+            self._tell(
+                f"{where}: {_ENDED[step]} after {IN_A_ROW} faults in a row, and the training goes on; start the run "
+                f"again to record further: {why}",
+                say,
+            )
+            self._write({"step": step, "where": where, "why": why, "given_up": True})
+
+    def once(self, words: str, kind: str, say: Say) -> None:
+        """Say something of this kind, if it was not said before."""
+        if kind not in self.said:
+            self.said.add(kind)
+            self._tell(words, say)
+
+    def _tell(self, words: str, say: Say) -> None:
+        try:
+            say(words)
+        except Exception:
+            log.debug("seepage: a warning could not be said", exc_info=True)
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self._unwritten.append({"schema": SCHEMA, "time": round(time.time()), **row})
+        self._flush()
+
+    def _flush(self) -> None:
+        try:
+            make_private(self.folder)
+            while self._unwritten:
+                append_line(self.folder / FAULTS, self._unwritten[0])
+                del self._unwritten[0]
+        except Exception:  # a full disk takes no note of itself: the log has it, and the next try may do
+            log.debug("seepage: no note of a fault could be written", exc_info=True)
+
+
+_WORDS: dict[Step, str] = {
+    "hook": "not recorded",
+    "read": "not recorded",
+    "look": "not looked at",
+    "write": "not written",
+    "ledger": "no epsilon beside it",
+}
+_ENDED: dict[Step, str] = {
+    "hook": "recording has stopped",
+    "read": "recording has stopped",
+    "look": "updates are not looked at anymore",
+    "write": "nothing is written anymore",
+    "ledger": "no epsilon is said anymore",
+}
+
+
+def reason_of(error: Exception) -> str:
+    """A fault in one line: a mistake in its own words, all else with its kind before it.
+
+    >>> reason_of(SeepageError("the update holds NaN")), reason_of(ValueError("a   b"))
+    ('the update holds NaN', 'ValueError: a b')
+    """
+    words = " ".join(printable(" ".join(str(error).split())).split())[:LONGEST]
+    return words if isinstance(error, SeepageError) else f"{type(error).__name__}: {words}"
+
+
+def kind_of(error: Exception) -> str:
+    """Two faults are of one kind where they were raised at the same place for the same cause, whatever they say."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    cause = error.__cause__ or error
+    return f"{type(error).__name__} {place} {type(cause).__name__} {getattr(cause, 'errno', '')}".strip()
+
+
+def _of_update(error: Exception) -> bool:
+    return isinstance(error, SeepageError) and not isinstance(error.__cause__, OSError)

@@ -1,0 +1,228 @@
+"""What an update tells about how it was made, where nobody says so: local steps, batch size, labels.
+
+Whatever is inferred here is told to the attacks like a fact, so it is said, with its source, beside their results.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from seepage.core.nn import forward, generator, in_mode, last_linear
+from seepage.errors import SeepageError
+from seepage.leakage import Exposure, LabelLook, exposure
+from seepage.models import build, trusted
+from seepage.transcript.foreign import read_facts
+from seepage.transcript.recorded import list_transcripts, open_transcript
+from seepage.types import Architecture, Tensors
+
+PROBES = 16
+"""Made-up inputs whose softmax stands in for that of the client's examples."""
+ALIKE, FEWEST = 0.2, 3
+"""Relative difference of classes' shares up to which they count as the same, and how many must be."""
+SHAPES = ((3, 32, 32), (1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 64, 64), (1, 64, 64), (3, 224, 224), (1, 8, 8))
+"""Shapes of examples that weights are tried against, the likeliest first."""
+CLASSES = 10
+"""What is taken where nothing tells the number of classes."""
+NAMED = 12
+"""Classes that a sentence names one by one."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a difference of weights was made, as far as known.
+
+    Attributes:
+        lr: Learning rate of a step.
+        steps: Steps of SGD.
+        said: What of it was inferred, by name, with its source.
+    """
+
+    lr: float
+    steps: int
+    said: Mapping[str, str]
+
+
+MOST = 10_000
+"""Local steps; more are taken for a wrong learning rate."""
+
+
+def infer_steps(
+    model: nn.Module,
+    delta: Tensors,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    lr: float | None,
+    steps: int | None,
+) -> Steps | None:
+    """Learning rate and local steps of plain SGD from the last bias; None: it does not tell, and nobody does.
+
+    The bias of a class that is not in the batch moves by minus `lr` times its softmax value, in each step. On a network
+    that is not yet sure of anything, that value is close to the one of made-up inputs. So the classes that moved down
+    the furthest, relative to it, all by the same share, were absent, and that share is `lr * steps`: too small where
+    the softmax changed on the way.
+
+    Args:
+        model: At the weights that were sent out.
+        delta: Weights after minus before.
+        input_shape: Shape of one example.
+        num_classes: Classes of the model.
+        lr: Learning rate, if known.
+        steps: Steps, if known.
+
+    Raises:
+        SeepageError: Where the learning rate is so small that the update would take more than `MOST` steps.
+
+    Example:
+        >>> from seepage import Architecture, Batch, FedAvg, build, record
+        >>> model = build(Architecture("convnet"), (1, 8, 8), 10)
+        >>> private = Batch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 6]))
+        >>> sent = record(model, private, client=FedAvg(lr=0.01, steps=3))[0].update.tensors
+        >>> infer_steps(model, sent, (1, 8, 8), 10, lr=0.01, steps=None).steps
+        3
+    """
+    if lr is not None and steps is not None:
+        return Steps(lr, steps, {})
+    names = last_linear(model, num_classes)
+    bias = None if names is None or names[1] is None else delta.get(names[1])
+    travel = None if bias is None else _travel(-bias.double(), _usual(model, input_shape))
+    where = f"from {names[1]}, whose absent classes all moved by one share" if names else ""
+    if lr is not None:
+        if travel is None:
+            return Steps(lr, 1, {"local steps": "taken for 1, as nothing tells them"})
+        found = max(1, round(travel / lr))
+        if found > MOST:
+            raise SeepageError(
+                f"at the learning rate {lr:g} this update would take about {found:.2g} local steps; give --steps, or "
+                "the right --lr"
+            )
+        return Steps(lr, found, {"local steps": f"{found} or more, {where}"})
+    if travel is None:
+        return None
+    if steps is not None:
+        return Steps(travel / steps, steps, {"learning rate": f"about {travel / steps:.2g}, {where}"})
+    return Steps(travel, 1, {"learning rate": f"times local steps: about {travel:.2g}, {where}; read as one step"})
+
+
+def _usual(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
+    """Mean softmax `[classes]` of the model on made-up inputs: noise at several brightnesses."""
+    like = next(model.parameters())
+    noise = torch.rand((PROBES, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
+    levels = torch.linspace(0.1, 0.9, PROBES, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
+    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(like)
+    with torch.no_grad(), in_mode(model, training=False):
+        return forward(model, {}, probes).double().softmax(1).mean(0)
+
+
+def _travel(slopes: Tensor, usual: Tensor) -> float | None:
+    """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share."""
+    if slopes.shape != usual.shape or not (slopes > 0).any():
+        return None
+    shares = (slopes / usual)[slopes > 0]
+    same = shares[shares > (1 - ALIKE) * shares.max()]
+    if len(same) < FEWEST or 2 * len(same) < len(shares):
+        return None
+    travel = float(same.median())
+    # Each step's positive slopes sum to less than 1.
+    return max(travel, float(slopes.clamp(min=0).sum()))
+
+
+def infer_shapes(
+    architecture: Architecture, state: Mapping[str, Tensor], shape: tuple[int, ...] | None, classes: int | None
+) -> tuple[tuple[int, ...], int, dict[str, str]]:
+    """The shape of one example and the number of classes that weights were made for, and what of it was inferred.
+
+    Args:
+        architecture: How to build the model; somebody's own code is not built to try.
+        state: The weights.
+        shape: Of one example, if known.
+        classes: If known.
+    """
+    if (shape is not None and classes is not None) or not trusted(architecture):
+        return shape or SHAPES[0], classes or CLASSES, {}
+    rows = [len(tensor) for tensor in state.values() if tensor.ndim == 2] or [CLASSES]
+    counts = [classes] if classes is not None else sorted(set(rows), key=lambda count: (count != CLASSES, count))
+    tries = [(one, count) for one in ([shape] if shape is not None else SHAPES) for count in counts]
+    fitting = (pair for pair in tries if _fits(architecture, state, *pair))
+    first, second = next(fitting, None), next(fitting, None)
+    if first is None:
+        return shape or SHAPES[0], classes or CLASSES, {}
+    said = {}
+    if shape is None:
+        others = ", though others fit as well" if second is not None else ""
+        said["input shape"] = f"{','.join(map(str, first[0]))}, to which the weights fit{others}"
+    if classes is None:
+        said["classes"] = f"{first[1]}, to which the weights fit"
+    return *first, said
+
+
+def _fits(architecture: Architecture, state: Mapping[str, Tensor], shape: tuple[int, ...], classes: int) -> bool:
+    """Whether a sketch of the model, for which nothing is allocated, has the state's names and shapes."""
+    try:
+        with torch.device("meta"):
+            sketch = build(architecture, shape, classes)
+    except SeepageError:
+        return False
+    return all(name in state and state[name].shape == own.shape for name, own in sketch.named_parameters())
+
+
+def infer_size(found: Exposure) -> tuple[int | None, str]:
+    """The batch size by the rank of the layers, and where it was read; None, and why, where they do not tell.
+
+    Examples that the model is sure of leave next to nothing in the update, so there may be more than the rank.
+
+    Args:
+        found: Of the update, by itself.
+    """
+    if found.at_least is None:
+        return None, "no fully connected layer tells it by its rank"
+    # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
+    inputs = [look for look in found.layers if look.reads == "input"]
+    tells = inputs or [look for look in found.layers if look.reads == "features" and look.rank == found.at_least]
+    full = next((look for look in tells if look.full or look.rank in (look.neurons, look.width)), None)
+    if full is None and tells[0].rank < found.at_least:
+        return None, f"at least {found.at_least}, by the rank of one layer, which others contradict"
+    if full is not None:
+        return None, f"at least {found.at_least}, by the rank of {full.weight}, which can have no higher one"
+    return tells[0].rank, f"{tells[0].rank} or more, from the rank of {tells[0].weight}"
+
+
+def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:
+    """The batch size of each recorded folder that has none, with its source, as far as the update tells it.
+
+    Args:
+        observed: An `observed/` folder, or one with several below it.
+        model: Use this model instead of the recorded one.
+
+    Returns:
+        By the folder's name. Folders that cannot be read are left out: who attacks them says why.
+    """
+    found = {}
+    for folder in list_transcripts(observed):
+        try:
+            if read_facts(folder).batch_size is not None:
+                continue
+            seen = open_transcript(folder, architecture=model)
+            size, words = (None, "") if seen[0].batch_size is not None else infer_size(exposure(seen))
+        except SeepageError:
+            continue
+        if size is not None:
+            found[folder.name] = size, words
+    return found
+
+
+def label_words(labels: LabelLook | None) -> str | None:
+    """The classes that the last bias names, with their estimated counts; None where it names none."""
+    if labels is None or not labels.sound or not labels.present:
+        return None
+    counts = labels.counts
+    named = [
+        f"{name} ({counts[name]})" if counts is not None and counts[name] else f"{name}"
+        for name in labels.present[:NAMED]
+    ]
+    more = f" and {len(labels.present) - NAMED} more" if len(labels.present) > NAMED else ""
+    kind = "class" if len(labels.present) == 1 else "classes"
+    return f"{kind} {', '.join(named)}{more}, from the last bias"

@@ -1,0 +1,105 @@
+"""Whether the matching objective points the way back to the truth: a probe on the auditor's own batch."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from seepage.attacks.matching.first_order import FirstOrderProblem
+from seepage.attacks.matching.problem import Problem
+from seepage.core.nn import generator
+from seepage.errors import SeepageError
+
+NOISES = (0.003, 0.01, 0.03, 0.1)
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """How well descent points home, by distance from home.
+
+    Attributes:
+        noises: Standard deviation of the noise added to the true inputs, in their own units.
+        cosines: `[len(noises), draws]`, between minus the objective's slope and the way back to the truth. About 0 for
+            a direction that knows nothing: `1 / sqrt(numbers in the batch)` either way.
+        distances: `[len(noises), draws]` the objective there; 0 at the truth.
+    """
+
+    noises: tuple[float, ...]
+    cosines: Float[Tensor, "noises draws"]
+    distances: Float[Tensor, "noises draws"]
+
+    @property
+    def means(self) -> list[float]:
+        """Mean cosine at each noise."""
+        means: list[float] = self.cosines.mean(1).tolist()
+        return means
+
+    def intervals(self, level: float = 0.95) -> list[tuple[float, float]]:
+        """Student's interval of each mean over the draws of noise (one batch: it says nothing of other batches)."""
+        from scipy import stats
+
+        draws = self.cosines.shape[1]
+        half = self.cosines.std(1) / math.sqrt(draws) * float(stats.t.ppf(0.5 + level / 2, draws - 1))
+        return [(mean - wide, mean + wide) for mean, wide in zip(self.means, half.tolist(), strict=True)]
+
+
+def landscape(
+    problem: Problem | FirstOrderProblem,
+    inputs: Float[Tensor, "n *shape"],
+    labels: Int[Tensor, " n"],
+    *,
+    noises: Sequence[float] = NOISES,
+    draws: int = 8,
+    seed: int = 0,
+) -> Landscape:
+    """Start beside the truth and ask where descent would go.
+
+    Gradient matching can only end at the truth if its slope points there from nearby. This takes seconds where an
+    attack takes hours, needs the true batch (the auditor's own), and judges the objective and network, not the
+    optimizer. A low cosine can also mean an ill-conditioned objective, through which a better optimizer may find its
+    way: no value of it shows that an update is safe.
+
+    Args:
+        problem: The update of this batch, with the distance to be used.
+        inputs: The true inputs.
+        labels: The true labels.
+        noises: Standard deviations of the noise.
+        draws: Noises drawn at each size, at least 2.
+        seed: Of the noise.
+
+    Raises:
+        SeepageError: For fewer than 2 draws, or a noise that is not above 0.
+
+    Example:
+        >>> from seepage import Architecture, Batch, build, record
+        >>> from seepage.attacks.matching.distances import L2
+        >>> model = build(Architecture("convnet", {"width": 4, "activation": "sigmoid"}), (1, 8, 8), 3)
+        >>> private = Batch(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1]))
+        >>> seen = record(model, private)
+        >>> problem = Problem.of(seen[0], seen.knowledge, L2(), None)
+        >>> landscape(problem, private.inputs, private.labels, noises=[0.01]).means[0] > 0.2
+        True
+    """
+    if draws < 2 or not all(noise > 0 for noise in noises):
+        raise SeepageError(
+            f"a landscape probe needs 2 draws or more and noises above 0, got draws={draws} and noises={list(noises)}; "
+            "correct them"
+        )
+    cosines, distances = torch.zeros(len(noises), draws), torch.zeros(len(noises), draws)
+    for i, noise in enumerate(noises):
+        for j in range(draws):
+            drawn = torch.randn(inputs.shape, generator=generator(seed, f"landscape {noise}", j)).to(inputs)
+            found = problem.evaluate(inputs + noise * drawn, labels)
+            cosines[i, j] = _cosine(found.by_inputs, drawn)  # the way back is minus the noise, descent minus the slope
+            distances[i, j] = found.value
+    return Landscape(tuple(noises), cosines, distances)
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    """0 where one of the two is zero: no direction."""
+    a, b = a.double().flatten(), b.double().flatten()
+    lengths = float(a.norm() * b.norm())
+    return float(a @ b) / lengths if lengths > 0 else 0.0

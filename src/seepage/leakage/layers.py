@@ -1,0 +1,185 @@
+"""What the gradient of a fully connected layer gives away: its rank, and rows that are one example's input."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from seepage.attacks.cpa.ica.spectrum import spectrum
+from seepage.core.nn import forward, in_mode, input_layer, last_linear
+from seepage.types import Knowledge, Round
+
+MOST_ROWS = 512
+"""Rows of a layer that are looked at, those of the largest gradient; decomposing more takes longer than a round may."""
+FLOOR = 1e-4
+"""Rows whose bias gradient is below this share of the largest are left out: rounding grows as they shrink."""
+EXACT = 1e-3
+"""Relative disagreement of the rows of one example up to which they are called exact."""
+AGREE = 3e-6
+"""Relative distance of divided rows up to which they are one and the same input; rounding reaches about 1e-6."""
+SHARED = 3
+"""Rows that must agree. The mixtures of two examples lie on a line, where of a few hundred some two meet by chance."""
+NOISY = 0.5
+"""Relative disagreement of the rows of one example from which nothing is said to be left of it."""
+CLOSE = 1e-2
+"""Relative distance up to which two inputs that were found count as one."""
+
+
+@dataclass(frozen=True)
+class LayerLook:
+    """What one fully connected layer gives away.
+
+    Attributes:
+        layer: Name of the module.
+        weight: Name of its `[m, d]` weight.
+        bias: Name of its bias, or None where there is none or it was not sent.
+        reads: `input`: the model's input itself. `features`: one inner vector per example. `positions`: several
+            vectors per example, as in a transformer.
+        neurons: m.
+        width: d, the entries of what it reads.
+        rank: Independent inputs above rounding and noise. It cannot pass the live rows and columns of the gradient.
+        full: The rank is as large as it can be, so there may be more inputs than that.
+        found: Inputs that its rows give away one by one (see `closed_form`); 0 where the rows prove nothing.
+        error: Relative disagreement of the rows where the update is known to come from one example, whose input they
+            then all are, but for noise; None otherwise.
+        last: It is the layer of the classes, where one neuron's row is minus the sum of the others.
+    """
+
+    layer: str
+    weight: str
+    bias: str | None
+    reads: Literal["input", "features", "positions"]
+    neurons: int
+    width: int
+    rank: int
+    full: bool
+    found: int
+    error: float | None
+    last: bool
+
+    @property
+    def unmixable(self) -> bool:
+        """Fewer inputs than neurons, so that methods which unmix the rows apply."""
+        return self.rank > 1 and not self.full
+
+    @property
+    def noisy(self) -> bool:
+        """The rows are one example's input but for noise that is smaller than it."""
+        return self.error is not None and not self.found and self.error < NOISY
+
+
+def look_at_layers(
+    observed: Round, knowledge: Knowledge, gradient: Mapping[str, Tensor], leveled: Collection[str] = ()
+) -> list[LayerLook]:
+    """Every fully connected layer whose weight was sent, in the model's order.
+
+    Args:
+        observed: The round.
+        knowledge: What the server knows.
+        gradient: The update read as a gradient; only its direction counts here.
+        leveled: Tensors whose entries lie on few levels, so that equal rows prove nothing.
+    """
+    last = last_linear(knowledge.model, knowledge.num_classes)
+    first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+    looks = []
+    for name, (module, positions) in _linear_layers(observed, knowledge).items():
+        prefix = f"{name}." if name else ""
+        weight, bias = f"{prefix}weight", f"{prefix}bias"
+        if weight not in gradient:
+            continue
+        ends = last is not None and last[0] == weight
+        reads: Literal["input", "features", "positions"] = "positions" if positions > 1 else "features"
+        if first is not None and first.weight == weight:
+            reads = "input"
+        rows = gradient[weight].double()
+        shifts = gradient[bias].double() if module.bias is not None and bias in gradient else None
+        rank, full = _rank(rows, shifts, ends)
+        found, error = 0, None
+        if shifts is not None and positions == 1 and observed.batch_size == 1:
+            error = _disagreement(rows, shifts)
+            found = int(error is not None and error <= EXACT)
+        elif shifts is not None and positions == 1 and not ends and knowledge.num_classes > 2:
+            shared = 0 if weight in leveled else closed_form(rows, shifts)
+            found = min(shared, rank, observed.batch_size or rank)
+        sent = bias if shifts is not None else None
+        m, d = rows.shape
+        looks.append(LayerLook(name, weight, sent, reads, m, d, rank, full, found, error, ends))
+    return looks
+
+
+def _disagreement(rows: Tensor, shifts: Tensor) -> float | None:
+    """How far the rows are from multiples of one vector, as a share of their size; None where there are none."""
+    if not shifts.abs().max() > 0 or not rows.abs().max() > 0:
+        return None
+    vector = shifts @ rows / (shifts @ shifts)  # [d]
+    return float((rows - shifts[:, None] * vector).norm() / rows.norm())
+
+
+def closed_form(rows: Tensor, shifts: Tensor) -> int:
+    """How many inputs the divided rows `rows / shifts` give away.
+
+    A row of the weight's gradient is a sum over examples of (slope at the neuron) times (input), and the bias entry is
+    the sum of the slopes (Phong et al. 2017). If one example alone reaches the neuron, their ratio is its input. All
+    neurons that are reached by that example alone have one ratio; neurons reached by several have different ones,
+    as long as the slopes of different examples are not multiples of each other. So a ratio that three rows share is
+    taken for an input. It proves nothing with two classes, nor before a layer of one unit, nor in the layer of the
+    classes itself, whose absent classes share a mixture where the outputs are uniform.
+
+    Args:
+        rows: `[m, d]` gradient of the weight.
+        shifts: `[m]` gradient of the bias.
+
+    Example:
+        >>> slopes = torch.tensor([[1.0, 2, 5, 0, 0, 0], [0, 0, 0, 1, 3, 4]])
+        >>> inputs = torch.tensor([[1.0, 0, 2], [3, 1, 0]])
+        >>> closed_form(slopes.T @ inputs, slopes.sum(0))
+        2
+    """
+    if not shifts.abs().max() > 0:
+        return 0
+    live = (shifts.abs() > FLOOR * shifts.abs().max()).nonzero().squeeze(1)
+    live = live[shifts[live].abs().argsort(descending=True, stable=True)[:MOST_ROWS]]
+    ratios = rows[live] / shifts[live, None]  # [k, d]
+    sizes = ratios.norm(dim=1).clamp(min=1e-300)
+    gaps = torch.cdist(ratios, ratios, compute_mode="donot_use_mm_for_euclid_dist") / sizes[:, None]  # [k, k]
+    shared = (gaps <= AGREE).sum(1) >= SHARED  # itself among them
+    left, found = shared & (sizes > 1e-290), 0
+    while left.any():
+        found += 1
+        left &= gaps[int(left.nonzero()[0])] > CLOSE
+    return found
+
+
+def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
+    """Independent inputs, and whether there may be more. The bias counts as one more entry of every input, a one."""
+    whole = rows if shifts is None else torch.cat([shifts[:, None], rows], 1)
+    whole = whole[whole.abs().sum(1) > 0][:, whole.abs().sum(0) > 0]
+    if not whole.numel():
+        return 0, False
+    whole = whole[whole.norm(dim=1).argsort(descending=True, stable=True)[:MOST_ROWS]]
+    rank, most = spectrum(whole).rank, min(len(whole) - ends, whole.shape[1])
+    return rank, rank >= most and most > 1
+
+
+def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.Linear, int]]:
+    """Each fully connected layer that a pass of the model goes through, and the vectors that it reads per example."""
+    found: dict[str, tuple[nn.Linear, int]] = {}
+    names = {module: name for name, module in knowledge.model.named_modules() if isinstance(module, nn.Linear)}
+
+    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(module, nn.Linear)
+        before = found[names[module]][1] if names[module] in found else 0  # a layer that is used twice reads twice
+        found[names[module]] = module, before + args[0].numel() // module.in_features
+
+    handles = [module.register_forward_pre_hook(note) for module in names]
+    like = next(iter(observed.params.values()))
+    try:
+        with torch.no_grad(), in_mode(knowledge.model, training=False):
+            probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
+            forward(knowledge.model, observed.params, probe, buffers=observed.buffers)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: found[name] for name in names.values() if name in found}

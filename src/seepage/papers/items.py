@@ -1,0 +1,281 @@
+"""The tables and figures of the papers: what a recipe says in `[expect]` and `[small]`.
+
+[expect]         paper, item, title, setting, columns, kind, needs, note, by
+[[expect.rows]]  name, data, attack, cell, metric, paper, better
+[small]          laid over the recipe with `--size small`; needs, stand_in and columns are its own
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from seepage.errors import Problems, SeepageError, unknown
+from seepage.recipe.case import find_recipe, list_recipes, read_recipe
+from seepage.recipe.overrides import copy_tables
+from seepage.registry import fits, problems_with, short
+
+PAPERS: dict[str, str] = {
+    "cafe": "Jin et al. 2021, CAFE: Catastrophic Data Leakage in Vertical Federated Learning (NeurIPS)",
+    "cpa": "Kariyappa et al. 2023, Cocktail Party Attack (ICML)",
+    "fedleak": "Fan et al. 2025, FedLeak",
+}
+"""The three papers, by the name of their folder of recipes."""
+
+Size = Literal["small", "paper"]
+SIZES: tuple[Size, ...] = ("small", "paper")
+
+_OWN = ("needs", "stand_in", "columns")
+"""What `[small]` says of itself; all else is laid over the recipe."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What an item takes.
+
+    Args:
+        minutes: Of one core, or of the GPU.
+        hours: The same, added to the minutes.
+        gib: Memory.
+        gpu: Whether it takes a GPU to end in that time.
+    """
+
+    minutes: float = 0.0
+    hours: float = 0.0
+    gib: float = 2.0
+    gpu: bool = False
+
+    @property
+    def total(self) -> float:
+        """Minutes."""
+        return self.minutes + 60 * self.hours
+
+    def __str__(self) -> str:
+        time = f"{self.total:.0f} min" if self.total < 120 else f"{self.total / 60:.0f} h"
+        return (
+            f"about {max(time, '1 min') if self.total < 1 else time}, {self.gib:g} GiB{', a GPU' if self.gpu else ''}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One row of a table, or one line of a figure.
+
+    Args:
+        name: For readers.
+        paper: The paper's numbers, NaN where it prints none; empty: it prints none at all.
+        attack: Which attack of the result; one for all columns or one for each.
+        cell: Which of its cells; likewise.
+        metric: A key of a result row, or `cell.KEY` of a cell.
+        data: The data set; empty: what the recipe says.
+        better: Whether an attack that reads more has more of the metric, or less.
+    """
+
+    name: str
+    paper: Sequence[Any] = ()
+    attack: str | Sequence[str] = ""
+    cell: str | Sequence[str] = "cell"
+    metric: str = "psnr"
+    data: str = ""
+    better: Literal["more", "less"] = "more"
+
+    def __post_init__(self) -> None:
+        numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in self.paper]
+        if not all(numbers):
+            raise SeepageError(f"paper must be a list of numbers, got {short(list(self.paper))}")
+
+    def attack_at(self, column: int) -> str:
+        return self.attack if isinstance(self.attack, str) else self.attack[column]
+
+    def cell_at(self, column: int) -> str:
+        return self.cell if isinstance(self.cell, str) else self.cell[column]
+
+    def paper_at(self, column: int) -> float | None:
+        """The paper's number, or None."""
+        value = float(self.paper[column]) if column < len(self.paper) else math.nan
+        return None if math.isnan(value) else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expect:
+    """The table `[expect]`.
+
+    Args:
+        paper: `cafe`, `cpa` or `fedleak`.
+        item: As the paper numbers it: `Table 3`, `Figure 8`.
+        title: What it is about.
+        setting: What the paper did, and how it scores.
+        columns: Heads of the columns.
+        kind: How the book shows it: a table, lines over `x`, bars, or the run's pictures; `constants` is a table of
+            what the code has, for which nothing is run.
+        x: Where the columns lie on the axis of a figure; empty: evenly spaced.
+        x_label: Of the axis.
+        y_label: Of the other one.
+        needs: What the paper's size takes.
+        note: What differs from the paper, and what was tried.
+        by: A function of its own in place of an audit: `module:function`.
+        rows: `Line`s.
+    """
+
+    paper: Literal["cafe", "cpa", "fedleak"]
+    item: str
+    title: str
+    setting: str
+    columns: Sequence[str]
+    kind: Literal["table", "constants", "lines", "bars", "pictures"] = "table"
+    x: Sequence[float] = ()
+    x_label: str = ""
+    y_label: str = ""
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    by: str = ""
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class Item:
+    """One table or figure of a paper.
+
+    Attributes:
+        recipe: The recipe's name.
+        tables: Its tables, whole.
+        expect: What the paper has.
+        lines: Its rows.
+        needs: What each size takes.
+        stand_in: Packaged data in place of the paper's, at the small size.
+        small_columns: Heads of the columns at the small size.
+    """
+
+    recipe: str
+    tables: Mapping[str, Any]
+    expect: Expect
+    lines: tuple[Line, ...]
+    needs: Mapping[Size, Needs]
+    stand_in: Mapping[str, str]
+    small_columns: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """`cafe/table-3`."""
+        return f"{self.expect.paper}/{self.expect.item.lower().replace(' ', '-')}"
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The data sets of its rows."""
+        return tuple(dict.fromkeys(line.data for line in self.lines))
+
+    def columns(self, size: Size) -> tuple[str, ...]:
+        return self.small_columns if size == "small" else tuple(self.expect.columns)
+
+    def at(self, size: Size, data: str, seed: int) -> dict[str, Any]:
+        """The recipe's tables at a size, on given data (a name or a file; empty: the recipe's own).
+
+        >>> item = find_item("cafe/table-3")
+        >>> "expect" in item.at("small", "digits", 0), item.at("small", "digits", 0)["data"]["use"]
+        (False, 'digits')
+        """
+        tables = {key: copy_tables(value) for key, value in self.tables.items() if key not in ("expect", "small")}
+        if size == "small":
+            small = self.tables.get("small", {})
+            tables = laid_over(tables, {key: value for key, value in small.items() if key not in _OWN})
+        if data:
+            tables["data"] = {**tables.get("data", {}), "use": data}
+        return {**tables, "seed": seed}
+
+
+def laid_over(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's tables with others laid over them: options one by one, lists and grids as a whole.
+
+    >>> laid_over({"batch": {"size": 32, "count": 4}, "seed": 1}, {"batch": {"size": 2}})
+    {'batch': {'size': 2, 'count': 4}, 'seed': 1}
+    """
+    merged = dict(tables)
+    for key, value in changes.items():
+        own = merged.get(key)
+        same = isinstance(own, dict) and isinstance(value, dict) and value.get("use", own.get("use")) == own.get("use")
+        merged[key] = {**own, **value} if own and same and key != "grid" else copy_tables(value)
+        if merged[key] in ({}, []):  # how a small form takes a grid or its cases away
+            del merged[key]
+    return merged
+
+
+def list_items() -> dict[str, Item]:
+    """All items of the built-in recipes, by id, paper by paper in the order of their numbers."""
+    found: dict[str, Item] = {}
+    for name in list_recipes():
+        tables = read_recipe(find_recipe(name))
+        if "item" in tables.get("expect", {}):
+            item = item_of(name, tables)
+            if item.id in found:
+                raise SeepageError(f"two recipes say that they are {item.id}: {found[item.id].recipe} and {name}")
+            found[item.id] = item
+    return dict(sorted(found.items(), key=lambda pair: _order(pair[1])))
+
+
+def _order(item: Item) -> tuple[str, str, int]:
+    kind, _, number = item.expect.item.partition(" ")
+    return item.expect.paper, (kind != "Table" and "figure") or "", int(number) if number.isdigit() else 0
+
+
+def find_item(name: str) -> Item:
+    """An item by its id (`cafe/table-3`) or by its recipe's name.
+
+    Raises:
+        SeepageError: For an unknown name.
+    """
+    items = list_items()
+    by_recipe = {item.recipe: item for item in items.values()}
+    if name in items or name in by_recipe:
+        return items.get(name) or by_recipe[name]
+    raise unknown("table or figure", name, list(items))
+
+
+def find_items(names: Sequence[str]) -> list[Item]:
+    """Items by name; a paper's name stands for all of its items, `all` for those of all papers."""
+    items = list_items()
+    chosen: dict[str, Item] = {}
+    for name in names:
+        whole = [item for item in items.values() if name in ("all", item.expect.paper)]
+        chosen |= {item.id: item for item in whole or [find_item(name)]}
+    return list(chosen.values())
+
+
+def item_of(recipe: str, tables: Mapping[str, Any]) -> Item:
+    """The item that a recipe describes.
+
+    Raises:
+        Problems: With every mistake in `[expect]` and `[small]`.
+    """
+    what, table, small = f"the recipe {recipe}", tables["expect"], tables.get("small", {})
+    problems = problems_with(Expect, table, f"{what}: [expect]")
+    problems += problems_with(Needs, table.get("needs", {}), f"{what}: needs")
+    problems += problems_with(Needs, small.get("needs", {}), f"{what}: [small] needs")
+    for row in table.get("rows", []):
+        problems += problems_with(Line, row, f"{what}: [[expect.rows]]")
+    if problems:
+        raise Problems(f"{what} has mistakes:", problems)
+    expect = Expect(**table)
+    lines = tuple(Line(**row) for row in expect.rows)
+    columns = small.get("columns", expect.columns)
+    problems = [problem for line in lines for problem in _lengths(line, len(expect.columns))]
+    if not fits(columns, Sequence[str]) or len(columns) != len(expect.columns):
+        problems.append("[small] columns needs as many heads as [expect]")
+    if expect.x and len(expect.x) != len(expect.columns):
+        problems.append("x needs as many places as there are columns")
+    if problems:
+        raise Problems(f"{what} has mistakes:", problems)
+    needs: dict[Size, Needs] = {"small": Needs(**small.get("needs", {})), "paper": Needs(**expect.needs)}
+    return Item(recipe, tables, expect, lines, needs, small.get("stand_in", {}), tuple(columns))
+
+
+def _lengths(line: Line, columns: int) -> list[str]:
+    listed = {
+        key: value
+        for key, value in (("paper", line.paper), ("attack", line.attack), ("cell", line.cell))
+        if not isinstance(value, str) and value
+    }
+    return [
+        f"the row {line.name!r} has {len(value)} values of {key} for {columns} columns"
+        for key, value in listed.items()
+        if len(value) != columns
+    ]

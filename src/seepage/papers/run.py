@@ -1,0 +1,354 @@
+"""Run tables and figures of the papers, and keep what came out beside the paper's numbers."""
+
+import itertools
+import math
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from seepage.audit import run as audit
+from seepage.audit.record import Show, quiet
+from seepage.core.executor import Runner
+from seepage.core.storage import read_json, write_json, write_whole
+from seepage.data import DATA
+from seepage.data.packaged import PACKAGED
+from seepage.errors import Problems, SeepageError
+from seepage.papers.items import Item, Line, Size
+from seepage.papers.records import Record, keep_records, picture_of
+from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.registry import import_dotted
+from seepage.report.grid import write_grid
+
+BESIDE = (
+    "psnr", "psnr_low", "psnr_high", "psnr_median", "psnr_nearest", "ssim", "recovered", "exact", "examples", "gain_db",
+    "mean_color_psnr", "mean_color_ssim", "grey_psnr", "label_accuracy", "alignment", "told_extra", "outcome", "reason",
+    "status", "steps", "evaluations", "cpu_seconds", "options",
+)  # fmt: skip
+"""Of a result row, what stands beside the number: the honest scores next to the paper's protocol."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """A number that a function of its own made for an item that is no audit.
+
+    Attributes:
+        row: Name of the row in `[[expect.rows]]`.
+        column: Number of the column, from 0.
+        ours: The number.
+        low: Lower end of its interval.
+        high: Upper end.
+        facts: What else a reader should know.
+    """
+
+    row: str
+    column: int
+    ours: float | None
+    low: float | None = None
+    high: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One item on one data set with one seed.
+
+    Attributes:
+        item: The table or figure.
+        paper_data: The data set of the paper; empty: as the recipe says.
+        data: What is used in its place: a file, or a packaged set; empty: as the recipe says.
+        seed: Seeds everything.
+        tables: The recipe at that size, with that data.
+    """
+
+    item: Item
+    paper_data: str
+    data: str
+    seed: int
+    tables: Mapping[str, Any]
+
+    @property
+    def lines(self) -> list[Line]:
+        return [line for line in self.item.lines if line.data == self.paper_data]
+
+    def command(self, size: Size) -> str:
+        """What makes these numbers again, without folders of this machine."""
+        words = ["seepage", "reproduce", self.item.id, "--size", size]
+        if self.data not in ("", self.paper_data, self.item.stand_in.get(self.paper_data)):
+            words += ["--data", f"{self.paper_data}={Path(self.data).name}"]
+        words += ["--seed", str(self.seed)] if self.seed else []
+        device = self.tables.get("device", "cpu")
+        words += ["--device", device] if device != "cpu" or self.item.needs[size].gpu else []
+        return shlex.join(words)
+
+
+def plan(
+    items: Sequence[Item],
+    size: Size,
+    given: Mapping[str, Path],
+    seeds: Sequence[int],
+    changes: Mapping[str, Any] | None = None,
+) -> tuple[list[Job], list[str]]:
+    """What to run, and what is left out for want of data.
+
+    Args:
+        items: Tables and figures.
+        size: `small` or `paper`.
+        given: Data sets at hand.
+        seeds: Each is a run of its own.
+        changes: Values laid over every recipe, such as a device.
+
+    Raises:
+        Problems: With every mistake in the recipes.
+        SeepageError: Where nothing is left to run.
+    """
+    jobs, out, problems = [], [], list[str]()
+    for item in items:
+        for name in item.data:
+            used = _find_data(item, name, size, given)
+            if used is None:
+                out.append(f"{item.id}: {name}")
+                continue
+            for seed in seeds:
+                tables = {**item.at(size, used, seed), **(changes or {})}
+                try:
+                    if not item.expect.by:
+                        cells(tables)
+                except Problems as error:
+                    problems += [f"{item.id}: {problem}" for problem in error.problems]
+                jobs.append(Job(item, name, used, seed, tables))
+    if problems:
+        raise Problems("the recipes have mistakes:", dict.fromkeys(problems))
+    if not jobs:
+        missing = sorted({entry.partition(": ")[2] for entry in out})
+        raise SeepageError(
+            f"nothing can be run without the data {', '.join(missing)}; name them with --data NAME=FILE, or a folder "
+            "of such files with --data FOLDER"
+        )
+    return jobs, out
+
+
+def _find_data(item: Item, name: str, size: Size, given: Mapping[str, Path]) -> str | None:
+    """The data for a row; None where there are none."""
+    if not name:
+        return ""
+    if name in given:
+        return str(given[name])
+    if size == "small" and name in item.stand_in:
+        return str(item.stand_in[name])
+    return name if name in DATA else None
+
+
+def run_job(
+    job: Job,
+    size: Size,
+    *,
+    out: Path,
+    results: Path | None = None,
+    jobs: int | None = None,
+    on: Runner | None = None,
+    show: Show = quiet,
+) -> list[Record]:
+    """Run one job and return its records; a finished one is read, an unfinished one is gone on with.
+
+    Args:
+        job: What to run.
+        size: For the records.
+        out: Folder for run folders.
+        results: Folder for the pictures of a figure that has some, where they are packaged ones: those of a user's
+            own data stay in the run folder. None: for no pictures.
+        jobs: Attacks at a time; None: one per core.
+        on: Where attacks run; None: on this machine.
+        show: Progress.
+    """
+    name = f"{job.item.id.replace('/', '-')}-{size}"
+    if job.item.expect.by:
+        values, env = _by_function(job, out, name, show)
+    else:
+        folder = out / run_name(resolved(job.tables, cells(job.tables)), name)
+        found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
+        values, env = _values(job, found.result), read_json(found.folder / "env.json")
+        if results is not None and job.item.expect.kind == "pictures" and job.data in PACKAGED:
+            write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
+    return [_record(job, size, value, env) for value in values]
+
+
+def _by_function(job: Job, out: Path, name: str, show: Show) -> tuple[list[Value], dict[str, Any]]:
+    """The values of an item that is no audit, kept in a file of its own: a second run finds them there."""
+    make = import_dotted(job.item.expect.by)
+    started, cpu = time.time(), time.process_time()
+    folder = out / run_name(repr((job.item.expect.by, job.tables, job.data, job.seed)), name)
+    path = folder / "values.json"
+    if path.exists():
+        kept = read_json(path)
+        return [Value(**value) for value in kept["values"]], kept["env"]
+    values = [_finite(value) for value in make(job.tables, data=job.data, seed=job.seed, show=show)]
+    spent = {"seconds": round(time.time() - started, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
+    env = {**environment(str(job.tables.get("device", "cpu"))), **spent}
+    write_json(path, {"values": [vars(value) for value in values], "env": env})
+    return values, env
+
+
+def _finite(value: Value) -> Value:
+    """The value without a number that JSON has no word for, such as a loss that overflowed."""
+    if value.ours is None or math.isfinite(value.ours):
+        return value
+    return replace(value, ours=None, low=None, high=None, facts={**value.facts, "reason": f"it became {value.ours}"})
+
+
+def _values(job: Job, result: Mapping[str, Any]) -> list[Value]:
+    """The numbers of an audit's result, row by row and column by column."""
+    rows = {(row["cell"], row["attack"]): row for row in result["rows"]}
+    facts = {cell["name"]: cell for cell in result["cells"]}
+    found = []
+    for line in job.lines:
+        for column in range(len(job.item.expect.columns)):
+            cell, attack = line.cell_at(column), line.attack_at(column)
+            if cell in ("", "-"):  # not part of this size
+                continue
+            found.append(_value(line, column, facts.get(cell), rows.get((cell, attack)), f"{attack} on {cell}"))
+    return found
+
+
+def _value(line: Line, column: int, cell: Any, row: Any, where: str) -> Value:
+    if cell is None or (row is None and not line.metric.startswith("cell.")):
+        raise SeepageError(f"the recipe has no {where}, which [[expect.rows]] {line.name!r} names; correct the recipe")
+    if line.metric.startswith("cell."):
+        number = cell.get(line.metric.removeprefix("cell."))
+        return Value(row=line.name, column=column, ours=number, facts={"examples": cell.get("accuracy_examples")})
+    if line.metric not in row:
+        raise SeepageError(f"a result row has no {line.metric!r}, which [[expect.rows]] {line.name!r} names")
+    low, high = (row["psnr_low"], row["psnr_high"]) if line.metric == "psnr" else (None, None)
+    beside = {key: row.get(key) for key in BESIDE if row.get(key) is not None}
+    beside |= {"cell": row["cell"], "attack": row["attack"], "client": cell.get("client")}
+    beside |= {"batch_size": cell.get("batch_size")}
+    return Value(row=line.name, column=column, ours=row[line.metric], low=low, high=high, facts=beside)
+
+
+def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Record:
+    line = next((line for line in job.lines if line.name == value.row), None)
+    if line is None:
+        raise SeepageError(f"{job.item.expect.by} made a row {value.row!r}, which is not in [[expect.rows]]")
+    keys = ("seepage", "python", "torch", "platform", "device", "cores", "threads", "started")
+    return Record(
+        item=job.item.id,
+        size=size,
+        row=value.row,
+        column=value.column,
+        paper_data=job.paper_data,
+        data=Path(job.data).name if job.data else _own_data(job),
+        metric=line.metric,
+        paper=line.paper_at(value.column),
+        ours=value.ours,
+        low=value.low,
+        high=value.high,
+        seeds={str(job.seed): value.ours},
+        facts=value.facts,
+        made={key: env[key] for key in keys if key in env},
+        command=job.command(size),
+    )
+
+
+@dataclass(frozen=True)
+class Done:
+    """An item that has been run.
+
+    Attributes:
+        item: The table or figure.
+        records: Its numbers.
+        failed: Why some or all are missing, or None.
+    """
+
+    item: Item
+    records: tuple[Record, ...]
+    failed: str | None = None
+
+
+def reproduce(
+    jobs: Sequence[Job],
+    size: Size,
+    *,
+    out: Path,
+    results: Path,
+    workers: int | None = None,
+    on: Runner | None = None,
+    show: Show = quiet,
+) -> Iterator[Done]:
+    """Run jobs and keep each item's records as soon as it is done: a killed run loses one cell at most.
+
+    Args:
+        jobs: From `plan`.
+        size: Which size they have.
+        out: Folder for run folders.
+        results: Folder for records, and for pictures of packaged data.
+        workers: Attacks at a time; None: one per core.
+        on: Where attacks run; None: on this machine.
+        show: Progress over all jobs.
+
+    Yields:
+        Every item, when all of its jobs are done. One that fails does not stop the others, nor its other data sets.
+    """
+    whole, before = sum(map(_weight, jobs)), 0.0
+    for _, group in itertools.groupby(jobs, key=lambda job: job.item.id):
+        own = list(group)
+        parts: dict[str, list[list[Record]]] = {}
+        failures: list[str] = []
+        for job in own:
+            step = partial(_show_part, show, before, _weight(job), whole, job.item.id)
+            try:
+                pictures = results if job.seed == own[0].seed else None
+                records = run_job(job, size, out=out, results=pictures, jobs=workers, on=on, show=step)
+                parts.setdefault(job.paper_data, []).append(records)
+            except SeepageError as error:
+                failures.append(str(error))
+            before += _weight(job)
+        found = [record for seeds in parts.values() for record in over_seeds(seeds)]
+        if found:
+            keep_records(results, own[0].item.id, found)
+        yield Done(own[0].item, tuple(found), "; ".join(dict.fromkeys(failures)) or None)
+
+
+def _weight(job: Job) -> float:
+    """Minutes a job is expected to take, as its share of the progress bar."""
+    return max(0.1, job.item.needs["small"].total / max(1, len(job.item.data)))
+
+
+def _show_part(
+    show: Show, before: float, weight: float, whole: float, item: str, done: float, total: float, what: str
+) -> None:
+    """One job's progress as a part of all jobs'."""
+    show(before + weight * min(1.0, done / total if total else 0.0), whole, f"{item}: {what}" if what else "")
+
+
+def _own_data(job: Job) -> str:
+    """The recipe's own data; a function of its own that is given none uses none."""
+    return "no data" if job.item.expect.by else str(job.tables.get("data", {}).get("use", ""))
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Where an item that is no audit was made."""
+    found = audit.environment("", time.time(), device, 1)
+    return {key: value for key, value in found.items() if key not in ("command", "jobs", "schema")}
+
+
+def over_seeds(parts: Sequence[Sequence[Record]]) -> list[Record]:
+    """Join records of several seeds: the mean, between the least and the most; facts are those of the first."""
+    if len(parts) == 1:
+        return list(parts[0])
+    joined = []
+    for records in zip(*parts, strict=True):
+        numbers = [record.ours for record in records if record.ours is not None]
+        mean = sum(numbers) / len(numbers) if numbers else None
+        seeds = {seed: value for record in records for seed, value in record.seeds.items()}
+        low, high = (min(numbers), max(numbers)) if numbers else (None, None)
+        command = _over(records[0].command, [int(seed) for seed in seeds])
+        joined.append(replace(records[0], ours=mean, low=low, high=high, seeds=seeds, command=command))
+    return joined
+
+
+def _over(command: str, seeds: Sequence[int]) -> str:
+    """The command of the first seed for all of them."""
+    return f"{command} --seeds {max(seeds) - min(seeds) + 1}"

@@ -1,0 +1,200 @@
+"""CAFE's own loops, watched from outside: what they have recovered after so many iterations (Jin et al. 2021).
+
+The attack is not told how near it is: these functions look at its checkpoints and at the truth.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Checkpoint
+from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
+from seepage.audit.record import Show
+from seepage.core.nn import generator
+from seepage.errors import SeepageError
+from seepage.metrics import psnr
+from seepage.papers.run import Value
+from seepage.papers.special.parties import finite, loss, outputs, parties_of
+from seepage.recipe.case import Recipe
+from seepage.recipe.resolve import cells
+from seepage.transcript.vertical import IndexedVictim
+
+LOOK = 100
+"""Iterations between two checkpoints of the loops."""
+
+MARKS = (0.0, 0.1, 0.3, 0.5, 0.75, 1.0)
+"""Where Table 8 looks, as shares of all iterations: 0, 2,000, 6,000, 10,000, 15,000 and 20,000."""
+
+EPOCHS = (100, 150, 200, 250, 300, 350)
+"""The rows of Table 10."""
+
+
+class _Enough(Exception):
+    """The images are as good as was asked for."""
+
+
+@dataclass
+class Watch:
+    """Progress of a running attack, with the PSNR of its images at every checkpoint.
+
+    Attributes:
+        victim: The parties, whose images are the truth.
+        look: Called with (iteration, mean PSNR in dB); an exception that it raises ends the attack.
+    """
+
+    victim: IndexedVictim
+    look: Callable[[int, float], None]
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        pass
+
+    def load(self) -> Checkpoint | None:
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        tiles = [checkpoint.tensors[f"three/{m}/table"] for m in range(len(_blocks(self.victim)))]
+        self.look(int(checkpoint.facts["step"]), quality(self.victim, tiles))
+
+
+def _blocks(victim: IndexedVictim) -> tuple[tuple[slice, ...], ...]:
+    blocks: tuple[tuple[slice, ...], ...] = victim.knowledge.model.blocks  # type: ignore[assignment]
+    return blocks
+
+
+def quality(victim: IndexedVictim, tiles: list[Tensor]) -> float:
+    """Mean PSNR in dB over all images, put together from `[N, *tile]` of each party and clamped."""
+    truth, (low, high) = victim.data.inputs, victim.knowledge.value_range
+    whole = torch.zeros_like(truth)
+    for block, tile in zip(_blocks(victim), tiles, strict=True):
+        whole[(slice(None), *block)] = tile.detach()
+    return float(psnr(whole.clamp(low, high), truth).mean())
+
+
+def _loops(recipe: Recipe, number: int = 0) -> PublishedCafe:
+    attack = recipe.make_attack(recipe.attack[number])
+    if not isinstance(attack, PublishedCafe):
+        raise SeepageError(
+            f"this item follows cafe_published and the recipe names {recipe.attack[number].use}; name it"
+        )
+    return attack
+
+
+def _follow(victim: IndexedVictim, attack: PublishedCafe, seed: int, look: Callable[[int, float], None]) -> None:
+    attack(victim.transcript(), seed=seed, progress=Watch(victim, look))
+
+
+def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+    """Table 5: iterations until the mean PSNR is reached, of the single loop and of the nested loops' three steps.
+
+    The recipe's first attack is the single loop, its second the nested loops; `score.exact_db` is the PSNR in dB.
+    Looked at every 100 iterations; none where it was not reached. The nested loops do all iterations of steps I and
+    II, whose own stopping rule the paper does not state.
+    """
+    (recipe,) = cells(tables)
+    victim, _ = parties_of(recipe)
+    target, values = recipe.score.exact_db, []
+    for number in (0, 1):
+        attack, seen = _loops(recipe, number), list[tuple[int, float]]()
+
+        def look(step: int, found: float, seen: list[tuple[int, float]] = seen) -> None:
+            seen.append((step, found))
+            if found >= target:
+                raise _Enough
+
+        reached = False
+        try:
+            _follow(victim, attack, seed, look)
+        except _Enough:
+            reached = True
+        facts = {"psnr": round(seen[-1][1], 2), "target_psnr": target, "iterations": list(attack.iterations)}
+        spent = [float(seen[-1][0])] if number == 0 else _nested(attack, seen[-1][0])
+        for place, count in enumerate(spent):
+            last = place == len(spent) - 1
+            ours = count if reached or not last else None
+            reason = None if ours is not None else f"{target:g} dB were not reached in {count:g}"
+            values.append(Value(row="iterations", column=number + place, ours=ours, facts={**facts, "reason": reason}))
+        show(number + 1, 2, "loops")
+    return values
+
+
+def _nested(attack: PublishedCafe, step: int) -> list[float]:
+    """Iterations of steps I, II and III of so many in all.
+
+    >>> _nested(PublishedCafe(iterations=(10, 10, 50)), 60)
+    [10.0, 10.0, 40.0]
+    """
+    one, two, _ = attack.iterations
+    return [float(min(one, step)), float(min(two, max(0, step - one))), float(max(0, step - one - two))]
+
+
+def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+    """Table 10: mean PSNR after 100 to 350 epochs for each batch size of the recipe's grid.
+
+    An epoch is N / K iterations of the single loop. The batch sizes must divide N into epochs whose fiftieth ends on
+    one of the loops' checkpoints (every 100 iterations).
+    """
+    recipes, values = cells(tables), []
+    for column, recipe in enumerate(recipes):
+        victim, _ = parties_of(recipe)
+        per_epoch = victim.design.per_epoch
+        wanted = {epochs * per_epoch: epochs for epochs in EPOCHS}
+        if any(step % LOOK for step in wanted):
+            raise SeepageError(f"fifty epochs of {per_epoch} batches end between two looks; choose another batch size")
+
+        def look(step: int, found: float, column: int = column, wanted: dict[int, int] = wanted) -> None:
+            if step in wanted:
+                facts = {"iterations": step}
+                values.append(Value(row=f"{wanted[step]} epochs", column=column, ours=round(found, 4), facts=facts))
+
+        attack = replace(_loops(recipe), iterations=(EPOCHS[-1] * per_epoch,))
+        _follow(victim, attack, seed, look)
+        show(column + 1, len(recipes), f"batches of {recipe.batch.size}")
+    return values
+
+
+def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+    """Table 8: mean PSNR, training loss and accuracy on unseen examples while the server trains, at `MARKS`.
+
+    The loops take the weights of the first round for the features of their images, where the paper's take those of
+    each round.
+    """
+    (recipe,) = cells(tables)
+    victim, unseen = parties_of(recipe)
+    attack = _loops(recipe)
+    last = attack.iterations[-1]
+    places = {round(share * last): column for column, share in enumerate(MARKS)}
+    values: list[Value] = []
+
+    def look(step: int, found: float) -> None:
+        if step not in places:
+            return
+        at = min(step, victim.rounds - 1)
+        right = outputs(victim, victim.params_at(at), unseen.inputs).argmax(1) == unseen.labels
+        facts = {"round": at, "examples": len(unseen)}
+        numbers = {"PSNR": found, "training loss": loss(victim, at), "testing accuracy": float(right.float().mean())}
+        values.extend(
+            Value(row=row, column=places[step], ours=finite(round(number, 4)), facts=facts)
+            for row, number in numbers.items()
+        )
+        show(step, last, "rounds")
+
+    truth = victim.data.inputs
+    start = torch.rand(truth.shape, generator=generator(seed, "table 8")).to(truth)  # as the loops start, drawn anew
+    look(0, float(psnr(start, truth).mean()))
+    _follow(victim, attack, seed, look)
+    return values
+
+
+def constants(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+    """Table 9: the constants that `cafe_published` takes for each data set, in the paper's columns."""
+    rows = {"CIFAR-10": "cifar10", "MNIST": "mnist", "Linnaeus 5": "linnaeus5", "Yale 32x32": "yale32"}
+    values = []
+    for row, name in rows.items():
+        own, attack = TABLE_9[name], PublishedCafe(constants=name)  # type: ignore[arg-type]
+        numbers = [own["lr_one"], own["lr_two"], own["lr_three"], attack.alpha, attack.beta, attack.gamma, own["xi"]]
+        values += [Value(row=row, column=column, ours=number) for column, number in enumerate(numbers)]
+    show(1, 1, "")
+    return values

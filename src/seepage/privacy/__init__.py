@@ -1,0 +1,1 @@
+"""Differential privacy: counting epsilon, what a defense guarantees, and what a training has spent."""

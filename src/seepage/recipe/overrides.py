@@ -1,0 +1,138 @@
+"""Changes to a recipe's tables: `key=value` settings of the command line, and one choice of a grid."""
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from seepage.attacks import ATTACKS
+from seepage.defenses import DEFENSES
+from seepage.errors import SeepageError
+from seepage.registry import problems_with, short
+
+
+def change(tables: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """Apply `key=value` settings of the command line, e.g. `attack.steps=50` or `data.size=64`.
+
+    A setting of `attack` goes to every attack that takes that option, one of `defense` to every such defense. A
+    setting replaces a grid over the same key.
+
+    Raises:
+        SeepageError: Where a setting has no `=`, or nothing takes the option.
+
+    >>> change({"batch": {"size": 1}}, ["batch.size=4"])
+    {'batch': {'size': 4}}
+    """
+    tables = copy_tables(tables)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise SeepageError(f"--set takes KEY=VALUE such as batch.size=4, got {setting!r}")
+        put(tables, key.strip(), _value(text.strip()))
+    return tables
+
+
+def copy_tables(value: Any) -> Any:
+    """A deep copy of dicts and lists."""
+    if isinstance(value, dict):
+        return {key: copy_tables(item) for key, item in value.items()}
+    return [copy_tables(item) for item in value] if isinstance(value, list) else value
+
+
+def _value(text: str) -> Any:
+    """A TOML value; bare words are texts."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def put(tables: dict[str, Any], key: str, value: Any) -> None:
+    """Set one value, in place: what `change` does for each setting, with a value that needs no parsing."""
+    head, _, rest = key.partition(".")
+    _unsweep(tables, key)
+    if head in _MAKERS and rest:
+        _put_in_list(tables.get(head, []), head, rest, value)
+    elif rest:
+        _table(tables, head)[rest] = value
+    else:
+        tables[head] = value
+
+
+def choose_part(tables: dict[str, Any], head: str, use: str) -> None:
+    """Name another `data` or `model`, in place. The options of the old one do not belong to the new one and go."""
+    drop_cases(tables, head)
+    own = tables.get(head)
+    swept = any(name in (head, f"{head}.use") for name in tables.get("grid", {}))
+    if swept or not isinstance(own, dict) or own.get("use") != use:
+        put(tables, head, {"use": use})
+
+
+def drop_cases(tables: dict[str, Any], head: str) -> None:
+    """Take out, in place, the cases that set `head` themselves: who chooses it by hand does not ask for those."""
+    cases = [case for case in tables.get("case", []) if not (isinstance(case, dict) and head in case)]
+    tables["case"] = cases
+    if not cases:
+        del tables["case"]
+
+
+def _put_in_list(parts: Any, head: str, option: str, value: Any) -> None:
+    """Set an option of every part (attack or defense) that takes it."""
+    listed = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    takers = [part for part in listed if _takes(part, head, option)]
+    if not takers:
+        names = ", ".join(str(part.get("use")) for part in listed) or "none"
+        raise SeepageError(f"no {head} of this recipe takes the option {option!r} ({head}s: {names}); see seepage list")
+    for part in takers:
+        part[option] = value
+
+
+def _table(tables: dict[str, Any], head: str) -> dict[str, Any]:
+    found = tables.setdefault(head, {})
+    if not isinstance(found, dict):
+        raise SeepageError(f"{head} is {short(found)} in this recipe and has no options; set {head} itself")
+    return found
+
+
+def _unsweep(tables: dict[str, Any], key: str) -> None:
+    """Take a key out of the grid, also where the grid sweeps its whole table, or parts of a table that is set whole."""
+    grid = tables.get("grid", {})
+    if not isinstance(grid, dict):
+        return
+    head, _, rest = key.partition(".")
+    for swept in [name for name in grid if name == key or (not rest and name.startswith(f"{head}."))]:
+        del grid[swept]
+    choices = grid.get(head)
+    if rest and isinstance(choices, list) and all(isinstance(choice, dict) for choice in choices):
+        left = [{name: value for name, value in choice.items() if name != rest} for choice in choices]
+        # How many batches are drawn does not make another case, as it makes no other cell name.
+        cases = [{name: value for name, value in choice.items() if name != "count"} for choice in left]
+        grid[head] = [choice for i, choice in enumerate(left) if choice and cases[i] not in cases[:i]]
+        if not grid[head]:
+            del grid[head]
+    if not grid:
+        tables.pop("grid", None)
+
+
+_MAKERS: dict[str, Mapping[str, Callable[..., Any]]] = {
+    "attack": {name: entry.make for name, entry in ATTACKS.items()},
+    "defense": DEFENSES,
+}
+"""Tables that a recipe lists, with what their names stand for."""
+
+
+def _takes(part: Mapping[str, Any], head: str, option: str) -> bool:
+    make = _MAKERS[head].get(str(part.get("use")))
+    if make is None:
+        return True  # somebody's own; checked when it is made
+    return not any("has no option" in problem for problem in problems_with(make, {option: None}, head))
+
+
+def choose(cell: dict[str, Any], key: str, value: Any) -> None:
+    """Put one choice of a grid into a cell's tables."""
+    head, _, rest = key.partition(".")
+    if rest:
+        put(cell, key, value)
+    elif isinstance(value, dict) and isinstance(cell.get(head), dict):
+        cell[head] |= value
+    else:
+        cell[head] = value

@@ -1,0 +1,290 @@
+"""Federated training over simulated clients: gives the model of any round, as a real server would send it out.
+
+For larger networks and many machines there is Flower; this is for small ones, in one process, repeatable to the bit.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from seepage.clients import mean_update
+from seepage.core.nn import generator, has_batch_norm, in_mode
+from seepage.core.storage import read_json, read_tensors, write_json, write_tensors
+from seepage.errors import Diverged, SeepageError
+from seepage.simulate.training import accuracy
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update, check_fits
+
+Lookup = Callable[[Tensor], Batch]
+"""Turns places of the data set into a batch."""
+EVERY = 20
+"""Checkpoints and accuracies, at the least, per federation: one each `rounds / EVERY` rounds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """How the model was trained by clients before the audited round.
+
+    Args:
+        rounds: Rounds before the audited one: the stage at which it is attacked.
+        clients: Clients in all.
+        share: Share of them that takes part in each round, drawn anew; one at least.
+        examples: Examples of a client that take part in a round, drawn anew; None: all it holds.
+        lr: The server's learning rate; None: 1 for differences of weights, 0.1 for gradients.
+    """
+
+    rounds: int = 0
+    clients: int = 100
+    share: float = 0.1
+    examples: int | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.rounds < 0:
+            wrong.append(f"rounds >= 0, got {self.rounds}")
+        if self.clients < 1:
+            wrong.append(f"clients >= 1, got {self.clients}")
+        if not 0 < self.share <= 1:
+            wrong.append(f"a share above 0 and up to 1, got {self.share}")
+        if self.examples is not None and self.examples < 1:
+            wrong.append(f"examples >= 1, got {self.examples}")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            wrong.append(f"lr > 0, got {self.lr}")
+        if wrong:
+            raise SeepageError(f"[federation] needs {'; '.join(wrong)}; correct the recipe")
+
+    @property
+    def per_round(self) -> int:
+        """Clients that take part in a round."""
+        return max(1, round(self.share * self.clients))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The federation between two rounds.
+
+    Attributes:
+        t: Rounds done.
+        params: Trainable parameters.
+        buffers: The model's buffers.
+        accuracies: `(round, share right)` on examples that no client holds.
+    """
+
+    t: int
+    params: Tensors
+    buffers: Tensors
+    accuracies: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server gets back from one client.
+
+    Attributes:
+        update: What it sent.
+        buffers: The running statistics its batch would give.
+        examples: Examples it trained on.
+    """
+
+    update: Update
+    buffers: Tensors
+    examples: int
+
+
+Ask = Callable[[Stage, Sequence[int]], list[Reply]]
+"""Lets clients compute: the stage and who takes part in, their replies out, in that order."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """All clients of a federation.
+
+    Attributes:
+        model: The architecture.
+        rule: What each computes.
+        holdings: Places of the data set that each holds.
+        lookup: Turns places into a batch.
+        defense: What each does to its update.
+        test: Examples that nobody holds; the accuracy is measured on them.
+        seed: Seeds who takes part, with which examples, and the defence's noise.
+    """
+
+    model: nn.Module
+    rule: ClientUpdate
+    holdings: Sequence[Tensor]
+    lookup: Lookup
+    defense: Defense | None = None
+    test: Batch | None = None
+    seed: int = 0
+
+    def chosen(self, t: int, plan: Federation) -> list[int]:
+        """Who takes part in round `t`. Clients that hold nothing never do."""
+        able = [client for client, places in enumerate(self.holdings) if len(places)]
+        order = torch.randperm(len(able), generator=generator(self.seed, "participants", t))
+        return sorted(able[place] for place in order[: plan.per_round].tolist())
+
+    def batch(self, client: int, t: int, plan: Federation) -> Batch:
+        """The examples with which a client takes part in round `t`."""
+        places = self.holdings[client]
+        if plan.examples is not None and plan.examples < len(places):
+            draw = generator(self.seed, f"examples of {client}", t)
+            places = places[torch.randperm(len(places), generator=draw)[: plan.examples]]
+        return self.lookup(places)
+
+    def reply(self, stage: Stage, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
+        """What client `client` sends back from the stage it was sent, as number `number` of `of`."""
+        batch = self.batch(client, stage.t, plan)
+        draw = stage.t * len(self.holdings) + client
+        rule = self.rule.for_round(self.seed, draw)
+        update = rule(self.model, stage.params, batch, buffers=stage.buffers)
+        if self.defense is not None:
+            view = ClientView(self.model, stage.params, batch, rule, stage.buffers, stage.t, number, of)
+            update = self.defense(update, view, generator=generator(self.seed, "client defense", draw))
+        return Reply(update, self._statistics(stage, batch), len(batch))
+
+    def _statistics(self, stage: Stage, batch: Batch) -> Tensors:
+        """Running statistics after one pass over the batch in train mode."""
+        if not has_batch_norm(self.model) or getattr(self.rule, "mode", "train") != "train":
+            return stage.buffers
+        buffers = {name: tensor.clone() for name, tensor in stage.buffers.items()}
+        with torch.no_grad(), in_mode(self.model, training=True):
+            torch.func.functional_call(self.model, {**stage.params, **buffers}, (batch.inputs,))
+        return buffers
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Stages in a folder: the last one, and those that were asked for.
+
+    Attributes:
+        folder: Where they lie; None: nothing is kept.
+    """
+
+    folder: Path | None = None
+
+    def latest(self, t: int, like: Stage) -> Stage:
+        """The last stage kept at or before round `t`; `like`, the start, where there is none."""
+        rounds = [int(path.stem) for path in self.folder.glob("*.safetensors")] if self.folder else []
+        usable = [done for done in rounds if done <= t]
+        if not usable or self.folder is None:
+            return like
+        path = self.folder / f"{max(usable):06d}.safetensors"
+        tensors = read_tensors(path)
+        params, buffers = (
+            {name.removeprefix(f"{part}/"): tensor for name, tensor in tensors.items() if name.startswith(f"{part}/")}
+            for part in ("params", "buffers")
+        )
+        check_fits(params, like.params, f"the checkpoint {path}", "the model")
+        check_fits(buffers, like.buffers, f"the checkpoint {path}", "the model")
+        facts = read_json(path.with_suffix(".json"))
+        # In the model's own order: sums over tensors must round as without the stop.
+        return Stage(
+            max(usable),
+            {name: params[name].to(like.params[name].device) for name in like.params},
+            {name: buffers[name].to(like.buffers[name].device) for name in like.buffers},
+            tuple((done, share) for done, share in facts["accuracies"]),
+        )
+
+    def keep(self, stage: Stage, before: Stage | None) -> None:
+        """Write a stage; the one before goes, unless it was asked for."""
+        if self.folder is None:
+            return
+        tensors = {f"params/{name}": tensor for name, tensor in stage.params.items()}
+        tensors |= {f"buffers/{name}": tensor for name, tensor in stage.buffers.items()}
+        path = self.folder / f"{stage.t:06d}.safetensors"
+        write_json(path.with_suffix(".json"), {"accuracies": [list(pair) for pair in stage.accuracies]})
+        write_tensors(path, tensors)
+        if before is not None:
+            for suffix in (".safetensors", ".json"):
+                (self.folder / f"{before.t:06d}{suffix}").unlink(missing_ok=True)
+
+
+@dataclass
+class _Kept:
+    """What the running federation has on disk that nobody asked for."""
+
+    checkpoints: Checkpoints
+    last: Stage | None = field(default=None)
+
+    def write(self, stage: Stage) -> None:
+        self.checkpoints.keep(stage, self.last)
+        self.last = stage
+
+
+def federate(
+    clients: Clients,
+    state: tuple[Tensors, Tensors],
+    plan: Federation,
+    *,
+    ask: Ask | None = None,
+    checkpoints: Checkpoints = Checkpoints(),
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Stage:
+    """Train from `state` for `plan.rounds` rounds; the model object is not changed.
+
+    Each round draws its clients and their examples from `(seed, round)` alone, so a run that was stopped goes on to
+    the same bits from its last checkpoint, and a later stage goes on from an earlier one.
+
+    Batch norm's running statistics are the mean over the round's clients, each from one pass over its batch in train
+    mode at the weights it was sent.
+
+    Args:
+        clients: Who takes part.
+        state: `(params, buffers)` of the fresh model.
+        plan: Rounds, share and learning rate.
+        ask: Lets clients compute elsewhere, as over a network; None: here, one after the other.
+        checkpoints: Where stages are kept.
+        progress: Called with (done, total) rounds.
+
+    Raises:
+        SeepageError: Where the weights stop being finite, or nobody holds anything.
+    """
+    stage = checkpoints.latest(plan.rounds, Stage(0, *state))
+    kept, every = _Kept(checkpoints), max(1, plan.rounds // EVERY)
+    while stage.t < plan.rounds:
+        stage = _round(clients, stage, plan, ask)
+        if stage.t % every == 0 or stage.t == plan.rounds:
+            stage = _measured(clients, stage)
+            kept.write(stage)
+        progress(stage.t, plan.rounds)
+    return stage
+
+
+def _round(clients: Clients, stage: Stage, plan: Federation, ask: Ask | None) -> Stage:
+    chosen = clients.chosen(stage.t, plan)
+    if not chosen:
+        raise SeepageError("no client of the federation holds any example; use fewer clients or more data")
+    if ask is None:
+        replies = [clients.reply(stage, client, plan, place, len(chosen)) for place, client in enumerate(chosen)]
+    else:
+        replies = ask(stage, chosen)
+    sizes = [reply.examples for reply in replies]
+    update = mean_update([reply.update for reply in replies], sizes)
+    step = plan.lr or (1.0 if update.kind == "delta" else 0.1)
+    if update.kind == "gradient":
+        step = -step
+    params = {name: tensor + step * update.tensors[name] for name, tensor in stage.params.items()}
+    if not all(bool(tensor.isfinite().all()) for tensor in params.values()):
+        raise Diverged(
+            f"the weights of the federation are not finite after {stage.t + 1} rounds; lower client.lr or federation.lr"
+        )
+    return Stage(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)
+
+
+def _mean_buffers(stage: Stage, replies: Sequence[Reply], sizes: Sequence[int]) -> Tensors:
+    if all(reply.buffers is stage.buffers for reply in replies):
+        return stage.buffers
+    own = [Update({name: tensor.double() for name, tensor in reply.buffers.items()}) for reply in replies]
+    mean = mean_update(own, sizes)
+    # Counters of batches are whole numbers.
+    return {name: mean.tensors[name].to(tensor.dtype) for name, tensor in stage.buffers.items()}
+
+
+def _measured(clients: Clients, stage: Stage) -> Stage:
+    if clients.test is None:
+        return stage
+    share = accuracy(clients.model, (stage.params, stage.buffers), clients.test)
+    return Stage(stage.t, stage.params, stage.buffers, (*stage.accuracies, (stage.t, round(share, 4))))

@@ -1,0 +1,136 @@
+"""Training: brings a fresh model to the state in which a real server would send it out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.core.nn import forward, generator, in_mode
+from seepage.errors import SeepageError
+from seepage.models.weights import load_weights, pretrained_state, read_state
+from seepage.types import Architecture, Batch, Tensors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the model was trained before the audited round.
+
+    Args:
+        steps: Steps, one batch each; 0 leaves the model freshly initialised.
+        lr: Learning rate.
+        optimizer: `sgd`, with momentum 0.9, or `adam`.
+        batch_size: Examples per step.
+        init: How the model starts: `default`, each layer's own way, or `wide`: all parameters uniform from -0.5 to
+            0.5, as in the code of Deep Leakage from Gradients. Parameters of normalization layers are left alone.
+        weights: A file of weights to start from (`.safetensors`, or a `state_dict` of `torch.save`), or `pretrained`:
+            what torchvision or timm offer for the model.
+    """
+
+    steps: int = 0
+    lr: float = 0.02
+    batch_size: int = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    init: Literal["default", "wide"] = "default"
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adam") or self.steps < 0 or self.lr <= 0 or self.batch_size < 1:
+            raise SeepageError(
+                f"training needs steps >= 0, lr > 0, batch_size >= 1 and sgd or adam, got {self}; correct the recipe"
+            )
+        if self.init not in ("default", "wide"):
+            raise SeepageError(f"training.init must be default or wide, got {self.init!r}; correct the recipe")
+
+
+WIDE = 0.5
+
+
+def begin(model: nn.Module, plan: Training, architecture: Architecture, num_classes: int, *, seed: int) -> str | None:
+    """Bring a fresh model, in place, to where its training starts.
+
+    Returns:
+        A sentence for the report where weights were loaded in part, else None.
+
+    Raises:
+        SeepageError: Where the weights cannot be read or do not fit.
+    """
+    if plan.init == "wide":
+        draw = generator(seed, "wide")
+        with torch.no_grad():
+            for module in model.modules():
+                if isinstance(module, NORMALIZATIONS):
+                    continue
+                for parameter in module.parameters(recurse=False):
+                    drawn = torch.rand(parameter.shape, generator=draw) * 2 * WIDE - WIDE
+                    parameter.copy_(drawn)
+    if plan.weights is None:
+        return None
+    own = plan.weights == "pretrained"
+    state = pretrained_state(architecture.use) if own else read_state(Path(plan.weights).expanduser())
+    return load_weights(model, state, num_classes, plan.weights)
+
+
+NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
+def train(
+    model: nn.Module,
+    state: tuple[Tensors, Tensors],
+    batches: Callable[[Tensor], Batch],
+    pool: Tensor,
+    plan: Training,
+    *,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Tensors, Tensors]:
+    """Train from `state` on examples of `pool` and return the new `(params, buffers)`; the model is not changed.
+
+    Args:
+        model: Architecture.
+        state: `(params, buffers)` to start from.
+        batches: Turns data-set indices into a batch.
+        pool: `[m]` indices the model may be trained on.
+        plan: Steps, rate and batch size.
+        seed: Seeds the drawing of batches.
+        progress: Called with (done, total) steps.
+
+    Raises:
+        SeepageError: Where the loss stops being finite.
+    """
+    params = {name: tensor.clone().requires_grad_() for name, tensor in state[0].items()}
+    buffers = {name: tensor.clone() for name, tensor in state[1].items()}
+    leaves = list(params.values())
+    optimizer: torch.optim.Optimizer
+    if plan.optimizer == "adam":
+        optimizer = torch.optim.Adam(leaves, lr=plan.lr)
+    else:
+        optimizer = torch.optim.SGD(leaves, lr=plan.lr, momentum=0.9)
+    draw = generator(seed, "training")
+    for step in range(plan.steps):
+        chosen = pool[torch.randperm(len(pool), generator=draw)[: plan.batch_size]]
+        batch = batches(chosen)
+        with in_mode(model, training=True):
+            # Not `forward`: training is meant to update the buffers.
+            logits = torch.func.functional_call(model, {**params, **buffers}, (batch.inputs,))
+        loss = F.cross_entropy(logits, batch.labels)
+        if not torch.isfinite(loss):
+            raise SeepageError(
+                f"the training loss is {loss.item()} after {step} steps; lower the rate with --set training.lr="
+                f"{plan.lr / 10:g}"
+            )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        progress(step + 1, plan.steps)
+    return {name: tensor.detach() for name, tensor in params.items()}, buffers
+
+
+def accuracy(model: nn.Module, state: tuple[Tensors, Tensors], batch: Batch) -> float:
+    """Share of a batch that the model classifies rightly, in eval mode."""
+    with torch.no_grad(), in_mode(model, training=False):
+        logits = forward(model, state[0], batch.inputs, buffers=state[1])
+    return float((logits.argmax(-1) == batch.labels).float().mean())

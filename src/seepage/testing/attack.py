@@ -1,0 +1,367 @@
+"""What every attack keeps."""
+
+import math
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seepage.api import record
+from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.audit.outcome import FolderProgress
+from seepage.clients import FedSGD
+from seepage.core.nn import generator, state_of
+from seepage.models import build
+from seepage.testing.fake_device import pretended
+from seepage.testing.watch import Changed, Kept, Killed, globals_kept, same, snapshot, tensors_of
+from seepage.transcript.recorded import open_transcript, save_transcript
+from seepage.transcript.vertical import IndexedVictim, Rounds
+from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
+
+TINY = Architecture("fc2", {"hidden": 16})
+"""The network that attacks are tried on unless another is named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackCase:
+    """An attack and the small problem it must solve.
+
+    Attributes:
+        attack: The attack, with settings that solve the problem.
+        planted_db: Least PSNR in dB, on values in [0, 1], at which a planted input must come back.
+        model: The network it is planted in.
+        input_shape: Shape of one planted input.
+        num_classes: Classes.
+        batch_size: Planted inputs, or with `rounds` how many of them each round holds.
+        client: What the client computes.
+        rounds: Rounds over one planted data set, whose indices the attacker is told; None: one batch.
+        found: How many of them must come back; None: all.
+        brief: The same attack with fewer steps, for the checks that need no recovery; None: the attack itself.
+        refuses: Networks on which the attack must be `Inapplicable`.
+        needs_batch_size: Whether it must be `Inapplicable` where the batch size is unknown.
+        victim: Your own transcript and its true inputs, in place of the planted ones.
+        device: Where all of it happens.
+        seed: Draws network and inputs, and seeds the attack.
+    """
+
+    attack: Attack
+    planted_db: float
+    model: Architecture = TINY
+    input_shape: tuple[int, ...] = (1, 8, 8)
+    num_classes: int = 4
+    batch_size: int = 1
+    client: ClientUpdate = FedSGD()  # noqa: RUF009 - frozen and without state
+    rounds: Rounds | None = None
+    found: int | None = None
+    brief: Attack | None = None
+    refuses: tuple[Architecture, ...] = ()
+    needs_batch_size: bool = True
+    victim: Callable[[], tuple[Transcript, Tensor]] | None = None
+    device: str = "cpu"
+    seed: int = 0
+
+    def plant(self, *, architecture: Architecture | None = None, double: bool = False) -> tuple[Transcript, Tensor]:
+        """A transcript and the inputs `[n, *shape]` behind it."""
+        if self.victim is not None:
+            return self.victim()
+        architecture = architecture or self.model
+        model = build(architecture, self.input_shape, self.num_classes, seed=self.seed).to(self.device)
+        count = self.batch_size if self.rounds is None else self.rounds.samples
+        inputs, labels = planted_inputs(count, self.input_shape, self.seed), torch.arange(count) % self.num_classes
+        batch = Batch(inputs, labels, torch.arange(count)).to(self.device)
+        if double:
+            model, batch = model.double(), replace(batch, inputs=batch.inputs.double())
+        if self.rounds is None:
+            return record(model, batch, client=self.client, architecture=architecture), batch.inputs
+        knowledge = Knowledge(
+            model,
+            self.client,
+            self.input_shape,
+            self.num_classes,
+            told=frozenset({"indices"}),
+            architecture=architecture,
+        )
+        (params, buffers), design = state_of(model), self.rounds.drawn(self.batch_size, self.seed)
+        victim = IndexedVictim(knowledge, params, batch, design, self.rounds.count, buffers, server=self.rounds.server)
+        return victim.transcript(), batch.inputs
+
+    def run(self, transcript: Transcript, progress: Progress = ignore) -> Reconstruction:
+        """The brief attack."""
+        return (self.brief or self.attack)(transcript, seed=self.seed, progress=progress)
+
+
+def planted_inputs(n: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
+    """`[n, *shape]` inputs in [0, 1]: smooth where they are images, else uniform noise."""
+    draw = generator(seed, "planted")
+    if len(shape) != 3:
+        return torch.rand((n, *shape), generator=draw)
+    coarse = torch.rand((n, shape[0], 4, 4), generator=draw)
+    return F.interpolate(coarse, size=shape[1:], mode="bilinear", align_corners=True)
+
+
+def check_attack(
+    attack: Attack,
+    *,
+    planted_db: float,
+    model: Architecture = TINY,
+    batch_size: int = 1,
+    brief: Attack | None = None,
+    refuses: tuple[Architecture, ...] = (),
+) -> None:
+    """Run every check of `ATTACK_CHECKS`; the arguments are those of `AttackCase`.
+
+    Raises:
+        AssertionError: With the first promise the attack breaks.
+
+    >>> from seepage import Architecture, LinearLeak
+    >>> check_attack(LinearLeak(), planted_db=90.0, refuses=(Architecture("convnet", {"width": 2}),))
+    """
+    case = AttackCase(
+        attack=attack, planted_db=planted_db, model=model, batch_size=batch_size, brief=brief, refuses=refuses
+    )
+    for check in ATTACK_CHECKS.values():
+        check(case)
+
+
+def is_frozen(case: AttackCase) -> None:
+    """An attack is a frozen dataclass: nothing can change its settings after they were recorded."""
+    kind = type(case.attack)
+    assert is_dataclass(kind), f"{kind.__name__} must be a dataclass; decorate it with @dataclass(frozen=True)"
+    for field in fields(kind):
+        try:
+            setattr(case.attack, field.name, None)
+        except AttributeError:
+            continue
+        raise AssertionError(f"{kind.__name__} must be frozen, and its {field.name!r} can be set")
+
+
+def repr_rebuilds_it(case: AttackCase) -> None:
+    """Its `repr` is its provenance, so evaluating it gives the same attack."""
+    text = repr(case.attack)
+    names = {"inf": math.inf, "nan": math.nan, **_names(case.attack)}
+    assert eval(text, names) == case.attack, f"the repr does not rebuild the attack: {text}"
+
+
+def _names(thing: object) -> dict[str, type]:
+    """The classes a `repr` may name."""
+    if isinstance(thing, tuple):
+        return {name: kind for item in thing for name, kind in _names(item).items()}
+    if not is_dataclass(thing) or isinstance(thing, type):
+        return {}
+    own = {type(thing).__name__: type(thing)}
+    return own | {name: kind for f in fields(thing) for name, kind in _names(getattr(thing, f.name)).items()}
+
+
+def same_seed_same_bits(case: AttackCase) -> None:
+    """The same transcript and seed give the same bits."""
+    transcript, _ = case.plant()
+    _assert_same(case.run(transcript), case.run(transcript), "a second run with the same seed")
+
+
+def output_is_well_formed(case: AttackCase) -> None:
+    """Shapes, types and device of the answer; all numbers finite."""
+    transcript, _ = case.plant()
+    _assert_well_formed(case.run(transcript), transcript, case.seed)
+
+
+def keeps_the_models_precision(case: AttackCase) -> None:
+    """A float64 model is attacked in float64."""
+    if case.victim is None:
+        transcript, _ = case.plant(double=True)
+        _assert_well_formed(case.run(transcript), transcript, case.seed)
+
+
+def _assert_well_formed(found: Reconstruction, transcript: Transcript, seed: int) -> None:
+    knowledge, like = transcript.knowledge, next(iter(transcript[0].params.values()))
+    shape, k = tuple(found.inputs.shape[1:]), len(found.inputs)
+    if found.space == "input":
+        assert shape == knowledge.input_shape, f"guesses have shape {shape}, inputs have {knowledge.input_shape}"
+    kind, wanted = (found.inputs.dtype, found.inputs.device), (like.dtype, like.device)
+    assert kind == wanted, f"guesses are {kind}, the model's parameters are {wanted}"
+    assert found.inputs.isfinite().all(), f"guesses hold NaN or infinite values (seed {seed})"
+    assert not found.inputs.requires_grad, "guesses carry a graph; detach them"
+    for name in ("labels", "indices"):
+        numbers = getattr(found, name)
+        if numbers is not None:
+            assert numbers.dtype == torch.int64, f"{name} must be int64, got {numbers.dtype}"
+            assert numbers.shape == (k,), f"{name} must have shape {(k,)}, got {tuple(numbers.shape)}"
+    if found.labels is not None:
+        inside = (found.labels >= 0) & (found.labels < knowledge.num_classes)
+        assert inside.all(), f"labels must be in 0..{knowledge.num_classes - 1}, got {found.labels.tolist()}"
+    if found.objective is not None:
+        assert found.objective.shape == (k,), f"objective must have shape {(k,)}, got {tuple(found.objective.shape)}"
+    assert found.status in get_args(Status), f"status {found.status!r} is none of {get_args(Status)}"
+    assert all(math.isfinite(value) for _, value in found.history), "the history holds NaN or infinite values"
+
+
+def transcript_is_unchanged(case: AttackCase) -> None:
+    """Every tensor of every round is, bit by bit, what it was."""
+    transcript, _ = case.plant()
+    kept = Kept(transcript.knowledge, tuple(transcript[t] for t in range(len(transcript))))
+    before = [{name: tensor.clone() for name, tensor in tensors_of(observed).items()} for observed in kept.rounds]
+    case.run(kept)
+    for observed, old in zip(kept.rounds, before, strict=True):
+        for name, tensor in tensors_of(observed).items():
+            assert torch.equal(tensor, old[name]), f"the attack changed {name} of round {observed.t}"
+            assert tensor.grad is None, f"the attack left a gradient on {name} of round {observed.t}"
+
+
+def model_is_left_as_found(case: AttackCase) -> None:
+    """Parameters, buffers, modes, hooks and gradients of the model are what they were."""
+    transcript, _ = case.plant()
+    model = transcript.knowledge.model
+    # Mixed modes, so that an attack cannot restore them with one call of `train()`.
+    for i, module in enumerate(model.modules()):
+        module.training = i % 2 == 0
+    before = snapshot(model)
+    case.run(transcript)
+    for what, state in snapshot(model).items():
+        assert same(state, before[what]), f"the attack changed {what} of the model"
+
+
+def global_state_is_untouched(case: AttackCase) -> None:
+    """No attack draws from, or sets, a global random state."""
+    transcript, _ = case.plant()
+    with globals_kept("the attack"):
+        case.run(transcript)
+
+
+def recorded_equals_simulated(case: AttackCase) -> None:
+    """A folder with the observed rounds alone gives the same bits: nothing private is read."""
+    transcript, _ = case.plant()
+    with tempfile.TemporaryDirectory() as folder:
+        save_transcript(transcript, Path(folder) / "observed")
+        recorded = open_transcript(Path(folder) / "observed", device=case.device, trust=True)
+        _assert_same(case.run(transcript), case.run(recorded), "the recorded transcript")
+
+
+def works_on_another_device(case: AttackCase) -> None:
+    """Rounds on a GPU, or a pretended one, are attacked there, and all that is found lies there."""
+    transcript, _ = case.plant()
+    with tempfile.TemporaryDirectory() as folder, pretended() as device:
+        save_transcript(transcript, Path(folder) / "observed")
+        far = open_transcript(Path(folder) / "observed", device=str(device), trust=True)
+        found = case.run(far)
+        _assert_well_formed(found, far, case.seed)
+        for name in ("labels", "indices", "objective", "certified"):
+            tensor = getattr(found, name)
+            on = None if tensor is None else tensor.device
+            assert on in (None, device), f"{name} lie on {on}, and the rounds on {device}"
+
+
+def refuses_a_zero_update(case: AttackCase) -> None:
+    """An update of zeros is `Inapplicable`."""
+
+    def silence(observed: Round) -> Round:
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in observed.update.tensors.items()}
+        return replace(observed, update=replace(observed.update, tensors=zeros))
+
+    _assert_refused(case, Changed(case.plant()[0], silence), "an update of zeros")
+
+
+def refuses_an_unknown_batch_size(case: AttackCase) -> None:
+    """An unknown batch size is `Inapplicable`, where the attack needs to know it."""
+    if case.needs_batch_size:
+        unknown = Changed(case.plant()[0], lambda observed: replace(observed, batch_size=None))
+        _assert_refused(case, unknown, "an unknown batch size")
+
+
+def refuses_models_it_cannot_handle(case: AttackCase) -> None:
+    """The networks in `refuses` are `Inapplicable`."""
+    for architecture in case.refuses:
+        transcript, _ = replace(case, victim=None).plant(architecture=architecture)
+        _assert_refused(case, transcript, f"the model {architecture.use}")
+
+
+def _assert_refused(case: AttackCase, transcript: Transcript, what: str) -> None:
+    attack = case.brief or case.attack
+    attempts: dict[str, Callable[[], object]] = {
+        "check": lambda: attack.check(transcript),
+        "the attack": lambda: attack(transcript, seed=case.seed),
+    }
+    for name, attempt in attempts.items():
+        raised = _raised(attempt)
+        assert raised is not None, f"{name} must raise Inapplicable on {what}, and went through"
+        if not isinstance(raised, Inapplicable):
+            raise AssertionError(f"{name} must raise Inapplicable on {what}, got {raised!r}") from raised
+        assert raised.reason, f"{name} refuses {what} without a reason"
+        assert raised.remedy, f"{name} refuses {what} without a remedy"
+
+
+def _raised(attempt: Callable[[], object]) -> Exception | None:
+    try:
+        attempt()
+    except Exception as error:
+        return error
+    return None
+
+
+def resumes_with_the_same_bits(case: AttackCase) -> None:
+    """Killed after a checkpoint and run again, an attack ends at the bits of a run that nobody killed."""
+    transcript, _ = case.plant()
+    whole = Killed(None, after=0)
+    expected = case.run(transcript, whole)
+    for after in sorted({1, whole.saves // 2, whole.saves - 1} & set(range(1, whole.saves))):
+        with tempfile.TemporaryDirectory() as folder:
+            kept = FolderProgress(Path(folder) / "log.jsonl", Path(folder) / "checkpoint", {})
+            try:
+                status = case.run(transcript, Killed(kept, after=after)).status
+            except KeyboardInterrupt:
+                status = "interrupted"
+            assert status == "interrupted", f"an attack stopped by Ctrl-C must say so, got status {status!r}"
+            _assert_same(expected, case.run(transcript, kept), f"a run resumed from checkpoint {after}")
+
+
+def planted_inputs_come_back(case: AttackCase) -> None:
+    """Inputs planted in a small network are recovered to the stated PSNR."""
+    transcript, truth = case.plant()
+    reached = recovered_db(case.attack(transcript, seed=case.seed), truth)
+    wanted = len(truth) if case.found is None else case.found
+    good = int((reached >= case.planted_db).sum())
+    assert good >= wanted, (
+        f"{good} of {len(truth)} planted inputs came back at {case.planted_db} dB or better and {wanted} must; "
+        f"PSNR of each: {[round(value, 1) for value in reached.tolist()]}"
+    )
+
+
+def recovered_db(found: Reconstruction, truth: Tensor) -> Tensor:
+    """`[n]` PSNR of each true input against its nearest guess, values in [0, 1]; minus infinity without guesses."""
+    guesses, inputs = found.inputs.flatten(1).double(), truth.flatten(1).double()
+    if not len(guesses):
+        return torch.full((len(inputs),), -math.inf)
+    errors = (inputs[:, None] - guesses[None]).pow(2).mean(2).amin(1)  # [n]
+    return -10 * errors.clamp(min=1e-30).log10()
+
+
+def _assert_same(expected: Reconstruction, found: Reconstruction, what: str) -> None:
+    for name in ("inputs", "labels", "indices", "objective", "status", "history", "notes"):
+        a, b = getattr(expected, name), getattr(found, name)
+        assert same(a, b), f"{what} gave another result: {name} differs"
+
+
+ATTACK_CHECKS: dict[str, Callable[[AttackCase], None]] = {
+    check.__name__: check
+    for check in (
+        is_frozen,
+        repr_rebuilds_it,
+        same_seed_same_bits,
+        output_is_well_formed,
+        keeps_the_models_precision,
+        transcript_is_unchanged,
+        model_is_left_as_found,
+        global_state_is_untouched,
+        recorded_equals_simulated,
+        works_on_another_device,
+        refuses_a_zero_update,
+        refuses_an_unknown_batch_size,
+        refuses_models_it_cannot_handle,
+        resumes_with_the_same_bits,
+        planted_inputs_come_back,
+    )
+}
+"""Every check of an attack, by name."""

@@ -1,0 +1,191 @@
+"""The files of a recorded folder, checked before anything in them is believed or allocated: others may have sent it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from seepage.clients import CLIENTS, make_client
+from seepage.core.storage import check_schema, read_json, read_tensors
+from seepage.defenses import DEFENSES, joined
+from seepage.errors import SeepageError, unknown
+from seepage.registry import bind, problems_with, short
+from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
+
+LARGEST_INPUT = 2**28
+"""Values in one batch of a foreign folder; more is refused before anything is allocated."""
+LARGEST_FACTS = 2**20
+"""Bytes of `knowledge.json`."""
+LONGEST, MOST_SAID = 200, 10
+"""Letters of a sentence on what was inferred, and such sentences; more are cut."""
+MOST_CLASSES = 10**6
+MOST_CLIENTS = 10**6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The content of `knowledge.json`; the annotations are its schema, and keys beyond them are left alone."""
+
+    architecture: dict[str, Any]
+    client: dict[str, Any]
+    input_shape: list[int]
+    num_classes: int
+    value_range: list[float]
+    told: list[str]
+    rounds: int
+    batch_size: int | None = None
+    kept: bool = True
+    defense: list[dict[str, Any]] | None = None
+    inferred: dict[str, Any] | None = None
+
+    @property
+    def said(self) -> dict[str, str]:
+        """What of this nobody told, by name, with its source."""
+        texts = {name: text for name, text in (self.inferred or {}).items() if isinstance(text, str)}
+        return {name[:LONGEST]: text[:LONGEST] for name, text in list(texts.items())[:MOST_SAID]}
+
+    @property
+    def named(self) -> Architecture:
+        return Architecture(self.architecture["use"], dict(self.architecture["options"]))
+
+    def make_client(self) -> ClientUpdate:
+        options = dict(self.client)
+        return make_client(options.pop("use"), options)
+
+    def make_defense(self) -> Defense | None:
+        """The defense that the attacker is told of."""
+        parts = [dict(table) for table in self.defense or []]
+        return joined([DEFENSES[part.pop("use")](**part) for part in parts])
+
+
+def read_facts(folder: Path) -> Facts:
+    """Read `folder/knowledge.json`, which may come from somebody else.
+
+    Raises:
+        SeepageError: Where it is missing, damaged, of another schema version, or says what cannot be.
+    """
+    path = folder / "knowledge.json"
+    if not path.exists():
+        raise SeepageError(
+            f"{folder} has no knowledge.json, so it is no recorded update; "
+            "name a folder that seepage record or seepage audit wrote (…/observed)"
+        )
+    record = read_json(path, LARGEST_FACTS)
+    check_schema(record, path)
+    known = {field.name: record[field.name] for field in fields(Facts) if field.name in record}
+    problems = [problem.removeprefix("it: ") for problem in problems_with(Facts, known, "it")]
+    if problems:
+        raise SeepageError(f"{path} is damaged: {'; '.join(problems)}; record it again")
+    facts = Facts(**known)
+    _check_sizes(facts, path)
+    _check_names(facts, path)
+    return facts
+
+
+def _check_sizes(facts: Facts, path: Path) -> None:
+    shape, classes, size = facts.input_shape, facts.num_classes, facts.batch_size
+    if not shape or min(shape) < 1 or len(shape) > 8 or math.prod(shape) > LARGEST_INPUT:
+        raise SeepageError(f"{path} names inputs of shape {short(shape)}, which cannot be; record it again")
+    if not 1 <= classes <= MOST_CLASSES:
+        raise SeepageError(f"{path} names {classes} classes, which cannot be; record it again")
+    check_batch_size(size, shape, str(path))
+    if len(facts.value_range) != 2 or not facts.value_range[0] < facts.value_range[1]:
+        raise SeepageError(f"{path} names the value range {short(facts.value_range)}, not [low, high]; record it again")
+    if facts.rounds < 1:
+        raise SeepageError(f"{path} names {facts.rounds} rounds, and one is the least there can be; record it again")
+
+
+def check_batch_size(size: int | None, shape: list[int], where: str) -> None:
+    """Raise for a batch size that cannot be; None, unknown, can."""
+    if size is not None and not 1 <= size <= LARGEST_INPUT // math.prod(shape):
+        raise SeepageError(f"{where} names the batch size {size}, which cannot be; give the right one")
+
+
+def _check_names(facts: Facts, path: Path) -> None:
+    architecture, client = facts.architecture, dict(facts.client)
+    if not isinstance(architecture.get("use"), str) or not isinstance(architecture.get("options"), dict):
+        raise SeepageError(f"{path} is damaged: architecture needs a name `use` and a table `options`; record it again")
+    rule = client.pop("use", None)
+    if not isinstance(rule, str) or rule not in CLIENTS:
+        raise SeepageError(f"{path} names the unknown client rule {short(rule)}; use the seepage version that wrote it")
+    clients = client.pop("clients", 1)
+    if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS:
+        raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
+    bind(CLIENTS[rule], client, f"the client rule {rule!r} of {path}")
+    facts.make_client()
+    _check_defense(facts, path)
+    for item in facts.told:
+        if item not in get_args(Told):
+            raise unknown(f"thing told in {path}", item, get_args(Told))
+
+
+def _check_defense(facts: Facts, path: Path) -> None:
+    for table in facts.defense or []:
+        options = dict(table)
+        use = options.pop("use", None)
+        if not isinstance(use, str) or use not in DEFENSES:
+            raise SeepageError(f"{path} names the unknown defense {short(use)}; use the seepage version that wrote it")
+        bind(DEFENSES[use], options, f"the defense {use!r} of {path}")
+    facts.make_defense()  # its own checks
+
+
+def round_file(folder: Path, t: int) -> Path:
+    """Where round `t` lies."""
+    return folder / "rounds" / f"{t:06d}.safetensors"
+
+
+def check_rounds(folder: Path, rounds: int) -> None:
+    """Compare the number of rounds with the files that are there, before anything is done once per round."""
+    found = {path.name for path in (folder / "rounds").glob("*.safetensors")}
+    missing = next((t for t in range(rounds) if round_file(folder, t).name not in found), None)
+    if missing is not None:
+        raise SeepageError(
+            f"{folder} names {rounds} rounds and {round_file(folder, missing)} is missing; copy or record it again"
+        )
+
+
+def read_kind(tensors: Tensors, path: Path) -> Literal["gradient", "delta"]:
+    """What kind of update a file holds; files that do not say hold gradients."""
+    stored = tensors.get("kind")
+    if stored is None:
+        return "gradient"
+    readable = stored.dtype == torch.uint8 and stored.ndim == 1
+    kind = bytes(stored.tolist()).decode(errors="replace") if readable else "?"
+    if kind not in ("gradient", "delta"):
+        raise SeepageError(f"{path} holds an update of kind {kind!r}; it must be 'gradient' or 'delta'")
+    return "gradient" if kind == "gradient" else "delta"
+
+
+def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, finite: bool = True) -> Tensors:
+    """Tensors in the model's order and number format, which files need not keep.
+
+    The order matters: sums over tensors must round as in the simulation.
+    """
+    places = {name: place for place, name in enumerate(model)}
+    out = {}
+    for name, tensor in sorted(tensors.items(), key=lambda item: places.get(item[0], len(places))):
+        dtype = model[name].dtype if name in model else tensor.dtype
+        if dtype.is_floating_point != tensor.is_floating_point() or tensor.is_complex():
+            raise SeepageError(
+                f"{path} holds {short(name)} as {tensor.dtype}, and the model as {dtype}; record it again"
+            )
+        out[name] = tensor.to(dtype)
+        if finite and not torch.isfinite(out[name]).all():
+            raise SeepageError(
+                f"the model of {path} holds NaN or infinite values in {short(name)}, so no update of it says anything; "
+                "check the training for overflow and record again"
+            )
+    return out
+
+
+def read_auxiliary(folder: Path, shape: tuple[int, ...], device: str) -> Tensor:
+    """Examples that are not private: `[m, *shape]`."""
+    path = folder / "auxiliary.safetensors"
+    inputs = read_tensors(path, ["inputs"], most=8 * LARGEST_INPUT).get("inputs")
+    if inputs is None or inputs.shape[1:] != shape or not inputs.is_floating_point() or not inputs.isfinite().all():
+        raise SeepageError(f"{path} holds no finite inputs of shape {shape}; record it again")
+    return inputs.to(device)

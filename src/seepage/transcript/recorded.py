@@ -1,0 +1,397 @@
+"""Transcripts in folders: written by `save_transcript`, read by `open_transcript`, each round when it is asked for.
+
+A folder `observed/` holds everything an attacker may read, and nothing else:
+
+    knowledge.json                schema version, architecture, client rule, shapes, what is told
+    model.safetensors             params/NAME, buffers/NAME of the first round; frozen/NAME: what is not trained
+    rounds/000000.safetensors     update/NAME; params/ and buffers/ only where they changed; labels, indices if told
+    auxiliary.safetensors         inputs that are not private, if the attacker has some
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from seepage.clients import client_options
+from seepage.core.storage import (
+    LARGEST_TENSORS,
+    SCHEMA,
+    read_tensors,
+    refuse_links,
+    refuse_pickle,
+    write_json,
+    write_tensors,
+)
+from seepage.defenses import defense_tables
+from seepage.errors import SeepageError, short, unknown
+from seepage.models import MODELS, build, trusted
+from seepage.registry import is_dotted
+from seepage.transcript.foreign import (
+    Facts,
+    check_batch_size,
+    check_rounds,
+    like_model,
+    read_auxiliary,
+    read_facts,
+    read_kind,
+    round_file,
+)
+from seepage.types import (
+    Architecture,
+    Knowledge,
+    Round,
+    Tensors,
+    Told,
+    Transcript,
+    Update,
+    check_fits,
+)
+
+SLACK = 2**26
+"""Bytes that a file may have beside the numbers of its model."""
+
+
+@dataclass(frozen=True)
+class RecordedTranscript:
+    """Rounds read from a folder, each when it is asked for."""
+
+    folder: Path
+    knowledge: Knowledge
+    length: int
+    first: tuple[Tensors, Tensors]
+    batch_size: int | None
+    device: str = "cpu"
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, t: int) -> Round:
+        if not 0 <= t < self.length:
+            raise IndexError(t)
+        path = round_file(self.folder, t)
+        found = read_tensors(path, most=self._most)
+        tensors = {name: tensor.to(self.device) for name, tensor in found.items()}
+        parts = {part: _under(tensors, part) for part in ("params", "buffers", "update")}
+        for part, first in (("params", self.first[0]), ("buffers", self.first[1])):
+            if parts[part]:
+                check_fits(parts[part], first, f"the {part} of {path}", "the first round's")
+        model = self.knowledge.model
+        like = dict(model.named_parameters()), dict(model.named_buffers())
+        return Round(
+            t=t,
+            params=like_model(parts["params"] or self.first[0], like[0], path),
+            buffers=like_model(parts["buffers"] or self.first[1], like[1], path),
+            # An update that is not finite is refused by `Round`, with advice.
+            update=Update(like_model(parts["update"], like[0], path, finite=False), read_kind(tensors, path)),
+            batch_size=self._size(tensors),
+            labels=self._told("labels", tensors, path, self.knowledge.num_classes),
+            indices=self._told("indices", tensors, path, None),
+        )
+
+    @property
+    def _most(self) -> int:
+        """Bytes that a round's file can have: an update, weights and buffers, in numbers of at most 8 bytes each."""
+        params, buffers = self.first
+        return 2 * _bytes_of(params.values()) + _bytes_of(buffers.values())
+
+    def indices(self, t: int) -> Tensor | None:
+        """The samples of round `t`, without reading its update; None where the attacker is not told."""
+        path = round_file(self.folder, t)
+        return self._told("indices", read_tensors(path, ["indices"]), path, None)
+
+    def params(self, t: int) -> Tensors:
+        """The weights of round `t`."""
+        names = [f"params/{name}" for name in self.first[0]]
+        moved = _under(read_tensors(round_file(self.folder, t), names), "params")
+        return self[t].params if moved else self.first[0]
+
+    def select(self, t: int, names: Collection[str]) -> Tensors:
+        """The gradients of round `t` of these tensors alone, without reading the others."""
+        path = round_file(self.folder, t)
+        tensors = read_tensors(path, ["kind", "indices", *(f"update/{name}" for name in names)])
+        like = {name: self.first[0][name] for name in names}
+        found = {name: tensor.to(self.device) for name, tensor in _under(tensors, "update").items()}
+        check_fits(found, like, f"the update of {path}", "the model")
+        update = Update(like_model(found, like, path, finite=False), read_kind(tensors, path))
+        return self.knowledge.client.as_gradient(update, self._size(tensors))
+
+    def _size(self, tensors: Tensors) -> int | None:
+        """The batch size; where indices are told, the last batch of an epoch may be smaller."""
+        told = tensors.get("indices") if "indices" in self.knowledge.told else None
+        return self.batch_size if told is None else len(told)
+
+    def _told(
+        self, what: Literal["labels", "indices"], tensors: Tensors, path: Path, bound: int | None
+    ) -> Tensor | None:
+        """What the attacker is told about each example: `[n]` whole numbers from 0 to below `bound`."""
+        if what not in self.knowledge.told:
+            return None  # Whatever lies in the file: a report prints what was told.
+        if what not in tensors:
+            raise SeepageError(f"{path} lacks the {what} that knowledge.json says are told; record it again")
+        told = tensors[what]
+        if told.dtype != torch.int64 or told.ndim != 1 or len(told) != (self._size(tensors) or len(told)):
+            raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
+        if (told < 0).any() or (bound is not None and (told >= bound).any()):
+            limits = "below 0" if bound is None else f"outside 0..{bound - 1}"
+            raise SeepageError(f"{path} tells {what} {limits}; record it again with right {what}")
+        return told
+
+
+def _bytes_of(tensors: Iterable[Tensor]) -> int:
+    """Bytes that tensors of these shapes take in a file at most, with room for names, labels and indices."""
+    return SLACK + 8 * sum(tensor.numel() for tensor in tensors)
+
+
+def _under(tensors: Mapping[str, Tensor], part: str) -> Tensors:
+    return {name[len(part) + 1 :]: t for name, t in tensors.items() if name.startswith(f"{part}/")}
+
+
+def _over(part: str, tensors: Mapping[str, Tensor]) -> Tensors:
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def save_transcript(
+    transcript: Transcript, folder: Path, *, rounds: bool = True, inferred: Mapping[str, str] | None = None
+) -> None:
+    """Write `observed/`. The index `knowledge.json` comes last, so a folder without it is not whole.
+
+    Args:
+        transcript: What to write.
+        folder: Where.
+        rounds: Whether to write the rounds too. Without them only whoever holds the data can attack.
+        inferred: What of the knowledge nobody told, by name, with its source.
+
+    Raises:
+        SeepageError: Where the model has no name to build it from, and where the disk is full.
+    """
+    knowledge, first = transcript.knowledge, transcript[0]
+    table = _table(knowledge, first.batch_size, len(transcript), kept=rounds)
+    table |= {"inferred": dict(inferred)} if inferred else {}
+    frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in first.params}
+    state = _over("params", first.params) | _over("buffers", first.buffers) | _over("frozen", frozen)
+    write_tensors(folder / "model.safetensors", state)
+    for t in range(len(transcript) if rounds else 0):
+        write_tensors(round_file(folder, t), _round_tensors(transcript[t], first))
+    if knowledge.auxiliary is not None:
+        write_tensors(folder / "auxiliary.safetensors", {"inputs": knowledge.auxiliary})
+    write_json(folder / "knowledge.json", table)
+
+
+def save_update(
+    knowledge: Knowledge,
+    state: Mapping[str, Tensor],
+    update: Mapping[str, Tensor],
+    folder: Path,
+    *,
+    batch_size: int | None = None,
+    inferred: Mapping[str, str] | None = None,
+) -> None:
+    """Write `observed/` of one update, tensor by tensor: mappings that make theirs when asked never hold two of them.
+
+    Args:
+        knowledge: What is known beside the update.
+        state: `params/NAME`, `buffers/NAME` and `frozen/NAME` of the model that was sent out.
+        update: `update/NAME`, and `kind` as `kind_tensor` makes it.
+        folder: Where.
+        batch_size: Examples behind the update, if known.
+        inferred: What of the knowledge nobody told, by name, with its source.
+
+    Raises:
+        SeepageError: Where the model has no name to build it from, and where the disk is full.
+    """
+    table = _table(knowledge, batch_size, 1, kept=True)
+    table |= {"inferred": dict(inferred)} if inferred else {}
+    write_tensors(folder / "model.safetensors", state)
+    write_tensors(round_file(folder, 0), update)
+    write_json(folder / "knowledge.json", table)
+
+
+def _table(knowledge: Knowledge, batch_size: int | None, rounds: int, *, kept: bool) -> dict[str, Any]:
+    if knowledge.architecture is None:
+        raise SeepageError(
+            "this transcript's model has no name to build it from, so it cannot be written to a folder; "
+            "give architecture=Architecture('fc2') or Architecture('mymodule:factory') when recording"
+        )
+    return {
+        "schema": SCHEMA,
+        "architecture": {
+            "use": knowledge.architecture.use,
+            "options": dict(knowledge.architecture.options),
+        },
+        "client": client_options(knowledge.client),
+        "input_shape": list(knowledge.input_shape),
+        "num_classes": knowledge.num_classes,
+        "value_range": list(knowledge.value_range),
+        "told": sorted(knowledge.told),
+        "defense": None if knowledge.defense is None else defense_tables(knowledge.defense),
+        "batch_size": batch_size,
+        "rounds": rounds,
+        "kept": kept,
+    }
+
+
+def kind_tensor(kind: str) -> Tensor:
+    """The kind of an update as it is written beside it: `[n]` bytes of its name."""
+    return torch.tensor(list(kind.encode()), dtype=torch.uint8)
+
+
+def _round_tensors(observed: Round, first: Round) -> Tensors:
+    tensors = _over("update", observed.update.tensors)
+    tensors["kind"] = kind_tensor(observed.update.kind)
+    if not same(observed.params, first.params):
+        tensors |= _over("params", observed.params)
+    if not same(observed.buffers, first.buffers):
+        tensors |= _over("buffers", observed.buffers)
+    if observed.labels is not None:
+        tensors["labels"] = observed.labels
+    if observed.indices is not None:
+        tensors["indices"] = observed.indices
+    return tensors
+
+
+def same(a: Tensors, b: Tensors) -> bool:
+    """Whether two named states are equal, bit by bit."""
+    return a is b or all(torch.equal(a[name], b[name]) for name in a)
+
+
+def open_transcript(
+    folder: Path,
+    *,
+    architecture: Architecture | None = None,
+    batch_size: int | None = None,
+    device: str = "cpu",
+    trust: bool = False,
+) -> RecordedTranscript:
+    """Open an `observed/` folder, which may come from somebody else.
+
+    Args:
+        folder: The folder with `knowledge.json`.
+        architecture: Use this model instead of the recorded one; needed where the record names somebody's own code.
+        batch_size: Use this batch size where the record has none.
+        device: Where to put the tensors.
+        trust: The folder was written by this very run, so its dotted paths were typed by the user.
+
+    Raises:
+        SeepageError: Where a file is missing, truncated, of another schema version, or does not fit the model.
+    """
+    refuse_links(folder)
+    facts = read_facts(folder)
+    if not facts.kept:
+        raise SeepageError(
+            f"{folder} holds no rounds, since they were too many to keep and its run makes them anew; "
+            "write them with seepage record, and attack that folder"
+        )
+    check_rounds(folder, facts.rounds)
+    knowledge, first = _open_knowledge(folder, facts, architecture, device, trust)
+    return RecordedTranscript(folder, knowledge, facts.rounds, first, _batch_size(folder, facts, batch_size), device)
+
+
+def open_knowledge(folder: Path, *, device: str = "cpu") -> tuple[Knowledge, tuple[Tensors, Tensors]]:
+    """What the attacker is told, and the model's `(params, buffers)` of the first round, of a folder of one's own."""
+    return _open_knowledge(folder, read_facts(folder), None, device, trust=True)
+
+
+def keeps_rounds(folder: Path) -> bool:
+    """Whether the rounds themselves lie in an `observed/` folder."""
+    return read_facts(folder).kept
+
+
+def _open_knowledge(
+    folder: Path, facts: Facts, architecture: Architecture | None, device: str, trust: bool
+) -> tuple[Knowledge, tuple[Tensors, Tensors]]:
+    named = _architecture(folder, facts, architecture, trust)
+    shape = tuple(facts.input_shape)
+    sketch = _sketch(named, shape, facts.num_classes)
+    most = LARGEST_TENSORS if sketch is None else _bytes_of([*sketch.parameters(), *sketch.buffers()])
+    state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors", most=most).items()}
+    first = _under(state, "params"), _under(state, "buffers")
+    model = _fitting_model(named, shape, facts.num_classes, first, _under(state, "frozen"), sketch)
+    low, high = facts.value_range
+    told = frozenset(item for item in get_args(Told) if item in facts.told)
+    knowledge = Knowledge(
+        model=model.to(device),
+        client=facts.make_client(),
+        input_shape=shape,
+        num_classes=facts.num_classes,
+        value_range=(low, high),
+        told=told,
+        defense=facts.make_defense() if "defense" in told else None,
+        auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in told else None,
+        architecture=named,
+    )
+    return knowledge, first
+
+
+def _architecture(folder: Path, facts: Facts, chosen: Architecture | None, trust: bool) -> Architecture:
+    """The chosen architecture or the recorded one, with the recorded options where only the name was chosen."""
+    recorded = facts.named
+    if chosen is not None:
+        return recorded if chosen.use == recorded.use and not chosen.options else chosen
+    if trust or trusted(recorded):
+        return recorded
+    if not is_dotted(recorded.use):
+        raise unknown(f"model in {folder}", recorded.use, MODELS)
+    raise SeepageError(
+        f"{folder} was recorded with the model {short(recorded.use)}, which is somebody's own code and is not run "
+        f"unasked; if you trust it, add --model {short(recorded.use)[1:-1]}"
+    )
+
+
+def _batch_size(folder: Path, facts: Facts, given: int | None) -> int | None:
+    told = facts.batch_size if "batch size" not in facts.said else None
+    if told is not None and given is not None and given != told:
+        raise SeepageError(
+            f"{folder} was recorded with batch size {facts.batch_size}, not {given}; leave out --batch-size"
+        )
+    check_batch_size(given, facts.input_shape, "--batch-size")
+    return facts.batch_size if given is None else given
+
+
+def _fitting_model(
+    architecture: Architecture,
+    shape: tuple[int, ...],
+    num_classes: int,
+    state: tuple[Tensors, Tensors],
+    frozen: Tensors,
+    sketch: torch.nn.Module | None,
+) -> torch.nn.Module:
+    """Build the recorded model, having checked its size on a sketch of it, for which nothing was allocated."""
+    what, whose = "the recorded model", f"the model {short(architecture.use)}"
+    if sketch is not None:
+        check_fits(state[0] | frozen, dict(sketch.named_parameters()), what, whose)
+    model = build(architecture, shape, num_classes)
+    wanted = dict(model.named_parameters())
+    check_fits(state[0] | frozen, wanted, what, whose)
+    check_fits(state[1], dict(model.named_buffers()), what, whose)
+    for name, parameter in wanted.items():
+        parameter.requires_grad_(name not in frozen)
+        if name in frozen:
+            parameter.data.copy_(frozen[name])
+    return model
+
+
+def _sketch(architecture: Architecture, shape: tuple[int, ...], num_classes: int) -> torch.nn.Module | None:
+    """The model on the meta device."""
+    try:
+        with torch.device("meta"):
+            return build(architecture, shape, num_classes)
+    except SeepageError:
+        return None  # Some networks look at their values while they are built, and those have none here.
+
+
+def list_transcripts(folder: Path) -> list[Path]:
+    """The transcript folders at or right below a folder: `observed/` itself, or one per cell of a grid."""
+    refuse_pickle(folder)
+    if (folder / "knowledge.json").exists():
+        return [folder]
+    below = sorted(path.parent for path in folder.glob("*/knowledge.json"))
+    if below:
+        return below
+    if (folder / "observed").is_dir():
+        return list_transcripts(folder / "observed")
+    reason = "holds no recorded update (no knowledge.json)" if folder.is_dir() else "is no folder"
+    raise SeepageError(f"{folder} {reason}; name a folder that seepage record or seepage audit wrote (…/observed)")

@@ -1,0 +1,114 @@
+"""Transcripts made from private batches: each round anew whenever it is asked for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from seepage.clients import mean_update
+from seepage.core.nn import generator, unordered
+from seepage.types import (
+    Batch,
+    ClientView,
+    Defense,
+    Knowledge,
+    Round,
+    Tensors,
+    Transcript,
+    Update,
+)
+
+
+@dataclass(frozen=True)
+class SimulatedTranscript:
+    """Rounds made anew each time they are asked for, from `(seed, t)`. It holds no batch, only the way to a round."""
+
+    knowledge: Knowledge
+    make_round: Callable[[int], Round]
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, t: int) -> Round:
+        if not 0 <= t < self.length:
+            raise IndexError(t)
+        # The client's own backward pass needs a graph, whatever the caller has switched off.
+        with torch.inference_mode(False), torch.enable_grad():
+            return self.make_round(t)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A client with private batches; only simulations, metrics and audits hold one.
+
+    Args:
+        knowledge: What the attacker is told.
+        params: Trainable parameters the server sends, the same each round.
+        batches: The private batch of round `t`, for `t` in `range(rounds)`.
+        rounds: Number of rounds.
+        buffers: The model's buffers.
+        defense: What the client does to its update.
+        seed: Seeds the defence's noise, together with `t`.
+    """
+
+    knowledge: Knowledge
+    params: Tensors
+    batches: Callable[[int], Batch]
+    rounds: int
+    buffers: Tensors
+    defense: Defense | None = None
+    seed: int = 0
+
+    def transcript(self) -> SimulatedTranscript:
+        """What the server sees of this client."""
+        return SimulatedTranscript(self.knowledge, self._round, self.rounds)
+
+    def update(self, t: int) -> Update:
+        """What leaves the client in round `t`."""
+        parts = self.knowledge.client.parts(self.batches(t))
+        sent = [self._sent(part, t, number, len(parts)) for number, part in enumerate(parts)]
+        return mean_update(sent, [len(part) for part in parts])
+
+    def _sent(self, batch: Batch, t: int, number: int, clients: int) -> Update:
+        """What one of the clients behind the update of round `t` sends."""
+        knowledge, draw = self.knowledge, t * clients + number
+        rule = knowledge.client.alone.for_round(self.seed, draw)
+        update = rule(knowledge.model, self.params, batch, buffers=self.buffers)
+        if self.defense is None:
+            return update
+        view = ClientView(knowledge.model, self.params, batch, rule, self.buffers, t, number, clients)
+        return self.defense(update, view, generator=generator(self.seed, "defense", draw))
+
+    def _round(self, t: int) -> Round:
+        batch = self.batches(t)
+        told = self.knowledge.told
+        return Round(
+            t=t,
+            params=self.params,
+            update=self.update(t),
+            buffers=self.buffers,
+            batch_size=len(batch),
+            labels=unordered(batch.labels) if "labels" in told else None,
+            indices=batch.indices if "indices" in told else None,
+        )
+
+
+@dataclass(frozen=True)
+class OneRound:
+    """A transcript of one round of another: what an attack with `rounds = "one"` is given."""
+
+    whole: Transcript
+    t: int
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self.whole.knowledge
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, t: int) -> Round:
+        if t != 0:
+            raise IndexError(t)
+        return self.whole[self.t]

@@ -1,0 +1,136 @@
+"""The private examples behind a transcript, in memory and in `private/`. For metrics and audits; no attack may see it.
+
+private/truth.safetensors     000000/inputs, /labels, /indices     a batch per round, or else
+data/inputs, data/labels, data/draws one data set that all rounds draw from
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seepage.core.storage import read_tensors, write_tensors
+from seepage.errors import SeepageError
+from seepage.types import Batch, Knowledge, Tensors
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The private examples: a batch per round, or one data set that all rounds draw from.
+
+    Attributes:
+        batches: One per round; only one, the data set, where there are `draws`.
+        draws: `[T, K]` int64: which examples of the data set each round holds, -1 behind a smaller batch.
+    """
+
+    batches: tuple[Batch, ...]
+    draws: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+    def __getitem__(self, place: int) -> Batch:
+        return self.batches[place]
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds."""
+        return len(self.batches) if self.draws is None else len(self.draws)
+
+    @property
+    def whole(self) -> Batch:
+        """All examples together: what an attack on all rounds is measured against."""
+        if len(self.batches) == 1:
+            return self.batches[0]
+        parts = [batch.indices for batch in self.batches]
+        known = [part for part in parts if part is not None]
+        return Batch(
+            torch.cat([batch.inputs for batch in self.batches]),
+            torch.cat([batch.labels for batch in self.batches]),
+            torch.cat(known) if len(known) == len(parts) else None,
+        )
+
+    def of_round(self, t: int) -> Batch:
+        """The examples of round `t`."""
+        if self.draws is None:
+            return self.batches[t]
+        data, drawn = self.batches[0], self.draws[t]
+        drawn = drawn[drawn >= 0]
+        return Batch(data.inputs[drawn], data.labels[drawn], drawn)
+
+
+def save_truth(truth: Truth | Sequence[Batch], folder: Path) -> None:
+    """Write `private/truth.safetensors`; given batches alone, they are one per round."""
+    tensors: Tensors = {}
+    if isinstance(truth, Truth) and truth.draws is not None:
+        data = truth.batches[0]
+        tensors = {"data/inputs": data.inputs, "data/labels": data.labels, "data/draws": truth.draws}
+    else:
+        for t, batch in enumerate(truth):
+            tensors |= {f"{t:06d}/inputs": batch.inputs, f"{t:06d}/labels": batch.labels}
+            if batch.indices is not None:
+                tensors[f"{t:06d}/indices"] = batch.indices
+    write_tensors(folder / "truth.safetensors", tensors)
+
+
+def open_truth(folder: Path) -> Truth:
+    """Read `private/truth.safetensors`.
+
+    Raises:
+        SeepageError: Where the file is missing or damaged.
+    """
+    path = folder / "truth.safetensors"
+    tensors = read_tensors(path)
+    try:
+        if "data/draws" in tensors:
+            inputs, draws = tensors["data/inputs"], tensors["data/draws"]
+            data = Batch(inputs, tensors["data/labels"], torch.arange(len(inputs)))
+            _check_draws(draws, len(data), path)
+            return Truth((data,), draws)
+        rounds = sorted({name.partition("/")[0] for name in tensors})
+        return Truth(
+            tuple(Batch(tensors[f"{t}/inputs"], tensors[f"{t}/labels"], tensors.get(f"{t}/indices")) for t in rounds)
+        )
+    except KeyError as error:
+        raise SeepageError(f"{path} lacks {str(error)[:80]}; record it again") from error
+
+
+def _check_draws(draws: Tensor, samples: int, path: Path) -> None:
+    fits = draws.dtype == torch.int64 and draws.ndim == 2 and len(draws) and bool((draws[:, :1] >= 0).all())
+    if not fits or bool((draws < -1).any()) or bool((draws >= samples).any()):
+        raise SeepageError(f"{path} does not say which of its {samples} examples each round drew; record it again")
+
+
+def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowledge: Knowledge) -> str | None:
+    """Why a truth cannot be that of a transcript, or None where it can.
+
+    Args:
+        truth: The truth.
+        rounds: Rounds of the transcript.
+        batch_sizes: Batch size of its first rounds, where known.
+        knowledge: What the attacker was told.
+    """
+    if truth.rounds != rounds:
+        return f"has {truth.rounds} batches and the recording has {rounds} rounds"
+    for t, size in enumerate(batch_sizes):
+        batch = truth.of_round(t)
+        wanted = (size or len(batch), *knowledge.input_shape)
+        if tuple(batch.inputs.shape) != wanted or not batch.inputs.is_floating_point():
+            return f"holds {tuple(batch.inputs.shape)} in batch {t}, expected {wanted}"
+    for t, batch in enumerate(truth):
+        if not batch.inputs.isfinite().all():
+            return f"holds NaN or infinite values in batch {t}"
+        if not _are_classes(batch.labels, knowledge.num_classes):
+            return f"holds labels in batch {t} that are not among the {knowledge.num_classes} classes"
+    return None
+
+
+def _are_classes(labels: Tensor, classes: int) -> bool:
+    if labels.is_floating_point():
+        return labels.shape[1:] == (classes,)
+    return labels.dtype == torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < classes)).all())

@@ -1,0 +1,260 @@
+"""Rounds over one fixed set of samples with known indices: vertical FL, or horizontal FL with public batches.
+
+The server says which samples each batch holds (`Design`); the clients answer with the gradient of that batch.
+Rounds are made anew from `(seed, t)` whenever they are asked for, with weights frozen or trained meanwhile.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seepage.core.nn import forward, generator, in_mode, unordered
+from seepage.errors import SeepageError, unknown
+from seepage.transcript.designs import DESIGNS, Design, check_rounds, make_design
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Round, Tensors, Update
+
+# --- the weights while rounds go on --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """How the server changes the weights after each round.
+
+    Args:
+        optimizer: `none` leaves them frozen, the setting of the paper's main tables.
+        lr: Learning rate.
+    """
+
+    optimizer: Literal["none", "sgd", "adam"] = "none"
+    lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("none", "sgd", "adam") or not self.lr > 0:
+            raise SeepageError(f"the server's step must be none, sgd or adam with lr > 0, got {self}; correct it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Rounds over one data set with known indices, in place of independent batches: the `[rounds]` of a recipe.
+
+    Args:
+        design: `random` draws (the paper's protocol), shuffled `epochs`, the server's own `partitions`, or the `whole`
+            data set in every round, as a client's full batch.
+        count: Number of rounds.
+        samples: N, examples that all parties hold.
+        optimizer: How the server changes the weights meanwhile; `none` leaves them frozen.
+        lr: Its learning rate.
+    """
+
+    design: str = "random"
+    count: int = 60
+    samples: int = 800
+    optimizer: Literal["none", "sgd", "adam"] = "none"
+    lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        least = 1 if self.design == "whole" else 2
+        if self.count < 1 or self.samples < least:
+            raise SeepageError(
+                f"rounds.count must be at least 1 and rounds.samples at least {least}, got {self.count} and "
+                f"{self.samples}"
+            )
+        if self.design not in DESIGNS:
+            raise unknown("design of rounds", self.design, DESIGNS)
+        _ = self.server
+
+    @property
+    def server(self) -> ServerStep:
+        return ServerStep(optimizer=self.optimizer, lr=self.lr)
+
+    def drawn(self, batch_size: int, seed: int) -> Design:
+        """Which samples each round holds.
+
+        Raises:
+            SeepageError: Where the batches do not fit the data set, or the rounds would only repeat themselves.
+        """
+        design = make_design(self.design, self.samples, batch_size, seed)
+        for problem in check_rounds(design, self.count):
+            raise SeepageError(f"{problem}; lower rounds.count")
+        return design
+
+
+@dataclass(frozen=True)
+class _State:
+    """Weights after `t` rounds, with Adam's moments (empty for the others)."""
+
+    t: int
+    params: Tensors
+    first: Tensors = field(default_factory=dict)
+    second: Tensors = field(default_factory=dict)
+
+
+def _stepped(state: _State, gradient: Tensors, plan: ServerStep) -> _State:
+    params = state.params
+    if plan.optimizer == "sgd":
+        return _State(state.t + 1, {name: p - plan.lr * gradient[name] for name, p in params.items()})
+    t = state.t + 1
+    zeros = {name: torch.zeros_like(p) for name, p in params.items()}
+    first, second = state.first or zeros, state.second or zeros
+    first = {name: 0.9 * first[name] + 0.1 * gradient[name] for name in params}
+    second = {name: 0.999 * second[name] + 0.001 * gradient[name] ** 2 for name in params}
+    one, two = 1 - 0.9**t, 1 - 0.999**t
+    moved = {name: p - plan.lr * first[name] / one / ((second[name] / two).sqrt() + 1e-7) for name, p in params.items()}
+    return _State(t, moved, first, second)
+
+
+# --- the parties, and what the server sees -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IndexedVictim:
+    """The parties' joint data and the protocol; only simulations, metrics and audits hold one.
+
+    Args:
+        knowledge: What the attacker is told; `told` should hold `indices`.
+        params: Trainable parameters of round 0.
+        data: All N samples, `[N, *shape]`, and their labels.
+        design: Which samples each round holds.
+        rounds: Number of rounds.
+        buffers: The model's buffers.
+        defense: What the parties do to their update.
+        seed: Seeds the defence, together with `t`.
+        server: How the weights move.
+        keep: A snapshot of moving weights is kept every so many rounds, to start from when an earlier round is
+            asked for again.
+    """
+
+    knowledge: Knowledge
+    params: Tensors
+    data: Batch
+    design: Design
+    rounds: int
+    buffers: Tensors = field(default_factory=dict)
+    defense: Defense | None = None
+    seed: int = 0
+    server: ServerStep = ServerStep()
+    keep: int = 64
+    _states: dict[int, _State] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if len(self.data) != self.design.samples:
+            raise SeepageError(
+                f"the design draws from {self.design.samples} samples and there are {len(self.data)}; "
+                "make the design for the data at hand"
+            )
+        if self.knowledge.client.alone is not self.knowledge.client:
+            raise SeepageError(
+                "rounds over one data set hold one update of all parties, and this client rule sums several clients' "
+                "updates; leave out client.clients"
+            )
+
+    def batch(self, t: int) -> Batch:
+        """The private batch of round `t`."""
+        chosen = self.design.indices(t).to(self.data.inputs.device)
+        return Batch(self.data.inputs[chosen], self.data.labels[chosen], chosen)
+
+    def params_at(self, t: int) -> Tensors:
+        """The weights that the server sends in round `t`."""
+        if self.server.optimizer == "none":
+            return self.params
+        best = max((known for known in self._states if known <= t), default=0)
+        state = self._states.get(best) or _State(0, self.params)
+        while state.t < t:
+            update = self._update(state.t, state.params)
+            state = _stepped(
+                state, self.knowledge.client.as_gradient(update, len(self.design.indices(state.t))), self.server
+            )
+            if state.t % self.keep == 0:
+                self._states[state.t] = state
+        # The last state asked for is kept beside the snapshots, so that going through the rounds takes one step each.
+        for known in [known for known in self._states if known % self.keep]:
+            del self._states[known]
+        self._states[t] = state
+        return state.params
+
+    def update(self, t: int) -> Update:
+        """What leaves the parties in round `t`."""
+        return self._update(t, self.params_at(t))
+
+    def _update(self, t: int, params: Tensors) -> Update:
+        knowledge, batch = self.knowledge, self.batch(t)
+        update = self._rule(t)(knowledge.model, params, batch, buffers=self.buffers)
+        return self._defended(update, params, batch, t)
+
+    def _rule(self, t: int) -> ClientUpdate:
+        return self.knowledge.client.for_round(self.seed, t)
+
+    def _defended(self, update: Update, params: Tensors, batch: Batch, t: int) -> Update:
+        if self.defense is None:
+            return update
+        view = ClientView(self.knowledge.model, params, batch, self._rule(t), self.buffers, t)
+        return self.defense(update, view, generator=generator(self.seed, "defense", t))
+
+    def gradients(self, t: int, names: Collection[str]) -> Tensors:
+        """Some tensors of round `t` alone, equal to those of the whole round, without the work for the others."""
+        params, batch = self.params_at(t), self.batch(t)
+        tensorwise = self.defense is None or self.defense.tensorwise
+        # Another client rule may do more than one gradient, and another defence may look at all tensors together.
+        if type(self.knowledge.client).__name__ != "FedSGD" or not tensorwise:
+            whole = self.knowledge.client.as_gradient(self._update(t, params), len(batch))
+            return {name: whole[name] for name in names}
+        mode = getattr(self.knowledge.client, "mode", "train")
+        leaves = {name: params[name].detach().requires_grad_() for name in params if name in names}
+        model = self.knowledge.model
+        with in_mode(model, training=mode == "train"):
+            outputs = forward(model, params | leaves, batch.inputs, buffers=self.buffers)
+        found = torch.autograd.grad(F.cross_entropy(outputs, batch.labels), list(leaves.values()))
+        update = Update(dict(zip(leaves, found, strict=True)))
+        return self._defended(update, params, batch, t).tensors
+
+    def transcript(self) -> "IndexedTranscript":
+        """What the server sees."""
+        return IndexedTranscript(self.knowledge, self)
+
+
+@dataclass(frozen=True)
+class IndexedTranscript:
+    """A transcript whose rounds are made when asked for; single tensors of a round can be had for less.
+
+    Attributes:
+        knowledge: What the attacker is told.
+    """
+
+    knowledge: Knowledge
+    _victim: IndexedVictim = field(repr=False)
+
+    def __len__(self) -> int:
+        return self._victim.rounds
+
+    def __getitem__(self, t: int) -> Round:
+        if not 0 <= t < len(self):
+            raise IndexError(t)
+        victim, told = self._victim, self.knowledge.told
+        labels = victim.data.labels[victim.design.indices(t)]
+        with torch.inference_mode(False), torch.enable_grad():
+            update = victim.update(t)
+        return Round(
+            t=t,
+            params=victim.params_at(t),
+            update=update,
+            buffers=victim.buffers,
+            batch_size=len(labels),
+            labels=unordered(labels) if "labels" in told else None,
+            indices=self.indices(t),
+        )
+
+    def indices(self, t: int) -> Tensor | None:
+        """The samples of round `t`, without making the round; None where the attacker is not told."""
+        return self._victim.design.indices(t) if "indices" in self.knowledge.told else None
+
+    def select(self, t: int, names: Collection[str]) -> Tensors:
+        """The gradients of round `t` of these tensors alone."""
+        return self._victim.gradients(t, names)
+
+    def params(self, t: int) -> Tensors:
+        """The weights of round `t`, without making the round."""
+        return self._victim.params_at(t)
