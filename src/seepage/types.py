@@ -243,16 +243,16 @@ class ClientUpdate(ABC):
     def separable(self, model: nn.Module) -> bool:
         """Whether the update is the mean of the updates of single examples (exact micro-batching)."""
 
-    def couples(self, model: nn.Module) -> bool:
+    def batch_coupled(self, model: nn.Module) -> bool:
         """Whether examples reach into one another's gradients, as through batch norm in train mode."""
         return not self.separable(model)
 
     @property
-    def averages(self) -> bool:
+    def linear_in_gradient(self) -> bool:
         """Whether `as_gradient` is an average of gradients; not so behind Adam, which divides entry by entry."""
         return True
 
-    def averaged(self) -> "ClientUpdate":
+    def first_order_rule(self) -> "ClientUpdate":
         """A rule that sends one gradient, whose mean `as_gradient` takes the update of local steps for."""
         return self
 
@@ -260,12 +260,12 @@ class ClientUpdate(ABC):
         """The rule with the client's own randomness of round `t`, of which the attacker's copy knows nothing."""
         return self
 
-    def visits(self, examples: int) -> int:
+    def max_participations(self, examples: int) -> int:
         """In how many local steps of one round an example of so many is used, at most: what an accountant counts."""
         return 1
 
     @property
-    def alone(self) -> "ClientUpdate":
+    def per_client(self) -> "ClientUpdate":
         """The rule of one client; itself, unless updates of several are summed."""
         return self
 

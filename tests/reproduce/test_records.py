@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 
 from seepage.audit.attack import attack_cells, attack_names, own_source
-from seepage.audit.record import quiet, record_cells
+from seepage.audit.record import record_cells
 from seepage.audit.summary import summarize
 from seepage.data import DATA
 from seepage.papers import Item, Record, find_item, list_items, read_records, verdict_of, write_book

@@ -191,7 +191,7 @@ def test_an_attacker_sees_a_difference_of_weights_as_ever() -> None:
     ],
 )
 def test_visits_are_the_steps_in_which_one_example_is_used(rule: ClientUpdate, examples: int, visits: int) -> None:
-    assert rule.visits(examples) == visits
+    assert rule.max_participations(examples) == visits
     if isinstance(rule, FedAvg):
         used = torch.cat(rule.batches(examples)).bincount(minlength=examples)
         assert int(used.max()) == visits
@@ -205,8 +205,8 @@ def test_epsilon_is_that_of_local_steps_over_rounds() -> None:
         theirs = PRVAccountant()
         theirs.history = [(8.0, 1.0, 3 * 10)]  # three epochs, ten rounds, each example once per epoch
         near = theirs.get_epsilon(1e-5, eps_error=0.01)
-    visits = FedAvg(epochs=3, batch_size=2).visits(6)
-    found = promise_of(DPSGD(sigma=8.0), range(10), visits=visits)
+    visits = FedAvg(epochs=3, batch_size=2).max_participations(6)
+    found = promise_of(DPSGD(sigma=8.0), range(10), participations=visits)
     assert found is not None
     assert found.epsilon == pytest.approx(near, abs=0.02)
     assert found.epsilon == epsilon(sigma=8.0, rounds=30)
@@ -214,7 +214,7 @@ def test_epsilon_is_that_of_local_steps_over_rounds() -> None:
 
 def test_local_steps_cost_nothing_where_noise_is_added_once() -> None:
     noise = GaussianNoise(sigma=4.0, clip=1.0)
-    one, many = promise_of(noise, range(3)), promise_of(noise, range(3), visits=7)
+    one, many = promise_of(noise, range(3)), promise_of(noise, range(3), participations=7)
     assert one == many
 
 

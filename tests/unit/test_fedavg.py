@@ -252,7 +252,7 @@ def test_batch_norm_takes_each_local_batch_by_itself_in_the_averaged_view() -> N
     params, buffers = state_of(model)
     client = FedAvg(lr=1e-3, batch_size=3, shuffle=False)
     sent = client.as_gradient(client(model, params, batch, buffers=buffers), 12)
-    mean = client.averaged()(model, params, batch, buffers=buffers).tensors
+    mean = client.first_order_rule()(model, params, batch, buffers=buffers).tensors
     pooled = FedSGD()(model, params, batch, buffers=buffers).tensors
 
     def cosine(a: Tensors) -> float:

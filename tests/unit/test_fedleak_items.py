@@ -7,7 +7,6 @@ from torch import Generator, nn
 from seepage import Architecture, Batch, SeepageError, build, record
 from seepage.attacks.matching.directions import Blended, LookAhead, Plain
 from seepage.attacks.matching.distances import L1, L2, Cosine
-from seepage.audit.record import quiet
 from seepage.core.nn import frozen_randomness
 from seepage.errors import Inapplicable
 from seepage.papers.special.ablation import fedleak_without_cosine, fedleak_without_l1

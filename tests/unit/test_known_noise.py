@@ -31,7 +31,7 @@ from seepage.defenses import (
     UnitNormNoise,
     ZeroSumNoise,
 )
-from seepage.defenses.dp_sgd import Clipping
+from seepage.defenses.dp_sgd import ClippedRule
 from seepage.transcript.simulated import SimulatedTranscript
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Round, Tensors, Transcript
 
@@ -132,12 +132,12 @@ def in_order(rule: ClientUpdate) -> ClientUpdate:
 def test_local_steps_can_be_averaged_behind_a_clip() -> None:
     """Where weights hardly move, the mean of clipped gradients is what the difference of weights says."""
     batch = Batch(torch.rand((6, 1, 8, 8), generator=generator(0, "x")), torch.arange(6) % 4)
-    rule = Clipping(FedAvg(lr=1e-4, epochs=2, batch_size=2, shuffle=False), 0.2)
+    rule = ClippedRule(FedAvg(lr=1e-4, epochs=2, batch_size=2, shuffle=False), 0.2)
     model = network().double()
     params, _ = state_of(model)
     exact = Batch(batch.inputs.double(), batch.labels)
     walked = rule.as_gradient(rule(model, params, exact), 6)
-    still = rule.averaged()
+    still = rule.first_order_rule()
     assert torch.allclose(flat(walked), flat(still.as_gradient(still(model, params, exact), 6)), rtol=1e-3, atol=1e-5)
 
 
@@ -191,7 +191,7 @@ def test_bayes_follows_noise_behind_a_composition_by_its_clip_alone() -> None:
     knowledge = Knowledge(
         network(), FedSGD(), (1, 8, 8), 4, defense=Compose((DPSGD(sigma=1.0, clip=0.3), Soteria(ratio=0.5)))
     )
-    assert followed(knowledge) == Clipping(FedSGD(), 0.3)
+    assert followed(knowledge) == ClippedRule(FedSGD(), 0.3)
     assert bayes().distance.given(knowledge) == bayes().distance
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seepage.audit.record import quiet, record_cells
+from seepage.audit.record import record_cells
 from seepage.errors import SeepageError
 from seepage.papers import find_item
 from seepage.papers.run import Value

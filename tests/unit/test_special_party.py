@@ -10,7 +10,6 @@ from torch import nn
 
 from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.ica import IMAGES
-from seepage.audit.record import quiet
 from seepage.audit.run import record_only
 from seepage.models import build
 from seepage.papers.special.networks import ImageNetUnits, small_vgg

@@ -125,9 +125,9 @@ class _Leak:
                 "the batch size is unknown, and without it no row can be told from a mixture",
                 "name it with --batch-size",
             )
-        if observed.batch_size > 1 and knowledge.client.couples(knowledge.model):
+        if observed.batch_size > 1 and knowledge.client.batch_coupled(knowledge.model):
             raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", instead)
-        if not knowledge.client.averages:
+        if not knowledge.client.linear_in_gradient:
             raise Inapplicable(
                 "the client's optimizer divides each entry by a size of its own, so no row is a multiple of an example",
                 instead,
@@ -162,7 +162,7 @@ class _Leak:
         And by how much the two differ in direction, `[1]`. Where batch norm in train mode makes the model's own
         gradient another, there is no label, and the difference is infinite.
         """
-        if self.knowledge.client.couples(self.knowledge.model):
+        if self.knowledge.client.batch_coupled(self.knowledge.model):
             return None, torch.full((1,), torch.inf, device=inputs.device)
         trace = _Trace.of(inputs, self)
         own = torch.cat([trace.gradients(label)[0] for label in range(self.knowledge.num_classes)])  # [classes, m]

@@ -15,7 +15,7 @@ import torch
 
 from seepage.attacks import Attack, Inapplicable
 from seepage.audit.outcome import FolderProgress, Outcome, has_outcome, save_outcome
-from seepage.audit.record import Show, is_skipped, made_anew, place_of
+from seepage.audit.record import ProgressCallback, is_skipped, made_anew, place_of
 from seepage.core.executor import Here, Plan, Runner, Tail, Work
 from seepage.core.nn import generator
 from seepage.errors import SeepageError
@@ -219,7 +219,7 @@ def check_reconstruction(found: object, transcript: Transcript) -> None:
 class _Meter:
     """Adds up how far all tasks are, from the lines the workers append."""
 
-    def __init__(self, tasks: Sequence[Task], log: Path, show: Show) -> None:
+    def __init__(self, tasks: Sequence[Task], log: Path, show: ProgressCallback) -> None:
         self.shares = {(task.cell, task.name, task.t): 0.0 for task in tasks}
         self.several = len({task.cell for task in tasks}) > 1
         self.show = show
@@ -292,7 +292,7 @@ def attack_cells(
     folder: Path,
     recipes: Sequence[Recipe] | None,
     jobs: int | None,
-    show: Show,
+    show: ProgressCallback,
     *,
     seed: int = 0,
     device: str = "cpu",

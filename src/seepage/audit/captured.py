@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.observe import Files, observe_files
-from seepage.audit.record import Show, quiet
+from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.run import Run, attack_only, check_device, claim, undone_on_mistake
 from seepage.core.executor import Runner
 from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
@@ -91,7 +91,7 @@ def attack_folder(
     out: Path | None = None,
     jobs: int | None = None,
     on: Runner | None = None,
-    show: Show = quiet,
+    show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Run:
     """Attack recorded updates, with no truth at hand. A batch size that nobody told is inferred, and said to be.
@@ -140,7 +140,7 @@ def attack_captured(
     out: Path | None = None,
     jobs: int | None = None,
     on: Runner | None = None,
-    show: Show = quiet,
+    show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Run:
     """Attack captured files, with no truth at hand. `observed/` and `captured.json` of the run folder hold them.

@@ -26,11 +26,11 @@ from seepage.transcript.truth import Truth, open_truth, save_truth
 from seepage.transcript.vertical import IndexedTranscript, IndexedVictim
 from seepage.types import Batch, Knowledge, Tensors, check_finite
 
-Show = Callable[[float, float, str], None]
+ProgressCallback = Callable[[float, float, str], None]
 """Called with (done, total, what) while a run goes on."""
 
 
-def quiet(done: float, total: float, what: str) -> None:
+def no_progress(done: float, total: float, what: str) -> None:
     """Show nothing."""
 
 
@@ -47,7 +47,9 @@ class Skipped(SeepageError):
     """This cell cannot be recorded, and the others may."""
 
 
-def record_cells(recipes: Sequence[Recipe], folder: Path, show: Show = quiet, *, keep: int = KEPT) -> None:
+def record_cells(
+    recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress, *, keep: int = KEPT
+) -> None:
     """Write `observed/` and `private/` of every cell that does not have them yet.
 
     A cell of several that cannot be recorded is left out: its `private/` says why.
@@ -92,7 +94,7 @@ def _record_cell(
     trained: dict[str, tuple[Tensors, Tensors]],
     keep: int,
     folder: Path,
-    show: Show,
+    show: ProgressCallback,
 ) -> None:
     dataset = open_data(recipe, sets)
     model = built_model(recipe, dataset)
@@ -157,7 +159,7 @@ def _scene(
     model: torch.nn.Module,
     state: tuple[Tensors, Tensors],
     folder: Path,
-    show: Show,
+    show: ProgressCallback,
 ) -> tuple[tuple[Tensors, Tensors], Sequence[Tensor], Tensor, dict[str, Any]]:
     """The audited state, the places of each audited batch, those of unseen examples, and facts of the federation."""
     if recipe.federation is None:

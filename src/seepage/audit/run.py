@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from seepage.audit.attack import Source, attack_cells, own_source
-from seepage.audit.record import Show, quiet, record_cells
+from seepage.audit.record import ProgressCallback, no_progress, record_cells
 from seepage.audit.row import check_result
 from seepage.audit.summary import summarize
 from seepage.core.executor import Runner, threads_for
@@ -74,7 +74,7 @@ def run(
     out: Path | None = None,
     jobs: int | None = None,
     on: Runner | None = None,
-    show: Show = quiet,
+    show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Run:
     """Audit: record every cell of a recipe, run every attack on it, score, and write the run folder.
@@ -188,7 +188,7 @@ def environment(command: str, started: float, device: str, jobs: int) -> dict[st
 # --- the parts by themselves -------------------------------------------------------------------------------------
 
 
-def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Show = quiet) -> Path:
+def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: ProgressCallback = no_progress) -> Path:
     """Write `observed/` and `private/` of a recipe and nothing more; returns the folder."""
     recipes = cells(tables)
     text = resolved(tables, recipes)
@@ -215,7 +215,7 @@ def attack_only(
     out: Path | None = None,
     jobs: int | None = None,
     on: Runner | None = None,
-    show: Show = quiet,
+    show: ProgressCallback = no_progress,
     command: str = "",
     beside: Collection[str] = (),
     sizes: Mapping[str, tuple[int, str]] | None = None,

@@ -11,7 +11,7 @@ from seepage import data
 from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names
 from seepage.audit.outcome import Outcome, open_outcome
-from seepage.audit.record import Show, quiet
+from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.row import make_row, skipped_row, thresholds
 from seepage.audit.score import score_outcomes
 from seepage.audit.verdict import verdict
@@ -29,7 +29,9 @@ from seepage.transcript.truth import Truth, misfit, open_truth
 from seepage.types import Knowledge, Tensors, Transcript
 
 
-def summarize(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: Show = quiet) -> dict[str, Any]:
+def summarize(
+    sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress
+) -> dict[str, Any]:
     """Score all outcomes, raise the flags, and write `scores.jsonl`, `flags.json` and, last, `result.json`."""
     rows: list[dict[str, Any]] = []
     lines: list[dict[str, Any]] = []
@@ -179,7 +181,7 @@ def _promise(recipe: Recipe) -> Promise | None:
     taken: Sequence[int] = range(1 if rounds is None else rounds.count)
     if rounds is not None and once.unit == "example":  # an update is sent in every round, an example is in some
         taken = rounds.drawn(size, recipe.seed).busiest(rounds.count)
-    return promise_of(defense, taken, visits=recipe.make_client().visits(size))
+    return promise_of(defense, taken, participations=recipe.make_client().max_participations(size))
 
 
 def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:

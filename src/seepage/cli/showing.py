@@ -11,7 +11,7 @@ import typer
 from seepage.errors import printable
 
 if TYPE_CHECKING:
-    from seepage.audit.record import Show
+    from seepage.audit.record import ProgressCallback
     from seepage.audit.run import Run
 
 
@@ -20,7 +20,7 @@ def command_line() -> str:
     return shlex.join(["seepage", *sys.argv[1:]])
 
 
-def write_pages(folder: Path, show: "Show", *, again: bool, pictures: bool = True) -> None:
+def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures: bool = True) -> None:
     """Pictures first, the report last; a run that has both is left as it is.
 
     Args:

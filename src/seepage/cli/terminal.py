@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seepage.audit.observe import inferred_lines
-from seepage.audit.record import Show, quiet
+from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.row import promise_lines, reasons
 from seepage.cli.explained import Option
 from seepage.errors import printable
@@ -34,10 +34,10 @@ MANY = 10
 
 
 @contextmanager
-def progress_bar(*, off: bool = False) -> Iterator[Show]:
+def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
     """A bar on a terminal, a plain line now and then elsewhere, always on stderr."""
     if off:
-        yield quiet
+        yield no_progress
     elif sys.stderr.isatty():
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         label = _Label()

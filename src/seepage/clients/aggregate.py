@@ -70,21 +70,21 @@ class Aggregate(ClientUpdate):
     def separable(self, model: nn.Module) -> bool:
         return self.rule.separable(model)
 
-    def couples(self, model: nn.Module) -> bool:
-        return self.rule.couples(model)
+    def batch_coupled(self, model: nn.Module) -> bool:
+        return self.rule.batch_coupled(model)
 
-    def visits(self, examples: int) -> int:
-        return self.rule.visits(-(-examples // self.clients))
-
-    @property
-    def averages(self) -> bool:
-        return self.rule.averages
-
-    def averaged(self) -> "Aggregate":
-        return replace(self, rule=self.rule.averaged())
+    def max_participations(self, examples: int) -> int:
+        return self.rule.max_participations(-(-examples // self.clients))
 
     @property
-    def alone(self) -> ClientUpdate:
+    def linear_in_gradient(self) -> bool:
+        return self.rule.linear_in_gradient
+
+    def first_order_rule(self) -> "Aggregate":
+        return replace(self, rule=self.rule.first_order_rule())
+
+    @property
+    def per_client(self) -> ClientUpdate:
         return self.rule
 
 

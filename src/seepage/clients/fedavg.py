@@ -80,7 +80,7 @@ class FedAvg(ClientUpdate):
         """Local steps of a client with so many examples."""
         return self.steps or self.epochs * math.ceil(examples / self.batch_size)
 
-    def visits(self, examples: int) -> int:
+    def max_participations(self, examples: int) -> int:
         return math.ceil(self.count(examples) / math.ceil(examples / self.batch_size))
 
     def batches(self, examples: int) -> list[Tensor]:
@@ -156,14 +156,14 @@ class FedAvg(ClientUpdate):
     def separable(self, model: nn.Module) -> bool:
         return False
 
-    def couples(self, model: nn.Module) -> bool:
+    def batch_coupled(self, model: nn.Module) -> bool:
         return self.mode == "train" and has_batch_norm(model)
 
     @property
-    def averages(self) -> bool:
+    def linear_in_gradient(self) -> bool:
         return self.optimizer == "sgd"
 
-    def averaged(self) -> "MeanGradient":
+    def first_order_rule(self) -> "MeanGradient":
         return MeanGradient(self)
 
     def for_round(self, seed: int, t: int) -> "FedAvg":
@@ -209,8 +209,8 @@ class MeanGradient(ClientUpdate):
     def separable(self, model: nn.Module) -> bool:
         return False
 
-    def couples(self, model: nn.Module) -> bool:
-        return self.rule.couples(model)
+    def batch_coupled(self, model: nn.Module) -> bool:
+        return self.rule.batch_coupled(model)
 
 
 class _SGD:

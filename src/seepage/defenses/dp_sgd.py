@@ -30,7 +30,7 @@ class DPSGD(Defense):
     the batch size it expects, this divides by the number of examples in the step, which is another only for the
     smaller last batch of an epoch. A rule of one's own that sends differences of weights is refused.
 
-    `seepage.privacy.accounting.epsilon` takes this sigma, and as `rounds` the rounds times `client.visits(n)`: the
+    Count it with `privacy.accounting.epsilon`: this sigma, and as `rounds` the rounds times `max_participations(n)`: the
     local steps in which one example is used. That count takes nothing for the order being unknown, and holds for
     examples that are left out of their step; Opacus counts all steps, each joined at random (Poisson sampling),
     which batches of a fixed size are not.
@@ -89,7 +89,7 @@ class DPSGD(Defense):
 
 
 @dataclass(frozen=True)
-class Clipping(ClientUpdate):
+class ClippedRule(ClientUpdate):
     """What a client behind `dp_sgd` computes, less the noise: the rule of an attacker who knows of it.
 
     Differentiable in inputs and soft labels; it holds the gradient of every example of a local step at once. Hooks on
@@ -144,14 +144,14 @@ class Clipping(ClientUpdate):
     def separable(self, model: nn.Module) -> bool:
         return self.rule.separable(model)
 
-    def couples(self, model: nn.Module) -> bool:
-        return self.rule.couples(model)
+    def batch_coupled(self, model: nn.Module) -> bool:
+        return self.rule.batch_coupled(model)
 
     @property
-    def averages(self) -> bool:
-        return self.rule.averages
+    def linear_in_gradient(self) -> bool:
+        return self.rule.linear_in_gradient
 
-    def averaged(self) -> "Clipping":
+    def first_order_rule(self) -> "ClippedRule":
         return replace(self, still=isinstance(self.rule, FedAvg))
 
 
@@ -202,7 +202,7 @@ def _check_applies(update: Update, client: ClientView) -> None:
             "them is not known",
             "use the client rule fedsgd or fedavg, or gaussian_noise with a clip, which bounds the whole update",
         )
-    if client.rule.couples(client.model):
+    if client.rule.batch_coupled(client.model):
         raise Inapplicable(
             "DP-SGD needs a gradient per example, and batch norm in train mode lets each reach into all others",
             "use a model with group norm, or the client option mode = 'eval'",

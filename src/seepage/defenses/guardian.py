@@ -27,7 +27,7 @@ class Guardian(Defense):
     `(I + beta ||g||^2 / ||J^T g||^2 J J^T) u = g`, found here by conjugate gradients from g without ever
     forming J. So beta = 0 sends g, and the closeness lost and the leakage left are both monotone in beta. Figures
     found with this are figures of this method, not of the published one. It is deterministic, and an attacker who knows
-    of it solves its equation (`Guarded`): it stops only those who do not. It prunes nothing.
+    of it solves its equation (`GuardianRule`): it stops only those who do not. It prunes nothing.
 
     Args:
         beta: Weight of privacy, at least 0.
@@ -89,7 +89,7 @@ def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callab
 
 
 @dataclass(frozen=True, eq=False)
-class Guarded(ClientUpdate):
+class GuardianRule(ClientUpdate):
     """The rule of an attacker who knows of `guardian`: which batch solves the defense's own equation for what was sent.
 
     The sent u and the client's own g fulfill `u = g - weight J J^T u`, with g, J and the weight those of the private
@@ -138,12 +138,12 @@ class Guarded(ClientUpdate):
     def separable(self, model: nn.Module) -> bool:
         return False
 
-    def couples(self, model: nn.Module) -> bool:
-        return self.rule.couples(model)
+    def batch_coupled(self, model: nn.Module) -> bool:
+        return self.rule.batch_coupled(model)
 
     @property
-    def averages(self) -> bool:
-        return self.rule.averages
+    def linear_in_gradient(self) -> bool:
+        return self.rule.linear_in_gradient
 
 
 def _conjugate_gradients(system: Callable[[Tensors], Tensors], right: Tensors, steps: int, tolerance: float) -> Tensors:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import run as audit
-from seepage.audit.record import Show, quiet
+from seepage.audit.record import ProgressCallback, no_progress
 from seepage.core.executor import Here, Runner
 from seepage.core.storage import write_lines
 from seepage.frontier.advising import advice
@@ -39,7 +39,7 @@ def run_frontier(
     out: Path | None = None,
     jobs: int | None = None,
     on: Runner | None = None,
-    show: Show = quiet,
+    show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Frontier:
     """Sweep defenses and write the run folder. A killed run goes on where it stopped.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.audit.record import Show, built_model, open_data
+from seepage.audit.record import ProgressCallback, built_model, open_data
 from seepage.core.executor import Runner, Work
 from seepage.core.nn import state_of
 from seepage.core.storage import SCHEMA, read_json, write_json
@@ -85,10 +85,10 @@ class Scene:
             "accuracy_examples": self.examples,
         }
 
-    def visits(self) -> int:
+    def max_participations(self) -> int:
         """In how many local steps of a round one example is used, by the client where that is most."""
         rule, most = self.clients.rule, self.plan.examples or max(map(len, self.clients.holdings))
-        return max(rule.visits(min(len(places), most)) for places in self.clients.holdings if len(places))
+        return max(rule.max_participations(min(len(places), most)) for places in self.clients.holdings if len(places))
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class _InMemory:
 
 
 def measure_all(
-    entries: Sequence[Entry], utility: Utility, folder: Path, jobs: int | None, show: Show, on: Runner
+    entries: Sequence[Entry], utility: Utility, folder: Path, jobs: int | None, show: ProgressCallback, on: Runner
 ) -> list[dict[str, Any]]:
     """The price of every entry, in order. What `folder/utility/` has already is not measured again.
 
@@ -222,7 +222,7 @@ def _priced(entry: Entry, utility: Utility, path: Path, sets: dict[str, Dataset]
     if found["reason"] is None:
         scene = Scene.of(entry.recipe, utility, sets)
         defense = entry.recipe.make_defense()
-        promise = promise_of(defense, scene.busiest(), visits=scene.visits())
+        promise = promise_of(defense, scene.busiest(), participations=scene.max_participations())
         seconds, update = _timed(scene)
         plain = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
         found |= {"seconds": round(seconds, 6), "bytes": sent_bytes(update, defense), "bytes_plain": plain}

@@ -125,7 +125,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         client_options(self.client)
-        if isinstance(self.client.alone, FedSGD) and (self.lr is None or not 0 < self.lr < math.inf):
+        if isinstance(self.client.per_client, FedSGD) and (self.lr is None or not 0 < self.lr < math.inf):
             raise SeepageError(
                 "a difference of weights is a gradient only when the learning rate is known; give lr=… above 0, or "
                 "client=FedAvg(lr=…, epochs=…) for local training"
@@ -297,7 +297,7 @@ class Recorder:
         difference: bool,
     ) -> tuple[Sent, ClientUpdate]:
         """The update, in memory where it is looked at, and the rule that made it."""
-        rate = self.lr if isinstance(self.client.alone, FedSGD) else None
+        rate = self.lr if isinstance(self.client.per_client, FedSGD) else None
         sent = Sent.between(self.layout, before, after, lr=rate, t=t, difference=difference, hold=self.looks)
         own = isinstance(self.client, FedAvg) and steps is not None and steps >= 1
         rule = replace(self.client, steps=steps) if own and isinstance(self.client, FedAvg) else self.client

@@ -170,12 +170,12 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
     observed, knowledge = seen[t], seen.knowledge
     sent, notes = observed.update.tensors, list[str]()
     gradient, scaled = _gradient(observed, knowledge, notes)
-    labels = _labels(observed, knowledge, gradient, scaled=scaled) if knowledge.client.averages else None
+    labels = _labels(observed, knowledge, gradient, scaled=scaled) if knowledge.client.linear_in_gradient else None
     marks = [marks_of(name, tensor) for name, tensor in sent.items()]
     length = length_of(sent)
     looks = looks_like(marks, length, _last_bias(sent, knowledge))
     leveled = [mark.name for mark in marks if mark.bits is not None]
-    layers = look_at_layers(observed, knowledge, gradient, leveled) if knowledge.client.averages else []
+    layers = look_at_layers(observed, knowledge, gradient, leveled) if knowledge.client.linear_in_gradient else []
     layers = [_certified(look, OneRound(seen, t)) for look in layers]
     changed = _changed(looks, labels)
     if changed:
@@ -234,7 +234,7 @@ class _Gradient(Mapping[str, Tensor]):
 
 def _gradient(observed: Round, knowledge: Knowledge, notes: list[str]) -> tuple[Mapping[str, Tensor], bool]:
     """The update as a gradient, and whether its scale is right: of unknown local steps only the direction is known."""
-    if not knowledge.client.averages:
+    if not knowledge.client.linear_in_gradient:
         notes.append("the client's optimizer divides every entry by a size of its own, so no layer has a closed form")
         return observed.update.tensors, False
     found = _Gradient(observed.update, observed.batch_size, knowledge.client)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import run as audit
-from seepage.audit.record import Show, quiet
+from seepage.audit.record import ProgressCallback, no_progress
 from seepage.core.executor import Runner
 from seepage.core.storage import read_json, write_json, write_whole
 from seepage.data import DATA
@@ -150,7 +150,7 @@ def run_job(
     results: Path | None = None,
     jobs: int | None = None,
     on: Runner | None = None,
-    show: Show = quiet,
+    show: ProgressCallback = no_progress,
 ) -> list[Record]:
     """Run one job and return its records; a finished one is read, an unfinished one is gone on with.
 
@@ -176,7 +176,7 @@ def run_job(
     return [_record(job, size, value, env) for value in values]
 
 
-def _by_function(job: Job, out: Path, name: str, show: Show) -> tuple[list[Value], dict[str, Any]]:
+def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tuple[list[Value], dict[str, Any]]:
     """The values of an item that is no audit, kept in a file of its own: a second run finds them there."""
     make = import_dotted(job.item.expect.by)
     started, cpu = time.time(), time.process_time()
@@ -275,7 +275,7 @@ def reproduce(
     results: Path,
     workers: int | None = None,
     on: Runner | None = None,
-    show: Show = quiet,
+    show: ProgressCallback = no_progress,
 ) -> Iterator[Done]:
     """Run jobs and keep each item's records as soon as it is done: a killed run loses one cell at most.
 
@@ -317,7 +317,7 @@ def _weight(job: Job) -> float:
 
 
 def _show_part(
-    show: Show, before: float, weight: float, whole: float, item: str, done: float, total: float, what: str
+    show: ProgressCallback, before: float, weight: float, whole: float, item: str, done: float, total: float, what: str
 ) -> None:
     """One job's progress as a part of all jobs'."""
     show(before + weight * min(1.0, done / total if total else 0.0), whole, f"{item}: {what}" if what else "")

@@ -34,7 +34,7 @@ class Promise:
 
 
 def promise_of(
-    defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA, *, visits: int = 1
+    defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA, *, participations: int = 1
 ) -> Promise | None:
     """The promise of `dp_sgd`, `gaussian_noise` and `decaying_noise`; None for defenses that make none.
 
@@ -45,7 +45,8 @@ def promise_of(
         defense: What the client does.
         taken: The rounds in which it takes part, each with all its examples.
         delta: In (0, 1).
-        visits: Local steps of one round in which one example is used: `client.visits(examples)`. Only `dp_sgd` adds
+        participations: Local steps of one round in which one example is used, at most:
+            `client.max_participations(examples)`. Only `dp_sgd` adds
             noise in each.
 
     >>> promise_of(GaussianNoise(sigma=1.0)).doubts
@@ -66,7 +67,7 @@ def promise_of(
         why = f"{looking} looks at the private examples again behind the noise, so no epsilon holds; leave it out"
         return Promise(None, unit, delta, len(taken), (why,))
     try:
-        spent = _spent(noise, taken, delta, visits)
+        spent = _spent(noise, taken, delta, participations)
     except SeepageError as error:  # the accountant is an extra
         return Promise(None, unit, delta, len(taken), (str(error),))
     if spent == math.inf:
@@ -74,10 +75,12 @@ def promise_of(
     return Promise(spent, unit, delta, len(taken), tuple(doubts(epsilon=spent)))
 
 
-def _spent(noise: DPSGD | GaussianNoise | DecayingNoise, taken: Sequence[int], delta: float, visits: int) -> float:
+def _spent(
+    noise: DPSGD | GaussianNoise | DecayingNoise, taken: Sequence[int], delta: float, participations: int
+) -> float:
     if not taken:
         return 0.0
     if isinstance(noise, DecayingNoise):
         return epsilons([noise.sigma_at(t) for t in taken], delta=delta)[-1]
-    steps = len(taken) * (visits if isinstance(noise, DPSGD) else 1)
+    steps = len(taken) * (participations if isinstance(noise, DPSGD) else 1)
     return epsilon(sigma=noise.sigma, rounds=steps, delta=delta)

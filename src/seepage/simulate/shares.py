@@ -81,7 +81,7 @@ def clients_of(recipe: Recipe, dataset: Dataset, held: Held, model: nn.Module) -
         return dataset.batch(places).to(recipe.device)
 
     test = lookup(held.test) if len(held.test) else None
-    rule, defense = recipe.make_client().alone, recipe.make_defense()
+    rule, defense = recipe.make_client().per_client, recipe.make_defense()
     return Clients(model, rule, held.holdings, lookup, defense, test, recipe.seed)
 
 

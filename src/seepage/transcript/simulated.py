@@ -73,7 +73,7 @@ class Victim:
     def _sent(self, batch: Batch, t: int, number: int, clients: int) -> Update:
         """What one of the clients behind the update of round `t` sends."""
         knowledge, draw = self.knowledge, t * clients + number
-        rule = knowledge.client.alone.for_round(self.seed, draw)
+        rule = knowledge.client.per_client.for_round(self.seed, draw)
         update = rule(knowledge.model, self.params, batch, buffers=self.buffers)
         if self.defense is None:
             return update

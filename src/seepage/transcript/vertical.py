@@ -146,7 +146,7 @@ class IndexedVictim:
                 f"the design draws from {self.design.samples} samples and there are {len(self.data)}; "
                 "make the design for the data at hand"
             )
-        if self.knowledge.client.alone is not self.knowledge.client:
+        if self.knowledge.client.per_client is not self.knowledge.client:
             raise SeepageError(
                 "rounds over one data set hold one update of all parties, and this client rule sums several clients' "
                 "updates; leave out client.clients"

@@ -89,7 +89,7 @@ class CocktailParty(Attack):
     def _look(self, transcript: Transcript) -> tuple[Layer, Tensors]:
         knowledge, observed = transcript.knowledge, transcript[0]
         layer = find_layer(knowledge, observed, self.layer)
-        if not knowledge.client.averages:
+        if not knowledge.client.linear_in_gradient:
             raise Inapplicable(
                 "the client's optimizer divides each entry by a size of its own, so no row mixes examples",
                 "use a matching attack such as inverting_gradients",
@@ -189,7 +189,7 @@ class _Run:
     @property
     def _polishes(self) -> bool:
         """Whether the model can compute the mixing columns of this update."""
-        known = not self.knowledge.client.couples(self.knowledge.model)
+        known = not self.knowledge.client.batch_coupled(self.knowledge.model)
         return self.attack.polish and self.bias is not None and known and not self.noisy
 
     @property

@@ -125,7 +125,11 @@ class _Target:
         """A known defense without chance is run on each guess; of others the distance follows what it can (`Known`)."""
         observed, knowledge = transcript[0], transcript.knowledge
         defense = knowledge.defense
-        if defense is None or knowledge.client.alone is not knowledge.client or not _repeatable(defense, transcript):
+        if (
+            defense is None
+            or knowledge.client.per_client is not knowledge.client
+            or not _repeatable(defense, transcript)
+        ):
             return cls(Problem.of(observed, knowledge, distance.given(knowledge, observed), None), None)
         plain = replace(knowledge, defense=None)
         return cls(Problem.of(observed, plain, distance.given(plain, observed), None), defense)

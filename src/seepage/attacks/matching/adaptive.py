@@ -69,7 +69,7 @@ class Known(Distance):
 
     def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         inner, defense = self.inner.given(knowledge, observed), knowledge.defense
-        if defense is None or knowledge.client.alone is not knowledge.client:
+        if defense is None or knowledge.client.per_client is not knowledge.client:
             return inner
         followed = _steps(defense.parts if isinstance(defense, Compose) else (defense,), knowledge.model)
         blind = isinstance(inner, Cosine)

@@ -8,8 +8,8 @@ import torch
 
 from seepage.clients import Aggregate, FedAvg, FedSGD
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, Guardian, UnitNormNoise
-from seepage.defenses.dp_sgd import Clipping
-from seepage.defenses.guardian import Guarded
+from seepage.defenses.dp_sgd import ClippedRule
+from seepage.defenses.guardian import GuardianRule
 from seepage.types import ClientUpdate, Defense, Knowledge, Round, Update
 
 
@@ -39,12 +39,12 @@ def known_noise(knowledge: Knowledge, observed: Round | None = None) -> KnownNoi
         observed: The round under attack; None: as of round 0, with one example.
     """
     defense, client = knowledge.defense, knowledge.client
-    if isinstance(defense, Compose) or not client.averages:
+    if isinstance(defense, Compose) or not client.linear_in_gradient:
         return None
     examples, t = (1, 0) if observed is None else (observed.batch_size or 1, observed.t)
     clients = client.clients if isinstance(client, Aggregate) else 1
     if isinstance(defense, DPSGD):
-        found = KnownNoise(defense.sigma * defense.clip * _dp_share(client.alone, examples / clients))
+        found = KnownNoise(defense.sigma * defense.clip * _dp_share(client.per_client, examples / clients))
     else:
         found = _on_update(defense, t, _unit(client, examples))
     # The mean of several clients' updates: their noises are independent, and clips of single ones do not show.
@@ -67,7 +67,7 @@ def _on_update(defense: Defense | None, t: int, unit: float) -> KnownNoise:
 
 def _unit(client: ClientUpdate, examples: int) -> float:
     """What one of the update's own units is where the update is read as a gradient."""
-    if isinstance(client.alone, FedSGD):
+    if isinstance(client.per_client, FedSGD):
         return 1.0
     ones = Update({"w": torch.ones(1, dtype=torch.float64)}, kind="delta")
     return abs(float(client.as_gradient(ones, examples)["w"]))
@@ -99,14 +99,14 @@ def followed(knowledge: Knowledge, observed: Round | None = None) -> ClientUpdat
 
     >>> from torch import nn
     >>> followed(Knowledge(nn.Identity(), FedSGD(), (1,), 2, defense=DPSGD(sigma=1.0, clip=0.5)))
-    Clipping(rule=FedSGD(mode='train'), clip=0.5, still=False)
+    ClippedRule(rule=FedSGD(mode='train'), clip=0.5, still=False)
     """
     client, defense = knowledge.client, knowledge.defense
     first = defense.parts[0] if isinstance(defense, Compose) and defense.parts else defense
-    rule = client.alone
+    rule = client.per_client
     if isinstance(defense, Guardian) and rule is client and defense.beta > 0:
-        return Guarded(client, defense.beta, {} if observed is None else observed.update.tensors)
-    if not isinstance(first, DPSGD) or not isinstance(rule, FedSGD | FedAvg) or client.couples(knowledge.model):
+        return GuardianRule(client, defense.beta, {} if observed is None else observed.update.tensors)
+    if not isinstance(first, DPSGD) or not isinstance(rule, FedSGD | FedAvg) or client.batch_coupled(knowledge.model):
         return client
-    clipping = Clipping(rule, first.clip)
+    clipping = ClippedRule(rule, first.clip)
     return replace(client, rule=clipping) if isinstance(client, Aggregate) else clipping

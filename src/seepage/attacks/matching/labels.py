@@ -36,7 +36,7 @@ def _batch_size(observed: Round) -> int:
 
 def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -> tuple[Tensor, Tensor | None]:
     """Gradient of the last fully connected layer: weight `[classes, k]` and bias `[classes]`."""
-    if not (knowledge.client.averages or signs):
+    if not (knowledge.client.linear_in_gradient or signs):
         raise Inapplicable(
             "the client's optimizer divides every entry by a size of its own, so the update counts no labels",
             "tell the labels (--told labels) or set the attack's labels to 'joint'",

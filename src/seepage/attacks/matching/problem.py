@@ -68,7 +68,7 @@ class Problem:
         rule = followed(knowledge, observed)
         return cls(
             knowledge.model,
-            rule if local == "unrolled" else rule.averaged(),
+            rule if local == "unrolled" else rule.first_order_rule(),
             observed.params,
             observed.buffers,
             observed.gradient(knowledge.client),

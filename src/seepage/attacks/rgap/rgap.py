@@ -246,7 +246,7 @@ def _check_one_example(knowledge: Knowledge, observed: Round) -> None:
         raise Inapplicable(
             f"the recursion solves for one example, and {observed.batch_size} are mixed in this update", INSTEAD
         )
-    if not knowledge.client.averages or observed.update.kind == "delta":
+    if not knowledge.client.linear_in_gradient or observed.update.kind == "delta":
         raise Inapplicable(
             "a difference of weights is no gradient of the model the recursion goes back through",
             "observe one SGD step with its learning rate, or " + INSTEAD,

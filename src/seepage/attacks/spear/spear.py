@@ -365,7 +365,7 @@ def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> Layer:
         raise Inapplicable(f"layer {layer.name!r} has no bias, whose gradient tells the scale of each example", INSTEAD)
     if layer.bias not in observed.params:
         raise Inapplicable(f"the bias of layer {layer.name!r} is not trained, so no gradient of it is sent", INSTEAD)
-    if not knowledge.client.averages:
+    if not knowledge.client.linear_in_gradient:
         raise Inapplicable(
             "the client's optimizer divides each entry by a size of its own, so the update has not the batch's rank",
             INSTEAD,
@@ -375,7 +375,7 @@ def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> Layer:
             "a difference of weights mixes local steps, whose units are on and off in different places",
             "observe one SGD step with its learning rate, or use cocktail_party",
         )
-    if knowledge.client.couples(knowledge.model):
+    if knowledge.client.batch_coupled(knowledge.model):
         raise Inapplicable("batch norm in train mode makes every column a mixture of the batch", INSTEAD)
     return layer
 

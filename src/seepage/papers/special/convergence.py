@@ -11,7 +11,7 @@ from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.problem import Problem
-from seepage.audit.record import Show
+from seepage.audit.record import ProgressCallback
 from seepage.core.nn import dot, generator, norm
 from seepage.metrics import psnr, score
 from seepage.papers.run import Value
@@ -83,7 +83,7 @@ def safe_step(slope: Tensor, inputs: Tensor, truth: Tensor) -> float | None:
 Numbers = list[float | None]
 
 
-def figure_1(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def figure_1(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Distances of iDLG's guesses and of noisy truths, and the safe step along two searches: means over batches.
 
     The recipe's first attack is iDLG, its second FedLeak. The safe step of the first is that of squared L2, the second
@@ -138,7 +138,7 @@ def _blended(transcript: Transcript, inputs: Tensor, labels: Tensor) -> Tensor:
     return torch.lerp(here, there, BLEND)
 
 
-def figure_6(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def figure_6(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Cosine of the best guess's gradient with the observed one, and the guess's PSNR, as the search goes on."""
     recipe = first_cell(tables, seed)
     part, victims = recipe.attack[0], victims_of(recipe)

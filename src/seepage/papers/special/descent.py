@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.matching.directions import Blended, Direction, LookAhead, Plain, Slopes
-from seepage.audit.record import Show
+from seepage.audit.record import ProgressCallback
 from seepage.papers.run import Value
 
 START = 0.5
@@ -58,7 +58,7 @@ def descend(direction: Direction, lr: float, steps: int = STEPS) -> list[float]:
     return path
 
 
-def figure_10(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def figure_10(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Where x is after 0 to 5 steps of two sizes: plain, blended with the point ahead, and as equation 13 has it."""
     directions: dict[str, Direction] = {
         "plain": Plain(),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
-from seepage.audit.record import Show
+from seepage.audit.record import ProgressCallback
 from seepage.core.nn import generator
 from seepage.errors import SeepageError
 from seepage.metrics import psnr
@@ -86,7 +86,7 @@ def _follow(victim: IndexedVictim, attack: PublishedCafe, seed: int, look: Calla
     attack(victim.transcript(), seed=seed, progress=Watch(victim, look))
 
 
-def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Table 5: iterations until the mean PSNR is reached, of the single loop and of the nested loops' three steps.
 
     The recipe's first attack is the single loop, its second the nested loops; `score.exact_db` is the PSNR in dB.
@@ -130,7 +130,7 @@ def _nested(attack: PublishedCafe, step: int) -> list[float]:
     return [float(min(one, step)), float(min(two, max(0, step - one))), float(max(0, step - one - two))]
 
 
-def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Table 10: mean PSNR after 100 to 350 epochs for each batch size of the recipe's grid.
 
     An epoch is N / K iterations of the single loop. The batch sizes must divide N into epochs whose fiftieth ends on
@@ -155,7 +155,7 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Show
     return values
 
 
-def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Table 8: mean PSNR, training loss and accuracy on unseen examples while the server trains, at `MARKS`.
 
     The loops take the weights of the first round for the features of their images, where the paper's take those of
@@ -188,7 +188,7 @@ def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: Sho
     return values
 
 
-def constants(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def constants(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Table 9: the constants that `cafe_published` takes for each data set, in the paper's columns."""
     rows = {"CIFAR-10": "cifar10", "MNIST": "mnist", "Linnaeus 5": "linnaeus5", "Yale 32x32": "yale32"}
     values = []

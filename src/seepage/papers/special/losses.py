@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from seepage.audit.record import Show
+from seepage.audit.record import ProgressCallback
 from seepage.papers.run import Value
 from seepage.papers.special.parties import finite, loss, parties_of
 from seepage.recipe.resolve import cells
@@ -12,7 +12,7 @@ SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 """Where Table 11 looks, as shares of all rounds: 0, 1,000, 2,000, 3,000, 4,000, 6,000 and 8,000."""
 
 
-def training_losses(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def training_losses(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """The mean loss over all samples after so many rounds, a row for each cell of the recipe.
 
     A row is called as its `[[case]]`, or `true gradients` without a defense. None where the loss is no longer finite.

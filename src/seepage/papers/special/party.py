@@ -14,7 +14,7 @@ from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.feature_inversion import Embedding
 from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.mixing_layer import find_layer
-from seepage.audit.record import Show, place_of
+from seepage.audit.record import ProgressCallback, place_of
 from seepage.audit.run import record_only
 from seepage.papers.run import Value
 from seepage.recipe.resolve import cells
@@ -40,7 +40,7 @@ def without(*, term: Term = "none", steps: int = 25_000) -> CocktailParty:
     return CocktailParty(mode="published", steps=steps, objective=replace(IMAGES, **change))
 
 
-def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """Figure 7: how the cosines of recovered and true embeddings are distributed, a column for each cell.
 
     Rows: their median, their lowest tenth, and the share of at least `CLOSE`. The embedding is the input of the first

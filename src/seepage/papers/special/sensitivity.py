@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from seepage.audit.record import Show
+from seepage.audit.record import ProgressCallback
 from seepage.core.nn import in_mode, last_linear
 from seepage.errors import Inapplicable
 from seepage.papers.run import Value
@@ -66,7 +66,7 @@ def pearson(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([a.double().flatten(), b.double().flatten()]))[0, 1])
 
 
-def figure_9(tables: Mapping[str, Any], *, data: str, seed: int, show: Show) -> list[Value]:
+def figure_9(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
     """The correlation of an entry's magnitude with its sensitivity: mean over examples, and one deviation about it.
 
     The second row is the share of all sensitivity that the larger half of the entries has.
