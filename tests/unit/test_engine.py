@@ -40,7 +40,7 @@ from seepage.attacks.matching.parameters import Pixels
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import Search
-from seepage.audit.outcome import FolderProgress
+from seepage.audit.attempt import FolderProgress
 from seepage.core.nn import generator
 from seepage.testing import planted_inputs, recovered_db
 from seepage.testing.watch import Changed, Kept

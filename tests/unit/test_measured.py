@@ -8,7 +8,7 @@ import torch
 from tests.unit.test_results import NO_SCORE, TITLES, row
 
 from seepage import Batch, LinearLeak, record
-from seepage.audit.outcome import Outcome
+from seepage.audit.attempt import Attempt
 from seepage.audit.row import (
     SCORE_KEYS,
     SHOWN,
@@ -32,7 +32,7 @@ def tiny(batches: int = 2) -> tuple[Any, list[Batch]]:
 
 def test_a_row_has_scores_only_where_there_is_a_truth() -> None:
     transcript, truth = tiny()
-    outcomes = [Outcome("ok", "X()", Reconstruction(batch.inputs + 0.001), None, 1.0, 0.5) for batch in truth]
+    outcomes = [Attempt("ok", "X()", Reconstruction(batch.inputs + 0.001), None, 1.0, 0.5) for batch in truth]
     scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     assert scores is not None
     found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
@@ -52,7 +52,7 @@ def views(transcript: Any) -> list[OneRound]:
 def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
     transcript, truth = tiny()
     first = Reconstruction(truth[0].inputs, labels=torch.tensor([0]), certified=torch.tensor([True]))
-    outcomes = [Outcome("ok", "X()", first), Outcome("inapplicable", "X()", None, "why")]
+    outcomes = [Attempt("ok", "X()", first), Attempt("inapplicable", "X()", None, "why")]
     scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["status"], found["reason"]) == ("ok", "on 1 of 2 batches: why")
@@ -63,7 +63,7 @@ def test_a_batch_without_a_reconstruction_counts_as_not_recovered() -> None:
 
 def test_an_attack_that_gave_nothing_at_all_has_no_scores() -> None:
     transcript, truth = tiny()
-    outcomes = [Outcome("inapplicable", "X()", None, "why")] * 2
+    outcomes = [Attempt("inapplicable", "X()", None, "why")] * 2
     assert score_outcomes(outcomes, truth, (0.0, 1.0), Scoring()) is None
     found = make_row("a", "x", outcomes, views(transcript), truth, None, LinearLeak())
     assert (found["status"], found["reason"], found["psnr"], found["outcome"]) == (
@@ -76,7 +76,7 @@ def test_a_certified_guess_is_held_against_its_nearest_example() -> None:
     far, near, other = (torch.full((1, 1, 8, 8), value) for value in (0.0, 0.4, 1.0))
     truth = [Batch(torch.cat([near, other]), torch.tensor([0, 1]))]
     guesses = Reconstruction(torch.cat([near, far]), certified=torch.tensor([True, False]))
-    outcomes = [Outcome("ok", "X()", guesses)]
+    outcomes = [Attempt("ok", "X()", guesses)]
     measured = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     assert measured is not None
     assert measured.places[0].permutation.tolist() == [1, 0]
@@ -86,7 +86,7 @@ def test_a_certified_guess_is_held_against_its_nearest_example() -> None:
 def test_a_wrong_certificate_is_counted() -> None:
     transcript, truth = tiny(1)
     wrong = Reconstruction(truth[0].inputs * 0.5, certified=torch.tensor([True]))
-    outcomes = [Outcome("ok", "X()", wrong)]
+    outcomes = [Attempt("ok", "X()", wrong)]
     scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["certified"], found["false_certificates"]) == (1.0, 1)
@@ -95,7 +95,7 @@ def test_a_wrong_certificate_is_counted() -> None:
 def test_an_attack_without_any_guess_vouches_for_none() -> None:
     transcript, truth = tiny()
     nothing = Reconstruction(truth[0].inputs[:0], labels=torch.zeros(0).long(), certified=torch.zeros(0).bool())
-    outcomes = [Outcome("ok", "X()", nothing)] * 2
+    outcomes = [Attempt("ok", "X()", nothing)] * 2
     scores = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     found = make_row("a", "x", outcomes, views(transcript), truth, scores, LinearLeak())
     assert (found["certified"], found["false_certificates"], found["exact"]) == (0.0, 0, 0.0)
@@ -110,7 +110,7 @@ def test_batches_of_which_only_some_have_labels_or_a_sign_are_joined(flip: bool)
     found = [sure, unsure]
     if flip:
         found = [replace(unsure, inputs=truth[0].inputs), Reconstruction(truth[1].inputs, labels=truth[1].labels)]
-    outcomes = [Outcome("ok", "X()", each) for each in found]
+    outcomes = [Attempt("ok", "X()", each) for each in found]
     measured = score_outcomes(outcomes, truth, (0.0, 1.0), Scoring())
     assert measured is not None
     row = make_row("a", "x", outcomes, views(transcript), truth, measured, LinearLeak())
@@ -130,7 +130,7 @@ def test_perceptual_scores_are_measured_only_when_asked_for_and_possible(monkeyp
 
 def test_a_zero_update_is_called_so_in_row_and_verdict() -> None:
     transcript, truth = tiny()
-    nothing = [Outcome("inapplicable", "X()", None, "why")]
+    nothing = [Attempt("inapplicable", "X()", None, "why")]
     found = make_row("a", "x", nothing, views(transcript), truth, None, LinearLeak())
     assert (found["zero_update"], found["outcome"]) == (False, "does not apply")
     silent = [SimulatedTranscript(transcript.knowledge, lambda t: zeroed(transcript[0]), 1)]

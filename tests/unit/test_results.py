@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage import LinearLeak
-from seepage.audit.outcome import Outcome
+from seepage.audit.attempt import Attempt
 from seepage.audit.row import (
     SCORE_KEYS,
     SHOWN,
@@ -310,7 +310,7 @@ def test_a_gate_that_a_case_closed_is_closed_whatever_became_of_another(other: d
 
 def test_the_worst_status_is_shown() -> None:
     def of(*statuses: Any) -> str:
-        return worst_status([Outcome(status, "x") for status in statuses])
+        return worst_status([Attempt(status, "x") for status in statuses])
 
     assert of("ok", "exhausted", "ok") == "exhausted"
     assert of("ok", "inapplicable", "diverged") == "inapplicable"

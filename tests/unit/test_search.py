@@ -14,7 +14,7 @@ from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.optimizers import LBFGS, Adam, OptimizerSettings, Schedule
 from seepage.attacks.matching.parameters import Canvas
 from seepage.attacks.matching.search import Search, pack, unpack
-from seepage.audit.outcome import FolderProgress
+from seepage.audit.attempt import FolderProgress
 from seepage.types import Tensors
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.text(max_size=5)

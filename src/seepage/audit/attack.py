@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from seepage.attacks import Attack, Inapplicable
-from seepage.audit.outcome import FolderProgress, Outcome, has_outcome, save_outcome
+from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.record import ProgressCallback, is_skipped, made_anew, place_of
 from seepage.core.executor import Here, Plan, Runner, Tail, Work
 from seepage.core.nn import generator
@@ -128,7 +128,7 @@ class Task:
 
     @property
     def done(self) -> bool:
-        return has_outcome(self.outcome)
+        return has_attempt(self.outcome)
 
     @property
     def progress(self) -> FolderProgress:
@@ -149,18 +149,18 @@ class Task:
             found = attack(transcript, seed=self.seed, progress=progress)
             check_reconstruction(found, transcript)
             seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
-            outcome = Outcome(found.status, repr(attack), found, None, seconds, cpu_seconds)
+            outcome = Attempt(found.status, repr(attack), found, None, seconds, cpu_seconds)
         except Inapplicable as error:
-            outcome = Outcome("inapplicable", repr(attack), None, str(error))
+            outcome = Attempt("inapplicable", repr(attack), None, str(error))
         except SeepageError:
             raise
         except Exception as error:  # an attack may be somebody's own code
             place = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-            outcome = Outcome("error", repr(attack), None, reason)
+            outcome = Attempt("error", repr(attack), None, reason)
         if outcome.status == "interrupted":
             raise KeyboardInterrupt
-        save_outcome(outcome, self.outcome)
+        save_attempt(outcome, self.outcome)
         progress.clear()
 
     def parcel(self) -> "Carried | None":

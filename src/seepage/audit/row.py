@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.attacks import Attack
-from seepage.audit.outcome import Outcome
+from seepage.audit.attempt import Attempt
 from seepage.audit.score import Measured, at_truth, inner_errors
 from seepage.errors import SeepageError, unknown
 from seepage.recipe.case import Scoring
@@ -26,7 +26,7 @@ SCORE_KEYS = (
 def make_row(
     cell: str,
     name: str,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[Attempt],
     views: Sequence[Transcript],
     truth: Sequence[Batch] | None,
     measured: Measured | None,
@@ -99,14 +99,14 @@ def _vouched(found: Sequence[Reconstruction]) -> int | None:
     return int(sum(int(certified.sum()) for certified in given)) if given else None
 
 
-def worst_status(outcomes: Sequence[Outcome]) -> str:
+def worst_status(outcomes: Sequence[Attempt]) -> str:
     """The status that a reader must know: the worst of the batches that gave a result, or of all where none did."""
     order = ("error", "inapplicable", "interrupted", "diverged", "exhausted", "ok")
     spoke = [outcome for outcome in outcomes if outcome.reconstruction is not None] or outcomes
     return next(status for status in order if any(outcome.status == status for outcome in spoke))
 
 
-def _reason(outcomes: Sequence[Outcome]) -> str | None:
+def _reason(outcomes: Sequence[Attempt]) -> str | None:
     """Why there is no result, with how many batches that is true of where others have one."""
     silent = [outcome for outcome in outcomes if outcome.reason]
     if not silent:

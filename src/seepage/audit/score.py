@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from seepage.attacks import Attack
-from seepage.audit.outcome import Outcome
+from seepage.audit.attempt import Attempt
 from seepage.metrics import Alignment, Scores, align_guess, lpips_missing, score
 from seepage.metrics.image import psnr
 from seepage.recipe.case import Scoring
@@ -39,7 +39,7 @@ class Measured:
 
 
 def score_outcomes(
-    outcomes: Sequence[Outcome], truth: Sequence[Batch], value_range: tuple[float, float], scoring: Scoring
+    outcomes: Sequence[Attempt], truth: Sequence[Batch], value_range: tuple[float, float], scoring: Scoring
 ) -> Measured | None:
     """Scores of one attack over all batches of a cell; None where no batch has any guess, or only features.
 
@@ -93,7 +93,7 @@ def _no_guess(like: Reconstruction) -> Reconstruction:
 
 
 def certificates(
-    outcomes: Sequence[Outcome], truth: Sequence[Batch], value_range: tuple[float, float], exact_db: float
+    outcomes: Sequence[Attempt], truth: Sequence[Batch], value_range: tuple[float, float], exact_db: float
 ) -> dict[str, Any]:
     """Guesses the attack vouches for, per example, and how many of these are no example after all.
 
@@ -120,7 +120,7 @@ def inner_errors(
     attack: Attack,
     views: Sequence[Transcript],
     truth: Sequence[Batch],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[Attempt],
     places: Sequence[Alignment],
 ) -> dict[str, float]:
     """Relative error (Frobenius) of what the attack found on its way, over the entries it knows."""

@@ -10,7 +10,7 @@ import torch
 from seepage import data
 from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names
-from seepage.audit.outcome import Outcome, open_outcome
+from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.row import make_row, skipped_row, thresholds
 from seepage.audit.score import score_outcomes
@@ -206,13 +206,13 @@ class Attacked:
     attack: Attack
     folder: Path
 
-    def outcomes(self) -> dict[int, Outcome]:
+    def outcomes(self) -> dict[int, Attempt]:
         """By round; an attack on all rounds together has one, at 0."""
         place = self.folder / "attacks" / self.source.name / self.name
         found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
         if not found:
             raise SeepageError(f"{place} has no outcome, so the run was cut short; run the same command again to go on")
-        return {t: open_outcome(path.with_suffix("")) for t, path in found.items()}
+        return {t: open_attempt(path.with_suffix("")) for t, path in found.items()}
 
 
 def _score_attack(
@@ -239,7 +239,7 @@ def _score_attack(
     return row, None if measured is None else measured.scores
 
 
-def _as_found(t: int, outcome: Outcome, value_range: tuple[float, float]) -> Tensors:
+def _as_found(t: int, outcome: Attempt, value_range: tuple[float, float]) -> Tensors:
     """The guesses for the report as they are, where there is no truth to sort them by."""
     found = outcome.reconstruction
     if found is None or found.space != "input":

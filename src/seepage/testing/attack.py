@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seepage.api import record
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
-from seepage.audit.outcome import FolderProgress
+from seepage.audit.attempt import FolderProgress
 from seepage.clients import FedSGD
 from seepage.core.nn import generator, state_of
 from seepage.models import build

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import Checkpoint
-from seepage.audit.outcome import FolderProgress
+from seepage.audit.attempt import FolderProgress
 from seepage.types import Knowledge, Round, Tensors, Transcript
 
 HOOKS = (

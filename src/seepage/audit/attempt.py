@@ -1,4 +1,4 @@
-"""What became of one attack on one round, on disk: a reconstruction, or the reason why there is none."""
+"""One attempt of an attack on one round, on disk: a reconstruction, or the reason why there is none."""
 
 import time
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from seepage.core.storage import SCHEMA, append_line, check_schema, read_json, r
 from seepage.errors import SeepageError
 from seepage.types import Reconstruction, Status, Tensors
 
-OutcomeStatus = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
+AttemptStatus = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Attempt:
     """One attack on one round.
 
     Attributes:
@@ -29,7 +29,7 @@ class Outcome:
         attack: The attack's `repr`.
     """
 
-    status: OutcomeStatus
+    status: AttemptStatus
     attack: str
     reconstruction: Reconstruction | None = None
     reason: str | None = None
@@ -37,7 +37,7 @@ class Outcome:
     cpu_seconds: float = 0.0
 
 
-def save_outcome(outcome: Outcome, path: Path) -> None:
+def save_attempt(outcome: Attempt, path: Path) -> None:
     """Write `PATH.safetensors` where there is a reconstruction, then `PATH.json`, which makes the outcome whole."""
     found = outcome.reconstruction
     facts: dict[str, Any] = {
@@ -63,15 +63,15 @@ def save_outcome(outcome: Outcome, path: Path) -> None:
     write_json(path.with_suffix(".json"), facts)
 
 
-def open_outcome(path: Path) -> Outcome:
-    """Read what `save_outcome` wrote."""
+def open_attempt(path: Path) -> Attempt:
+    """Read what `save_attempt` wrote."""
     facts = read_json(path.with_suffix(".json"))
     check_schema(facts, path.with_suffix(".json"))
     found = None
     try:
         if "space" in facts:
             found = _reconstruction(facts, read_tensors(path.with_suffix(".safetensors")))
-        return Outcome(facts["status"], facts["attack"], found, facts["reason"], facts["seconds"], facts["cpu_seconds"])
+        return Attempt(facts["status"], facts["attack"], found, facts["reason"], facts["seconds"], facts["cpu_seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise SeepageError(
             f"{path}.json is damaged ({type(error).__name__}: {error}); delete it and run again"
@@ -96,7 +96,7 @@ def _reconstruction(facts: Mapping[str, Any], tensors: Tensors) -> Reconstructio
     )
 
 
-def has_outcome(path: Path) -> bool:
+def has_attempt(path: Path) -> bool:
     """Whether an outcome is there, whole."""
     return path.with_suffix(".json").exists()
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from seepage.attacks.base import Checkpoint
-from seepage.audit.outcome import FolderProgress, Outcome, has_outcome, open_outcome, save_outcome
+from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, open_attempt, save_attempt
 from seepage.errors import SeepageError
 from seepage.types import Reconstruction
 
@@ -26,9 +26,9 @@ FULL = Reconstruction(
 
 @pytest.mark.parametrize("found", [FULL, Reconstruction(torch.zeros(0, 4), space="feature")], ids=["full", "bare"])
 def test_a_reconstruction_comes_back_as_it_was(found: Reconstruction, tmp_path: Path) -> None:
-    outcome = Outcome(found.status, "Attack(x=1)", found, None, 1.2345, 0.9)
-    save_outcome(outcome, tmp_path / "a" / "000000")
-    again = open_outcome(tmp_path / "a" / "000000")
+    outcome = Attempt(found.status, "Attack(x=1)", found, None, 1.2345, 0.9)
+    save_attempt(outcome, tmp_path / "a" / "000000")
+    again = open_attempt(tmp_path / "a" / "000000")
     assert (again.status, again.attack, again.reason) == (found.status, "Attack(x=1)", None)
     assert (again.seconds, again.cpu_seconds) == (1.234, 0.9)
     assert again.reconstruction is not None
@@ -40,30 +40,30 @@ def test_a_reconstruction_comes_back_as_it_was(found: Reconstruction, tmp_path: 
 
 
 def test_an_attack_that_does_not_apply_leaves_its_reason(tmp_path: Path) -> None:
-    assert not has_outcome(tmp_path / "000003")
-    save_outcome(Outcome("inapplicable", "Attack()", None, "no bias; use another"), tmp_path / "000003")
-    assert has_outcome(tmp_path / "000003")
+    assert not has_attempt(tmp_path / "000003")
+    save_attempt(Attempt("inapplicable", "Attack()", None, "no bias; use another"), tmp_path / "000003")
+    assert has_attempt(tmp_path / "000003")
     assert [path.name for path in tmp_path.iterdir()] == ["000003.json"]
-    assert open_outcome(tmp_path / "000003") == Outcome("inapplicable", "Attack()", None, "no bias; use another")
+    assert open_attempt(tmp_path / "000003") == Attempt("inapplicable", "Attack()", None, "no bias; use another")
 
 
 def test_an_outcome_is_whole_only_with_its_json(tmp_path: Path) -> None:
-    save_outcome(Outcome("ok", "Attack()", FULL), tmp_path / "000000")
+    save_attempt(Attempt("ok", "Attack()", FULL), tmp_path / "000000")
     (tmp_path / "000000.json").unlink()
-    assert not has_outcome(tmp_path / "000000")
+    assert not has_attempt(tmp_path / "000000")
 
 
 @pytest.mark.parametrize("key", ["status", "attack", "ambiguity", "history", "cost", "notes", "seconds"])
 def test_a_damaged_outcome_is_refused(key: str, tmp_path: Path) -> None:
-    save_outcome(Outcome("ok", "Attack()", FULL), tmp_path / "000000")
+    save_attempt(Attempt("ok", "Attack()", FULL), tmp_path / "000000")
     path = tmp_path / "000000.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps({name: value for name, value in record.items() if name != key}))
     with pytest.raises(SeepageError, match=r"000000\.json is damaged"):
-        open_outcome(tmp_path / "000000")
+        open_attempt(tmp_path / "000000")
     path.write_text(json.dumps({**record, "schema": 2}))
     with pytest.raises(SeepageError, match="schema version 2"):
-        open_outcome(tmp_path / "000000")
+        open_attempt(tmp_path / "000000")
 
 
 def progress(folder: Path, pause: float = 0.0) -> FolderProgress:
