@@ -1,8 +1,22 @@
 """One thread and no surprises: the same bits and the same examples on every run."""
 
+from importlib.util import find_spec
+
+import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
 settings.register_profile("seepage", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("seepage")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out the cases of an extra that is not installed: those with a parameter that begins with its name."""
+    if find_spec("timm") is not None:
+        return
+    missing = pytest.mark.skip(reason="the extra seepage[timm] is not installed")
+    for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if any(isinstance(value, str) and value.startswith("timm") for value in values):
+            item.add_marker(missing)

@@ -39,7 +39,7 @@ NETWORKS = {
     "resnet": (Architecture("resnet", {"width": 4}), IMAGE),
     "resnet18": (Architecture("torchvision:resnet18"), (3, 32, 32)),
     "relu6": (Architecture("torchvision:mobilenet_v2", {"width_mult": 0.1}), (3, 32, 32)),
-    "attention": (Architecture("timm:vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "depth": 2}), IMAGE),
+    "timm ViT": (Architecture("timm:vit_tiny_patch16_224", {"img_size": 16, "patch_size": 8, "depth": 2}), IMAGE),
 }
 
 

@@ -30,8 +30,8 @@ class DPSGD(Defense):
     the batch size it expects, this divides by the number of examples in the step, which is another only for the
     smaller last batch of an epoch. A rule of one's own that sends differences of weights is refused.
 
-    Count it with `privacy.accounting.epsilon`: this sigma, and as `rounds` the rounds times `max_participations(n)`: the
-    local steps in which one example is used. That count takes nothing for the order being unknown, and holds for
+    To count it, give `privacy.accounting.epsilon` this sigma, and as `rounds` the rounds times `max_participations(n)`:
+    the local steps in which one example is used. That count takes nothing for the order being unknown, and holds for
     examples that are left out of their step; Opacus counts all steps, each joined at random (Poisson sampling),
     which batches of a fixed size are not.
 
