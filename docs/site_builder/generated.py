@@ -32,7 +32,7 @@ REFERENCE = {
     "clients": ("Client rules", ["seepage.clients.fedsgd", "seepage.clients.fedavg", "seepage.clients.aggregate"]),
     "metrics": ("Scores and alignment", ["seepage.metrics.score", "seepage.metrics.scores", "seepage.metrics.align"]),
     "exposure": ("Exposure without an attack", ["seepage.leakage.exposure"]),
-    "sanity": ("Trust flags", ["seepage.leakage.diagnostics"]),
+    "diagnostics": ("Diagnostics", ["seepage.leakage.diagnostics"]),
     "accounting": ("Epsilon", ["seepage.privacy.accounting"]),
     "contracts": ("Contracts for your own parts", ["seepage.testing.attack", "seepage.testing.defense"]),
     "recorder": ("The recorder", ["seepage.integrations.recorder"]),

@@ -127,6 +127,6 @@ def test_every_flag_is_explained() -> None:
     named = set()
     for path in (ROOT / "src").rglob("*.py"):
         named |= set(re.findall(r"\bFlag\(\s*\"([a-z-]+)\"", path.read_text(encoding="utf-8")))
-    page = (DOCS / "concepts/trust-flags.md").read_text(encoding="utf-8")
+    page = (DOCS / "concepts/diagnostics.md").read_text(encoding="utf-8")
     assert len(named) > 10
     assert {name for name in named if f"| `{name}` |" not in page} == set()

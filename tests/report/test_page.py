@@ -296,7 +296,7 @@ def test_large_pictures_are_reduced_and_gray_ones_shown(tmp_path: Path, build_ru
 
 def test_flags_come_warnings_first_and_each_message_once(tmp_path: Path, build_run: Build, report: Read) -> None:
     text = report(build_run(tmp_path)).words
-    flags = text[text.index("Trust flags") : text.index("How to read the numbers")]
+    flags = text[text.index("Diagnostics Cautions") : text.index("How to read the numbers")]
     assert flags.index("Warning Mind the gap. (the whole run)") < flags.index("Note It was told.")
     assert flags.count("It was told.") == 1
     assert "raised in 4 places" in flags

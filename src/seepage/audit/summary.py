@@ -1,4 +1,4 @@
-"""Score the outcomes of a run, raise its trust flags, and write its results."""
+"""Score the outcomes of a run, raise its diagnostics, and write its results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,8 +17,7 @@ from seepage.audit.score import score_outcomes
 from seepage.audit.verdict import verdict
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
 from seepage.errors import SeepageError
-from seepage.leakage import diagnostics as sanity
-from seepage.leakage import exposure
+from seepage.leakage import diagnostics, exposure
 from seepage.metrics import Alignment, Scores
 from seepage.privacy.guarantee import Promise, promise_of
 from seepage.recipe.case import Recipe, Scoring
@@ -58,9 +57,9 @@ def summarize(
             row["told"] = [item for item in row["told"] if item not in said]
             rows.append(row)
             found = (
-                sanity.attack_flags(row)
-                + sanity.shape_flags(row)
-                + (sanity.fit_flags(scores.alignment, name) if scores else [])
+                diagnostics.attack_diagnostics(row)
+                + diagnostics.outline_diagnostics(row)
+                + (diagnostics.alignment_diagnostics(scores.alignment, name) if scores else [])
             )
             flags += [{"cell": source.name, "attack": name, **asdict(flag)} for flag in found]
             lines += _score_lines(source.name, name, scores, truth) if scores else []
@@ -186,14 +185,14 @@ def _promise(recipe: Recipe) -> Promise | None:
 
 def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:
     knowledge = transcript.knowledge
-    found = sanity.model_flags(knowledge.model, getattr(knowledge.client, "mode", "train"))
-    losses = sanity.example_losses(transcript, list(truth)) if truth is not None else []
+    found = diagnostics.model_diagnostics(knowledge.model, getattr(knowledge.client, "mode", "train"))
+    losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
     drawn = "indices" in knowledge.told
-    found += sanity.update_flags(transcript, 1 if drawn else len(transcript), losses)
-    found += sanity.promise_flags(None if source.recipe is None else _promise(source.recipe))
+    found += diagnostics.update_diagnostics(transcript, 1 if drawn else len(transcript), losses)
+    found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _promise(source.recipe))
     if truth is not None:
-        found += sanity.sample_flags(sum(len(batch) for batch in truth), len(truth))
-        found += sanity.metric_flags(scoring.lpips, knowledge.input_shape)
+        found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))
+        found += diagnostics.metric_diagnostics(scoring.lpips, knowledge.input_shape)
     return [{"cell": source.name, "attack": None, **asdict(flag)} for flag in found]
 
 

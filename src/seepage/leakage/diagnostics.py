@@ -1,4 +1,4 @@
-"""Trust flags: what a reader must know before believing a number. Printed beside it, never instead of it."""
+"""Diagnostics: what a reader must know before believing a number. Printed beside it, never instead of it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Flag:
     message: str
 
 
-def model_flags(model: nn.Module, mode: str) -> list[Flag]:
+def model_diagnostics(model: nn.Module, mode: str) -> list[Flag]:
     """Flags about batch norm and dropout."""
     flags = []
     if has_batch_norm(model) and mode == "eval":
@@ -56,7 +56,7 @@ def model_flags(model: nn.Module, mode: str) -> list[Flag]:
     return flags
 
 
-def update_flags(transcript: Transcript, rounds: int, losses: list[float]) -> list[Flag]:
+def update_diagnostics(transcript: Transcript, rounds: int, losses: list[float]) -> list[Flag]:
     """Flags about the updates themselves, and about examples with next to no loss.
 
     Args:
@@ -107,7 +107,7 @@ def worst_rounding(observed: Round) -> tuple[float, str]:
     return worst
 
 
-def promise_flags(promise: Promise | None) -> list[Flag]:
+def guarantee_diagnostics(promise: Promise | None) -> list[Flag]:
     """Flags about what the defense promises for the audited rounds alone; later ones spend more."""
     if promise is None:
         return []
@@ -124,7 +124,7 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def sample_flags(examples: int, batches: int) -> list[Flag]:
+def sample_diagnostics(examples: int, batches: int) -> list[Flag]:
     """Flags about how much the scores rest on."""
     if batches > 1:
         return []
@@ -138,7 +138,7 @@ def sample_flags(examples: int, batches: int) -> list[Flag]:
     ]
 
 
-def metric_flags(lpips: bool, shape: tuple[int, ...]) -> list[Flag]:
+def metric_diagnostics(lpips: bool, shape: tuple[int, ...]) -> list[Flag]:
     """A flag where LPIPS was asked for and cannot be measured; a run does not fail for it."""
     missing = lpips_missing(shape) if lpips else None
     if missing is None:
@@ -146,7 +146,7 @@ def metric_flags(lpips: bool, shape: tuple[int, ...]) -> list[Flag]:
     return [Flag("lpips-missing", "note", f"LPIPS was not measured: {missing} {lpips_help()}")]
 
 
-def attack_flags(row: Mapping[str, Any]) -> list[Flag]:
+def attack_diagnostics(row: Mapping[str, Any]) -> list[Flag]:
     """Flags about one attack's result row: failed, diverged, not settled, or led astray by its objective."""
     flags = []
     name = row["attack"]
@@ -216,7 +216,7 @@ def attack_flags(row: Mapping[str, Any]) -> list[Flag]:
     return flags
 
 
-def shape_flags(row: Mapping[str, Any]) -> list[Flag]:
+def outline_diagnostics(row: Mapping[str, Any]) -> list[Flag]:
     """A flag where the eye may see more than PSNR and SSIM count."""
     visible = row.get("visible")
     if not visible:
@@ -231,7 +231,7 @@ def shape_flags(row: Mapping[str, Any]) -> list[Flag]:
     ]
 
 
-def fit_flags(alignment: str, name: str) -> list[Flag]:
+def alignment_diagnostics(alignment: str, name: str) -> list[Flag]:
     """A flag where the score fitted something the method cannot know."""
     if "+" not in alignment:
         return []

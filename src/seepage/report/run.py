@@ -125,7 +125,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Caution:
-    """One trust flag."""
+    """One diagnostic."""
 
     name: str
     severity: str
@@ -182,7 +182,7 @@ class Run:
         cells: What the clients did.
         rows: One per attack and cell, cheapest attack first.
         thresholds: Meaning of "recovered" and "exact".
-        flags: Trust flags.
+        flags: Diagnostics.
         env: How the run was made.
         recipe: Text of `recipe.toml`; None where the run has none.
         scores: `(cell, attack, round, example, metric)` to its value.

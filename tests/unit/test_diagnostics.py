@@ -1,4 +1,4 @@
-"""Trust flags: each is raised by what it warns of, and by nothing else."""
+"""Diagnostics: each is raised by what it warns of, and by nothing else."""
 
 import copy
 from typing import Any
@@ -10,7 +10,7 @@ from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
 from seepage.core.nn import generator, state_of
-from seepage.leakage import diagnostics as sanity
+from seepage.leakage import diagnostics
 from seepage.privacy.guarantee import promise_of
 from seepage.transcript.simulated import SimulatedTranscript
 from seepage.types import Knowledge, Round, Update
@@ -20,7 +20,7 @@ NORMED = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Line
 DROPPED = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(4, 3))
 
 
-def names(flags: list[sanity.Flag]) -> list[str]:
+def names(flags: list[diagnostics.Flag]) -> list[str]:
     return [flag.name for flag in flags]
 
 
@@ -35,29 +35,29 @@ def names(flags: list[sanity.Flag]) -> list[str]:
     ],
 )
 def test_flags_of_a_model(model: nn.Module, mode: str, wanted: list[str]) -> None:
-    assert names(sanity.model_flags(model, mode)) == wanted
+    assert names(diagnostics.model_diagnostics(model, mode)) == wanted
 
 
 def test_an_update_of_zeros_is_flagged() -> None:
     params, buffers = state_of(PLAIN)
     good = record(PLAIN, Batch(torch.rand(1, 4), torch.tensor([1])))
-    assert sanity.update_flags(good, 1, [1.0]) == []
+    assert diagnostics.update_diagnostics(good, 1, [1.0]) == []
     zero = Update({name: torch.zeros_like(tensor) for name, tensor in params.items()})
     rounds = [good[0], Round(1, params, zero, buffers, 1)]
     both = SimulatedTranscript(good.knowledge, rounds.__getitem__, 2)
-    assert names(sanity.update_flags(both, 2, [])) == ["zero-update"]
+    assert names(diagnostics.update_diagnostics(both, 2, [])) == ["zero-update"]
 
 
 def test_examples_the_model_is_sure_of_are_counted() -> None:
     seen = record(PLAIN, Batch(torch.rand(1, 4), torch.tensor([1])))
-    (flag,) = sanity.update_flags(seen, 1, [1.0, 1e-4, 0.0, 2e-3])
+    (flag,) = diagnostics.update_diagnostics(seen, 1, [1.0, 1e-4, 0.0, 2e-3])
     assert flag.name == "confident-examples"
     assert "2 of 4 examples" in flag.message
 
 
 def test_one_batch_is_little_to_rest_on() -> None:
-    assert names(sanity.sample_flags(8, 1)) == ["one-batch"]
-    assert sanity.sample_flags(8, 2) == []
+    assert names(diagnostics.sample_diagnostics(8, 1)) == ["one-batch"]
+    assert diagnostics.sample_diagnostics(8, 2) == []
 
 
 BASE: dict[str, Any] = {
@@ -85,31 +85,35 @@ BASE: dict[str, Any] = {
     ],
 )
 def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
-    flags = sanity.attack_flags({**BASE, **changes})
+    flags = diagnostics.attack_diagnostics({**BASE, **changes})
     assert names(flags) == wanted
     assert all("dlg" in flag.message for flag in flags)
 
 
 def test_what_a_score_fitted_and_what_the_eye_may_see() -> None:
-    assert sanity.fit_flags("hungarian", "dlg") == []
-    assert "cannot know scale" in sanity.fit_flags("hungarian+scale", "dlg")[0].message
-    assert sanity.shape_flags({**BASE, "visible": None}) == sanity.shape_flags({**BASE, "visible": 0}) == []
-    assert "3 of 8 guesses" in sanity.shape_flags({**BASE, "visible": 3})[0].message
+    assert diagnostics.alignment_diagnostics("hungarian", "dlg") == []
+    assert "cannot know scale" in diagnostics.alignment_diagnostics("hungarian+scale", "dlg")[0].message
+    assert (
+        diagnostics.outline_diagnostics({**BASE, "visible": None})
+        == diagnostics.outline_diagnostics({**BASE, "visible": 0})
+        == []
+    )
+    assert "3 of 8 guesses" in diagnostics.outline_diagnostics({**BASE, "visible": 3})[0].message
 
 
 def test_a_metric_that_cannot_be_measured_is_said_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sanity.metric_flags(False, (3, 32, 32)) == []
-    monkeypatch.setattr(sanity, "lpips_missing", lambda shape: f"no weights for {shape}.")
-    monkeypatch.setattr(sanity, "lpips_help", lambda: "Get them there.")
-    (flag,) = sanity.metric_flags(True, (3, 32, 32))
+    assert diagnostics.metric_diagnostics(False, (3, 32, 32)) == []
+    monkeypatch.setattr(diagnostics, "lpips_missing", lambda shape: f"no weights for {shape}.")
+    monkeypatch.setattr(diagnostics, "lpips_help", lambda: "Get them there.")
+    (flag,) = diagnostics.metric_diagnostics(True, (3, 32, 32))
     assert flag.message == "LPIPS was not measured: no weights for (3, 32, 32). Get them there."
-    monkeypatch.setattr(sanity, "lpips_missing", lambda shape: None)
-    assert sanity.metric_flags(True, (3, 32, 32)) == []
+    monkeypatch.setattr(diagnostics, "lpips_missing", lambda shape: None)
+    assert diagnostics.metric_diagnostics(True, (3, 32, 32)) == []
 
 
 def test_losses_are_those_of_each_example_in_eval_mode() -> None:
     batches = [Batch(torch.rand(3, 4), torch.tensor([0, 2, 1])), Batch(torch.rand(2, 4), torch.tensor([1, 0]))]
-    losses = sanity.example_losses(record(NORMED, batches), batches)
+    losses = diagnostics.example_losses(record(NORMED, batches), batches)
     plain = NORMED.eval()
     with torch.no_grad():
         wanted = [
@@ -126,7 +130,7 @@ def test_a_model_that_is_told_stays_as_it_was() -> None:
         DROPPED, record(DROPPED, Batch(torch.rand(1, 4), torch.tensor([1]))).knowledge.client, (4,), 3
     )
     before = [module.training for module in DROPPED.modules()]
-    sanity.model_flags(knowledge.model, "train")
+    diagnostics.model_diagnostics(knowledge.model, "train")
     assert [module.training for module in DROPPED.modules()] == before
 
 
@@ -144,20 +148,20 @@ def test_the_rounding_of_sent_weights_is_told_as_it_is() -> None:
     errors = {
         name: float((seen.update.tensors[name] - delta).norm() / delta.norm()) for name, delta in exact.tensors.items()
     }
-    share, name = sanity.worst_rounding(seen)
+    share, name = diagnostics.worst_rounding(seen)
     assert errors[name] > 0.7 * max(errors.values())
     assert 0.01 < errors[name] / 2 < share < 2 * errors[name]
-    flags = sanity.update_flags(record(model, batch, client=client), 1, [1.0])
+    flags = diagnostics.update_diagnostics(record(model, batch, client=client), 1, [1.0])
     assert names(flags) == ["rounded-weights"]
     assert name in flags[0].message
 
 
 def test_a_vacuous_epsilon_is_a_warning_and_a_small_one_a_note() -> None:
-    vacuous = sanity.promise_flags(promise_of(GaussianNoise(sigma=0.001, clip=1.0)))
+    vacuous = diagnostics.guarantee_diagnostics(promise_of(GaussianNoise(sigma=0.001, clip=1.0)))
     assert [(flag.name, flag.severity) for flag in vacuous] == [("epsilon", "warning")]
     assert "vacuous" in vacuous[0].message
-    small = sanity.promise_flags(promise_of(GaussianNoise(sigma=4.0, clip=1.0)))
+    small = diagnostics.guarantee_diagnostics(promise_of(GaussianNoise(sigma=4.0, clip=1.0)))
     assert [(flag.name, flag.severity) for flag in small] == [("epsilon", "note")]
-    unclipped = sanity.promise_flags(promise_of(GaussianNoise(sigma=4.0)))
+    unclipped = diagnostics.guarantee_diagnostics(promise_of(GaussianNoise(sigma=4.0)))
     assert "no clip" in unclipped[0].message
-    assert sanity.promise_flags(promise_of(Sparsify(keep=0.5))) == []
+    assert diagnostics.guarantee_diagnostics(promise_of(Sparsify(keep=0.5))) == []
