@@ -1,11 +1,11 @@
-"""Write the tables of docs/speed.md from results/matching/steps.jsonl: python benchmarks/speed_page.py"""
+"""Write the tables of docs/speed.md from results/matching/steps.jsonl: python experiments/speed_page.py"""
 
 import json
 from pathlib import Path
 from typing import Any
 
 RESULTS, PAGE = Path("results/matching/steps.jsonl"), Path("docs/speed.md")
-BEGIN, END = "<!-- tables: benchmarks/speed_page.py -->", "<!-- end of tables -->"
+BEGIN, END = "<!-- tables: experiments/speed_page.py -->", "<!-- end of tables -->"
 TITLES = {
     "ig": "Inverting Gradients: cosine and total variation",
     "fedleak": "FedLeak: top half, L1 and cosine, blended",

@@ -1,8 +1,8 @@
 r"""Images from the embeddings that an update gives away: CPA + FIA, CPA + FIA + GMA, on networks of several depths.
 
-python benchmarks/cpa_inversion.py vgg-1 vgg-2 vgg-3 --data ../shared/data/cifar10.npz --n 16 --steps 1000
-python benchmarks/cpa_inversion.py resnet20 --data ../shared/data/cifar10.npz --weights ../shared/data/weights
-python benchmarks/cpa_inversion.py squeezenet1_1 --data ../shared/data/imagenet_sample_224.zip --largest 4 \
+python experiments/cpa_inversion.py vgg-1 vgg-2 vgg-3 --data ../shared/data/cifar10.npz --n 16 --steps 1000
+python experiments/cpa_inversion.py resnet20 --data ../shared/data/cifar10.npz --weights ../shared/data/weights
+python experiments/cpa_inversion.py squeezenet1_1 --data ../shared/data/imagenet_sample_224.zip --largest 4 \
     --weights ../shared/data/weights
 """
 

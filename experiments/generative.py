@@ -1,7 +1,7 @@
 r"""GGL, GIAS and ROGS at a small size, beside Inverting Gradients, which has no images of its own.
 
-python benchmarks/generative.py batches --data ../shared/data/cifar10.npz
-python benchmarks/generative.py weights models local defenses --data ../shared/data/lc25000_lung_224.zip
+python experiments/generative.py batches --data ../shared/data/cifar10.npz
+python experiments/generative.py weights models local defenses --data ../shared/data/lc25000_lung_224.zip
 """
 
 import argparse

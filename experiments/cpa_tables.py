@@ -1,4 +1,4 @@
-"""Print the tables of docs/cpa.md from results/cpa/*.jsonl: python benchmarks/cpa_tables.py"""
+"""Print the tables of docs/cpa.md from results/cpa/*.jsonl: python experiments/cpa_tables.py"""
 
 import json
 import re

@@ -1,7 +1,7 @@
 """What attacks that know of no defense recover behind each, at a small budget.
 
-    python benchmarks/defenses.py run   --out results/defenses/leakage.jsonl [--batches 4] [--steps 200] [--only NAME]
-    python benchmarks/defenses.py table results/defenses/leakage.jsonl
+    python experiments/defenses.py run   --out results/defenses/leakage.jsonl [--batches 4] [--steps 200] [--only NAME]
+    python experiments/defenses.py table results/defenses/leakage.jsonl
 
 `run` attacks fresh networks on the packaged faces (16 pixels): fc2 with batches of 8 by `linear` and `cocktail_party`,
 convnet with batches of 1 by `inverting_gradients`, which is told the labels. It appends one JSON line per case, defense
@@ -107,7 +107,7 @@ def run(out: Path, batches: int, steps: int, only: str | None) -> None:
                     row |= measure(case, parts, use, batches, steps)
                 except SeepageError as refusal:
                     row |= {"refused": str(refusal)}
-                row["command"] = "python benchmarks/defenses.py " + shlex.join(sys.argv[1:])
+                row["command"] = "python experiments/defenses.py " + shlex.join(sys.argv[1:])
                 with out.open("a") as file:
                     file.write(json.dumps(row) + "\n")
                 print(json.dumps(row), flush=True)

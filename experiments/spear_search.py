@@ -1,7 +1,7 @@
 r"""How often a start of SPEAR's search ends at one example's column, by the widths and number of its reweightings.
 
-python benchmarks/spear_search.py --seeds 100 101 102 103
-python benchmarks/spear_search.py --hidden 300 --kinds noise photos --seeds 100 101 --whole 0 5 6 10
+python experiments/spear_search.py --seeds 100 101 102 103
+python experiments/spear_search.py --hidden 300 --kinds noise photos --seeds 100 101 --whole 0 5 6 10
 
 Batches that no other script scores (seeds from 100 on): uniform noise and packaged photographs through fc2, noise
 through mlp3, whose first layer has two layers behind it. One row of results/closed/spear_search.jsonl per batch and

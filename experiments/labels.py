@@ -1,6 +1,6 @@
 """How well each rule reads a batch's labels from its update, without any search (FedLeak's Table 14).
 
-    python benchmarks/labels.py --data cifar10.npz --batches 20 [--train 600] [--classes 1000]
+    python experiments/labels.py --data cifar10.npz --batches 20 [--train 600] [--classes 1000]
 
 Batches of 1 to 128 are drawn at random from the data's held-out part; a ConvNet with BatchNorm in train mode, fresh or
 trained for `--train` Adam steps of 64, gives one FedSGD gradient of each. The score is the overlap of the two

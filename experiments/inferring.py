@@ -1,6 +1,6 @@
 """How well local steps and batch sizes are inferred from a difference of weights, on networks fresh and trained.
 
-python benchmarks/inferring.py            a line for each network and number of steps; two minutes of one core
+python experiments/inferring.py            a line for each network and number of steps; two minutes of one core
 """
 
 import argparse

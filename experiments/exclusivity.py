@@ -1,6 +1,6 @@
 r"""Exclusive neurons of a batch, and what the closed form gets of it.
 
-python benchmarks/exclusivity.py --data ../shared/data/cifar10.npz --n 2 4 8 16 32
+python experiments/exclusivity.py --data ../shared/data/cifar10.npz --n 2 4 8 16 32
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Write the tables of docs/federation.md from results/federation/*.jsonl: python benchmarks/federation_page.py"""
+"""Write the tables of docs/federation.md from results/federation/*.jsonl: python experiments/federation_page.py"""
 
 import json
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def write(tables: dict[str, list[str]]) -> None:
     """Put each table between its two marks."""
     page = PAGE.read_text(encoding="utf-8")
     for name, lines in tables.items():
-        begin, end = f"<!-- table {name}: benchmarks/federation_page.py -->", f"<!-- end of {name} -->"
+        begin, end = f"<!-- table {name}: experiments/federation_page.py -->", f"<!-- end of {name} -->"
         before, _, rest = page.partition(begin)
         page = f"{before}{begin}\n\n" + "\n".join(lines) + f"\n{end}{rest.partition(end)[2]}"
     PAGE.write_text(page, encoding="utf-8")

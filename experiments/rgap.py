@@ -1,6 +1,6 @@
 r"""R-GAP on photographs, batch 1: a network after the paper's CNN6, and narrower ones, with their ranks.
 
-python benchmarks/rgap.py --data ../shared/data/cifar10.npz --images 2
+python experiments/rgap.py --data ../shared/data/cifar10.npz --images 2
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Does the landscape probe tell ahead what a short attack recovers?
 
-    python benchmarks/landscape.py [--steps 300] [--batches 2] [--draws 6] >> results/matching/landscape.jsonl
+    python experiments/landscape.py [--steps 300] [--batches 2] [--draws 6] >> results/matching/landscape.jsonl
 
 For each network: the probe at two noises, and the SSIM and PSNR of Inverting Gradients after a short run, on packaged
 photographs of some contrast at 32 px, one image per batch, labels told. Beside them the score of an image of the
@@ -81,7 +81,7 @@ def cell(options: argparse.Namespace, net: str, activation: str, mode: str, epoc
         "psnr": round(psnr(found, private.inputs).item(), 2),
         "flat_ssim": round(ssim(flat, private.inputs).item(), 4),
         "flat_psnr": round(psnr(flat, private.inputs).item(), 2),
-        "command": f"python benchmarks/landscape.py {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python experiments/landscape.py {' '.join(sys.argv[1:])}".strip(),
     }
     print(json.dumps(row), flush=True)
 

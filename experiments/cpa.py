@@ -1,12 +1,12 @@
 r"""Fill the Cocktail Party Attack's tables: each command adds JSON lines to results/cpa/, with versions and command.
 
-python benchmarks/cpa.py unmix  --data ../shared/data/cifar10.npz --n 32 64 128 192 256 --batches 5
-python benchmarks/cpa.py polish --data ../shared/data/tiny_imagenet_64.npz --n 32 64 128 --batches 5
-python benchmarks/cpa.py updates --data ../shared/data/cifar10.npz --n 32 64
-python benchmarks/cpa.py rivals --data ../shared/data/tiny_imagenet_64.npz --n 32 --steps 4000 --matching-steps 1000
-python benchmarks/cpa.py ablation --data ../shared/data/tiny_imagenet_64.npz --n 32 --batches 2 --steps 3000
-python benchmarks/cpa.py noise --data ../shared/data/tiny_imagenet_64.npz --n 8 --batches 2 --matching-steps 500
-python benchmarks/cpa.py wide --data ../shared/data/cifar10.npz --n 512 1024 --hidden 2048 --epochs 2 --batches 1
+python experiments/cpa.py unmix  --data ../shared/data/cifar10.npz --n 32 64 128 192 256 --batches 5
+python experiments/cpa.py polish --data ../shared/data/tiny_imagenet_64.npz --n 32 64 128 --batches 5
+python experiments/cpa.py updates --data ../shared/data/cifar10.npz --n 32 64
+python experiments/cpa.py rivals --data ../shared/data/tiny_imagenet_64.npz --n 32 --steps 4000 --matching-steps 1000
+python experiments/cpa.py ablation --data ../shared/data/tiny_imagenet_64.npz --n 32 --batches 2 --steps 3000
+python experiments/cpa.py noise --data ../shared/data/tiny_imagenet_64.npz --n 8 --batches 2 --matching-steps 500
+python experiments/cpa.py wide --data ../shared/data/cifar10.npz --n 512 1024 --hidden 2048 --epochs 2 --batches 1
 """
 
 import argparse

@@ -1,6 +1,6 @@
 r"""How much entries that a known defense shows to be small should count: the constant `FAINT` of the matching attacks.
 
-python benchmarks/faint.py --seeds 100 101 102
+python experiments/faint.py --seeds 100 101 102
 
 Packaged digits (16 pixels), one at a time, of seeds that no other script scores, fresh convnets of width 8 with GELU;
 the attacker is told of the defense. One row of results/defenses/faint.jsonl per digit, defense, attack and value.

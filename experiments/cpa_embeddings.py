@@ -1,6 +1,6 @@
 r"""Embeddings behind a pretrained network, recovered from the gradient of its fully connected head.
 
-python benchmarks/cpa_embeddings.py --data ../shared/data/imagenet_sample_224.zip --n 32 64 128 256 \
+python experiments/cpa_embeddings.py --data ../shared/data/imagenet_sample_224.zip --n 32 64 128 256 \
     --weights ../shared/data/weights/squeezenet1_1_caffe_imagenet.safetensors
 """
 

@@ -1,4 +1,4 @@
-"""Turn run folders into rows for results/: python benchmarks/federation_rows.py RUN [RUN ...] > rows.jsonl
+"""Turn run folders into rows for results/: python experiments/runs.py RUN [RUN ...] > rows.jsonl
 
 One JSON line per cell and attack: the case, what was attacked and how, the scores with the guesses that need no attack
 beside them, and the command that made the run. Folders are cut from paths in the command, and so are options that

@@ -1,4 +1,4 @@
-"""Write the table of docs/landscape.md from results/matching/landscape.jsonl: python benchmarks/landscape_page.py"""
+"""Write the table of docs/landscape.md from results/matching/landscape.jsonl: python experiments/landscape_page.py"""
 
 import json
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 from scipy.stats import spearmanr
 
 RESULTS, PAGE = Path("results/matching/landscape.jsonl"), Path("docs/landscape.md")
-BEGIN, END = "<!-- table: benchmarks/landscape_page.py -->", "<!-- end of table -->"
+BEGIN, END = "<!-- table: experiments/landscape_page.py -->", "<!-- end of table -->"
 KEYS = ("net", "activation", "mode", "epochs", "accuracy")
 SHOWN = (*KEYS, "images", "cosine at 0.003", "cosine at 0.03", "SSIM", "SSIM over mean color", "dB over mean color")
 

@@ -1,6 +1,6 @@
 """Fill the CAFE table: each command adds JSON lines to results/cafe/, with versions, seeds and the command itself.
 
-python benchmarks/cafe.py exact --data ../shared/data/cifar10.npz --seeds 3
+python experiments/cafe.py exact --data ../shared/data/cifar10.npz --seeds 3
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Write the realism tables of docs/matching.md from results/matching/realism.jsonl: python benchmarks/realism_page.py
+"""Write the realism tables of docs/matching.md from results/matching/realism.jsonl: python experiments/realism_page.py
 
-The rows are those of benchmarks/federation_rows.py over runs of the recipe fedleak/realism-quick. A cell gives the
+The rows are those of experiments/runs.py over runs of the recipe fedleak/realism-quick. A cell gives the
 PSNR in dB, the gain over the mean color and the SSIM; in brackets the 95 % interval of the PSNR, over batches, or over
 examples where there is one batch.
 """
@@ -56,6 +56,6 @@ def tables() -> list[str]:
 
 
 if __name__ == "__main__":
-    begin, end = "<!-- grid: benchmarks/realism_page.py -->", "<!-- end of grid -->"
+    begin, end = "<!-- grid: experiments/realism_page.py -->", "<!-- end of grid -->"
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(begin)
     PAGE.write_text(f"{before}{begin}\n\n" + "\n".join(tables()) + f"\n{end}{rest.partition(end)[2]}", encoding="utf-8")

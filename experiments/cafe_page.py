@@ -1,6 +1,6 @@
 """Print the table of docs/cafe.md from results/cafe/*.jsonl.
 
-python benchmarks/cafe_page.py
+python experiments/cafe_page.py
 """
 
 import json

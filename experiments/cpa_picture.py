@@ -1,4 +1,4 @@
-"""A batch of 256 packaged pictures before and after: python benchmarks/cpa_picture.py docs/cpa-256.png"""
+"""A batch of 256 packaged pictures before and after: python experiments/cpa_picture.py docs/cpa-256.png"""
 
 import sys
 

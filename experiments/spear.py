@@ -1,7 +1,7 @@
 r"""SPEAR beside the Cocktail Party Attack and the plain closed form: tables, noise, photographs.
 
-python benchmarks/spear.py table noise --n 4 8 16 --batches 3
-python benchmarks/spear.py photos --data ../shared/data/cifar10.npz --n 4 8 16 24 32
+python experiments/spear.py table noise --n 4 8 16 --batches 3
+python experiments/spear.py photos --data ../shared/data/cifar10.npz --n 4 8 16 24 32
 """
 
 import argparse
