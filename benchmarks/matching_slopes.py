@@ -61,7 +61,7 @@ def quality(options: argparse.Namespace) -> None:
         attack = inverting_gradients(steps=options.steps, tv=1e-3, labels="given")
         for seed in options.seeds:
             for slopes in ("exact", "first_order"):
-                found = score(replace(attack, slopes=slopes)(seen, seed=seed), batch)
+                found = score(replace(attack, gradients=slopes)(seen, seed=seed), batch)
                 numbers = {"psnr": found.psnr, "ssim": found.ssim, "mean_color_psnr": found.mean_color_psnr}
                 rounded = {key: round(float(value), 3) for key, value in numbers.items()}
                 emit("psnr", {"victim": name, "steps": options.steps, "seed": seed, "slopes": slopes, **rounded})

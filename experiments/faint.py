@@ -18,7 +18,7 @@ from cpa_scores import write
 import seepage.data
 from seepage import Architecture, attack, build, record, score
 from seepage.attacks.matching import adaptive
-from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.presets import idlg, inverting_gradients
 from seepage.core.nn import generator
@@ -29,7 +29,7 @@ cpa_scores.SHOWN = ("defense", "seed", "method", "faint", "psnr", "cpu_s")
 
 VALUES = (0.0, 0.01, 0.03, 0.1, 0.3)
 ATTACKS = {
-    "lbfgs, squared distances": replace(idlg(steps=30, line_search=True), distance=Known(L2())),
+    "lbfgs, squared distances": replace(idlg(steps=30, line_search=True), distance=DefenseAware(L2())),
     "inverting_gradients": inverting_gradients(steps=300),
 }
 DEFENSES = {

@@ -262,7 +262,7 @@ def test_a_number_of_an_attack_cut_short_is_no_result(
     def stopped(*arguments: object) -> None:
         os.kill(os.getpid(), sent)
 
-    monkeypatch.setattr(engine._Run, "advance", stopped)
+    monkeypatch.setattr(engine._MatchingRun, "advance", stopped)
     found = cli("reproduce", "fedleak/figure-6", "--quiet")
     assert (found.code, found.err.partition(";")[0]) == (code, word)
     assert files_of(home) == {"tiny.toml"}

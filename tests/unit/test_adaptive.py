@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import seepage.data
 from seepage import FedAvg, FedSGD, attack, record, score
-from seepage.attacks.matching.adaptive import FAINT, Known
+from seepage.attacks.matching.adaptive import FAINT, DefenseAware
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.fedleak import fedleak, fedleak_released
@@ -79,7 +79,7 @@ EXACT: list[tuple[Defense, Distance]] = [
 def test_the_true_gradient_fits_what_the_defense_made_of_it(defense: Defense, inner: Distance, seed: int) -> None:
     true = gradient(seed)
     seen = sent(defense, true, seed)
-    assert float(Known(inner).given(knowing(defense))(true, seen)) == pytest.approx(0, abs=1e-9)
+    assert float(DefenseAware(inner).adapt_to(knowing(defense))(true, seen)) == pytest.approx(0, abs=1e-9)
     assert float(inner(true, seen)) > 1e-4
 
 
@@ -103,7 +103,7 @@ def test_a_pruned_entry_counts_fully_beyond_the_least_that_was_sent(
     shown = {name: [abs(v) for v in seen[name].flatten().tolist() if v] for name in SHAPES}
     least = min(min(sizes) for sizes in shown.values() if sizes)
     bounds = {name: min(sizes) if scope == "tensor" else least for name, sizes in shown.items()}
-    found = Known(L2()).given(knowing(defense))(guess, seen)
+    found = DefenseAware(L2()).adapt_to(knowing(defense))(guess, seen)
     assert float(found) == pytest.approx(by_hand(guess, seen, bounds))
 
 
@@ -122,13 +122,13 @@ def test_nothing_of_the_true_gradient_lies_beyond_what_was_sent(seed: int, defen
     true = {name: tensor * size for size, (name, tensor) in enumerate(gradient(seed).items(), 1)}
     seen = sent(defense, true, seed)
     within = sum(float((FAINT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
-    assert float(Known(L2()).given(knowing(defense))(true, seen)) == pytest.approx(within)
+    assert float(DefenseAware(L2()).adapt_to(knowing(defense))(true, seen)) == pytest.approx(within)
 
 
 @given(st.integers(0, 50), st.floats(0.01, 100.0))
 def test_the_bound_of_pruned_entries_grows_with_the_guess_where_length_does_not_count(seed: int, by: float) -> None:
     guess, seen = gradient(seed), sent(Sparsify(keep=0.4), gradient(seed + 100))
-    distance = Known(Cosine()).given(knowing(Sparsify(keep=0.4)))
+    distance = DefenseAware(Cosine()).adapt_to(knowing(Sparsify(keep=0.4)))
     longer = {name: by * tensor for name, tensor in guess.items()}
     assert float(distance(longer, seen)) == pytest.approx(float(distance(guess, seen)))
 
@@ -140,7 +140,7 @@ def test_a_tensor_of_which_nothing_was_sent_is_as_small_as_the_least_of_the_othe
     seen = sent(defense, true, seed)
     within = sum(float((FAINT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
     assert any(not tensor.any() for tensor in seen.values())
-    assert float(Known(L2()).given(knowing(defense))(true, seen)) == pytest.approx(within)
+    assert float(DefenseAware(L2()).adapt_to(knowing(defense))(true, seen)) == pytest.approx(within)
 
 
 @given(st.integers(0, 50), st.integers(2, 6))
@@ -151,7 +151,7 @@ def test_a_rounded_entry_counts_by_what_it_lies_outside_its_interval(seed: int, 
         step = max(abs(v) for v in seen[name].flatten().tolist()) / (2 ** (bits - 1) - 1)
         for g, v in zip(guess[name].flatten().tolist(), seen[name].flatten().tolist(), strict=True):
             expected += max(0.0, abs(g - v) - step / 2)
-    assert float(Known(L1()).given(knowing(Quantize(bits=bits)))(guess, seen)) == pytest.approx(expected)
+    assert float(DefenseAware(L1()).adapt_to(knowing(Quantize(bits=bits)))(guess, seen)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +171,8 @@ def test_a_rounded_entry_counts_by_what_it_lies_outside_its_interval(seed: int, 
 def test_what_cannot_be_followed_leaves_the_distance_as_it_is(
     defense: Defense | None, inner: Distance, client: ClientUpdate
 ) -> None:
-    assert Known(inner).given(knowing(defense, client)) is not Known(inner)
-    assert Known(inner).given(knowing(defense, client)) == inner
+    assert DefenseAware(inner).adapt_to(knowing(defense, client)) is not DefenseAware(inner)
+    assert DefenseAware(inner).adapt_to(knowing(defense, client)) == inner
 
 
 @pytest.mark.parametrize("inner", [L2(), Cosine()], ids=str)
@@ -180,7 +180,7 @@ def test_what_cannot_be_followed_leaves_the_distance_as_it_is(
 def test_its_slope_is_that_of_finite_differences(inner: Distance, scale: float) -> None:
     defense = Compose((GaussianNoise(sigma=0.0, clip=0.7), Sparsify(keep=0.5)))
     seen, guess = sent(defense, gradient(1)), gradient(2)
-    distance = Known(inner).given(knowing(defense))
+    distance = DefenseAware(inner).adapt_to(knowing(defense))
     names = list(guess)
 
     def value(*tensors: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ def recovered(method: GradientMatching, defense: Defense, *, knows: bool, pictur
 def precise(distance: Distance) -> GradientMatching:
     """A search that converges on so small a network, so that the distance is what sets the outcome."""
     return GradientMatching(
-        distance=Known(distance),
+        distance=DefenseAware(distance),
         optimizer=LBFGS(lr=1.0, line_search=True),
         steps=10,
         labels=LABEL_RULES["given"],
@@ -234,4 +234,4 @@ def test_an_attacker_who_knows_the_defense_sees_more(distance: Distance, defense
 
 def test_the_published_attacks_follow_a_defense_that_they_are_told_of() -> None:
     for method in (inverting_gradients(), fedleak(), fedleak_released()):
-        assert method.distance.given(knowing(Soteria(ratio=0.5))) != method.distance.given(knowing(None))
+        assert method.distance.adapt_to(knowing(Soteria(ratio=0.5))) != method.distance.adapt_to(knowing(None))

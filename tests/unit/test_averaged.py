@@ -17,7 +17,7 @@ from seepage.clients import FedAvg
 from seepage.core.nn import generator, state_of
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, Quantize, UnitNormNoise
 from seepage.privacy.accounting import epsilon
-from seepage.privacy.guarantee import promise_of
+from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
 from seepage.transcript.designs import WholeBatch
@@ -97,7 +97,7 @@ def test_noise_that_stops_one_round_does_not_stop_many() -> None:
     one, many = rounds_of(1), rounds_of(200)
     assert (score(attack(one, "linear"), digits()).psnr or 0) < 12
     assert (score(attack(many, "averaged"), digits()).psnr or 0) > 20
-    spent = [promise_of(NOISE, range(t)) for t in (1, 200)]
+    spent = [guarantee_of(NOISE, range(t)) for t in (1, 200)]
     assert spent[0] is not None
     assert spent[1] is not None
     assert spent[1].epsilon == epsilon(sigma=0.02, rounds=200) > 100 * spent[0].epsilon  # type: ignore[operator]

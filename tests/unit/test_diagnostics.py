@@ -11,7 +11,7 @@ from torch import nn
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
 from seepage.core.nn import generator, state_of
 from seepage.leakage import diagnostics
-from seepage.privacy.guarantee import promise_of
+from seepage.privacy.guarantee import guarantee_of
 from seepage.transcript.simulated import SimulatedTranscript
 from seepage.types import Knowledge, Round, Update
 
@@ -157,11 +157,11 @@ def test_the_rounding_of_sent_weights_is_told_as_it_is() -> None:
 
 
 def test_a_vacuous_epsilon_is_a_warning_and_a_small_one_a_note() -> None:
-    vacuous = diagnostics.guarantee_diagnostics(promise_of(GaussianNoise(sigma=0.001, clip=1.0)))
+    vacuous = diagnostics.guarantee_diagnostics(guarantee_of(GaussianNoise(sigma=0.001, clip=1.0)))
     assert [(flag.name, flag.severity) for flag in vacuous] == [("epsilon", "warning")]
     assert "vacuous" in vacuous[0].message
-    small = diagnostics.guarantee_diagnostics(promise_of(GaussianNoise(sigma=4.0, clip=1.0)))
+    small = diagnostics.guarantee_diagnostics(guarantee_of(GaussianNoise(sigma=4.0, clip=1.0)))
     assert [(flag.name, flag.severity) for flag in small] == [("epsilon", "note")]
-    unclipped = diagnostics.guarantee_diagnostics(promise_of(GaussianNoise(sigma=4.0)))
+    unclipped = diagnostics.guarantee_diagnostics(guarantee_of(GaussianNoise(sigma=4.0)))
     assert "no clip" in unclipped[0].message
-    assert diagnostics.guarantee_diagnostics(promise_of(Sparsify(keep=0.5))) == []
+    assert diagnostics.guarantee_diagnostics(guarantee_of(Sparsify(keep=0.5))) == []

@@ -11,11 +11,11 @@ from seepage import Architecture, Batch, GradientMatching, SeepageError, build, 
 from seepage.attacks.matching.directions import (
     Blended,
     Direction,
+    Gradients,
     Langevin,
     LookAhead,
     Plain,
     Sign,
-    Slopes,
     SoftSign,
 )
 from seepage.attacks.matching.distances import L2
@@ -38,42 +38,42 @@ class Bowl:
     lr: float = 0.1
     asked: list[list[Tensor]] = field(default_factory=list)
 
-    def slopes_at(self, moves: Sequence[Tensor]) -> Slopes:
+    def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         self.asked.append(list(moves))
         return [c * (x + move) for c, x, move in zip(CURVATURES, POINT, moves, strict=True)]
 
-    def step_along(self, slopes: Sequence[Tensor]) -> Slopes:
-        return [-self.lr * slope for slope in slopes]
+    def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
+        return [-self.lr * gradient for gradient in gradients]
 
-    def noise(self, like: Sequence[Tensor]) -> Slopes:
+    def noise(self, like: Sequence[Tensor]) -> Gradients:
         return [torch.full_like(tensor, 2.0) for tensor in like]
 
 
-def here() -> Slopes:
+def here() -> Gradients:
     return [c * x for c, x in zip(CURVATURES, POINT, strict=True)]
 
 
 def test_plain_and_signs() -> None:
-    slopes = [torch.tensor([-3.0, 0.0, 1e-9])]
-    assert torch.equal(Plain()(slopes, Bowl())[0], slopes[0])
-    assert Sign()(slopes, Bowl())[0].tolist() == [-1, 0, 1]
+    gradients = [torch.tensor([-3.0, 0.0, 1e-9])]
+    assert torch.equal(Plain()(gradients, Bowl())[0], gradients[0])
+    assert Sign()(gradients, Bowl())[0].tolist() == [-1, 0, 1]
 
 
 def test_a_soft_sign_ends_as_the_gradient() -> None:
-    slopes = [torch.tensor([-30.0, 0.0, 0.5])]
-    early, late = (SoftSign()(slopes, Bowl(share=share))[0] for share in (0.0, 1 - 1e-3))
-    assert torch.allclose(early, slopes[0].tanh())
-    assert torch.allclose(late, slopes[0], rtol=1e-3)
+    gradients = [torch.tensor([-30.0, 0.0, 0.5])]
+    early, late = (SoftSign()(gradients, Bowl(share=share))[0] for share in (0.0, 1 - 1e-3))
+    assert torch.allclose(early, gradients[0].tanh())
+    assert torch.allclose(late, gradients[0], rtol=1e-3)
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.3, 0.7, 1.0])
 def test_blended_mixes_with_the_gradient_a_fixed_length_up_the_slope(weight: float) -> None:
-    place, slopes = Bowl(), here()
-    found = Blended(weight=weight, k=0.2)(slopes, place)
-    length = torch.cat([slope.flatten() for slope in slopes]).norm()
-    for slope, c, x, blend in zip(slopes, CURVATURES, POINT, found, strict=True):
-        ahead = c * (x + 0.2 * slope / length)
-        assert torch.allclose(blend, (1 - weight) * slope + weight * ahead)
+    place, gradients = Bowl(), here()
+    found = Blended(weight=weight, k=0.2)(gradients, place)
+    length = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    for gradient, c, x, blend in zip(gradients, CURVATURES, POINT, found, strict=True):
+        ahead = c * (x + 0.2 * gradient / length)
+        assert torch.allclose(blend, (1 - weight) * gradient + weight * ahead)
     moved = torch.cat([move.flatten() for move in place.asked[0]])
     assert float(moved.norm()) == pytest.approx(0.2)
 
@@ -89,14 +89,14 @@ def test_look_ahead_blends_with_the_gradient_after_a_full_step() -> None:
     for signed in (False, True):
         turn = torch.sign if signed else torch.clone
         found = LookAhead(weight=0.3, signed=signed)(here(), place)
-        for slope, c, x, blend in zip(here(), CURVATURES, POINT, found, strict=True):
-            ahead = turn(c * (x - 0.1 * turn(slope)))
-            assert torch.allclose(blend, 0.7 * turn(slope) + 0.3 * ahead)
+        for gradient, c, x, blend in zip(here(), CURVATURES, POINT, found, strict=True):
+            ahead = turn(c * (x - 0.1 * turn(gradient)))
+            assert torch.allclose(blend, 0.7 * turn(gradient) + 0.3 * ahead)
 
 
 def test_langevin_noise_is_scaled_by_the_learning_rate() -> None:
-    for slope, noisy in zip(here(), Langevin(0.2)(here(), Bowl(lr=0.5)), strict=True):
-        assert torch.allclose(noisy, slope + 0.2 * 0.5 * 2.0)
+    for gradient, noisy in zip(here(), Langevin(0.2)(here(), Bowl(lr=0.5)), strict=True):
+        assert torch.allclose(noisy, gradient + 0.2 * 0.5 * 2.0)
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
@@ -140,15 +140,15 @@ def written_out(transcript: Transcript, *, blended: bool) -> list[Tensor]:
     path, moments = [], (torch.zeros_like(x), torch.zeros_like(x))
     for t in range(1, 7):
         path.append(x.detach().clone())
-        slope = problem.evaluate(x.detach(), labels).by_inputs
+        gradient = problem.evaluate(x.detach(), labels).by_inputs
         if blended:
-            ahead = problem.evaluate(x.detach() + 1e-3 * slope / slope.norm(), labels).by_inputs
-            x.grad = 0.3 * slope + 0.7 * ahead
+            ahead = problem.evaluate(x.detach() + 1e-3 * gradient / gradient.norm(), labels).by_inputs
+            x.grad = 0.3 * gradient + 0.7 * ahead
         else:
-            first, second = 0.9 * moments[0] + 0.1 * slope.sign(), 0.999 * moments[1] + 0.001 * slope.sign() ** 2
+            first, second = 0.9 * moments[0] + 0.1 * gradient.sign(), 0.999 * moments[1] + 0.001 * gradient.sign() ** 2
             step = 0.02 * (first / (1 - 0.9**t)) / ((second / (1 - 0.999**t)).sqrt() + 1e-8)
             ahead = problem.evaluate((x - step).detach(), labels).by_inputs.sign()
-            x.grad = 0.7 * slope.sign() + 0.3 * ahead
+            x.grad = 0.7 * gradient.sign() + 0.3 * ahead
             moments = 0.9 * moments[0] + 0.1 * x.grad, 0.999 * moments[1] + 0.001 * x.grad**2
         optimizer.step()
     return path

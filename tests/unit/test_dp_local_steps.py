@@ -15,7 +15,7 @@ from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.defenses import DPSGD, Compose, GaussianNoise, Soteria
 from seepage.errors import Inapplicable
 from seepage.privacy.accounting import epsilon
-from seepage.privacy.guarantee import promise_of
+from seepage.privacy.guarantee import guarantee_of
 from seepage.types import Batch, ClientUpdate, ClientView, Tensors
 
 RULES = {
@@ -206,7 +206,7 @@ def test_epsilon_is_that_of_local_steps_over_rounds() -> None:
         theirs.history = [(8.0, 1.0, 3 * 10)]  # three epochs, ten rounds, each example once per epoch
         near = theirs.get_epsilon(1e-5, eps_error=0.01)
     visits = FedAvg(epochs=3, batch_size=2).max_participations(6)
-    found = promise_of(DPSGD(sigma=8.0), range(10), participations=visits)
+    found = guarantee_of(DPSGD(sigma=8.0), range(10), participations=visits)
     assert found is not None
     assert found.epsilon == pytest.approx(near, abs=0.02)
     assert found.epsilon == epsilon(sigma=8.0, rounds=30)
@@ -214,7 +214,7 @@ def test_epsilon_is_that_of_local_steps_over_rounds() -> None:
 
 def test_local_steps_cost_nothing_where_noise_is_added_once() -> None:
     noise = GaussianNoise(sigma=4.0, clip=1.0)
-    one, many = promise_of(noise, range(3)), promise_of(noise, range(3), participations=7)
+    one, many = guarantee_of(noise, range(3)), guarantee_of(noise, range(3), participations=7)
     assert one == many
 
 

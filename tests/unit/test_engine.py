@@ -28,7 +28,7 @@ from seepage import (
 )
 from seepage.attacks.base import Silent
 from seepage.attacks.matching import engine
-from seepage.attacks.matching.directions import Direction, Place, Sign, Slopes
+from seepage.attacks.matching.directions import Direction, Gradients, SearchPoint, Sign
 from seepage.attacks.matching.distances import L2, Cosine, PerTensor
 from seepage.attacks.matching.engine import has_settled
 from seepage.attacks.matching.labels import (
@@ -39,7 +39,7 @@ from seepage.attacks.matching.optimizers import LBFGS, Adam
 from seepage.attacks.matching.parameters import Pixels
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
-from seepage.attacks.matching.search import Search
+from seepage.attacks.matching.search import Restart
 from seepage.audit.attempt import FolderProgress
 from seepage.core.nn import generator
 from seepage.testing import planted_inputs, recovered_db
@@ -65,7 +65,7 @@ def test_the_restart_of_the_lowest_objective_wins() -> None:
     transcript, _ = victim()
     found = attack(transcript, matching(restarts=4))
     it = matching(restarts=4)
-    run = engine._Run(it, it._objective(transcript[0], transcript.knowledge), None, 0)
+    run = engine._MatchingRun(it, it._objective(transcript[0], transcript.knowledge), None, 0)
     restarts = [search.unknowns[0].detach() for search in run.searches]
     assert len({tuple(start.flatten().tolist()) for start in restarts}) == 4
     singles = [_from(transcript, start) for start in restarts]
@@ -121,8 +121,8 @@ def test_priors_pull() -> None:
 class Still(Direction):
     """Nowhere to go."""
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
-        return [torch.zeros_like(slope) for slope in slopes]
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        return [torch.zeros_like(gradient) for gradient in gradients]
 
 
 def test_the_direction_is_what_the_optimizer_follows() -> None:
@@ -193,7 +193,7 @@ def test_candidates_stay_in_the_value_range_where_projected() -> None:
         pixels = Pixels(start_from=start, mean=0.5, std=0.25)
         first = pixels.start(1, transcript.knowledge, torch.ones(1), generator(0, "start"))
         inside = bool(((inputs >= 0) & (inputs <= 1)).all())
-        assert inside or torch.allclose(inputs, first.render(first.unknowns))
+        assert inside or torch.allclose(inputs, first.decode(first.unknowns))
 
 
 def test_joint_labels_are_found_with_the_inputs() -> None:
@@ -260,21 +260,21 @@ def test_ctrl_c_before_the_first_value_is_an_interruption_not_a_divergence(monke
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine._Run, "advance", interrupt)
+    monkeypatch.setattr(engine._MatchingRun, "advance", interrupt)
     assert matching()(victim()[0], seed=0).status == "interrupted"
 
 
 def test_ctrl_c_keeps_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     transcript, _ = victim()
     expected = matching(steps=7)(transcript, seed=0)
-    plain = engine._Run.advance
+    plain = engine._MatchingRun.advance
 
-    def interrupt(run: engine._Run, search: Search, step: int, restart: int, others: Any) -> None:
+    def interrupt(run: engine._MatchingRun, search: Restart, step: int, restart: int, others: Any) -> None:
         if step == 7:
             raise KeyboardInterrupt
         plain(run, search, step, restart, others)
 
-    monkeypatch.setattr(engine._Run, "advance", interrupt)
+    monkeypatch.setattr(engine._MatchingRun, "advance", interrupt)
     found = matching(steps=20)(transcript, seed=0)
     assert found.status == "interrupted"
     assert torch.equal(found.inputs, expected.inputs)
@@ -354,16 +354,16 @@ def test_settings_that_make_no_sense_are_refused(options: dict[str, Any]) -> Non
 
 def test_one_restart_that_blows_up_ends_alone_and_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     transcript, _ = victim()
-    it, plain = matching(restarts=3), engine._Run._start
+    it, plain = matching(restarts=3), engine._MatchingRun._start
 
-    def spoiled(run: engine._Run, restart: int) -> Search:
+    def spoiled(run: engine._MatchingRun, restart: int) -> Restart:
         search = plain(run, restart)
         if restart == 1:
             search.unknowns[0].data.fill_(float("nan"))
         return search
 
     expected = it(transcript, seed=0)
-    monkeypatch.setattr(engine._Run, "_start", spoiled)
+    monkeypatch.setattr(engine._MatchingRun, "_start", spoiled)
     found = it(transcript, seed=0)
     assert found.status != "diverged"
     assert found.notes == ("1 of 3 restarts ended early because their numbers were no longer finite",)
@@ -375,7 +375,7 @@ def test_refined_labels_start_where_the_rule_says_and_move() -> None:
     transcript, batch = victim(6)
     run_of = matching(labels=Refined(RowSumCount(), confidence=3.0))
     found = run_of(transcript, seed=0)
-    run = engine._Run(run_of, run_of._objective(transcript[0], transcript.knowledge), None, 0)
+    run = engine._MatchingRun(run_of, run_of._objective(transcript[0], transcript.knowledge), None, 0)
     logits = run.searches[0].logits
     assert logits is not None
     start = logits.detach().clone()

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage import Architecture, Batch, FedSGD, build, record
+from seepage.attacks.matching.distance_gradients import _by_autograd, value_and_gradients
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance, GaussianKernel, PerTensor
-from seepage.attacks.matching.first_order import FirstOrderProblem, applies, cheaper
+from seepage.attacks.matching.first_order import FirstOrderProblem, applies, with_first_order_step
+from seepage.attacks.matching.frozen_pattern import FrozenPattern, RecordedPattern
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.attacks.matching.replay import Recording, Replay
-from seepage.attacks.matching.slopes import _by_autograd, value_and_slopes
 
 CLASSES, N = 4, 5
 FEDLEAK = TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)
@@ -133,13 +133,13 @@ def test_without_the_recorded_choices_it_is_wrong() -> None:
     }
     v = torch.autograd.grad(Cosine()(gradient, it.target), list(gradient.values()))
     step = 3e-3 / float(torch.stack([t.norm() for t in v]).norm())
-    slopes = []
+    gradients = []
     for sign in (-step, step):
         leaf = inputs.clone().requires_grad_()
         moved = {name: p + sign * t for (name, p), t in zip(it.params.items(), v, strict=True)}
         loss = F.cross_entropy(torch.func.functional_call(it.model.eval(), {**moved, **it.buffers}, (leaf,)), labels)
-        slopes.append(torch.autograd.grad(loss, leaf)[0])
-    naive = (slopes[1] - slopes[0]) / (2 * step)
+        gradients.append(torch.autograd.grad(loss, leaf)[0])
+    naive = (gradients[1] - gradients[0]) / (2 * step)
     exact = it.evaluate(inputs, labels).by_inputs
     assert float((naive - exact).norm() / exact.norm()) > 0.05
 
@@ -158,10 +158,10 @@ def test_closed_slopes_are_those_of_autograd(distance: Distance) -> None:
     shapes = {"a": (6, 5), "b": (7,), "c": (1,), "d": (2, 3, 2)}
     dummy, target = ({name: torch.randn(s, generator=draw).double() for name, s in shapes.items()} for _ in range(2))
     kept = [tensor.clone() for tensor in (*dummy.values(), *target.values())]
-    value, slopes = value_and_slopes(distance, dummy, target)
+    value, gradients = value_and_gradients(distance, dummy, target)
     expected, theirs = _by_autograd(distance, dummy, target)
     assert value == pytest.approx(expected.item(), rel=1e-12)
-    for found, wanted in zip(slopes.values(), theirs, strict=True):
+    for found, wanted in zip(gradients.values(), theirs, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-14)
     assert all(map(torch.equal, (*dummy.values(), *target.values()), kept))
 
@@ -170,9 +170,9 @@ def test_a_tensor_without_chosen_entries_has_no_slope() -> None:
     dummy = {"a": torch.tensor([3.0, -2.0]), "b": torch.tensor([0.1, 0.2])}
     target = {name: torch.ones(2) for name in dummy}
     distance = TopMagnitude(inner=PerTensor(Cosine() + L1("mean")), ratio=0.5)
-    value, slopes = value_and_slopes(distance, dummy, target)
+    value, gradients = value_and_gradients(distance, dummy, target)
     assert value == pytest.approx(float(distance(dummy, target)))
-    assert not slopes["b"].any()
+    assert not gradients["b"].any()
 
 
 @pytest.mark.parametrize("microbatch", [1, 2, 3, 5, 9])
@@ -244,7 +244,7 @@ def test_the_trial_keeps_the_exact_step_where_the_cheap_one_is_wrong() -> None:
     it = problem(Sawtooth(), shape)
     inputs, labels = candidate(it, shape)
     assert FirstOrderProblem(it).agreement(inputs, labels) < 0.99
-    chosen, note = cheaper(it, inputs, labels)
+    chosen, note = with_first_order_step(it, inputs, labels)
     assert chosen is it
     assert note is not None
     assert note.startswith("The exact step was used")
@@ -252,7 +252,7 @@ def test_the_trial_keeps_the_exact_step_where_the_cheap_one_is_wrong() -> None:
 
 def test_the_trial_takes_the_cheap_step_where_it_holds() -> None:
     it = problem(pooled(), IMAGE)
-    chosen, note = cheaper(it, *candidate(it, IMAGE))
+    chosen, note = with_first_order_step(it, *candidate(it, IMAGE))
     assert isinstance(chosen, FirstOrderProblem)
     assert note is None
 
@@ -264,7 +264,7 @@ class Twice(FedSGD):
 def test_other_clients_keep_the_exact_step() -> None:
     it = replace(problem(pooled(), IMAGE), client=Twice())
     assert not applies(it)
-    assert cheaper(it, *candidate(it, IMAGE)) == (it, None)
+    assert with_first_order_step(it, *candidate(it, IMAGE)) == (it, None)
 
 
 def test_at_the_truth_the_slopes_vanish() -> None:
@@ -295,9 +295,9 @@ def test_at_the_truth_the_slopes_vanish() -> None:
 def test_a_replay_is_the_tangent_of_the_recorded_point(function: Callable[[Tensor], Tensor]) -> None:
     draw = torch.Generator().manual_seed(3)
     at, move = (3 * torch.randn((2, 3, 8, 8), generator=draw).double() for _ in range(2))
-    with Recording() as taken:
+    with RecordedPattern() as taken:
         here = function(at.clone())
-    with Replay(taken.choices):
+    with FrozenPattern(taken.patterns):
         there = function(at + move)
     _, tangent = torch.autograd.functional.jvp(lambda x: function(x.clone()), at, move)
     torch.testing.assert_close(there, here + tangent)

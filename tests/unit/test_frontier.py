@@ -18,7 +18,7 @@ from seepage.frontier.rows import Point, Row, pareto, points_of, rows_of, wilson
 from seepage.frontier.sweep import STRENGTHS, sweep_of
 from seepage.frontier.utility import sent_bytes
 from seepage.privacy.accounting import epsilon
-from seepage.privacy.guarantee import promise_of
+from seepage.privacy.guarantee import guarantee_of
 from seepage.types import Update
 
 TABLES: dict[str, Any] = {
@@ -395,19 +395,19 @@ def test_bytes_are_those_of_the_shortest_form() -> None:
 
 
 def test_an_epsilon_is_that_of_the_accountant() -> None:
-    found = promise_of(GaussianNoise(sigma=2.0, clip=0.1), range(4))
+    found = guarantee_of(GaussianNoise(sigma=2.0, clip=0.1), range(4))
     assert found is not None
     assert found.epsilon == epsilon(sigma=2.0, rounds=4)
     assert (found.unit, found.rounds, found.doubts) == ("update", 4, ())
-    example = promise_of(Compose((DPSGD(sigma=0.01), Sparsify(keep=0.5))))
+    example = guarantee_of(Compose((DPSGD(sigma=0.01), Sparsify(keep=0.5))))
     assert example is not None
     assert example.unit == "example"
     assert "vacuous" in example.doubts[0]
 
 
 def test_where_no_epsilon_holds_it_says_so() -> None:
-    assert promise_of(Sparsify(keep=0.5)) is None
-    assert promise_of(None) is None
+    assert guarantee_of(Sparsify(keep=0.5)) is None
+    assert guarantee_of(None) is None
     for defense, words in (
         (GaussianNoise(sigma=1.0), "no clip"),
         (GaussianNoise(sigma=0.0, clip=1.0), "no noise"),
@@ -415,7 +415,7 @@ def test_where_no_epsilon_holds_it_says_so() -> None:
         (Compose((DPSGD(sigma=1.0), Soteria(ratio=0.5))), "Soteria looks at the private examples again"),
         (Compose((GaussianNoise(sigma=1.0, clip=1.0), Guardian(beta=1.0))), "Guardian looks at"),
     ):
-        found = promise_of(defense)
+        found = guarantee_of(defense)
         assert found is not None
         assert found.epsilon is None
         assert words in found.doubts[0]

@@ -19,7 +19,7 @@ from seepage import Architecture, Batch, Inapplicable, SeepageError, Sparsify, T
 from seepage.attacks import ggl, gias, rogs
 from seepage.attacks.generative import ImagePrior, Latent, LatentFirst, LatentSearch, LowResolution
 from seepage.attacks.generative import prior as priors
-from seepage.attacks.generative.search import _Search, _Target
+from seepage.attacks.generative.search import _EvolutionSearch, _Target
 from seepage.attacks.generative.training import stretched, train_decoder, train_enhancer
 from seepage.attacks.matching.distances import L2
 from seepage.audit.run import run
@@ -108,8 +108,8 @@ def test_the_direction_moves_latents_first_and_weights_then() -> None:
         def __init__(self, share: float) -> None:
             self.share = share
 
-    slopes = [torch.ones(2), torch.ones(3), torch.ones(1)]
-    moved = [[bool(s.any()) for s in LatentFirst(share=0.5)(slopes, At(share))] for share in (0.0, 0.49, 0.5)]  # type: ignore[arg-type]
+    gradients = [torch.ones(2), torch.ones(3), torch.ones(1)]
+    moved = [[bool(s.any()) for s in LatentFirst(share=0.5)(gradients, At(share))] for share in (0.0, 0.49, 0.5)]  # type: ignore[arg-type]
     assert moved == [[True, False, False], [True, False, False], [False, True, True]]
 
 
@@ -134,9 +134,9 @@ def test_a_low_resolution_search_ends_at_an_enlarged_image() -> None:
     truth = stretched(small, (8, 8)).clamp(0, 1)
     found = attack(seen_of(truth), rogs(steps=400, scale=2, enhance=False))
     assert (found.inputs - truth).abs().mean() < 0.05
-    canvas = LowResolution(scale=3).start(2, seen_of(truth).knowledge, truth, generator(0, "start"))
-    assert canvas.unknowns[0].shape == (2, 1, 3, 3)
-    assert canvas.render(canvas.unknowns).shape == (2, 1, 8, 8)
+    space = LowResolution(scale=3).start(2, seen_of(truth).knowledge, truth, generator(0, "start"))
+    assert space.unknowns[0].shape == (2, 1, 3, 3)
+    assert space.decode(space.unknowns).shape == (2, 1, 8, 8)
 
 
 def test_a_trained_decoder_draws_unseen_images_better_than_the_mean_image() -> None:
@@ -192,7 +192,7 @@ def test_other_images_are_learned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_search_without_slopes_finds_the_minimum_of_a_bowl() -> None:
     """A closed form: the minimum of a quadratic function is where it was put."""
     place = np.linspace(-1, 1, 6)
-    search = _Search(LatentSearch(distance=L2(), steps=120, population=10), 6, seed=0)
+    search = _EvolutionSearch(LatentSearch(distance=L2(), steps=120, population=10), 6, seed=0)
     from seepage.attacks.base import ignore
 
     search.run(lambda point: float(((point - place) ** 2 * np.arange(1, 7)).sum()), ignore)
@@ -228,7 +228,7 @@ def test_it_says_what_is_missing() -> None:
     table = record(build(Architecture("fc2"), (5,), 3), Batch(torch.rand(1, 5), torch.tensor([0])))
     with pytest.raises(Inapplicable, match="is for images"):
         ggl().check(table)
-    with pytest.raises(Inapplicable, match="without slopes"):
+    with pytest.raises(Inapplicable, match="without gradients"):
         ggl(labels="joint").check(seen_of(image, planted_inputs(20, SHAPE)))
     with pytest.raises(SeepageError, match="returned a str"):
         attack(seen_of(image), ggl(generator="own_generators:no_module"))

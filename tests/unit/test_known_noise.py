@@ -11,7 +11,7 @@ import seepage.data
 from seepage import Architecture, FedAvg, FedSGD, attack, build, record, score
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.known_noise import KnownNoise, followed, known_noise
+from seepage.attacks.matching.known_noise import KnownNoise, defended_rule, known_noise
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels
@@ -105,7 +105,7 @@ def test_what_is_no_such_noise_is_not_followed(defense: Defense | None, client: 
 
 def test_a_unit_norm_is_undone_in_the_likelihood() -> None:
     knowledge = Knowledge(network(), FedSGD(), (1, 8, 8), 4, defense=UnitNormNoise(sigma=0.5))
-    distance = GaussianLikelihood().given(knowledge)
+    distance = GaussianLikelihood().adapt_to(knowledge)
     sent, guess = {"w": torch.tensor([0.6, 0.8])}, {"w": torch.tensor([3.0, 4.0])}
     assert float(distance(guess, sent)) == pytest.approx(0.0, abs=1e-12)
     assert float(distance({"w": torch.tensor([5.0, 0.0])}, sent)) == pytest.approx((0.4**2 + 0.8**2) / (2 * 0.5**2))
@@ -116,7 +116,7 @@ def test_the_rule_that_is_followed_is_the_clients_less_its_noise(name: str) -> N
     batch = Batch(torch.rand((6, 1, 8, 8), generator=generator(0, "x")), torch.arange(6) % 4)
     client, defense = in_order(RULES[name]), DPSGD(sigma=0.0, clip=0.2)
     transcript = record(network(), batch, client=client, defense=defense, told=["defense"])
-    rule = followed(transcript.knowledge)
+    rule = defended_rule(transcript.knowledge)
     params, buffers = state_of(network())
     own = rule(network(), params, batch, buffers=buffers).tensors
     assert torch.allclose(flat(own), flat(transcript[0].update.tensors), atol=1e-6)
@@ -154,12 +154,12 @@ def test_the_slopes_through_the_clip_are_those_of_finite_differences(
     knowledge = Knowledge(model, rule, (6,), 3, defense=DPSGD(sigma=0.1, clip=0.7))
     problem = Problem.of(Round(0, params, update, buffers, 3), knowledge, L2(), microbatch)
     guess = torch.rand((3, 6), generator=generator(1, "x")).double()
-    slopes = problem.evaluate(guess, private.labels).by_inputs
+    gradients = problem.evaluate(guess, private.labels).by_inputs
     for place in ((0, 1), (1, 3), (2, 5)):
         step = torch.zeros_like(guess)
         step[place] = 1e-6
         up, down = (problem.distance_at(guess + sign * step, private.labels) for sign in (1, -1))
-        assert float(slopes[place]) == pytest.approx((up - down) / 2e-6, rel=1e-5)
+        assert float(gradients[place]) == pytest.approx((up - down) / 2e-6, rel=1e-5)
 
 
 def precise(distance: L2 | GaussianLikelihood) -> GradientMatching:
@@ -191,8 +191,8 @@ def test_bayes_follows_noise_behind_a_composition_by_its_clip_alone() -> None:
     knowledge = Knowledge(
         network(), FedSGD(), (1, 8, 8), 4, defense=Compose((DPSGD(sigma=1.0, clip=0.3), Soteria(ratio=0.5)))
     )
-    assert followed(knowledge) == ClippedRule(FedSGD(), 0.3)
-    assert bayes().distance.given(knowledge) == bayes().distance
+    assert defended_rule(knowledge) == ClippedRule(FedSGD(), 0.3)
+    assert bayes().distance.adapt_to(knowledge) == bayes().distance
 
 
 def test_the_deviation_of_a_sum_shrinks_with_the_clients() -> None:
@@ -230,7 +230,7 @@ def guarded(client: ClientUpdate, beta: float) -> tuple[Transcript, Batch]:
 def test_the_truth_solves_guardians_equation_and_another_batch_does_not(client: ClientUpdate, beta: float) -> None:
     seen, batch = guarded(client, beta)
     sent = flat(seen[0].update.tensors)
-    rule, params = followed(seen.knowledge, seen[0]), seen[0].params
+    rule, params = defended_rule(seen.knowledge, seen[0]), seen[0].params
     right = flat(rule(seen.knowledge.model, params, batch).tensors)
     wrong = flat(rule(seen.knowledge.model, params, Batch(1 - batch.inputs, batch.labels)).tensors)
     assert float((right - sent).norm() / sent.norm()) < 1e-3
@@ -244,7 +244,7 @@ def test_guardians_equation_holds_where_a_layer_is_not_used() -> None:
     data = seepage.data.load("digits", size=8)
     batch = data.batch(data.private[:1])
     seen = record(model, batch, defense=Guardian(beta=1.0, steps=100, tolerance=1e-6), told=["labels", "defense"])
-    right = flat(followed(seen.knowledge, seen[0])(model, seen[0].params, batch).tensors)
+    right = flat(defended_rule(seen.knowledge, seen[0])(model, seen[0].params, batch).tensors)
     sent = flat(seen[0].update.tensors)
     assert float((right - sent).norm() / sent.norm()) < 1e-3
 
@@ -257,12 +257,12 @@ def test_the_slopes_through_guardians_equation_are_those_of_finite_differences()
     knowledge = Knowledge(model, FedSGD(), (6,), 3, defense=Guardian(beta=2.0))
     problem = Problem.of(Round(0, params, update, buffers, 2), knowledge, L2(), None)
     guess = torch.rand((2, 6), generator=generator(1, "x")).double()
-    slopes = problem.evaluate(guess, private.labels).by_inputs
+    gradients = problem.evaluate(guess, private.labels).by_inputs
     for place in ((0, 1), (1, 3)):
         step = torch.zeros_like(guess)
         step[place] = 1e-6
         up, down = (problem.distance_at(guess + sign * step, private.labels) for sign in (1, -1))
-        assert float(slopes[place]) == pytest.approx((up - down) / 2e-6, rel=1e-4)
+        assert float(gradients[place]) == pytest.approx((up - down) / 2e-6, rel=1e-4)
 
 
 def test_guardian_stops_only_those_who_do_not_know_of_it() -> None:
@@ -283,4 +283,4 @@ def test_guardian_stops_only_those_who_do_not_know_of_it() -> None:
     ],
 )
 def test_guardian_behind_others_is_not_followed(defense: Defense, client: ClientUpdate) -> None:
-    assert followed(Knowledge(network(), client, (1, 8, 8), 4, defense=defense)) is client
+    assert defended_rule(Knowledge(network(), client, (1, 8, 8), 4, defense=defense)) is client

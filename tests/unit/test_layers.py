@@ -21,7 +21,7 @@ from seepage import (
     record,
 )
 from seepage.attacks.matching.distances import L2
-from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss, LayerPrior, Seen, Watch
+from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss, LayerPrior, LayerWatch, Seen
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.parameters import Pixels
 from seepage.testing import planted_inputs
@@ -178,7 +178,7 @@ def test_hooks_come_off_even_when_the_evaluation_fails() -> None:
 
 
 def test_a_watch_forgets_what_was_taken() -> None:
-    model, watch = Small(), Watch()
+    model, watch = Small(), LayerWatch()
     with watch.on(model, ["act", "conv"]):
         model(torch.rand(2, *SHAPE))
         seen = watch.take()

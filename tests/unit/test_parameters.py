@@ -1,4 +1,4 @@
-"""Pyramids and untrained generators: what they render, that it can be differentiated, and that it repeats."""
+"""Pyramids and untrained generators: what they decode, that it can be differentiated, and that it repeats."""
 
 from dataclasses import replace
 
@@ -28,27 +28,27 @@ def knowing(*shape: int, value_range: tuple[float, float] = (0.0, 1.0)) -> Knowl
 
 
 def start(parameters: Parameterization, n: int, knowledge: Knowledge, seed: int = 0) -> tuple[list[Tensor], Tensor]:
-    canvas = parameters.start(n, knowledge, DOUBLE, generator(seed, "start"))
-    return canvas.unknowns, canvas.render(canvas.unknowns)
+    space = parameters.start(n, knowledge, DOUBLE, generator(seed, "start"))
+    return space.unknowns, space.decode(space.unknowns)
 
 
 def test_a_pyramid_is_the_sum_of_its_stretched_layers() -> None:
     pyramid = MultiScale(levels=3, mean=0.5, std=0.25)
-    canvas = pyramid.start(2, knowing(3, 12, 9), DOUBLE, generator(0, "start"))
-    assert [tuple(layer.shape) for layer in canvas.unknowns] == [(2, 3, 12, 9), (2, 3, 6, 4), (2, 3, 3, 2)]
-    layers = [torch.randn_like(layer) for layer in canvas.unknowns]
+    space = pyramid.start(2, knowing(3, 12, 9), DOUBLE, generator(0, "start"))
+    assert [tuple(layer.shape) for layer in space.unknowns] == [(2, 3, 12, 9), (2, 3, 6, 4), (2, 3, 3, 2)]
+    layers = [torch.randn_like(layer) for layer in space.unknowns]
     total = layers[0].clone()
     for layer in layers[1:]:
         total += F.interpolate(layer, size=(12, 9), mode="bilinear")
-    assert torch.allclose(canvas.render(layers), 0.5 + 0.25 * total)
+    assert torch.allclose(space.decode(layers), 0.5 + 0.25 * total)
 
 
 def test_a_coarse_unknown_moves_a_region_and_nothing_far_away() -> None:
-    canvas = MultiScale(levels=2, start_from="grey").start(1, knowing(1, 8, 8), DOUBLE, generator(0, "start"))
-    before = canvas.render(canvas.unknowns)
-    moved = [layer.clone() for layer in canvas.unknowns]
+    space = MultiScale(levels=2, start_from="grey").start(1, knowing(1, 8, 8), DOUBLE, generator(0, "start"))
+    before = space.decode(space.unknowns)
+    moved = [layer.clone() for layer in space.unknowns]
     moved[1][0, 0, 0, 0] += 1
-    difference = (canvas.render(moved) - before)[0, 0]
+    difference = (space.decode(moved) - before)[0, 0]
     assert bool((difference[:2, :2] > 0.5).all())
     assert not difference[4:, 4:].any()
 
@@ -56,9 +56,9 @@ def test_a_coarse_unknown_moves_a_region_and_nothing_far_away() -> None:
 @given(st.integers(1, 5), st.integers(0, 20))
 def test_a_pyramid_is_projected_into_the_value_range_and_no_further(levels: int, seed: int) -> None:
     knowledge = knowing(2, 5, 7, value_range=(-1.0, 2.0))
-    canvas = MultiScale(levels=levels).start(2, knowledge, DOUBLE, generator(seed, "start"))
-    layers = [3 * torch.randn(layer.shape, dtype=torch.float64) for layer in canvas.unknowns]
-    assert torch.allclose(canvas.render(canvas.project(layers)), canvas.render(layers).clamp(-1, 2))
+    space = MultiScale(levels=levels).start(2, knowledge, DOUBLE, generator(seed, "start"))
+    layers = [3 * torch.randn(layer.shape, dtype=torch.float64) for layer in space.unknowns]
+    assert torch.allclose(space.decode(space.project(layers)), space.decode(layers).clamp(-1, 2))
 
 
 def test_no_layer_is_smaller_than_a_pixel() -> None:
@@ -82,20 +82,20 @@ def test_a_generator_paints_images_of_any_size_within_the_value_range(shape: tup
 
 
 def test_the_images_of_a_batch_differ_and_their_slopes_are_checked() -> None:
-    canvas = UntrainedGenerator(width=1, latent=3).start(2, knowing(1, 8, 8), DOUBLE, generator(0, "start"))
-    inputs = canvas.render(canvas.unknowns)
+    space = UntrainedGenerator(width=1, latent=3).start(2, knowing(1, 8, 8), DOUBLE, generator(0, "start"))
+    inputs = space.decode(space.unknowns)
     assert float((inputs[0] - inputs[1]).abs().mean()) > 0.01
-    leaves = [unknown.requires_grad_() for unknown in canvas.unknowns]
-    assert torch.autograd.gradcheck(lambda *unknowns: canvas.render(unknowns), leaves, atol=1e-4)
+    leaves = [unknown.requires_grad_() for unknown in space.unknowns]
+    assert torch.autograd.gradcheck(lambda *unknowns: space.decode(unknowns), leaves, atol=1e-4)
 
 
 def test_spectral_norm_makes_convolutions_blind_to_the_size_of_their_weights() -> None:
-    canvas = UntrainedGenerator(width=2).start(2, knowing(1, 8, 8), DOUBLE, generator(0, "start"))
-    before = canvas.render(canvas.unknowns)
+    space = UntrainedGenerator(width=2).start(2, knowing(1, 8, 8), DOUBLE, generator(0, "start"))
+    before = space.decode(space.unknowns)
     # The last convolution, which makes the image, has no norm behind it.
-    scaled = [u * 5 if u.ndim == 4 and len(u) > 1 else u for u in canvas.unknowns]
-    assert any(not torch.equal(a, b) for a, b in zip(scaled, canvas.unknowns, strict=True))
-    assert torch.allclose(canvas.render(scaled), before, atol=1e-9)
+    scaled = [u * 5 if u.ndim == 4 and len(u) > 1 else u for u in space.unknowns]
+    assert any(not torch.equal(a, b) for a, b in zip(scaled, space.unknowns, strict=True))
+    assert torch.allclose(space.decode(scaled), before, atol=1e-9)
 
 
 def test_the_exact_norm_is_that_of_numpy() -> None:
@@ -178,9 +178,9 @@ def test_the_engine_pulls_restarts_together() -> None:
     spreads = []
     for priors in ((), (GroupConsistency(100.0, furthest=0.0),)):
         chosen = replace(it, priors=priors)
-        run = engine._Run(chosen, chosen._objective(transcript[0], transcript.knowledge), batch.labels, 0)
+        run = engine._MatchingRun(chosen, chosen._objective(transcript[0], transcript.knowledge), batch.labels, 0)
         for step in range(40):
             run.advance_all(step)
-        ends = torch.stack([search.render()[1].detach() for search in run.searches])
+        ends = torch.stack([search.decode()[1].detach() for search in run.searches])
         spreads.append(float(ends.std(0).mean()))
     assert spreads[1] < 0.7 * spreads[0]

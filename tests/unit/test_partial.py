@@ -116,13 +116,13 @@ def test_a_known_clip_is_applied_to_the_dummy() -> None:
 
 def test_the_noise_is_read_from_the_known_defense_unless_named() -> None:
     plain = GaussianLikelihood()
-    assert plain.given(knowing(GaussianNoise(sigma=0.3))) == GaussianLikelihood(sigma=0.3)
+    assert plain.adapt_to(knowing(GaussianNoise(sigma=0.3))) == GaussianLikelihood(sigma=0.3)
     clipped = GaussianLikelihood(sigma=0.6, clip=2.0)
-    assert plain.given(knowing(GaussianNoise(sigma=0.3, clip=2.0))) == clipped
+    assert plain.adapt_to(knowing(GaussianNoise(sigma=0.3, clip=2.0))) == clipped
     named = GaussianLikelihood(sigma=5.0)
-    assert named.given(knowing(GaussianNoise(sigma=0.3))) == named
+    assert named.adapt_to(knowing(GaussianNoise(sigma=0.3))) == named
     for other in (None, GaussianNoise(sigma=0.0), Sparsify(keep=0.5)):
-        assert plain.given(knowing(other)) == plain
+        assert plain.adapt_to(knowing(other)) == plain
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_the_noise_is_read_from_the_known_defense_unless_named() -> None:
 def test_what_is_known_reaches_the_parts_of_a_distance(wrap: object) -> None:
     assert callable(wrap)
     whole: Distance = wrap(GaussianLikelihood())
-    assert whole.given(knowing(GaussianNoise(sigma=0.3))) == wrap(GaussianLikelihood(sigma=0.3))
+    assert whole.adapt_to(knowing(GaussianNoise(sigma=0.3))) == wrap(GaussianLikelihood(sigma=0.3))
 
 
 def test_a_likelihood_without_noise_is_refused() -> None:

@@ -25,7 +25,7 @@ from seepage import (
     record,
     sapag,
 )
-from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Sign
 from seepage.attacks.matching.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.generator import UntrainedGenerator
@@ -70,7 +70,7 @@ PAPERS = {
     "inverting_gradients": (
         inverting_gradients(),
         GradientMatching(
-            distance=Known(Cosine()),
+            distance=DefenseAware(Cosine()),
             priors=(TotalVariation(1e-4),),
             optimizer=Adam(lr=0.1),
             steps=24_000,
@@ -121,7 +121,7 @@ PAPERS = {
     "fedleak": (
         fedleak(),
         GradientMatching(
-            distance=Known(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global", of="dummy")),
+            distance=DefenseAware(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5, by="global", of="dummy")),
             priors=(TotalVariation(1e-5), ActivationSize(1e-4)),
             optimizer=Adam(lr=1e-4),
             steps=10_000,
@@ -134,7 +134,7 @@ PAPERS = {
     "fedleak_released": (
         fedleak_released(),
         GradientMatching(
-            distance=Known(PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5))),
+            distance=DefenseAware(PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5))),
             priors=(TotalVariation(1e-5),),
             optimizer=Adam(lr=1e-2, weight_decay=0.01),
             steps=10_000,
@@ -171,7 +171,7 @@ def test_presets_pass_their_options_on() -> None:
     assert sapag(microbatch=8, restarts=3, labels="joint").microbatch == 8
     assert fedleak(tv=0.0, activation=0.0, weight=0.0).priors == ()
     assert fedleak(weight=0.0).direction == Plain()
-    assert fedleak(by="tensor", l1="sum", ratio=0.2, sample=99).distance == Known(
+    assert fedleak(by="tensor", l1="sum", ratio=0.2, sample=99).distance == DefenseAware(
         TopMagnitude(inner=L1("sum") + Cosine(), ratio=0.2, by="tensor", sample=99)
     )
     assert fedleak_released(tv=0.0, width=7).parameters == UntrainedGenerator(width=7)

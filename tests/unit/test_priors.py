@@ -58,12 +58,12 @@ def test_candidates_start_in_the_units_they_are_said_to(start: Start) -> None:
     pixels = Pixels(start_from=start, mean=0.5, std=0.25)
     knowledge = knowing(3, 20, 20, value_range=(-1.0, 3.0))
     like = torch.ones(1, dtype=torch.float64)
-    canvas = pixels.start(4, knowledge, like, generator(0, "start"))
-    inputs = canvas.render(canvas.unknowns)
+    space = pixels.start(4, knowledge, like, generator(0, "start"))
+    inputs = space.decode(space.unknowns)
     assert inputs.shape == (4, 3, 20, 20)
     assert inputs.dtype == like.dtype
     again = pixels.start(4, knowledge, like, generator(0, "start"))
-    assert all(map(torch.equal, canvas.unknowns, again.unknowns))
+    assert all(map(torch.equal, space.unknowns, again.unknowns))
     uniform = (1.0, 4 / 12**0.5)
     mean, deviation = {
         "normal": (0.5, 0.25),
@@ -93,8 +93,8 @@ def test_projection_puts_inputs_into_the_value_range_and_moves_nothing_else(
 ) -> None:
     pixels, knowledge = Pixels(mean=mean, std=std), knowing(8, value_range=(low, high))
     unknowns = 3 * torch.randn((4, 8), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    canvas = pixels.start(4, knowledge, unknowns, generator(0, "start"))
-    before, after = canvas.render([unknowns]), canvas.render(canvas.project([unknowns]))
+    space = pixels.start(4, knowledge, unknowns, generator(0, "start"))
+    before, after = space.decode([unknowns]), space.decode(space.project([unknowns]))
     assert torch.allclose(after, before.clamp(low, high))
 
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.optimizers import LBFGS, Adam, OptimizerSettings, Schedule
-from seepage.attacks.matching.parameters import Canvas
-from seepage.attacks.matching.search import Search, pack, unpack
+from seepage.attacks.matching.parameters import SearchSpace
+from seepage.attacks.matching.search import Restart, pack, unpack
 from seepage.audit.attempt import FolderProgress
 from seepage.types import Tensors
 
@@ -47,35 +47,35 @@ def test_any_nested_state_comes_back_through_json(state: Any) -> None:
     assert same(unpack(json.loads(text), tensors), state)
 
 
-def bowl(search: Search) -> float:
+def bowl(search: Restart) -> float:
     """A stretched bowl: one evaluation, with gradients left where the optimiser looks for them."""
     value = 0.0
     for unknown in search.unknowns:
         weights = torch.linspace(1, 30, unknown.numel()).reshape(unknown.shape)
         value += float((weights * (unknown.detach() - 2) ** 4).sum())
         unknown.grad = 4 * weights * (unknown.detach() - 2) ** 3
-    search.offer(value, search.render()[1].detach(), torch.zeros(2, dtype=torch.int64))
+    search.update_best(value, search.decode()[1].detach(), torch.zeros(2, dtype=torch.int64))
     if search.logits is not None:
         search.logits.grad = search.logits.detach() * 0.1
         value += float(0.05 * (search.logits.detach() ** 2).sum())
     return value
 
 
-def advance(search: Search, steps: int) -> None:
+def advance(search: Restart, steps: int) -> None:
     for _ in range(steps):
         search.optimizer.step(lambda: bowl(search))
         search.schedule.step()
         search.history.append((len(search.history), float(search.best.objective if search.best else 0)))
 
 
-def fresh(settings: OptimizerSettings, schedule: Schedule) -> Search:
+def fresh(settings: OptimizerSettings, schedule: Schedule) -> Restart:
     draw = torch.Generator().manual_seed(0)
     unknowns, logits = (
         [torch.randn(shape, generator=draw) for shape in ((2, 3), (3,))],
         torch.randn((2, 4), generator=draw),
     )
-    canvas = Canvas(unknowns, lambda parts: parts[0] + parts[1], lambda parts: [part.clamp(0, 1) for part in parts])
-    return Search(canvas, logits, settings, schedule, 12)
+    space = SearchSpace(unknowns, lambda parts: parts[0] + parts[1], lambda parts: [part.clamp(0, 1) for part in parts])
+    return Restart(space, logits, settings, schedule, 12)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine", "warmup_cosine", "cosine_restarts"])
@@ -116,7 +116,7 @@ def test_the_best_point_is_kept_by_its_objective_and_copied() -> None:
     point = torch.ones(2, 3)
     for objective in (3.0, 1.0, 2.0):
         point.fill_(objective)
-        search.offer(objective, point, torch.zeros(2))
+        search.update_best(objective, point, torch.zeros(2))
     point.fill_(9)
     assert search.best is not None
     assert search.best.objective == 1.0

@@ -19,7 +19,7 @@ from seepage.core.storage import SCHEMA, check_schema, read_json, write_json, wr
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.metrics import Alignment, Scores
-from seepage.privacy.guarantee import Promise, promise_of
+from seepage.privacy.guarantee import DPGuarantee, guarantee_of
 from seepage.recipe.case import Recipe, Scoring
 from seepage.recipe.parts import own_code
 from seepage.transcript.foreign import read_facts
@@ -172,15 +172,15 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     return Truth((dataset.batch(torch.arange(len(dataset))),))
 
 
-def _promise(recipe: Recipe) -> Promise | None:
+def _promise(recipe: Recipe) -> DPGuarantee | None:
     defense, rounds, size = recipe.make_defense(), recipe.rounds, recipe.batch.size
-    once = promise_of(defense)
+    once = guarantee_of(defense)
     if once is None:  # before thousands of rounds are gone through
         return None
     taken: Sequence[int] = range(1 if rounds is None else rounds.count)
     if rounds is not None and once.unit == "example":  # an update is sent in every round, an example is in some
         taken = rounds.drawn(size, recipe.seed).busiest(rounds.count)
-    return promise_of(defense, taken, participations=recipe.make_client().max_participations(size))
+    return guarantee_of(defense, taken, participations=recipe.make_client().max_participations(size))
 
 
 def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:

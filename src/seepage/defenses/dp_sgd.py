@@ -68,14 +68,14 @@ class DPSGD(Defense):
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         _check_applies(update, client)
 
-        def slope(now: Tensors, places: Tensor) -> Tensors:
+        def gradient(now: Tensors, places: Tensor) -> Tensors:
             here = replace(client, params={name: tensor.detach() for name, tensor in now.items()})
             return self._private(here, places, generator)
 
         if isinstance(client.rule, FedAvg):
-            made = client.rule.walk(client.params, len(client.batch), slope).tensors
+            made = client.rule.walk(client.params, len(client.batch), gradient).tensors
         else:
-            made = slope(client.params, torch.arange(len(client.batch)))
+            made = gradient(client.params, torch.arange(len(client.batch)))
         return replace(update, tensors={name: made[name].to(tensor) for name, tensor in update.tensors.items()})
 
     def _private(self, client: ClientView, places: Tensor, generator: Generator) -> Tensors:
@@ -126,16 +126,16 @@ class ClippedRule(ClientUpdate):
     def _clipped(self, view: ClientView, create_graph: bool) -> Update:
         params, count = view.params, len(view.batch)
 
-        def slope(now: Tensors, places: Tensor) -> Tensors:
+        def gradient(now: Tensors, places: Tensor) -> Tensors:
             rows = example_gradients(replace(view, params=now), places)
             mean = {name: total / len(places) for name, total in _clipped_sum(rows, self.clip).items()}
             return mean if create_graph else {name: tensor.detach() for name, tensor in mean.items()}
 
         if isinstance(self.rule, FedSGD):
-            return Update(slope(params, torch.arange(count)))
+            return Update(gradient(params, torch.arange(count)))
         if not self.still:
-            return self.rule.walk(params, count, slope, create_graph=create_graph)
-        steps = [slope(params, places) for places in self.rule.batches(count)]
+            return self.rule.walk(params, count, gradient, create_graph=create_graph)
+        steps = [gradient(params, places) for places in self.rule.batches(count)]
         return Update({name: torch.stack([step[name] for step in steps]).mean(0) for name in params})
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
@@ -158,7 +158,7 @@ class ClippedRule(ClientUpdate):
 def _clipped_sum(rows: Tensors, clip: float) -> Tensors:
     """Rows `[b, *shape]` of all tensors, each example's scaled down to the clip norm, and added up."""
     squares = torch.stack([row.flatten(1).square().sum(1) for row in rows.values()]).sum(0)  # [b]
-    shrink = (clip / (squares + 1e-30).sqrt()).clamp(max=1.0)  # finite, and so is its slope, for a gradient of zero
+    shrink = (clip / (squares + 1e-30).sqrt()).clamp(max=1.0)  # finite, and so is its gradient, for a gradient of zero
     return {name: torch.einsum("b...,b->...", row, shrink) for name, row in rows.items()}
 
 

@@ -127,8 +127,8 @@ class GuardianRule(ClientUpdate):
         )
         weight = self.beta * dot(made, made) / by_own.square().sum().clamp(min=1e-30)
         # The zeros of unused parameters may require gradients, and say nothing of the inputs.
-        slopes = torch.autograd.grad(pulled, probe, by_sent, create_graph=True, materialize_grads=True)
-        moved = dict(zip(outputs, slopes, strict=True))
+        gradients = torch.autograd.grad(pulled, probe, by_sent, create_graph=True, materialize_grads=True)
+        moved = dict(zip(outputs, gradients, strict=True))
         right = {name: tensor - weight * moved[name] if name in moved else tensor for name, tensor in made.items()}
         return replace(own, tensors=right if create_graph else {name: t.detach() for name, t in right.items()})
 

@@ -90,14 +90,14 @@ def sensitivity(client: ClientView, layer: str) -> Tensor:
             "name another one with layer = NAME",
         )
     features = seen[0]  # [n, k]
-    slopes = torch.stack([_slope(features[:, i], inputs) for i in range(features.shape[1])], dim=1)  # [n, k]
+    gradients = torch.stack([_gradient(features[:, i], inputs) for i in range(features.shape[1])], dim=1)  # [n, k]
     used = features.detach() != 0
-    ratios = torch.where(used, slopes / features.detach().abs(), 0)
+    ratios = torch.where(used, gradients / features.detach().abs(), 0)
     return torch.where(used.any(0), ratios.sum(0) / used.sum(0), torch.inf)
 
 
-def _slope(feature: Tensor, inputs: Tensor) -> Tensor:
+def _gradient(feature: Tensor, inputs: Tensor) -> Tensor:
     """`[n]` norm of each example's derivative of its own feature."""
-    (slope,) = torch.autograd.grad(feature.sum(), inputs, retain_graph=True)
-    lengths: Tensor = slope.flatten(1).norm(dim=1)
+    (gradient,) = torch.autograd.grad(feature.sum(), inputs, retain_graph=True)
+    lengths: Tensor = gradient.flatten(1).norm(dim=1)
     return lengths

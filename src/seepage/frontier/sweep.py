@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.known_noise import followed
+from seepage.attacks.matching.known_noise import defended_rule
 from seepage.defenses import Compose, Soteria, ZeroSumNoise, joined
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.case import Recipe
@@ -211,4 +211,4 @@ def _adapts(recipe: Recipe, part: Part, defense: Defense) -> bool:
     plain = joined([replace(one, layer=None) if isinstance(one, Soteria) else one for one in _parts(defense)])
     blind = Knowledge(model, recipe.make_client(), (1,), 1)
     told = replace(blind, defense=plain)
-    return attack.distance.given(told) != attack.distance.given(blind) or followed(told) is not blind.client
+    return attack.distance.adapt_to(told) != attack.distance.adapt_to(blind) or defended_rule(told) is not blind.client

@@ -18,7 +18,7 @@ from seepage.data import Dataset, FileDataset
 from seepage.defenses import Compose, PartialAccess, Quantize, SelectiveEncryption
 from seepage.errors import SeepageError
 from seepage.frontier.sweep import Entry, Utility
-from seepage.privacy.guarantee import promise_of
+from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
 from seepage.simulate.federation import Clients, Federation, Stage
 from seepage.simulate.shares import Held, clients_of, train_federation
@@ -222,7 +222,7 @@ def _priced(entry: Entry, utility: Utility, path: Path, sets: dict[str, Dataset]
     if found["reason"] is None:
         scene = Scene.of(entry.recipe, utility, sets)
         defense = entry.recipe.make_defense()
-        promise = promise_of(defense, scene.busiest(), participations=scene.max_participations())
+        promise = guarantee_of(defense, scene.busiest(), participations=scene.max_participations())
         seconds, update = _timed(scene)
         plain = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
         found |= {"seconds": round(seconds, 6), "bytes": sent_bytes(update, defense), "bytes_plain": plain}

@@ -10,7 +10,7 @@ from torch import nn
 
 from seepage.core.nn import forward, has_batch_norm, has_dropout, in_mode, norm
 from seepage.metrics import lpips_help, lpips_missing
-from seepage.privacy.guarantee import Promise
+from seepage.privacy.guarantee import DPGuarantee
 from seepage.types import Batch, Round, Transcript
 
 Severity = Literal["note", "warning"]
@@ -107,17 +107,17 @@ def worst_rounding(observed: Round) -> tuple[float, str]:
     return worst
 
 
-def guarantee_diagnostics(promise: Promise | None) -> list[Flag]:
+def guarantee_diagnostics(guarantee: DPGuarantee | None) -> list[Flag]:
     """Flags about what the defense promises for the audited rounds alone; later ones spend more."""
-    if promise is None:
+    if guarantee is None:
         return []
-    unit = "whether one example was in the batch" if promise.unit == "example" else "what one client sent"
-    if promise.epsilon is None:
-        return [Flag("epsilon", "warning", f"No epsilon is stated: {promise.doubts[0]}.")]
-    rounds = "For one round" if promise.rounds == 1 else f"Over {promise.rounds} rounds"
-    stated = f"{rounds} the defense hides {unit} with epsilon = {promise.epsilon:.3g} at delta = {promise.delta:g}"
-    severity: Severity = "warning" if promise.doubts else "note"
-    return [Flag("epsilon", severity, ". ".join([stated, *map(_sentence, promise.doubts)]) + ".")]
+    unit = "whether one example was in the batch" if guarantee.unit == "example" else "what one client sent"
+    if guarantee.epsilon is None:
+        return [Flag("epsilon", "warning", f"No epsilon is stated: {guarantee.doubts[0]}.")]
+    rounds = "For one round" if guarantee.rounds == 1 else f"Over {guarantee.rounds} rounds"
+    stated = f"{rounds} the defense hides {unit} with epsilon = {guarantee.epsilon:.3g} at delta = {guarantee.delta:g}"
+    severity: Severity = "warning" if guarantee.doubts else "note"
+    return [Flag("epsilon", severity, ". ".join([stated, *map(_sentence, guarantee.doubts)]) + ".")]
 
 
 def _sentence(words: str) -> str:

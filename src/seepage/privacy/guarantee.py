@@ -15,7 +15,7 @@ LOOKING = (Guardian, Soteria)
 
 
 @dataclass(frozen=True)
-class Promise:
+class DPGuarantee:
     """Differential privacy towards the server, which sees who takes part.
 
     Attributes:
@@ -33,9 +33,9 @@ class Promise:
     doubts: tuple[str, ...] = ()
 
 
-def promise_of(
+def guarantee_of(
     defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA, *, participations: int = 1
-) -> Promise | None:
+) -> DPGuarantee | None:
     """The promise of `dp_sgd`, `gaussian_noise` and `decaying_noise`; None for defenses that make none.
 
     What other defenses of a composition do to the noisy update alone costs nothing. Those that look at the private
@@ -49,7 +49,7 @@ def promise_of(
             `client.max_participations(examples)`. Only `dp_sgd` adds
             noise in each.
 
-    >>> promise_of(GaussianNoise(sigma=1.0)).doubts
+    >>> guarantee_of(GaussianNoise(sigma=1.0)).doubts
     ('the noise has no clip to bound what one update can change, so no epsilon holds; set a clip',)
     """
     parts = defense.parts if isinstance(defense, Compose) else (defense,)
@@ -61,18 +61,18 @@ def promise_of(
     unit = "example" if isinstance(noise, DPSGD) else "update"
     if noise.clip is None:
         why = "the noise has no clip to bound what one update can change, so no epsilon holds; set a clip"
-        return Promise(None, unit, delta, len(taken), (why,))
+        return DPGuarantee(None, unit, delta, len(taken), (why,))
     looking = next((type(part).__name__ for part in parts[place + 1 :] if isinstance(part, LOOKING)), None)
     if looking is not None:
         why = f"{looking} looks at the private examples again behind the noise, so no epsilon holds; leave it out"
-        return Promise(None, unit, delta, len(taken), (why,))
+        return DPGuarantee(None, unit, delta, len(taken), (why,))
     try:
         spent = _spent(noise, taken, delta, participations)
     except SeepageError as error:  # the accountant is an extra
-        return Promise(None, unit, delta, len(taken), (str(error),))
+        return DPGuarantee(None, unit, delta, len(taken), (str(error),))
     if spent == math.inf:
-        return Promise(None, unit, delta, len(taken), ("there is no noise, so no epsilon holds",))
-    return Promise(spent, unit, delta, len(taken), tuple(doubts(epsilon=spent)))
+        return DPGuarantee(None, unit, delta, len(taken), ("there is no noise, so no epsilon holds",))
+    return DPGuarantee(spent, unit, delta, len(taken), tuple(doubts(epsilon=spent)))
 
 
 def _spent(

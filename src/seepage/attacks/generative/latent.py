@@ -9,8 +9,8 @@ from torch.func import functional_call
 
 from seepage.attacks.generative.prior import ImagePrior
 from seepage.attacks.generative.training import low_size, stretched
-from seepage.attacks.matching.directions import Direction, Place, Slopes
-from seepage.attacks.matching.parameters import Canvas, Parameterization, check_images
+from seepage.attacks.matching.directions import Direction, Gradients, SearchPoint
+from seepage.attacks.matching.parameters import Parameterization, SearchSpace, check_images
 from seepage.errors import SeepageError
 from seepage.types import Knowledge
 
@@ -40,18 +40,18 @@ class Latent(Parameterization):
         """What the generator is given for unknowns `[n, latent]`."""
         return unknowns if self.reach is None else self.reach * (unknowns / self.reach).tanh()
 
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
         network = self.prior.network(knowledge, like)
         own = {name: weight.detach() for name, weight in network.named_parameters()} if self.weights else {}
         first = torch.randn((batch_size, self.prior.latent), generator=generator).to(like)
 
-        def render(unknowns: Sequence[Tensor]) -> Tensor:
+        def decode(unknowns: Sequence[Tensor]) -> Tensor:
             moved = {name: own[name] + self.weights * move for name, move in zip(own, unknowns[1:], strict=True)}
             images: Tensor = functional_call(network, moved, (self.latents(unknowns[0]),))
             return images
 
         moves = [torch.zeros_like(weight) for weight in own.values()]
-        return Canvas([first, *moves], render, lambda unknowns: list(unknowns))
+        return SearchSpace([first, *moves], decode, lambda unknowns: list(unknowns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,9 +68,9 @@ class LatentFirst(Direction):
         if not 0 <= self.share <= 1:
             raise SeepageError(f"the share of steps for the latents must be from 0 to 1, got {self.share}")
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
         first = place.share < self.share
-        return [slope if (i == 0) == first else torch.zeros_like(slope) for i, slope in enumerate(slopes)]
+        return [gradient if (i == 0) == first else torch.zeros_like(gradient) for i, gradient in enumerate(gradients)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +90,12 @@ class LowResolution(Parameterization):
     def check(self, knowledge: Knowledge) -> None:
         check_images(knowledge, "a low resolution")
 
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
         channels, height, width = knowledge.input_shape
         low, high = knowledge.value_range
         small = (batch_size, channels, *low_size((height, width), self.scale))
         first = low + (high - low) * torch.rand(small, generator=generator)
-        return Canvas(
+        return SearchSpace(
             [first.to(like)],
             lambda unknowns: stretched(unknowns[0], (height, width)),
             lambda unknowns: [unknowns[0].clamp(low, high)],

@@ -10,7 +10,7 @@ from seepage.attacks.generative.enhance import Enhanced
 from seepage.attacks.generative.latent import Latent, LatentFirst, LowResolution
 from seepage.attacks.generative.prior import ImagePrior
 from seepage.attacks.generative.search import LatentSearch
-from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.directions import Sign
 from seepage.attacks.matching.distances import L2, Cosine
 from seepage.attacks.matching.engine import GradientMatching
@@ -42,8 +42,8 @@ def ggl(
     128 of them (the released code's for faces of 32 pixels). `search="adam"` is its gradient-based variant: signed Adam
     at 0.1 over 2,500 steps with three decays. Where the attacker is told of the client's defense, each guess's gradient
     goes through the defense itself before it is compared, unless that adds noise: then, and with `search="adam"`, it is
-    clipped alike and hidden entries are left out (`Known`). The released code estimates clip and share of zeros from
-    the update.
+    clipped alike and hidden entries are left out (`DefenseAware`). The released code estimates clip and share of
+    zeros from the update.
 
     Deviations: the generator is the decoder of a small variational autoencoder, trained on `Knowledge.auxiliary`, in
     place of a GAN of ImageNet or CelebA size, unless you name your own; added noise is not drawn anew for the guess;
@@ -68,7 +68,7 @@ def ggl(
     parameters = Latent(prior=prior, reach=reach)
     if search == "cma":
         return LatentSearch(
-            distance=Known(L2()),
+            distance=DefenseAware(L2()),
             parameters=parameters,
             labels=LABEL_RULES[labels],
             steps=steps or 500,
@@ -76,7 +76,7 @@ def ggl(
             sigma=sigma,
         )
     return GradientMatching(
-        distance=Known(L2()),
+        distance=DefenseAware(L2()),
         optimizer=Adam(lr=0.1),
         steps=steps or 2500,
         schedule="step",
@@ -121,7 +121,7 @@ def gias(
     latent_steps = min(latent_steps, steps)
     prior = ImagePrior(generator=generator, weights=weights, latent=latent, width=width, training=training, keep=keep)
     return GradientMatching(
-        distance=Known(Cosine()),
+        distance=DefenseAware(Cosine()),
         priors=(TotalVariation(tv),) if tv > 0 else (),
         optimizer=Adam(lr=lr),
         steps=steps,
@@ -155,10 +155,10 @@ def rogs(
     Deviations: the released code decays to a tenth of the rate and averages a class-conditional GAN's output with a
     denoised and super-resolved one, trained on ImageNet; here one small residual network is trained on
     `Knowledge.auxiliary` (`enhance=False` leaves it out and needs no images); labels are inferred, the released code is
-    told them; the distance follows a known defense (`Known`), the released one does not.
+    told them; the distance follows a known defense (`DefenseAware`), the released one does not.
     """
     source = GradientMatching(
-        distance=Known(L2()),
+        distance=DefenseAware(L2()),
         optimizer=Adam(lr=lr),
         steps=steps,
         schedule="cosine",

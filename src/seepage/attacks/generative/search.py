@@ -85,17 +85,17 @@ class LatentSearch(Attack):
         like = next(iter(observed.params.values()))
         assert observed.batch_size is not None  # `check` refused it
         assert labels is not None
-        canvas = self.parameters.start(observed.batch_size, transcript.knowledge, like, generator(seed, "start"))
+        space = self.parameters.start(observed.batch_size, transcript.knowledge, like, generator(seed, "start"))
 
         def images(point: Point) -> Tensor:
             with torch.no_grad():
-                return canvas.render([torch.from_numpy(point).to(like).view_as(canvas.unknowns[0])])
+                return space.decode([torch.from_numpy(point).to(like).view_as(space.unknowns[0])])
 
         def distance(point: Point) -> float:
             value = target.distance(images(point), labels)
             return value if math.isfinite(value) else WORST
 
-        search = _Search(self, canvas.unknowns[0].numel(), seed)
+        search = _EvolutionSearch(self, space.unknowns[0].numel(), seed)
         status = search.run(distance, progress)
         return Reconstruction(
             images(search.best),
@@ -122,7 +122,7 @@ class _Target:
 
     @classmethod
     def of(cls, distance: Distance, transcript: Transcript) -> "_Target":
-        """A known defense without chance is run on each guess; of others the distance follows what it can (`Known`)."""
+        """A known deterministic defense is run on each guess; others are left to the distance (`DefenseAware`)."""
         observed, knowledge = transcript[0], transcript.knowledge
         defense = knowledge.defense
         if (
@@ -130,9 +130,9 @@ class _Target:
             or knowledge.client.per_client is not knowledge.client
             or not _repeatable(defense, transcript)
         ):
-            return cls(Problem.of(observed, knowledge, distance.given(knowledge, observed), None), None)
+            return cls(Problem.of(observed, knowledge, distance.adapt_to(knowledge, observed), None), None)
         plain = replace(knowledge, defense=None)
-        return cls(Problem.of(observed, plain, distance.given(plain, observed), None), defense)
+        return cls(Problem.of(observed, plain, distance.adapt_to(plain, observed), None), defense)
 
     def distance(self, inputs: Tensor, labels: Tensor) -> float:
         """The distance of a guess, in float64 of gradients in the model's precision."""
@@ -162,7 +162,7 @@ def _repeatable(defense: Defense, transcript: Transcript) -> bool:
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-class _Search:
+class _EvolutionSearch:
     """A running search. It is repeated from the values seen so far, which are all that a checkpoint holds."""
 
     def __init__(self, attack: LatentSearch, size: int, seed: int) -> None:

@@ -42,7 +42,7 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
-class Known(Distance):
+class DefenseAware(Distance):
     """A distance that follows the client's defense where the attacker is told of it, and is `inner` where not.
 
     Entries that `selective_encryption`, `soteria` and `partial_access` to the lowest set to zero are left out. Those
@@ -54,7 +54,7 @@ class Known(Distance):
     tests). Other defenses are not followed, nor any defense of several clients whose updates are summed.
 
     >>> from seepage.attacks.matching.distances import L2
-    >>> known = Known(L2()).given(Knowledge(nn.Identity(), FedSGD(), (1,), 2, defense=Sparsify(keep=0.5)))
+    >>> known = DefenseAware(L2()).adapt_to(Knowledge(nn.Identity(), FedSGD(), (1,), 2, defense=Sparsify(keep=0.5)))
     >>> dummy, sent = {"w": torch.tensor([2.0, 0.5, -3.0, 1.0])}, {"w": torch.tensor([2.0, 0.0, -3.0, 0.0])}
     >>> float(L2()(dummy, sent)), round(float(known(dummy, sent)), 4)
     (1.25, 0.0011)
@@ -67,8 +67,8 @@ class Known(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.inner(dummy, target)
 
-    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
-        inner, defense = self.inner.given(knowledge, observed), knowledge.defense
+    def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        inner, defense = self.inner.adapt_to(knowledge, observed), knowledge.defense
         if defense is None or knowledge.client.per_client is not knowledge.client:
             return inner
         followed = _steps(defense.parts if isinstance(defense, Compose) else (defense,), knowledge.model)
@@ -82,11 +82,11 @@ class Known(Distance):
                 steps.append(replace(step, rescale=blind))
             elif not isinstance(step, Rounded) or isinstance(inner, L1):
                 steps.append(step)
-        return Through(inner, tuple(steps)) if steps else inner
+        return Composed(inner, tuple(steps)) if steps else inner
 
 
 @dataclass(frozen=True)
-class Through(Distance):
+class Composed(Distance):
     """A distance after the dummy gradient went through what the defense does."""
 
     inner: Distance

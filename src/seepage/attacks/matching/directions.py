@@ -11,11 +11,11 @@ from torch import Tensor
 
 from seepage.errors import SeepageError
 
-Slopes = list[Tensor]
+Gradients = list[Tensor]
 """One tensor per unknown, shaped like it: gradients of the objective, or moves."""
 
 
-class Place(Protocol):
+class SearchPoint(Protocol):
     """Where a search stands: what a direction may ask beyond the gradient it is given."""
 
     @property
@@ -26,13 +26,13 @@ class Place(Protocol):
     def lr(self) -> float:
         """The learning rate of this step."""
 
-    def slopes_at(self, moves: Sequence[Tensor]) -> Slopes:
+    def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         """The objective's gradients at unknowns plus `moves`: one more evaluation."""
 
-    def step_along(self, slopes: Sequence[Tensor]) -> Slopes:
-        """The moves of one full optimiser step that is given `slopes`; the optimiser is left as it was."""
+    def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
+        """The moves of one full optimiser step that is given `gradients`; the optimiser is left as it was."""
 
-    def noise(self, like: Sequence[Tensor]) -> Slopes:
+    def noise(self, like: Sequence[Tensor]) -> Gradients:
         """Standard normal numbers of this step's own."""
 
 
@@ -46,24 +46,24 @@ class Direction(ABC):
     needs_plain_steps: ClassVar[bool] = False
 
     @abstractmethod
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
-        """Tensors of the slopes' shapes."""
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        """Tensors of the gradients' shapes."""
 
 
 @dataclass(frozen=True)
 class Plain(Direction):
     """The gradient itself."""
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
-        return slopes
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        return gradients
 
 
 @dataclass(frozen=True)
 class Sign(Direction):
     """Only its signs (Inverting Gradients): a step no longer depends on how steep the objective is."""
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
-        return [slope.sign() for slope in slopes]
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        return [gradient.sign() for gradient in gradients]
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ class SoftSign(Direction):
     As in the breaching package's later presets; no paper states it.
     """
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
         s = 1 - place.share
-        return [(slope * s).tanh() / s for slope in slopes]
+        return [(gradient * s).tanh() / s for gradient in gradients]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +96,12 @@ class Blended(Direction):
     def __post_init__(self) -> None:
         _check_weight(self.weight, self.k)
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
-        length = math.sqrt(sum(float(slope.square().sum()) for slope in slopes))
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        length = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
         if not length > 0:
-            return slopes
-        ahead = place.slopes_at([slope * (self.k / length) for slope in slopes])
-        return _blend(slopes, ahead, self.weight)
+            return gradients
+        ahead = place.gradients_at([gradient * (self.k / length) for gradient in gradients])
+        return _blend(gradients, ahead, self.weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +120,13 @@ class LookAhead(Direction):
     def __post_init__(self) -> None:
         _check_weight(self.weight, 1.0)
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
-        here = self._turned(slopes)
-        ahead = self._turned(place.slopes_at(place.step_along(here)))
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        here = self._turned(gradients)
+        ahead = self._turned(place.gradients_at(place.step_along(here)))
         return _blend(here, ahead, self.weight)
 
-    def _turned(self, slopes: Slopes) -> Slopes:
-        return [slope.sign() for slope in slopes] if self.signed else slopes
+    def _turned(self, gradients: Gradients) -> Gradients:
+        return [gradient.sign() for gradient in gradients] if self.signed else gradients
 
 
 @dataclass(frozen=True)
@@ -141,12 +141,12 @@ class Langevin(Direction):
 
     scale: float
 
-    def __call__(self, slopes: Slopes, place: Place) -> Slopes:
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
         factor = self.scale * place.lr
-        return [slope + factor * noise for slope, noise in zip(slopes, place.noise(slopes), strict=True)]
+        return [gradient + factor * noise for gradient, noise in zip(gradients, place.noise(gradients), strict=True)]
 
 
-def _blend(here: Slopes, ahead: Slopes, weight: float) -> Slopes:
+def _blend(here: Gradients, ahead: Gradients, weight: float) -> Gradients:
     return [torch.lerp(a, b, weight) for a, b in zip(here, ahead, strict=True)]
 
 

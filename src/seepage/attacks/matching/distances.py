@@ -16,7 +16,7 @@ TINY = 1e-30
 
 
 def safe_norm(dummy: Tensors) -> Tensor:
-    """Euclidean norm with a finite slope, 0, where all entries are 0, as those of an unused parameter are."""
+    """Euclidean norm with a finite gradient, 0, where all entries are 0, as those of an unused parameter are."""
     return (dot(dummy, dummy) + TINY).sqrt()
 
 
@@ -27,7 +27,7 @@ class Distance(ABC):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         """The distance, a scalar `[]`."""
 
-    def given(self, knowledge: Knowledge, observed: Round | None = None) -> "Distance":
+    def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> "Distance":
         """The distance to use by an attacker who knows this; itself, unless it depends on the client's defense.
 
         Args:
@@ -53,8 +53,8 @@ class Sum(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.first(dummy, target) + self.second(dummy, target)
 
-    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
-        return Sum(self.first.given(knowledge, observed), self.second.given(knowledge, observed))
+    def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return Sum(self.first.adapt_to(knowledge, observed), self.second.adapt_to(knowledge, observed))
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Scaled(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return self.weight * self.inner(dummy, target)
 
-    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
-        return Scaled(self.weight, self.inner.given(knowledge, observed))
+    def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return Scaled(self.weight, self.inner.adapt_to(knowledge, observed))
 
 
 @dataclass(frozen=True)
@@ -152,5 +152,5 @@ class PerTensor(Distance):
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return torch.stack([self.inner({name: dummy[name]}, {name: target[name]}) for name in target]).sum()
 
-    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
-        return PerTensor(self.inner.given(knowledge, observed))
+    def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return PerTensor(self.inner.adapt_to(knowledge, observed))

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
-from seepage.attacks.matching.directions import Direction, Plain, Slopes
+from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
-from seepage.attacks.matching.first_order import cheaper
+from seepage.attacks.matching.first_order import with_first_order_step
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.layers import LayerPrior
-from seepage.attacks.matching.objective import Objective
+from seepage.attacks.matching.objective import MatchingObjective
 from seepage.attacks.matching.optimizers import LBFGS, OptimizerSettings, Schedule
 from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Local, Problem
-from seepage.attacks.matching.search import Search
+from seepage.attacks.matching.search import Restart
 from seepage.core.nn import first_layer, generator, norm
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
@@ -55,8 +55,9 @@ class GradientMatching(Attack):
             zero gradient.
         local: How an update of several local steps is matched: `unrolled` differentiates all of them, `averaged`
             takes it for the mean of gradients at the weights that were sent out, one for each local batch.
-        slopes: `exact`: by differentiating twice. `first_order`: from two first-order passes. `auto`: the latter where
-            a trial at the start shows that it holds, but for L-BFGS, which lives on small changes, and short searches.
+        gradients: `exact`: by differentiating twice. `first_order`: from two first-order passes. `auto`: the latter
+            where a trial at the start shows that it holds, but for L-BFGS, which lives on small changes, and short
+            searches.
     """
 
     distance: Distance
@@ -72,7 +73,7 @@ class GradientMatching(Attack):
     microbatch: int | None = None
     tolerance: float = 1e-10
     local: Local = "unrolled"
-    slopes: Literal["auto", "exact", "first_order"] = "auto"
+    gradients: Literal["auto", "exact", "first_order"] = "auto"
 
     def __post_init__(self) -> None:
         counts = {"steps": self.steps, "restarts": self.restarts, "microbatch": self.microbatch}
@@ -106,7 +107,7 @@ class GradientMatching(Attack):
         first = first_layer(knowledge.model)
         if first is not None and isinstance(first[1], nn.Embedding | nn.EmbeddingBag):
             raise Inapplicable(
-                f"the model's first layer {first[0]!r} looks up whole numbers, along which there is no slope to follow",
+                f"the model's first layer {first[0]!r} looks up whole numbers, which have no gradient to follow",
                 "audit the network behind the embedding, with embedded inputs as its data",
             )
         if observed.batch_size is None:
@@ -126,16 +127,18 @@ class GradientMatching(Attack):
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
         return self._objective(transcript[0], transcript.knowledge).value_at(inputs, labels)
 
-    def _objective(self, observed: Round, knowledge: Knowledge) -> Objective:
-        problem = Problem.of(observed, knowledge, self.distance.given(knowledge, observed), self.microbatch, self.local)
+    def _objective(self, observed: Round, knowledge: Knowledge) -> MatchingObjective:
+        problem = Problem.of(
+            observed, knowledge, self.distance.adapt_to(knowledge, observed), self.microbatch, self.local
+        )
         own = tuple(prior for prior in self.priors if isinstance(prior, Prior))
-        return Objective(problem, knowledge, observed, own, self._layer_priors)
+        return MatchingObjective(problem, knowledge, observed, own, self._layer_priors)
 
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
         self.check(transcript)
         knowledge, observed = transcript.knowledge, transcript[0]
-        run = _Run(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
-        run.quicken()
+        run = _MatchingRun(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
+        run.select_solver()
         step = _resume(run.searches, progress.load())
         status: Status | None = None
         every = max(1, self.steps // RECORDS)
@@ -151,40 +154,42 @@ class GradientMatching(Attack):
         return run.reconstruction(step, status)
 
 
-class _Run:
+class _MatchingRun:
     """One call of the engine: the parts of the attack at work on one update."""
 
-    def __init__(self, attack: GradientMatching, objective: Objective, labels: Tensor | None, seed: int) -> None:
+    def __init__(
+        self, attack: GradientMatching, objective: MatchingObjective, labels: Tensor | None, seed: int
+    ) -> None:
         self.attack, self.objective, self.labels, self.seed = attack, objective, labels, seed
         self.knowledge, self.observed = objective.knowledge, objective.observed
         self.every = max(1, attack.steps // RECORDS)
         target = self.observed.gradient(self.knowledge.client)
         zero = {name: torch.zeros_like(tensor) for name, tensor in target.items()}
-        self.scale = float(attack.distance.given(self.knowledge, self.observed)(zero, target))
+        self.scale = float(attack.distance.adapt_to(self.knowledge, self.observed)(zero, target))
         self.searches = [self._start(r) for r in range(attack.restarts)]
         self.remarks: tuple[str, ...] = ()
 
-    def quicken(self) -> None:
+    def select_solver(self) -> None:
         """Take the first-order step where it is asked for, or holds. The choice depends on the start alone."""
         attack, problem = self.attack, self.objective.problem
         short = isinstance(attack.optimizer, LBFGS) or attack.steps < WORTH
-        if attack.slopes == "exact" or (attack.slopes == "auto" and short) or not isinstance(problem, Problem):
+        if attack.gradients == "exact" or (attack.gradients == "auto" and short) or not isinstance(problem, Problem):
             return
         search = self.searches[0]
-        inputs, labels = search.render()[1].detach(), self.labels_of(search).detach()
-        quicker, note = cheaper(problem, inputs, labels, force=attack.slopes == "first_order")
+        inputs, labels = search.decode()[1].detach(), self.labels_of(search).detach()
+        quicker, note = with_first_order_step(problem, inputs, labels, force=attack.gradients == "first_order")
         self.objective = replace(self.objective, problem=quicker)
         self.remarks = () if note is None else (note,)
 
-    def _start(self, restart: int) -> Search:
+    def _start(self, restart: int) -> Restart:
         assert self.observed.batch_size is not None  # `check` refused it
         draw = generator(self.seed, "start", restart)
         like = next(iter(self.observed.params.values()))
-        canvas = self.attack.parameters.start(self.observed.batch_size, self.knowledge, like, draw)
+        space = self.attack.parameters.start(self.observed.batch_size, self.knowledge, like, draw)
         logits = None
         if self.labels is None:
             logits = self.attack.labels.first_logits(self.observed, self.knowledge, draw).to(like)
-        return Search(canvas, logits, self.attack.optimizer, self.attack.schedule, self.attack.steps)
+        return Restart(space, logits, self.attack.optimizer, self.attack.schedule, self.attack.steps)
 
     @property
     def ended(self) -> bool:
@@ -199,16 +204,16 @@ class _Run:
         """One optimiser step of every restart; each sees the others where they stood before it."""
         standing: dict[int, Tensor] = {}
         if self.objective.compares:
-            standing = {r: s.render()[1].detach() for r, s in enumerate(self.searches) if s.ended is None}
+            standing = {r: s.decode()[1].detach() for r, s in enumerate(self.searches) if s.ended is None}
         for r, search in enumerate(self.searches):
             self.advance(search, step, r, [inputs for other, inputs in standing.items() if other != r])
 
-    def advance(self, search: Search, step: int, restart: int, others: Sequence[Tensor]) -> None:
+    def advance(self, search: Restart, step: int, restart: int, others: Sequence[Tensor]) -> None:
         """One optimiser step of one restart."""
         if search.ended is not None:
             return
         first: list[float] = []
-        place = _Place(self, search, step, restart, others)
+        place = _SearchPoint(self, search, step, restart, others)
 
         def closure() -> float:
             value, distance = self._differentiate(search, place)
@@ -231,29 +236,29 @@ class _Run:
         if search.ended is None and not (math.isfinite(value) and search.is_finite()):
             search.ended = "diverged"
 
-    def _is_explained(self, search: Search) -> bool:
+    def _is_explained(self, search: Restart) -> bool:
         """Whether the distance is as small as it seems; float32 rounds some to 0 on the way."""
-        exact = self.objective.problem.distance_at(search.render()[1].detach(), self.labels_of(search).detach())
+        exact = self.objective.problem.distance_at(search.decode()[1].detach(), self.labels_of(search).detach())
         return exact <= self.attack.tolerance * self.scale
 
-    def _differentiate(self, search: Search, place: "_Place") -> tuple[float, float]:
-        """Objective and distance at the current point; leaves the gradients in the unknowns' `.grad`."""
+    def _differentiate(self, search: Restart, place: "_SearchPoint") -> tuple[float, float]:
+        """MatchingObjective and distance at the current point; leaves the gradients in the unknowns' `.grad`."""
         search.evaluations += 1
-        unknowns, inputs = search.render()
+        unknowns, inputs = search.decode()
         labels = self.labels_of(search)
         evaluation, distance = self.objective.at(inputs, labels, place.others)
-        slopes = list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
+        gradients = list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
         if search.logits is not None:
             assert evaluation.by_labels is not None
             search.logits.grad = torch.autograd.grad(labels, search.logits, evaluation.by_labels)[0]
         if math.isfinite(evaluation.value):
-            search.offer(evaluation.value, inputs, labels)
-            slopes = self.attack.direction(slopes, place)
-        for unknown, slope in zip(search.unknowns, slopes, strict=True):
-            unknown.grad = slope
+            search.update_best(evaluation.value, inputs, labels)
+            gradients = self.attack.direction(gradients, place)
+        for unknown, gradient in zip(search.unknowns, gradients, strict=True):
+            unknown.grad = gradient
         return evaluation.value, distance
 
-    def labels_of(self, search: Search) -> Tensor:
+    def labels_of(self, search: Restart) -> Tensor:
         """Fixed labels, or the search's own as probabilities."""
         if search.logits is not None:
             return search.logits.softmax(-1)
@@ -296,7 +301,7 @@ class _Run:
     def _cost(self, step: int) -> dict[str, float]:
         return {"steps": step, "evaluations": sum(search.evaluations for search in self.searches)}
 
-    def _status(self, search: Search) -> Status:
+    def _status(self, search: Restart) -> Status:
         if search.ended == "explained":
             return "ok"
         if search.ended == "diverged":
@@ -305,11 +310,11 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _SearchPoint:
     """Where one restart stands at one step, as its direction may ask about it."""
 
-    run: _Run
-    search: Search
+    run: _MatchingRun
+    search: Restart
     step: int
     restart: int
     others: Sequence[Tensor]
@@ -322,17 +327,17 @@ class _Place:
     def lr(self) -> float:
         return float(self.search.optimizer.param_groups[0]["lr"])
 
-    def slopes_at(self, moves: Sequence[Tensor]) -> Slopes:
+    def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         self.search.evaluations += 1
-        unknowns, inputs = self.search.render(moves)
+        unknowns, inputs = self.search.decode(moves)
         labels = self.run.labels_of(self.search).detach()
         evaluation, _ = self.run.objective.at(inputs, labels, self.others)
         return list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
 
-    def step_along(self, slopes: Sequence[Tensor]) -> Slopes:
-        return self.search.step_along(slopes)
+    def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
+        return self.search.step_along(gradients)
 
-    def noise(self, like: Sequence[Tensor]) -> Slopes:
+    def noise(self, like: Sequence[Tensor]) -> Gradients:
         draw = generator(self.run.seed, f"noise/{self.restart}", self.step)
         return [torch.randn(tensor.shape, generator=draw).to(tensor) for tensor in like]
 
@@ -341,8 +346,8 @@ class _Explained(Exception):
     """The observed update is explained to rounding; ends an optimiser's inner loop early."""
 
 
-def has_settled(history: list[tuple[int, float]], share: float = 0.1, slope: float = 0.01) -> bool:
-    """Whether the objective fell by less than `slope` of itself over the last `share` of the recorded steps.
+def has_settled(history: list[tuple[int, float]], share: float = 0.1, gradient: float = 0.01) -> bool:
+    """Whether the objective fell by less than `gradient` of itself over the last `share` of the recorded steps.
 
     >>> has_settled([(step, 1.0) for step in range(20)]), has_settled([(s, 20.0 - s) for s in range(20)])
     (True, False)
@@ -350,10 +355,10 @@ def has_settled(history: list[tuple[int, float]], share: float = 0.1, slope: flo
     if len(history) < 10:
         return False
     tail = [value for _, value in history[-max(2, round(share * len(history))) :]]
-    return tail[0] - min(tail) <= slope * abs(tail[0])
+    return tail[0] - min(tail) <= gradient * abs(tail[0])
 
 
-def _checkpoint(searches: list[Search], step: int) -> Checkpoint:
+def _checkpoint(searches: list[Restart], step: int) -> Checkpoint:
     tensors: Tensors = {}
     facts = []
     for r, search in enumerate(searches):
@@ -363,7 +368,7 @@ def _checkpoint(searches: list[Search], step: int) -> Checkpoint:
     return Checkpoint(tensors, {"step": step, "searches": facts})
 
 
-def _resume(searches: list[Search], checkpoint: Checkpoint | None) -> int:
+def _resume(searches: list[Restart], checkpoint: Checkpoint | None) -> int:
     if checkpoint is None:
         return 0
     for r, (search, facts) in enumerate(zip(searches, checkpoint.facts["searches"], strict=True)):

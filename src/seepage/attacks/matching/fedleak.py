@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.directions import Blended, LookAhead, Plain
 from seepage.attacks.matching.distances import L1, Cosine, PerTensor
 from seepage.attacks.matching.engine import GradientMatching
@@ -42,7 +42,7 @@ def fedleak(
     1e-5, activation penalty 1e-4 (the loss of section 4.4); direction blended from x and x + phi with lambda' 0.7
     (eq. 13); Adam at 1e-4, 10,000 steps, uniform start, values clamped to [0, 1]; labels by the count rule, optimised
     along. Two evaluations per step. Where the attacker is told of the client's defense, the distance follows it
-    (`Known`), which is not of the paper.
+    (`DefenseAware`), which is not of the paper.
 
     Deviations and readings: entries are chosen by the gradient of the weights (line 5 of Algorithm 1 says of the
     inputs, which cannot index it), over all tensors together; L1 is a mean, as in the paper's own derivation; the
@@ -51,7 +51,7 @@ def fedleak(
     """
     activations = (ActivationSize(activation),) if activation > 0 else ()
     return GradientMatching(
-        distance=Known(TopMagnitude(inner=L1(l1) + Cosine(), ratio=ratio, by=by, sample=sample)),
+        distance=DefenseAware(TopMagnitude(inner=L1(l1) + Cosine(), ratio=ratio, by=by, sample=sample)),
         priors=(*((TotalVariation(tv),) if tv > 0 else ()), *activations),
         optimizer=Adam(lr=lr),
         steps=steps,
@@ -92,7 +92,7 @@ def fedleak_released(
     for each original.
     """
     return GradientMatching(
-        distance=Known(PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=ratio))),
+        distance=DefenseAware(PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=ratio))),
         priors=(TotalVariation(tv),) if tv > 0 else (),
         optimizer=Adam(lr=lr, weight_decay=0.01),
         steps=steps,

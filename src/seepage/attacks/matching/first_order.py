@@ -11,16 +11,16 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
+from seepage.attacks.matching.distance_gradients import value_and_gradients
+from seepage.attacks.matching.frozen_pattern import ActivationPattern, FrozenPattern, RecordedPattern
 from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.attacks.matching.replay import Choice, Recording, Replay
-from seepage.attacks.matching.slopes import value_and_slopes
 from seepage.clients import FedSGD
 from seepage.core.nn import forward, in_mode
 from seepage.types import Tensors
 
 Extra = Callable[[], Tensor]
 ALIKE = 0.999
-"""The smallest cosine to the exact slopes at which this step may stand in for them."""
+"""The smallest cosine to the exact gradients at which this step may stand in for them."""
 WINDOW = 5.0
 """A move in the weights may change the input gradient by this many times more or less than it best would."""
 TRIES = 4
@@ -29,20 +29,20 @@ TRIES = 4
 
 @dataclass(frozen=True)
 class FirstOrderProblem:
-    r"""A matching problem whose slopes come from two first-order passes, in place of a double backward pass.
+    r"""A matching problem whose gradients come from two first-order passes, in place of a double backward pass.
 
-    With `g'(x) = dL/dw` and `v = dD/dg'`, the slope `dD/dx = d/dx <v, g'(x)>` equals `d/de dL/dx (w + e v)` at
+    With `g'(x) = dL/dw` and `v = dD/dg'`, the gradient `dD/dx = d/dx <v, g'(x)>` equals `d/de dL/dx (w + e v)` at
     `e = 0`: the change of the *input* gradient as the weights move along v (for the Hessian itself: Pearlmutter 1994).
-    It is taken as a forward difference. A network with kinks has no use for that as it stands, since units that switch
-    between w and w + e v add jumps over e; so the second pass replays the choices (ReLU, max pooling) of the first,
-    which is what the exact derivative does too. Batch norm in train mode moves its statistics along with e, as it must.
+    It is taken as a forward difference. In a piecewise linear network units that switch between w and w + e v would add
+    jumps over e; so the second pass keeps the activation pattern (ReLU, max pooling) of the first, which is what the
+    exact derivative does too. Batch norm in train mode moves its statistics along with e, as it must.
 
     The numbers are those of the exact step to a relative error of about 1e-3 in single precision, and 1e-6 in double.
-    Call `agreement` at a point to see it: a network with kinks that are not replayed shows there.
+    Call `agreement` at a point to see it: a network with non-smooth points that are not replayed shows there.
 
     Args:
         exact: The problem to solve.
-        reach: Length of the move in the weights, as a share of theirs. `cheaper` fits it to the network.
+        reach: Length of the move in the weights, as a share of theirs. `with_first_order_step` fits it to the network.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -61,12 +61,12 @@ class FirstOrderProblem:
     def evaluate(
         self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
     ) -> Evaluation:
-        """As `Problem.evaluate`: the same value, and slopes up to the error of a finite difference.
+        """As `Problem.evaluate`: the same value, and gradients up to the error of a finite difference.
 
         Args:
             inputs: The candidate.
             labels: Its labels, `[n]` class numbers or `[n, classes]` chances.
-            extra: As for `Problem.evaluate`. Its slope rides on the second pass and costs no pass of its own.
+            extra: As for `Problem.evaluate`. Its gradient rides on the second pass and costs no pass of its own.
         """
         return self._evaluate(inputs, labels, extra)[0]
 
@@ -83,7 +83,7 @@ class FirstOrderProblem:
     def agreement(
         self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
     ) -> float:
-        """Cosine between this problem's slopes by the inputs and the exact ones, which it computes too."""
+        """Cosine between this problem's gradients by the inputs and the exact ones, which it computes too."""
         own = self.evaluate(inputs, labels, extra).by_inputs
         theirs = self.exact.evaluate(inputs, labels, extra).by_inputs
         if not (own.any() or theirs.any()):
@@ -101,7 +101,7 @@ class FirstOrderProblem:
             before.append(first.by_leaves)
             dummy = _add(dummy, first.by_weights)
             added += first.added
-        kept = first.choices if len(chunks) == 1 else None
+        kept = first.patterns if len(chunks) == 1 else None
         old = [torch.cat(parts) for parts in zip(*before, strict=True)]
         value, changes, reach = self._changes(dummy, old, kept, inputs, labels, extra)
         return Evaluation(value + added, changes[0], changes[1] if len(changes) > 1 else None), reach
@@ -110,20 +110,20 @@ class FirstOrderProblem:
         self,
         dummy: Sequence[Tensor],
         old: Sequence[Tensor],
-        kept: Sequence[Choice] | None,
+        kept: Sequence[ActivationPattern] | None,
         inputs: Tensor,
         labels: Tensor,
         extra: Extra | None,
     ) -> tuple[float, list[Tensor], float]:
-        """The distance; by how much the slopes change per length of the move along v; and the best reach here.
+        """The distance; by how much the gradients change per length of the move along v; and the best reach here.
 
         A move that changes the input gradient by a share far from the best one is made again, longer or shorter.
         """
         named = dict(zip(self.exact.params, dummy, strict=True))
         reach, best = self.reach, best_share(inputs)
         for _ in range(TRIES):
-            value, slopes = value_and_slopes(self.exact.distance, named, self.exact.target)
-            step, moved = self._moved(slopes, reach)
+            value, gradients = value_and_gradients(self.exact.distance, named, self.exact.target)
+            step, moved = self._moved(gradients, reach)
             new = self._second_pass(moved, step, kept, inputs, labels, extra)
             share = float((new[0] - old[0]).norm() / old[0].norm())
             far = not best / WINDOW <= share <= best * WINDOW
@@ -141,38 +141,38 @@ class FirstOrderProblem:
     def _loss(self, weights: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
         """The loss whose gradient FedSGD sends."""
         client = self.exact.client
-        assert isinstance(client, FedSGD)  # `cheaper` lets no other in
+        assert isinstance(client, FedSGD)  # `with_first_order_step` lets no other in
         with in_mode(self.exact.model, training=client.mode == "train"):
             return F.cross_entropy(forward(self.exact.model, weights, inputs, buffers=self.exact.buffers), labels)
 
     def _first_pass(self, inputs: Tensor, labels: Tensor, n: int, extra: Extra | None) -> "_FirstPass":
-        """One chunk's share in the loss: its slopes, and the choices its kinks made. `n` examples are in the batch."""
+        """One chunk's share in the loss: its gradients, and its activation pattern. `n` examples are in the batch."""
         leaves = _leaves(inputs, labels)
         weights = {name: tensor.detach().requires_grad_() for name, tensor in self.exact.params.items()}
         share = len(inputs) / n
-        with Recording() as taken:
+        with RecordedPattern() as taken:
             loss = self._loss(weights, inputs=leaves[0], labels=leaves[1] if len(leaves) > 1 else labels) * share
         added = 0.0 if extra is None else extra().item() * share
-        slopes = torch.autograd.grad(loss, [*leaves, *weights.values()], materialize_grads=True)
-        # The choices of a chunk are made again rather than kept: what is kept grows with the batch.
-        choices = taken.choices if len(inputs) == n else []
-        return _FirstPass(slopes[: len(leaves)], slopes[len(leaves) :], choices, added)
+        gradients = torch.autograd.grad(loss, [*leaves, *weights.values()], materialize_grads=True)
+        # The patterns of a chunk are made again rather than kept: what is kept grows with the batch.
+        patterns = taken.patterns if len(inputs) == n else []
+        return _FirstPass(gradients[: len(leaves)], gradients[len(leaves) :], patterns, added)
 
-    def _choices(self, inputs: Tensor, labels: Tensor) -> list[Choice]:
-        with torch.no_grad(), Recording() as taken:
+    def _patterns(self, inputs: Tensor, labels: Tensor) -> list[ActivationPattern]:
+        with torch.no_grad(), RecordedPattern() as taken:
             self._loss(self.exact.params, inputs, labels)
-        choices: list[Choice] = taken.choices
-        return choices
+        patterns: list[ActivationPattern] = taken.patterns
+        return patterns
 
     @cached_property
     def _size(self) -> float:
         """Length of all weights together."""
         return float(get_total_norm(list(self.exact.params.values())))
 
-    def _moved(self, slopes: Tensors, reach: float) -> tuple[float, Tensors]:
-        """The length of the step, and the weights after it: `w + step v`. It overwrites `slopes`."""
+    def _moved(self, gradients: Tensors, reach: float) -> tuple[float, Tensors]:
+        """The length of the step, and the weights after it: `w + step v`. It overwrites `gradients`."""
         names, weights = list(self.exact.params), list(self.exact.params.values())
-        v = [slopes[name] for name in names]
+        v = [gradients[name] for name in names]
         length = float(get_total_norm(v))
         step = reach * (self._size or 1.0) / length if length > 0 else 1.0
         torch._foreach_mul_(v, step)
@@ -183,22 +183,22 @@ class FirstOrderProblem:
         self,
         weights: Tensors,
         step: float,
-        kept: Sequence[Choice] | None,
+        kept: Sequence[ActivationPattern] | None,
         inputs: Tensor,
         labels: Tensor,
         extra: Extra | None,
     ) -> list[Tensor]:
-        """Slopes by inputs (and chances) at other weights, with the choices made at the old ones."""
+        """Gradients by inputs (and chances) at other weights, with the patterns made at the old ones."""
         parts = []
         for chunk in self._chunks(len(inputs)):
-            choices = self._choices(inputs[chunk], labels[chunk]) if kept is None else kept
+            patterns = self._patterns(inputs[chunk], labels[chunk]) if kept is None else kept
             leaves = _leaves(inputs[chunk], labels[chunk])
-            with Replay(choices):
+            with FrozenPattern(patterns):
                 loss = self._loss(weights, leaves[0], leaves[-1] if len(leaves) > 1 else labels[chunk])
             if extra is not None:
                 loss = loss + step * extra()
             parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), leaves))
-        return [torch.cat(slopes) for slopes in zip(*parts, strict=True)]
+        return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -206,19 +206,19 @@ class _FirstPass:
     """What one chunk's share in the loss gave at the weights themselves.
 
     Attributes:
-        by_leaves: Slopes by the inputs and, if soft, the labels.
-        by_weights: One slope per parameter.
-        choices: What the kinks did; empty for one chunk of several.
+        by_leaves: Gradients by the inputs and, if soft, the labels.
+        by_weights: One gradient per parameter.
+        patterns: What the non-smooth points did; empty for one chunk of several.
         added: The chunk's share in the extra penalty.
     """
 
     by_leaves: tuple[Tensor, ...]
     by_weights: tuple[Tensor, ...]
-    choices: list[Choice]
+    patterns: list[ActivationPattern]
     added: float
 
 
-def cheaper(
+def with_first_order_step(
     exact: Problem, inputs: Tensor, labels: Tensor, extra: Extra | None = None, *, force: bool = False
 ) -> tuple[Problem | FirstOrderProblem, str | None]:
     """The problem with a first-order step, where one trial at this very point shows that it holds.
@@ -240,8 +240,8 @@ def cheaper(
     if alike >= ALIKE:
         return trial, None
     return exact, (
-        f"The exact step was used: the slopes of the first-order one have a cosine of {alike:.4f} with it at the start,"
-        f" and {ALIKE} is asked for."
+        f"The exact step was used: the gradients of the first-order one have a cosine of {alike:.4f} with it at the "
+        f"start, and {ALIKE} is asked for."
     )
 
 

@@ -10,14 +10,14 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils import parametrize
 
-from seepage.attacks.matching.parameters import Canvas, Parameterization, check_images
+from seepage.attacks.matching.parameters import Parameterization, SearchSpace, check_images
 from seepage.core.nn import frozen_randomness
 from seepage.errors import SeepageError
 from seepage.types import Knowledge
 
 
 class _UnitNorm(nn.Module):
-    """Spectral norm, exactly: PyTorch's own keeps a power iteration's state, and a canvas has no state."""
+    """Spectral norm, exactly: PyTorch's own keeps a power iteration's state, and a space has no state."""
 
     def forward(self, weight: Tensor) -> Tensor:
         rows = weight.flatten(1)
@@ -55,7 +55,7 @@ class UntrainedGenerator(Parameterization):
     def check(self, knowledge: Knowledge) -> None:
         check_images(knowledge, "an untrained generator")
 
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
         channels, *size = knowledge.input_shape
         doublings = max(1, int(math.log2(max(size) / self.smallest)))
         small = [-(-side // 2**doublings) for side in size]
@@ -70,13 +70,13 @@ class UntrainedGenerator(Parameterization):
         low, high = knowledge.value_range
         cut = [(first * 2**doublings - side) // 2 for first, side in zip(small, size, strict=True)]
 
-        def render(unknowns: Sequence[Tensor]) -> Tensor:
+        def decode(unknowns: Sequence[Tensor]) -> Tensor:
             whole: Tensor = functional_call(network, dict(zip(names, unknowns, strict=True)), (noise,))
             top, left = cut
             return low + (high - low) * whole[..., top : top + size[0], left : left + size[1]]
 
         weights = [weight.detach().clone() for weight in network.parameters()]
-        return Canvas(weights, render, lambda unknowns: list(unknowns))
+        return SearchSpace(weights, decode, lambda unknowns: list(unknowns))
 
     def _network(self, channels: int, small: list[int], doublings: int) -> nn.Sequential:
         widths = [self.width * min(4, 2 ** (doublings - i)) for i in range(doublings + 1)]

@@ -87,7 +87,7 @@ def _reaches(momentum: float, steps: int) -> Sequence[float]:
     return [(1 - momentum ** (steps - s)) / (1 - momentum) for s in range(steps)]
 
 
-def followed(knowledge: Knowledge, observed: Round | None = None) -> ClientUpdate:
+def defended_rule(knowledge: Knowledge, observed: Round | None = None) -> ClientUpdate:
     """The client's rule with what the attacker is told of a defense that is made from the batch.
 
     That is `dp_sgd`'s clip of examples, and `guardian`'s equation where it is the only defense and one client's update
@@ -98,7 +98,7 @@ def followed(knowledge: Knowledge, observed: Round | None = None) -> ClientUpdat
         observed: The round under attack; None: only whether the rule depends on the defense is asked.
 
     >>> from torch import nn
-    >>> followed(Knowledge(nn.Identity(), FedSGD(), (1,), 2, defense=DPSGD(sigma=1.0, clip=0.5)))
+    >>> defended_rule(Knowledge(nn.Identity(), FedSGD(), (1,), 2, defense=DPSGD(sigma=1.0, clip=0.5)))
     ClippedRule(rule=FedSGD(mode='train'), clip=0.5, still=False)
     """
     client, defense = knowledge.client, knowledge.defense

@@ -52,7 +52,7 @@ class LayerPrior(ABC):
         return
 
 
-class Watch:
+class LayerWatch:
     """What watched layers saw since it was last taken."""
 
     def __init__(self) -> None:
@@ -180,5 +180,5 @@ def _running(name: str) -> tuple[str, str]:
 
 
 def _length(difference: Tensor) -> Tensor:
-    # The square root has no slope at 0, where a flat channel meets its statistics.
+    # The square root has no gradient at 0, where a flat channel meets its statistics.
     return (difference.square().sum() + 1e-30).sqrt()

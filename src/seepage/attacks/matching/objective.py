@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from seepage.attacks.matching.layers import LayerPrior, Watch
+from seepage.attacks.matching.layers import LayerPrior, LayerWatch
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Evaluation
 from seepage.types import Knowledge, Round
@@ -23,7 +23,7 @@ class Evaluates(Protocol):
 
 
 @dataclass(frozen=True)
-class Objective:
+class MatchingObjective:
     """Distance plus priors.
 
     Attributes:
@@ -39,7 +39,7 @@ class Objective:
     observed: Round
     priors: tuple[Prior, ...]
     layer_priors: tuple[LayerPrior, ...]
-    watch: Watch = field(default_factory=Watch)
+    watch: LayerWatch = field(default_factory=LayerWatch)
 
     @property
     def compares(self) -> bool:
@@ -59,8 +59,8 @@ class Objective:
             return evaluation, evaluation.value
         leaf = inputs.detach().requires_grad_()
         penalty = self._penalty(leaf, others)
-        slope = evaluation.by_inputs + torch.autograd.grad(penalty, leaf)[0]
-        return Evaluation(evaluation.value + penalty.item(), slope, evaluation.by_labels), evaluation.value
+        gradient = evaluation.by_inputs + torch.autograd.grad(penalty, leaf)[0]
+        return Evaluation(evaluation.value + penalty.item(), gradient, evaluation.by_labels), evaluation.value
 
     def value_at(self, inputs: Tensor, labels: Tensor) -> float:
         """The objective alone, of one restart without others."""

@@ -1,4 +1,4 @@
-"""What the unknowns are, where they start, and how inputs are rendered from them."""
+"""What the unknowns are, where they start, and how inputs are decoded from them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,17 +17,17 @@ Start = Literal["normal", "uniform", "wide", "grey", "patterned"]
 
 
 @dataclass(frozen=True)
-class Canvas:
+class SearchSpace:
     """One restart's first unknowns, and what they stand for.
 
     Attributes:
         unknowns: Leaf tensors of any shapes.
-        render: Unknowns to inputs `[batch, *shape]`, differentiable and without state.
+        decode: Unknowns to inputs `[batch, *shape]`, differentiable and without state.
         project: The nearest unknowns whose inputs lie in the value range.
     """
 
     unknowns: list[Tensor]
-    render: Callable[[Sequence[Tensor]], Tensor]
+    decode: Callable[[Sequence[Tensor]], Tensor]
     project: Callable[[Sequence[Tensor]], list[Tensor]]
 
 
@@ -35,11 +35,11 @@ class Parameterization(ABC):
     """A way to write a batch of inputs with free numbers."""
 
     @abstractmethod
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
-        """A canvas with the first unknowns of one restart, in the precision and on the device of `like`."""
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        """A space with the first unknowns of one restart, in the precision and on the device of `like`."""
 
     def check(self, knowledge: Knowledge) -> None:
-        """Raise `Inapplicable` where inputs of this shape cannot be rendered."""
+        """Raise `Inapplicable` where inputs of this shape cannot be decoded."""
         return
 
 
@@ -84,7 +84,7 @@ class Pixels(Parameterization):
     mean: float = 0.0
     std: float = 1.0
 
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
         shape = (batch_size, *knowledge.input_shape)
         if self.start_from == "normal":
             first = torch.randn(shape, generator=generator)
@@ -92,7 +92,7 @@ class Pixels(Parameterization):
             inputs = first_inputs(self.start_from, shape, knowledge.value_range, generator)
             first = (inputs - self.mean) / self.std
         low, high = ((bound - self.mean) / self.std for bound in knowledge.value_range)
-        return Canvas(
+        return SearchSpace(
             [first.to(like)],
             lambda unknowns: self.mean + self.std * unknowns[0],
             lambda unknowns: [unknowns[0].clamp(low, high)],
@@ -124,7 +124,7 @@ class MultiScale(Parameterization):
     def check(self, knowledge: Knowledge) -> None:
         check_images(knowledge, "a pyramid of scales")
 
-    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> Canvas:
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
         pixels = Pixels(start_from=self.start_from, mean=self.mean, std=self.std)
         flat = pixels.start(batch_size, knowledge, like, generator)
         channels, *size = knowledge.input_shape
@@ -138,7 +138,7 @@ class MultiScale(Parameterization):
             whole = total(unknowns)
             return [unknowns[0] + flat.project([whole])[0] - whole, *unknowns[1:]]
 
-        return Canvas([*flat.unknowns, *layers], lambda unknowns: flat.render([total(unknowns)]), project)
+        return SearchSpace([*flat.unknowns, *layers], lambda unknowns: flat.decode([total(unknowns)]), project)
 
 
 def _stretch(layer: Tensor, size: Sequence[int]) -> Tensor:

@@ -55,8 +55,8 @@ class TopMagnitude(Distance):
         kept = {name: index for name, index in chosen.items() if len(index)}
         return self.inner(_take(dummy, kept), _take(target, kept))
 
-    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
-        return replace(self, inner=self.inner.given(knowledge, observed))
+    def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+        return replace(self, inner=self.inner.adapt_to(knowledge, observed))
 
     def chosen(self, dummy: Tensors, target: Tensors) -> Tensors:
         """Places of the chosen entries in each flattened tensor, int64."""
@@ -128,6 +128,6 @@ class GaussianLikelihood(Distance):
         square = torch.stack([(scale * dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
         return square / (2 * sigma**2)
 
-    def given(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
+    def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         noise = None if self.sigma is not None else known_noise(knowledge, observed)
         return self if noise is None else replace(self, sigma=noise.deviation, clip=noise.clip, unit=noise.unit)

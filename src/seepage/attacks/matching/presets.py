@@ -6,7 +6,7 @@ and the model normalises; `Pixels(mean=0.5, std=0.25)` keeps constants that were
 
 from typing import Literal
 
-from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.directions import Langevin, Plain, Sign
 from seepage.attacks.matching.distances import L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.engine import GradientMatching
@@ -91,14 +91,14 @@ def inverting_gradients(
 
     One minus the cosine over all tensors, total variation 1e-4, signed Adam at 0.1 divided by 10 at 3/8, 5/8 and 7/8
     of 24,000 steps, normal start, projection to the value range after each step. Where the attacker is told of the
-    client's defense, the distance follows it (`Known`), which is not of the paper.
+    client's defense, the distance follows it (`DefenseAware`), which is not of the paper.
 
     Deviations: units are (x - 0.5) / 0.25 for every data set, not its own statistics; the best iterate by the
     objective is returned, not the last; for more than one unknown label the bias count is used where the authors
     optimise label logits (`labels="joint"` does that); the model's mode is the client's, not always eval.
     """
     return GradientMatching(
-        distance=Known(Cosine()),
+        distance=DefenseAware(Cosine()),
         priors=(TotalVariation(tv),) if tv > 0 else (),
         optimizer=Adam(lr=lr),
         steps=steps,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.matching.distances import Distance
-from seepage.attacks.matching.known_noise import followed
+from seepage.attacks.matching.known_noise import defended_rule
 from seepage.core.nn import dot
 from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
 
@@ -65,7 +65,7 @@ class Problem:
 
         What is known of a defense that makes the update inside the client is the client's rule here.
         """
-        rule = followed(knowledge, observed)
+        rule = defended_rule(knowledge, observed)
         return cls(
             knowledge.model,
             rule if local == "unrolled" else rule.first_order_rule(),
@@ -142,8 +142,8 @@ class Problem:
                 added += extra().item() * (len(inputs[chunk]) / n)
         dummy = {name: tensor.requires_grad_() for name, tensor in total.items()}
         value = self.distance(dummy, self.target)
-        slopes = torch.autograd.grad(value, list(dummy.values()), materialize_grads=True)
-        v = dict(zip(dummy, slopes, strict=True))
+        gradients = torch.autograd.grad(value, list(dummy.values()), materialize_grads=True)
+        v = dict(zip(dummy, gradients, strict=True))
 
         by_inputs, by_labels = [], []
         for chunk in self._chunks(n):
@@ -152,10 +152,10 @@ class Problem:
             along = dot(self._gradient(*leaves, create_graph=True), v) * share
             if extra is not None:
                 along = along + share * extra()
-            slope_inputs, slope_labels = _differentiate(along, leaves)
-            by_inputs.append(slope_inputs)
-            by_labels.append(slope_labels)
-        soft = [slope for slope in by_labels if slope is not None]
+            gradient_inputs, gradient_labels = _differentiate(along, leaves)
+            by_inputs.append(gradient_inputs)
+            by_labels.append(gradient_labels)
+        soft = [gradient for gradient in by_labels if gradient is not None]
         return Evaluation(value.item() + added, torch.cat(by_inputs), torch.cat(soft) if soft else None)
 
     def _chunks(self, n: int) -> Iterator[slice]:

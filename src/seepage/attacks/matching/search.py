@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.matching.optimizers import OptimizerSettings, Schedule, make_schedule
-from seepage.attacks.matching.parameters import Canvas
+from seepage.attacks.matching.parameters import SearchSpace
 from seepage.types import Tensors
 
 
@@ -23,11 +23,11 @@ class Best:
     labels: Tensor
 
 
-class Search:
+class Restart:
     """One restart.
 
     Args:
-        canvas: First unknowns, and how inputs are rendered from them.
+        space: First unknowns, and how inputs are decoded from them.
         logits: `[n, classes]` first label logits, or None when labels are fixed.
         optimizer: Settings.
         schedule: Learning-rate schedule.
@@ -36,14 +36,14 @@ class Search:
 
     def __init__(
         self,
-        canvas: Canvas,
+        space: SearchSpace,
         logits: Tensor | None,
         optimizer: OptimizerSettings,
         schedule: Schedule,
         steps: int,
     ) -> None:
-        self.canvas = canvas
-        self.unknowns = [unknown.requires_grad_() for unknown in canvas.unknowns]
+        self.space = space
+        self.unknowns = [unknown.requires_grad_() for unknown in space.unknowns]
         self.logits = None if logits is None else logits.requires_grad_()
         self.free = self.unknowns + ([self.logits] if self.logits is not None else [])
         self.settings = optimizer
@@ -54,35 +54,35 @@ class Search:
         self.evaluations = 0
         self.ended: str | None = None
 
-    def offer(self, objective: float, inputs: Tensor, labels: Tensor) -> None:
+    def update_best(self, objective: float, inputs: Tensor, labels: Tensor) -> None:
         """Keep a point if it is the best so far."""
         if self.best is None or objective < self.best.objective:
             self.best = Best(objective, inputs.detach().clone(), labels.detach().clone())
 
-    def render(self, moves: Sequence[Tensor] | None = None) -> tuple[list[Tensor], Tensor]:
-        """Leaf copies of the unknowns, moved, and the inputs rendered from them."""
+    def decode(self, moves: Sequence[Tensor] | None = None) -> tuple[list[Tensor], Tensor]:
+        """Leaf copies of the unknowns, moved, and the inputs decoded from them."""
         points = [unknown.detach() for unknown in self.unknowns]
         if moves is not None:
             points = [point + move for point, move in zip(points, moves, strict=True)]
         leaves = [point.requires_grad_() for point in points]
-        return leaves, self.canvas.render(leaves)
+        return leaves, self.space.decode(leaves)
 
     def project(self) -> None:
         """Move the unknowns to the nearest ones whose inputs lie in the value range."""
         with torch.no_grad():
-            for unknown, nearest in zip(self.unknowns, self.canvas.project(self.unknowns), strict=True):
+            for unknown, nearest in zip(self.unknowns, self.space.project(self.unknowns), strict=True):
                 unknown.copy_(nearest)
 
     def is_finite(self) -> bool:
         return all(bool(unknown.isfinite().all()) for unknown in self.unknowns)
 
-    def step_along(self, slopes: Sequence[Tensor]) -> list[Tensor]:
-        """Moves of the unknowns in one full step given `slopes`, taken by a copy of the optimiser."""
+    def step_along(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Moves of the unknowns in one full step given `gradients`, taken by a copy of the optimiser."""
         copies = [free.detach().clone().requires_grad_() for free in self.free]
         twin = self.settings.make(copies)
         twin.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
-        for point, slope in zip(copies, slopes, strict=False):
-            point.grad = slope.clone()
+        for point, gradient in zip(copies, gradients, strict=False):
+            point.grad = gradient.clone()
         twin.step()
         return [(new - old).detach() for new, old in zip(copies, self.unknowns, strict=False)]
 

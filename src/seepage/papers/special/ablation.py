@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Literal
 
-from seepage.attacks.matching.adaptive import Known
+from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.distances import L1, Cosine, Distance
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.fedleak import fedleak
@@ -32,4 +32,4 @@ def fedleak_without_l1(*, steps: int = 10_000, lr: float = 1e-4, schedule: Sched
 
 def _with(inner: Distance, steps: int, lr: float, schedule: Schedule) -> GradientMatching:
     attack = fedleak(steps=steps, lr=lr, schedule=schedule, ratio=RATIO)
-    return replace(attack, distance=Known(TopMagnitude(inner=inner, ratio=RATIO)))
+    return replace(attack, distance=DefenseAware(TopMagnitude(inner=inner, ratio=RATIO)))

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.attacks.matching.directions import Blended, Direction, LookAhead, Plain, Slopes
+from seepage.attacks.matching.directions import Blended, Direction, Gradients, LookAhead, Plain
 from seepage.audit.record import ProgressCallback
 from seepage.papers.run import Value
 
@@ -31,13 +31,13 @@ class Parabola:
     lr: float
     share: float = 0.0
 
-    def slopes_at(self, moves: Sequence[Tensor]) -> Slopes:
+    def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         return [2 * (self.x + moves[0])]
 
-    def step_along(self, slopes: Sequence[Tensor]) -> Slopes:
-        return [-self.lr * slopes[0]]
+    def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
+        return [-self.lr * gradients[0]]
 
-    def noise(self, like: Sequence[Tensor]) -> Slopes:
+    def noise(self, like: Sequence[Tensor]) -> Gradients:
         return [torch.zeros_like(tensor) for tensor in like]
 
 

@@ -1,4 +1,4 @@
-"""Record which side of each kink a network takes (ReLU, max pooling), and take the same sides again."""
+"""Record which side of each non-smooth point a network takes (ReLU, max pooling), and take the same sides again."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -8,22 +8,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-Choice = Tensor
+ActivationPattern = Tensor
 """What one call decided: a piecewise linear function's output, or the places of the largest entries."""
 Options = dict[str, Any]
 
 aten = torch.ops.aten
 
 
-class Recording(TorchFunctionMode):
+class RecordedPattern(TorchFunctionMode):
     """Inside this block, note the sides that `relu`, `leaky_relu`, `hardtanh`, `relu6` and max pooling take.
 
     Attributes:
-        choices: One entry per call, in order.
+        patterns: One entry per call, in order.
 
-    >>> with Recording() as taken:
+    >>> with RecordedPattern() as taken:
     ...     _ = torch.tensor([-1.0, 2.0]).relu()
-    >>> with Replay(taken.choices):  # at another point, the same sides
+    >>> with FrozenPattern(taken.patterns):  # at another point, the same sides
     ...     there = torch.tensor([1.0, -3.0]).relu()
     >>> there
     tensor([ 0., -3.])
@@ -31,7 +31,7 @@ class Recording(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.choices: list[Choice] = []
+        self.patterns: list[ActivationPattern] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Options | None = None
@@ -39,32 +39,32 @@ class Recording(TorchFunctionMode):
         options = kwargs or {}
         if func in _POOLS:
             largest, places = _POOLS[func][0](*args, **{**options, "return_indices": True})
-            self.choices.append(places)
+            self.patterns.append(places)
             return largest
         output = func(*args, **options)
         if func in _PIECEWISE:
-            self.choices.append(output.detach())
+            self.patterns.append(output.detach())
         return output
 
 
-class Replay(TorchFunctionMode):
+class FrozenPattern(TorchFunctionMode):
     """Inside this block, the recorded calls take the recorded sides, whatever their inputs are.
 
-    Every function then is as smooth as the network without its kinks, and equals the network near the recorded point.
+    Every function then is smooth, and equals the network near the recorded point.
     A call that changes its input in place returns a new tensor here.
     """
 
-    def __init__(self, choices: Iterable[Choice]) -> None:
+    def __init__(self, patterns: Iterable[ActivationPattern]) -> None:
         super().__init__()
-        self._choices = iter(choices)
+        self._patterns = iter(patterns)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Options | None = None
     ) -> Any:
         if func in _POOLS:
-            return _at_places(args[0], next(self._choices), _POOLS[func][1])
+            return _at_places(args[0], next(self._patterns), _POOLS[func][1])
         if func in _PIECEWISE:
-            return _PIECEWISE[func](next(self._choices), *args, **(kwargs or {}))
+            return _PIECEWISE[func](next(self._patterns), *args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -1,4 +1,4 @@
-"""A distance and its slope by the dummy gradient: in closed form where that is faster, else by autograd."""
+"""A distance and its gradient by the dummy gradient: in closed form where that is faster, else by autograd."""
 
 from collections.abc import Callable
 from functools import partial, singledispatch
@@ -10,19 +10,19 @@ from seepage.attacks.matching.distances import L1, L2, TINY, Cosine, Distance, P
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.types import Tensors
 
-Slopes = tuple[Tensor, list[Tensor]]
-"""The distance `[]`, and one slope per tensor."""
+Gradients = tuple[Tensor, list[Tensor]]
+"""The distance `[]`, and one gradient per tensor."""
 Counts = Callable[[], list[Tensor]]
 """How many entries of each tensor take part; asked only where it is needed."""
 
 
-def value_and_slopes(distance: Distance, dummy: Tensors, target: Tensors) -> tuple[float, Tensors]:
+def value_and_gradients(distance: Distance, dummy: Tensors, target: Tensors) -> tuple[float, Tensors]:
     """The distance at `dummy`, and its derivative by each of dummy's entries.
 
     The closed forms make no graph and few new tensors; what is in them is `_closed`'s registered types and sums,
     multiples and parts of them.
 
-    >>> value_and_slopes(L2(), {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])})
+    >>> value_and_gradients(L2(), {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0])})
     (4.0, {'w': tensor([4.])})
     """
     names = list(target)
@@ -34,23 +34,23 @@ def value_and_slopes(distance: Distance, dummy: Tensors, target: Tensors) -> tup
     return found[0].item(), dict(zip(names, found[1], strict=True))
 
 
-def _by_autograd(distance: Distance, dummy: Tensors, target: Tensors) -> Slopes:
+def _by_autograd(distance: Distance, dummy: Tensors, target: Tensors) -> Gradients:
     leaves = {name: dummy[name].detach().requires_grad_() for name in target}
     value = distance(leaves, target)
     return value, list(torch.autograd.grad(value, list(leaves.values()), materialize_grads=True))
 
 
 @singledispatch
-def _closed(distance: Distance, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
-    """Value and slopes, or None where no closed form is written down. The slopes are new tensors.
+def _closed(distance: Distance, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
+    """Value and gradients, or None where no closed form is written down. The gradients are new tensors.
 
-    Registered for distances whose slope is 0 in each entry where dummy and target both are: `TopMagnitude` needs it.
+    Registered for distances whose gradient is 0 in each entry where dummy and target both are: `TopMagnitude` needs it.
     """
     return None
 
 
 @_closed.register
-def _(distance: L2, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
+def _(distance: L2, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
     gaps = list(torch._foreach_sub(dummy, target))
     square = _dot(gaps, gaps)
     if not distance.root:
@@ -62,7 +62,7 @@ def _(distance: L2, dummy: list[Tensor], target: list[Tensor], counts: Counts) -
 
 
 @_closed.register
-def _(distance: L1, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
+def _(distance: L1, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
     gaps = list(torch._foreach_sub(dummy, target))
     total = torch.stack([gap.abs().sum() for gap in gaps]).sum()
     torch._foreach_sign_(gaps)
@@ -74,17 +74,17 @@ def _(distance: L1, dummy: list[Tensor], target: list[Tensor], counts: Counts) -
 
 
 @_closed.register
-def _(distance: Cosine, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
+def _(distance: Cosine, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
     own, theirs, product = _dot(dummy, dummy).sqrt(), _dot(target, target).sqrt(), _dot(dummy, target)
     lengths = own * theirs + TINY
     cosine = product / lengths
-    slopes = list(torch._foreach_mul(dummy, cosine * theirs / (lengths * own)))
-    torch._foreach_add_(slopes, target, alpha=-1 / lengths.item())
-    return 1 - cosine, slopes
+    gradients = list(torch._foreach_mul(dummy, cosine * theirs / (lengths * own)))
+    torch._foreach_add_(gradients, target, alpha=-1 / lengths.item())
+    return 1 - cosine, gradients
 
 
 @_closed.register
-def _(distance: Scaled, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
+def _(distance: Scaled, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
     inner = _closed(distance.inner, dummy, target, counts)
     if inner is None:
         return None
@@ -93,7 +93,7 @@ def _(distance: Scaled, dummy: list[Tensor], target: list[Tensor], counts: Count
 
 
 @_closed.register
-def _(distance: Sum, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
+def _(distance: Sum, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
     first, second = (_closed(part, dummy, target, counts) for part in (distance.first, distance.second))
     if first is None or second is None:
         return None
@@ -102,23 +102,23 @@ def _(distance: Sum, dummy: list[Tensor], target: list[Tensor], counts: Counts) 
 
 
 @_closed.register
-def _(distance: PerTensor, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
-    values, slopes = [], []
+def _(distance: PerTensor, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
+    values, gradients = [], []
     for own, theirs, count in zip(dummy, target, counts(), strict=True):
         if not count:  # no entry of this tensor takes part
-            slopes.append(torch.zeros_like(own))
+            gradients.append(torch.zeros_like(own))
             continue
         one = _closed(distance.inner, [own], [theirs], partial(_listed, count))
         if one is None:
             return None
         values.append(one[0])
-        slopes += one[1]
-    return torch.stack(values).sum(), slopes
+        gradients += one[1]
+    return torch.stack(values).sum(), gradients
 
 
 @_closed.register
-def _(distance: TopMagnitude, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Slopes | None:
-    """Entries left out are set to 0 on both sides, where the slopes of all registered distances are 0."""
+def _(distance: TopMagnitude, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
+    """Entries left out are set to 0 on both sides, where the gradients of all registered distances are 0."""
     sizes = [tensor.abs() for tensor in (dummy if distance.of == "dummy" else target)]
     groups = [[size] for size in sizes] if distance.by == "tensor" else [sizes]
     limits = [distance.threshold([size.reshape(-1) for size in group]) for group in groups]
