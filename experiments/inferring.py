@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seepage import Architecture, FedAvg, build, data, exposure, record
+from seepage import Architecture, FedAvg, build, data, record
 from seepage.leakage.inference import infer_size, infer_steps
 
 SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8
@@ -47,7 +47,7 @@ def main() -> None:
                     found = infer_steps(model, seen[0].update.tensors, shape, classes, lr=lr, steps=None)
                     told = found is not None and "nothing" not in found.said["local steps"]
                     steps[str(found.steps) if found is not None and told else "not told"] += 1
-                    size, _ = infer_size(exposure(seen))
+                    size, _ = infer_size(UpdateAnalysis(seen))
                     right["right" if size == min(n, LOCAL * k) else "not told" if size is None else "wrong"] += 1
                 print(f"{use}, {before} steps of training, {k} local: steps {dict(steps)}; batch size {dict(right)}")
 

@@ -31,7 +31,7 @@ REFERENCE = {
     "attacks": ("What an attack is", ["seepage.attacks.base"]),
     "clients": ("Client rules", ["seepage.clients.fedsgd", "seepage.clients.fedavg", "seepage.clients.aggregate"]),
     "metrics": ("Scores and alignment", ["seepage.metrics.score", "seepage.metrics.scores", "seepage.metrics.align"]),
-    "exposure": ("Exposure without an attack", ["seepage.leakage.exposure"]),
+    "exposure": ("Exposure without an attack", ["seepage.leakage.analysis", "seepage.leakage.finding"]),
     "diagnostics": ("Diagnostics", ["seepage.leakage.diagnostics"]),
     "accounting": ("Epsilon", ["seepage.privacy.accounting"]),
     "contracts": ("Contracts for your own parts", ["seepage.testing.attack", "seepage.testing.defense"]),

@@ -20,7 +20,7 @@ NORMED = nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Line
 DROPPED = nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.Linear(4, 3))
 
 
-def names(flags: list[diagnostics.Flag]) -> list[str]:
+def names(flags: list[diagnostics.Finding]) -> list[str]:
     return [flag.name for flag in flags]
 
 

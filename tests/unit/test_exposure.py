@@ -21,8 +21,7 @@ from seepage import (
     record,
 )
 from seepage.defenses import Quantize
-from seepage.leakage import Exposure, marks_of
-from seepage.leakage import fingerprints as marks
+from seepage.leakage import Exposure, fingerprint, fingerprints
 from seepage.leakage.fingerprints import noise_of
 from seepage.leakage.layers import closed_form
 
@@ -139,6 +138,9 @@ def test_defenses_are_told_apart(defense: Defense | None, word: str | None, n: i
     else:
         assert len(found.looks_like) == 1
         assert found.looks_like[0].startswith(word)
+        (finding,) = found.defenses
+        assert finding.message.startswith(f"looks {finding.name}")
+        assert finding.evidence and finding.limit
     assert found.examples == 0 or defense is None or "clipped" in str(word)
 
 
@@ -163,11 +165,11 @@ def test_mixtures_are_no_inputs(n: int, seed: int) -> None:
 
 def test_number_formats_are_told() -> None:
     values = torch.randn(64, 8, generator=draw(0))
-    assert marks_of("w", values).half is None
-    assert marks_of("w", values.half().float()).half == "float16"
-    assert marks_of("w", values.bfloat16().float()).half == "bfloat16"
-    assert marks_of("w", values).distinct == len(set(values.flatten().tolist()))
-    assert marks_of("w", torch.zeros(5)).zeros == 1
+    assert fingerprint("w", values).half is None
+    assert fingerprint("w", values.half().float()).half == "float16"
+    assert fingerprint("w", values.bfloat16().float()).half == "bfloat16"
+    assert fingerprint("w", values).distinct == len(set(values.flatten().tolist()))
+    assert fingerprint("w", torch.zeros(5)).zeros == 1
 
 
 @given(st.integers(0, 10**6), st.integers(1, 900), st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([None, 3, 6, 9]))
@@ -178,10 +180,10 @@ def test_marks_taken_in_parts_are_those_of_the_whole(seed: int, n: int, zeros: f
         step = values.abs().max() / (2 ** (bits - 1) - 1)
         values = torch.where(step > 0, (values / step).round() * step, values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(marks, "PART", 37)
-        patch.setattr(marks, "MOST", 101)
-        found = marks_of("w", values)
-        length = marks.length_of({"a": values[: n // 2], "b": values[n // 2 :]})
+        patch.setattr(fingerprints, "CHUNK_ENTRIES", 37)
+        patch.setattr(fingerprints, "MAX_COMPARED_ENTRIES", 101)
+        found = fingerprint("w", values)
+        length = fingerprints.euclidean_norm({"a": values[: n // 2], "b": values[n // 2 :]})
     live = values[values != 0]
     assert length == pytest.approx(float(values.double().norm()), rel=1e-12)
     assert found.zeros == 1 - len(live) / n

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from seepage import Architecture, Batch, FedAvg, FedSGD, build, exposure, record
-from seepage.leakage import LabelLook
-from seepage.leakage.inference import infer_shapes, infer_size, infer_steps, label_words
+from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
+from seepage.leakage import LabelLeak, UpdateAnalysis
+from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
 from seepage.types import ClientUpdate, Tensors
 
 SHAPE, CLASSES = (3, 8, 8), 10
@@ -87,7 +87,7 @@ def test_what_is_told_is_taken() -> None:
 @pytest.mark.parametrize("n", [1, 2, 5, 9])
 def test_the_batch_size_is_the_rank_of_the_first_layer(n: int) -> None:
     model = build(Architecture("fc2", {"hidden": 64}), SHAPE, CLASSES)
-    size, words = infer_size(exposure(record(model, Batch(batch(n).inputs, batch(n).labels))))
+    size, words = infer_size(UpdateAnalysis(record(model, Batch(batch(n).inputs, batch(n).labels))))
     assert size == n
     assert "from the rank of 2.weight" in words
 
@@ -95,14 +95,14 @@ def test_the_batch_size_is_the_rank_of_the_first_layer(n: int) -> None:
 @pytest.mark.parametrize("hidden", [1, 2, 3, 4, 5])
 def test_a_rank_that_is_full_is_a_lower_bound(hidden: int) -> None:
     model = build(Architecture("fc2", {"hidden": hidden}), SHAPE, CLASSES)
-    size, words = infer_size(exposure(record(model, batch(8))))
+    size, words = infer_size(UpdateAnalysis(record(model, batch(8))))
     assert size is None
     assert words.startswith("at least")
 
 
 def test_a_network_without_fully_connected_layers_does_not_tell() -> None:
     model = nn.Sequential(nn.Conv2d(3, CLASSES, 8), nn.Flatten())
-    assert infer_size(exposure(record(model, batch(2), client=FedSGD()))) == (
+    assert infer_size(UpdateAnalysis(record(model, batch(2), client=FedSGD()))) == (
         None,
         "no fully connected layer tells it by its rank",
     )
@@ -110,11 +110,11 @@ def test_a_network_without_fully_connected_layers_does_not_tell() -> None:
 
 def test_labels_are_named_with_their_counts() -> None:
     counts = (0, 2, 0, 1)
-    assert label_words(LabelLook((1, 3), counts, 0.1, True)) == "classes 1 (2), 3 (1), from the last bias"
-    assert label_words(LabelLook((1,), None, None, True)) == "class 1, from the last bias"
-    assert label_words(LabelLook((1,), None, None, False)) is None
-    assert label_words(None) is None
-    many = label_words(LabelLook(tuple(range(40)), None, None, True))
+    assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1 (2), 3 (1), from the last bias"
+    assert LabelLeak((1,), None, None, True).source == "class 1, from the last bias"
+    assert LabelLeak((1,), None, None, False).source is None
+    assert LabelLeak((), None, None, True).source is None
+    many = LabelLeak(tuple(range(40)), None, None, True).source
     assert many is not None
     assert "and 28 more" in many
 

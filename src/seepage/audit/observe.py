@@ -14,8 +14,8 @@ from seepage.clients import FedAvg, make_client
 from seepage.clients.fedavg import MOST_STEPS
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError
-from seepage.leakage import exposure
-from seepage.leakage.inference import infer_shapes, infer_size, infer_steps, label_words
+from seepage.leakage import UpdateAnalysis
+from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
 from seepage.models import build
 from seepage.models.weights import load_weights, read_state
 from seepage.recipe.parts import Part, problems_of
@@ -121,7 +121,7 @@ def _with_size(
 ) -> tuple[Transcript, dict[str, str], str | None]:
     """The transcript with a batch size, what was inferred of that and the labels, and why no size is known."""
     transcript, said, unknown = whole(batch_size=batch_size), {}, None
-    found = exposure(transcript)
+    found = UpdateAnalysis(transcript)
     if batch_size is None:
         batch_size, words = infer_size(found)
         if batch_size is None:
@@ -129,8 +129,8 @@ def _with_size(
         else:
             said["batch size"] = words
             transcript = whole(batch_size=batch_size)
-            found = exposure(transcript)  # now with counts of the labels
-    labels = label_words(found.labels)
+            found = UpdateAnalysis(transcript)  # now with counts of the labels
+    labels = None if found.labels is None else found.labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
 

@@ -93,7 +93,7 @@ def _print(name: str, found: "Exposure", quiet: bool) -> None:
     table.add_column("tensor", overflow="fold")
     table.add_column("shape", no_wrap=True)
     table.add_column("gives away, with its layer", overflow="fold", ratio=1)
-    for mark, says in zip(found.marks, found.tensors, strict=True):
+    for mark, says in zip(found.fingerprints, found.tensors, strict=True):
         shape = "x".join(map(str, mark.shape)) or "1"
         words = says.gives or "no closed form found, which is no proof"
         table.add_row(Text(printable(says.name)), shape, Text(words), style="red" if says.withhold else "dim")

@@ -1,28 +1,32 @@
 """What an update gives away before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
 
-from seepage.leakage.batch_norm import BatchNormLeak, batch_norm_leaks
+from seepage.leakage.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
+from seepage.leakage.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
 from seepage.leakage.exclusivity import Exclusivity, exclusivity
-from seepage.leakage.exposure import Exposure, LabelLook, NormLook, TensorSays, exposure
-from seepage.leakage.fingerprints import TensorMarks, marks_of
+from seepage.leakage.finding import Finding
+from seepage.leakage.fingerprints import Fingerprint, fingerprint
 from seepage.leakage.head_features import HeadFeatures, head_features
+from seepage.leakage.labels import LabelLeak
 from seepage.leakage.landscape import Landscape, landscape
-from seepage.leakage.layers import LayerLook
+from seepage.leakage.layers import LayerLeak
 
 __all__ = [
     "BatchNormLeak",
+    "BatchNormSummary",
     "Exclusivity",
     "Exposure",
+    "Finding",
+    "Fingerprint",
     "HeadFeatures",
-    "LabelLook",
+    "LabelLeak",
     "Landscape",
-    "LayerLook",
-    "NormLook",
-    "TensorMarks",
-    "TensorSays",
+    "LayerLeak",
+    "TensorLeak",
+    "UpdateAnalysis",
     "batch_norm_leaks",
     "exclusivity",
     "exposure",
+    "fingerprint",
     "head_features",
     "landscape",
-    "marks_of",
 ]

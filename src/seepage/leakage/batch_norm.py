@@ -1,5 +1,6 @@
 """What the gradient of a network with batch norm gives away by itself: the client's mode, and the batch's variances."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -8,15 +9,35 @@ from torch import Tensor, nn
 
 from seepage.core.nn import forward, in_mode
 from seepage.errors import Inapplicable
+from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round, Tensors
 
-TRAIN, EVAL = 1e-4, 1e-3
+MAX_TRAIN_ALIGNMENT, MIN_EVAL_ALIGNMENT = 1e-4, 1e-3
 """Median |cos(w, g)| up to which the mode is called train, and from which eval.
 
 Measured on a ResNet-10 of width 8, batch 4: 3e-6 to 6e-6 and 4e-2 to 2e-1. Small variances raise the former.
 """
-SEVERAL = 10.0
+ROUNDINGS_PER_ENTRY = 10.0
 """Roundings, in units of the last place, that an entry of a gradient is taken to carry."""
+MAX_VARIANCE_ERROR = 0.1
+"""Relative error up to which a variance counts as read."""
+
+
+@dataclass(frozen=True)
+class BatchNormSummary:
+    """What one batch norm says of the client, in counts.
+
+    Attributes:
+        norm: Name of the batch norm.
+        mode: `train`, `eval` or `unclear`.
+        variances: Channels whose variance over the batch can be read to within 10 %.
+        channels: Channels in all.
+    """
+
+    norm: str
+    mode: str
+    variances: int
+    channels: int
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,13 @@ class BatchNormLeak:
     mode: Literal["train", "eval", "unclear"]
     variance: Tensor
     error: Tensor
+
+    @property
+    def summary(self) -> BatchNormSummary:
+        """The same in counts."""
+        known: Tensor = self.variance.isfinite() & (self.variance > 0) & (self.error < MAX_VARIANCE_ERROR)
+        read = int(known.sum()) if self.mode == "train" else 0
+        return BatchNormSummary(self.norm, self.mode, read, len(self.variance))
 
 
 def batch_norm_leaks(observed: Round, knowledge: Knowledge) -> list[BatchNormLeak]:
@@ -72,8 +100,24 @@ def batch_norm_leaks(observed: Round, knowledge: Knowledge) -> list[BatchNormLea
     return [_leak(layer, norm, epsilon, observed.params, gradient) for layer, norm, epsilon in pairs]
 
 
+def batch_norm_findings(norms: Sequence[BatchNormSummary]) -> list[Finding]:
+    """The variances that can be read, as findings on the batch norms' weights."""
+    return [
+        Finding(
+            name="batch-variance",
+            message=f"the batch's variance in {one.variances} of {one.channels} channels",
+            evidence={"variances": one.variances, "channels": one.channels},
+            limit="It is the whole batch's; of single examples it says nothing by itself.",
+            tensors=(f"{one.norm}.weight",),
+        )
+        for one in norms
+        if one.variances
+    ]
+
+
 def _leak(layer: str, norm: str, epsilon: float, params: Tensors, gradient: Tensors) -> BatchNormLeak:
     rounding = torch.finfo(gradient[f"{layer}.weight"].dtype).eps
+    # Each filter as a row: w, g [k, d]; <w, g> [k] is zero under batch statistics but for epsilon.
     w, g = (tensors[f"{layer}.weight"].double().flatten(1) for tensors in (params, gradient))
     gamma, g_gamma = (tensors[f"{norm}.weight"].double() for tensors in (params, gradient))
     inner, lengths = (w * g).sum(1), w.norm(dim=1) * g.norm(dim=1)
@@ -84,14 +128,14 @@ def _leak(layer: str, norm: str, epsilon: float, params: Tensors, gradient: Tens
     scaled = epsilon * gamma * g_gamma / inner  # var + eps
     variance = torch.where(known, scaled - epsilon, torch.nan)
     # An entry of g is a long sum and carries several roundings; their share in the small inner product is the error.
-    error = SEVERAL * rounding * lengths / inner.abs() * (scaled / (scaled - epsilon)).abs()
+    error = ROUNDINGS_PER_ENTRY * rounding * lengths / inner.abs() * (scaled / (scaled - epsilon)).abs()
     return BatchNormLeak(layer, norm, alignment, mode, variance, torch.where(known, error, torch.nan))
 
 
 def _mode(median: float) -> Literal["train", "eval", "unclear"]:
-    if median <= TRAIN:
+    if median <= MAX_TRAIN_ALIGNMENT:
         return "train"
-    return "eval" if median >= EVAL else "unclear"
+    return "eval" if median >= MIN_EVAL_ALIGNMENT else "unclear"
 
 
 def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]]:

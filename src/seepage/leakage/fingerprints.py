@@ -1,4 +1,4 @@
-"""Marks that a defense or a number format leaves on an update: noise, levels, zeros, a round norm."""
+"""Fingerprints that a defense or a number format leaves on an update: noise, levels, zeros, a round norm."""
 
 import math
 from collections.abc import Sequence
@@ -10,32 +10,35 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.cpa.ica.spectrum import noise_floor
+from seepage.leakage.finding import Finding
 from seepage.types import Tensors
 
-ENOUGH = 32
+MIN_ENTRIES = 32
 """Entries of a tensor below which its values say nothing."""
-FLAT = 0.1
+NOISE_FIT_TOLERANCE = 0.1
 """Relative deviation of a spectrum's tail from that of independent noise up to which it is taken for noise."""
-STRONG = 0.01
+MIN_NOISE_SHARE = 0.01
 """Share of a tensor's root mean square entry from which a floor of noise is named; rounding stays below."""
-MANY = 200
-"""Entries other than zero from which a lack of small ones is a mark."""
-MOST = 2**16
+MIN_PRUNED_ENTRIES = 200
+"""Entries other than zero from which a lack of small ones is told."""
+MAX_COMPARED_ENTRIES = 2**16
 """Entries of a tensor whose values are compared, at most: the first ones."""
-UNTOUCHED = 0.02
+NOISELESS_BIAS_SHARE = 0.02
 """Share of the noise's deviation below which the sum of the last bias has none on it; 1 in 60 sums fall there."""
-CUT = (256, 2048)
+MAX_SPECTRUM_SIDES = (256, 2048)
 """Rows and columns of a tensor whose spectrum is looked at, at most; a part of independent noise is such noise too."""
-TAIL = 24
+MIN_TAIL_VALUES = 24
 """Singular values that a tail must have to be compared with the law of noise."""
-PART = 2**16
+CHUNK_ENTRIES = 2**16
 """Entries that are turned into float64 at a time."""
-SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""Quantiles at which it is compared."""
+NOISE_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""Quantiles at which a tail of singular values is compared with the law of noise."""
+CHANGES_VALUES = frozenset({"noised", "quantized", "sparsified"})
+"""Fingerprints of defenses that change an update in more than its length."""
 
 
 @dataclass(frozen=True)
-class TensorMarks:
+class Fingerprint:
     """What one tensor's values look like.
 
     Attributes:
@@ -61,24 +64,24 @@ class TensorMarks:
     share: float | None
 
 
-def marks_of(name: str, tensor: Tensor) -> TensorMarks:
-    """The marks on one tensor.
+def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
+    """The fingerprint of one tensor.
 
     Example:
-        >>> marks_of("w", torch.arange(-31.0, 32.0)).bits
+        >>> fingerprint("w", torch.arange(-31.0, 32.0)).bits
         6
     """
     flat = tensor.detach().flatten()
     live, first = int(flat.count_nonzero()), _first(flat)
     noise = noise_of(tensor)
-    size = _length(flat) / math.sqrt(max(1, len(flat)))
-    enough = live >= ENOUGH
-    return TensorMarks(
+    size = _norm_of(flat) / math.sqrt(max(1, len(flat)))
+    enough = live >= MIN_ENTRIES
+    return Fingerprint(
         name=name,
         shape=tuple(tensor.shape),
         zeros=1 - live / max(1, len(flat)),
         pruned=_is_pruned(flat, live),
-        distinct=_distinct(flat[:MOST]),
+        distinct=_distinct(flat[:MAX_COMPARED_ENTRIES]),
         bits=_bits(flat, first) if enough else None,
         half=_half(first) if enough else None,
         noise=noise,
@@ -94,23 +97,23 @@ def _distinct(flat: Tensor) -> int:
 
 
 def _first(flat: Tensor) -> Tensor:
-    """The first `MOST` entries other than zero. Large tensors are gone through in parts, as selecting takes memory."""
+    """The first `MAX_COMPARED_ENTRIES` entries other than zero, found in parts, as selecting takes memory."""
     found, count = list[Tensor](), 0
-    for part in flat.split(PART) if len(flat) else ():
-        found.append(part[part != 0][: MOST - count])
+    for part in flat.split(CHUNK_ENTRIES) if len(flat) else ():
+        found.append(part[part != 0][: MAX_COMPARED_ENTRIES - count])
         count += len(found[-1])
-        if count == MOST:
+        if count == MAX_COMPARED_ENTRIES:
             break
     return torch.cat(found) if found else flat
 
 
 def _is_pruned(flat: Tensor, live: int) -> bool:
     """Of so many entries the smallest would be far below a tenth of the median, were it not for a threshold."""
-    if not MANY <= live < 0.95 * len(flat):
+    if not MIN_PRUNED_ENTRIES <= live < 0.95 * len(flat):
         return False
-    least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(PART)) if bool(size.any()))
+    least = min(float(size[size > 0].min()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)) if bool(size.any()))
     bound = 10 * least * (1 + 1e-6)
-    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(PART)))
+    near = sum(int(((size > 0) & (size <= bound)).sum()) for size in map(torch.abs, flat.split(CHUNK_ENTRIES)))
     return near > (live - 1) // 2  # so the median is among them
 
 
@@ -119,8 +122,9 @@ def _bits(flat: Tensor, first: Tensor) -> int | None:
     largest, live = torch.maximum(-low, high).double(), first.double()
     if bool((live.abs() >= largest * (1 - 1e-6)).all()):
         return 1
+    # b bits have levels k * step with |k| <= 2**(b - 1) - 1, and the largest entry lies on the outermost.
     steps = largest / (2.0 ** torch.arange(1, 16, dtype=torch.float64, device=live.device) - 1)  # of 2 to 16 bits
-    fitting = _whole(live[:ENOUGH] / steps[:, None])  # most tensors fail at the first few entries
+    fitting = _whole(live[:MIN_ENTRIES] / steps[:, None])  # most tensors fail at the first few entries
     return next((int(i) + 2 for i in fitting.nonzero() if bool(_whole(live / steps[i]))), None)
 
 
@@ -158,14 +162,16 @@ def noise_of(tensor: Tensor) -> float | None:
     if matrix.shape[0] > matrix.shape[1]:
         matrix = matrix.T
     # At most half as many rows as columns: the smallest values of a square of noise scatter too much to be compared.
-    matrix = matrix[: min(CUT[0], matrix.shape[1] // 2), : CUT[1]].double()
+    matrix = matrix[: min(MAX_SPECTRUM_SIDES[0], matrix.shape[1] // 2), : MAX_SPECTRUM_SIDES[1]].double()
     m, d = matrix.shape
-    if m < TAIL or bool((matrix == 0).all(0).any()) or bool((matrix == 0).all(1).any()):
+    if m < MIN_TAIL_VALUES or bool((matrix == 0).all(0).any()) or bool((matrix == 0).all(1).any()):
         return None  # noise leaves no row or column at zero
+    # The singular values of [m, d] are the roots of the eigenvalues of [m, m], which is much smaller; largest first.
     values = torch.linalg.eigvalsh(matrix @ matrix.T).clamp(min=0).sqrt().flip(0)
     least = 1e-6 * float(values[0]) / math.sqrt(d)
+    # How many values are signal: none, as many as the knee of the spectrum says, then whatever fits first.
     for above in (0, noise_floor(values)[1], *range(1, 33), *range(48, m // 2, 16)):
-        if m - above >= TAIL:
+        if m - above >= MIN_TAIL_VALUES:
             deviation = _fitted(values[above:], d)
             if deviation is not None and deviation > least:
                 return deviation
@@ -174,88 +180,128 @@ def noise_of(tensor: Tensor) -> float | None:
 
 def _fitted(tail: Tensor, d: int) -> float | None:
     """The deviation whose law the values follow, or None."""
-    ratios = torch.quantile(tail, torch.tensor(SHARES, dtype=torch.float64)) / _law(len(tail), d)
+    ratios = torch.quantile(tail, torch.tensor(NOISE_QUANTILES, dtype=torch.float64)) / _law(len(tail), d)
     middle = float(ratios[2])
-    flat = middle > 0 and float((ratios / middle - 1).abs().max()) < FLAT
+    flat = middle > 0 and float((ratios / middle - 1).abs().max()) < NOISE_FIT_TOLERANCE
     return middle / math.sqrt(d) if flat else None
 
 
 @lru_cache(maxsize=4096)
 def _law(m: int, d: int) -> Tensor:
-    """Quantiles `SHARES` of the singular values of a matrix `[m, d]` of unit noise, over `sqrt(d)`, for `m <= d`."""
+    """`NOISE_QUANTILES` of the singular values of a matrix `[m, d]` of unit noise, over `sqrt(d)`, for `m <= d`."""
     beta = m / d
+    # Density of s = sigma / sqrt(d): sqrt((high^2 - s^2) (s^2 - low^2)) / (pi beta s), with the edges 1 -+ sqrt(beta).
     low, high = 1 - math.sqrt(beta), 1 + math.sqrt(beta)
     s = torch.linspace(low, high, 4001, dtype=torch.float64)
     middle = (s[1:] + s[:-1]) / 2
     density = ((high**2 - middle**2) * (middle**2 - low**2)).clamp(min=0).sqrt() / middle
-    total = density.cumsum(0) / density.sum()
-    return middle[torch.searchsorted(total, torch.tensor(SHARES, dtype=torch.float64)).clamp(max=len(middle) - 1)]
+    total = density.cumsum(0) / density.sum()  # the distribution function on the grid
+    places = torch.searchsorted(total, torch.tensor(NOISE_QUANTILES, dtype=torch.float64))
+    return middle[places.clamp(max=len(middle) - 1)]
 
 
-def looks_like(marks: Sequence[TensorMarks], length: float, last: Tensor | None = None) -> list[str]:
-    """Sentences on the whole update; each says what it looks like and proves nothing.
+def defense_findings(
+    fingerprints: Sequence[Fingerprint], norm: float, last_bias: Tensor | None = None
+) -> list[Finding]:
+    """What the whole update looks like; each finding is a likeness and proves nothing.
 
     Args:
-        marks: Of every tensor.
-        length: Euclidean norm of the update as it was sent.
-        last: What was sent for the last bias. Its sum is zero, but for the noise on each of its entries.
+        fingerprints: Of every tensor.
+        norm: Euclidean norm of the update as it was sent.
+        last_bias: What was sent for the last bias. Its sum is zero, but for the noise on each of its entries.
+
+    Returns:
+        Findings named `noised`, `quantized`, `rounded`, `sparsified` or `clipped`.
     """
-    levels = _levels(marks)
+    levels = _levels(fingerprints)
     # Rounding to levels leaves errors like noise, and zeros.
-    words = [levels] if levels.startswith("looks quantized") else [_noise(marks, last), levels, _zeros(marks)]
-    return [word for word in (*words, _clip(length)) if word]
+    quantized = levels is not None and levels.name == "quantized"
+    found = [levels] if quantized else [_noised(fingerprints, last_bias), levels, _sparsified(fingerprints)]
+    return [finding for finding in (*found, _clipped(norm)) if finding is not None]
 
 
-def _noise(marks: Sequence[TensorMarks], last: Tensor | None) -> str:
+def _noised(fingerprints: Sequence[Fingerprint], last_bias: Tensor | None) -> Finding | None:
     """Noise lies on all tensors alike: at least half of those that could show it must, and with one deviation."""
-    sides = [(mark.shape[0], math.prod(mark.shape[1:])) for mark in marks if len(mark.shape) > 1]
-    could = [pair for pair in sides if min(pair) >= 2 * TAIL]
-    strong = sorted(mark.noise for mark in marks if mark.noise and mark.share and mark.share >= STRONG)
-    if strong and 2 * len(strong) >= len(could):
-        middle = strong[len(strong) // 2]
-        if last is not None and abs(float(last.double().sum())) < UNTOUCHED * middle * math.sqrt(len(last)):
-            return ""
-        alike = [deviation for deviation in strong if 0.5 < deviation / middle < 2]
-        if 2 * len(alike) >= len(could):
-            return f"looks noised: {len(alike)} tensors end in noise of standard deviation about {middle:.2g}"
-    return ""
+    sides = [(one.shape[0], math.prod(one.shape[1:])) for one in fingerprints if len(one.shape) > 1]
+    could = [pair for pair in sides if min(pair) >= 2 * MIN_TAIL_VALUES]
+    strong = sorted(one.noise for one in fingerprints if one.noise and one.share and one.share >= MIN_NOISE_SHARE)
+    if not strong or 2 * len(strong) < len(could):
+        return None
+    middle = strong[len(strong) // 2]
+    if last_bias is not None:
+        # The sum of c entries of noise of deviation s has deviation s sqrt(c).
+        expected = middle * math.sqrt(len(last_bias))
+        if abs(float(last_bias.double().sum())) < NOISELESS_BIAS_SHARE * expected:
+            return None
+    alike = [deviation for deviation in strong if 0.5 < deviation / middle < 2]
+    if 2 * len(alike) < len(could):
+        return None
+    return Finding(
+        name="noised",
+        message=f"looks noised: {len(alike)} tensors end in noise of standard deviation about {middle:.2g}",
+        evidence={"tensors": len(alike), "deviation": middle},
+        limit="Any independent noise looks so; whether a defense added it, and which, is not told.",
+    )
 
 
-def _levels(marks: Sequence[TensorMarks]) -> str:
-    halves = {mark.half for mark in marks if mark.half}
-    large = [mark for mark in marks if math.prod(mark.shape) * (1 - mark.zeros) >= ENOUGH]
-    if large and all(mark.bits is not None for mark in large):
-        return f"looks quantized: every entry lies on evenly spaced levels of {max(m.bits or 0 for m in large)} bits"
-    if large and halves and all(mark.half for mark in large):
-        return f"looks rounded to {'/'.join(sorted(half for half in halves if half))}"
-    return ""
+def _levels(fingerprints: Sequence[Fingerprint]) -> Finding | None:
+    halves = {one.half for one in fingerprints if one.half}
+    large = [one for one in fingerprints if math.prod(one.shape) * (1 - one.zeros) >= MIN_ENTRIES]
+    if large and all(one.bits is not None for one in large):
+        bits = max(one.bits or 0 for one in large)
+        return Finding(
+            name="quantized",
+            message=f"looks quantized: every entry lies on evenly spaced levels of {bits} bits",
+            evidence={"bits": bits},
+            limit="Levels that are not evenly spaced are not looked for.",
+        )
+    if large and halves and all(one.half for one in large):
+        formats = sorted(half for half in halves if half)
+        return Finding(
+            name="rounded",
+            message=f"looks rounded to {'/'.join(formats)}",
+            evidence={"formats": formats},
+            limit="A number format to save bytes looks the same as a defense.",
+        )
+    return None
 
 
-def _zeros(marks: Sequence[TensorMarks]) -> str:
-    pruned = [mark for mark in marks if mark.pruned]
+def _sparsified(fingerprints: Sequence[Fingerprint]) -> Finding | None:
+    pruned = [one for one in fingerprints if one.pruned]
     if not pruned:
-        return ""
-    share = max(mark.zeros for mark in pruned)
-    return f"looks sparsified: {len(pruned)} tensors have no small entries beside their zeros (up to {share:.0%} zeros)"
+        return None
+    share = max(one.zeros for one in pruned)
+    return Finding(
+        name="sparsified",
+        message=f"looks sparsified: {len(pruned)} tensors have no small entries beside their zeros "
+        f"(up to {share:.0%} zeros)",
+        evidence={"tensors": len(pruned), "zeros": share},
+        limit="Entries that were dropped by chance and not for their size are not told from dead neurons.",
+    )
 
 
-def length_of(tensors: Tensors) -> float:
+def euclidean_norm(tensors: Tensors) -> float:
     """Euclidean norm over all tensors, in float64: squares of what somebody sends may not fit float32."""
-    return math.hypot(*(_length(tensor.detach().flatten()) for tensor in tensors.values()))
+    return math.hypot(*(_norm_of(tensor.detach().flatten()) for tensor in tensors.values()))
 
 
-def _length(flat: Tensor) -> float:
+def _norm_of(flat: Tensor) -> float:
     # In parts, as torch makes a copy in float64 first.
-    parts = flat.split(PART) if len(flat) else ()
+    parts = flat.split(CHUNK_ENTRIES) if len(flat) else ()
     return math.hypot(*(float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts))
 
 
-def _clip(length: float) -> str:
-    """A norm of one or two digits: chance gives one in a thousand."""
-    if not length > 0:
-        return ""
-    scale = 10.0 ** (math.floor(math.log10(length)) - 1)
-    near = round(length / scale) * scale
-    if abs(length / near - 1) > 1e-5:
-        return ""
-    return f"looks clipped: the norm of the update is {near:.2g}, a round number"
+def _clipped(norm: float) -> Finding | None:
+    """A norm of one or two digits."""
+    if not norm > 0:
+        return None
+    scale = 10.0 ** (math.floor(math.log10(norm)) - 1)
+    near = round(norm / scale) * scale
+    if abs(norm / near - 1) > 1e-5:
+        return None
+    return Finding(
+        name="clipped",
+        message=f"looks clipped: the norm of the update is {near:.2g}, a round number",
+        evidence={"norm": near},
+        limit="Chance gives one update in a thousand such a norm.",
+    )

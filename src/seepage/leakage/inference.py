@@ -12,41 +12,37 @@ from torch import Tensor, nn
 
 from seepage.core.nn import forward, generator, in_mode, last_linear
 from seepage.errors import SeepageError
-from seepage.leakage import Exposure, LabelLook, exposure
+from seepage.leakage.analysis import UpdateAnalysis
 from seepage.models import build, trusted
 from seepage.transcript.foreign import read_facts
 from seepage.transcript.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Tensors
 
-PROBES = 16
+PROBE_COUNT = 16
 """Made-up inputs whose softmax stands in for that of the client's examples."""
-ALIKE, FEWEST = 0.2, 3
+SHARE_TOLERANCE, MIN_AGREEING_CLASSES = 0.2, 3
 """Relative difference of classes' shares up to which they count as the same, and how many must be."""
-SHAPES = ((3, 32, 32), (1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 64, 64), (1, 64, 64), (3, 224, 224), (1, 8, 8))
+COMMON_SHAPES = ((3, 32, 32), (1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 64, 64), (1, 64, 64), (3, 224, 224), (1, 8, 8))
 """Shapes of examples that weights are tried against, the likeliest first."""
-CLASSES = 10
+DEFAULT_CLASSES = 10
 """What is taken where nothing tells the number of classes."""
-NAMED = 12
-"""Classes that a sentence names one by one."""
+MAX_STEPS = 10_000
+"""Local steps; more are taken for a wrong learning rate."""
 
 
 @dataclass(frozen=True)
-class Steps:
+class InferredSteps:
     """How a difference of weights was made, as far as known.
 
     Attributes:
         lr: Learning rate of a step.
-        steps: Steps of SGD.
+        steps: InferredSteps of SGD.
         said: What of it was inferred, by name, with its source.
     """
 
     lr: float
     steps: int
     said: Mapping[str, str]
-
-
-MOST = 10_000
-"""Local steps; more are taken for a wrong learning rate."""
 
 
 def infer_steps(
@@ -57,7 +53,7 @@ def infer_steps(
     *,
     lr: float | None,
     steps: int | None,
-) -> Steps | None:
+) -> InferredSteps | None:
     """Learning rate and local steps of plain SGD from the last bias; None: it does not tell, and nobody does.
 
     The bias of a class that is not in the batch moves by minus `lr` times its softmax value, in each step. On a network
@@ -71,10 +67,10 @@ def infer_steps(
         input_shape: Shape of one example.
         num_classes: Classes of the model.
         lr: Learning rate, if known.
-        steps: Steps, if known.
+        steps: InferredSteps, if known.
 
     Raises:
-        SeepageError: Where the learning rate is so small that the update would take more than `MOST` steps.
+        SeepageError: Where the learning rate is so small that the update would take more than `MAX_STEPS` steps.
 
     Example:
         >>> from seepage import Architecture, Batch, FedAvg, build, record
@@ -85,33 +81,35 @@ def infer_steps(
         3
     """
     if lr is not None and steps is not None:
-        return Steps(lr, steps, {})
+        return InferredSteps(lr, steps, {})
     names = last_linear(model, num_classes)
     bias = None if names is None or names[1] is None else delta.get(names[1])
     travel = None if bias is None else _travel(-bias.double(), _usual(model, input_shape))
     where = f"from {names[1]}, whose absent classes all moved by one share" if names else ""
     if lr is not None:
         if travel is None:
-            return Steps(lr, 1, {"local steps": "taken for 1, as nothing tells them"})
+            return InferredSteps(lr, 1, {"local steps": "taken for 1, as nothing tells them"})
         found = max(1, round(travel / lr))
-        if found > MOST:
+        if found > MAX_STEPS:
             raise SeepageError(
                 f"at the learning rate {lr:g} this update would take about {found:.2g} local steps; give --steps, or "
                 "the right --lr"
             )
-        return Steps(lr, found, {"local steps": f"{found} or more, {where}"})
+        return InferredSteps(lr, found, {"local steps": f"{found} or more, {where}"})
     if travel is None:
         return None
     if steps is not None:
-        return Steps(travel / steps, steps, {"learning rate": f"about {travel / steps:.2g}, {where}"})
-    return Steps(travel, 1, {"learning rate": f"times local steps: about {travel:.2g}, {where}; read as one step"})
+        return InferredSteps(travel / steps, steps, {"learning rate": f"about {travel / steps:.2g}, {where}"})
+    return InferredSteps(
+        travel, 1, {"learning rate": f"times local steps: about {travel:.2g}, {where}; read as one step"}
+    )
 
 
 def _usual(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     """Mean softmax `[classes]` of the model on made-up inputs: noise at several brightnesses."""
     like = next(model.parameters())
-    noise = torch.rand((PROBES, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
-    levels = torch.linspace(0.1, 0.9, PROBES, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
+    noise = torch.rand((PROBE_COUNT, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
+    levels = torch.linspace(0.1, 0.9, PROBE_COUNT, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
     probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(like)
     with torch.no_grad(), in_mode(model, training=False):
         return forward(model, {}, probes).double().softmax(1).mean(0)
@@ -122,8 +120,8 @@ def _travel(slopes: Tensor, usual: Tensor) -> float | None:
     if slopes.shape != usual.shape or not (slopes > 0).any():
         return None
     shares = (slopes / usual)[slopes > 0]
-    same = shares[shares > (1 - ALIKE) * shares.max()]
-    if len(same) < FEWEST or 2 * len(same) < len(shares):
+    same = shares[shares > (1 - SHARE_TOLERANCE) * shares.max()]
+    if len(same) < MIN_AGREEING_CLASSES or 2 * len(same) < len(shares):
         return None
     travel = float(same.median())
     # Each step's positive slopes sum to less than 1.
@@ -142,14 +140,16 @@ def infer_shapes(
         classes: If known.
     """
     if (shape is not None and classes is not None) or not trusted(architecture):
-        return shape or SHAPES[0], classes or CLASSES, {}
-    rows = [len(tensor) for tensor in state.values() if tensor.ndim == 2] or [CLASSES]
-    counts = [classes] if classes is not None else sorted(set(rows), key=lambda count: (count != CLASSES, count))
-    tries = [(one, count) for one in ([shape] if shape is not None else SHAPES) for count in counts]
+        return shape or COMMON_SHAPES[0], classes or DEFAULT_CLASSES, {}
+    rows = [len(tensor) for tensor in state.values() if tensor.ndim == 2] or [DEFAULT_CLASSES]
+    counts = (
+        [classes] if classes is not None else sorted(set(rows), key=lambda count: (count != DEFAULT_CLASSES, count))
+    )
+    tries = [(one, count) for one in ([shape] if shape is not None else COMMON_SHAPES) for count in counts]
     fitting = (pair for pair in tries if _fits(architecture, state, *pair))
     first, second = next(fitting, None), next(fitting, None)
     if first is None:
-        return shape or SHAPES[0], classes or CLASSES, {}
+        return shape or COMMON_SHAPES[0], classes or DEFAULT_CLASSES, {}
     said = {}
     if shape is None:
         others = ", though others fit as well" if second is not None else ""
@@ -169,7 +169,7 @@ def _fits(architecture: Architecture, state: Mapping[str, Tensor], shape: tuple[
     return all(name in state and state[name].shape == own.shape for name, own in sketch.named_parameters())
 
 
-def infer_size(found: Exposure) -> tuple[int | None, str]:
+def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
     """The batch size by the rank of the layers, and where it was read; None, and why, where they do not tell.
 
     Examples that the model is sure of leave next to nothing in the update, so there may be more than the rank.
@@ -180,9 +180,9 @@ def infer_size(found: Exposure) -> tuple[int | None, str]:
     if found.at_least is None:
         return None, "no fully connected layer tells it by its rank"
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
-    inputs = [look for look in found.layers if look.reads == "input"]
-    tells = inputs or [look for look in found.layers if look.reads == "features" and look.rank == found.at_least]
-    full = next((look for look in tells if look.full or look.rank in (look.neurons, look.width)), None)
+    inputs = [layer for layer in found.layers if layer.reads == "input"]
+    tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.rank == found.at_least]
+    full = next((layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)), None)
     if full is None and tells[0].rank < found.at_least:
         return None, f"at least {found.at_least}, by the rank of one layer, which others contradict"
     if full is not None:
@@ -206,23 +206,9 @@ def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, 
             if read_facts(folder).batch_size is not None:
                 continue
             seen = open_transcript(folder, architecture=model)
-            size, words = (None, "") if seen[0].batch_size is not None else infer_size(exposure(seen))
+            size, words = (None, "") if seen[0].batch_size is not None else infer_size(UpdateAnalysis(seen))
         except SeepageError:
             continue
         if size is not None:
             found[folder.name] = size, words
     return found
-
-
-def label_words(labels: LabelLook | None) -> str | None:
-    """The classes that the last bias names, with their estimated counts; None where it names none."""
-    if labels is None or not labels.sound or not labels.present:
-        return None
-    counts = labels.counts
-    named = [
-        f"{name} ({counts[name]})" if counts is not None and counts[name] else f"{name}"
-        for name in labels.present[:NAMED]
-    ]
-    more = f" and {len(labels.present) - NAMED} more" if len(labels.present) > NAMED else ""
-    kind = "class" if len(labels.present) == 1 else "classes"
-    return f"{kind} {', '.join(named)}{more}, from the last bias"

@@ -1,7 +1,7 @@
 """What the gradient of a fully connected layer gives away: its rank, and rows that are one example's input."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -9,26 +9,27 @@ from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.core.nn import forward, in_mode, input_layer, last_linear
+from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
 
-MOST_ROWS = 512
-"""Rows of a layer that are looked at, those of the largest gradient; decomposing more takes longer than a round may."""
-FLOOR = 1e-4
+MAX_ROWS = 512
+"""Rows of a layer that are decomposed, those of the largest gradient; decomposing more takes longer than a round may."""
+MIN_BIAS_SHARE = 1e-4
 """Rows whose bias gradient is below this share of the largest are left out: rounding grows as they shrink."""
-EXACT = 1e-3
+MAX_EXACT_DISAGREEMENT = 1e-3
 """Relative disagreement of the rows of one example up to which they are called exact."""
-AGREE = 3e-6
+MAX_ROW_DISTANCE = 3e-6
 """Relative distance of divided rows up to which they are one and the same input; rounding reaches about 1e-6."""
-SHARED = 3
+MIN_AGREEING_ROWS = 3
 """Rows that must agree. The mixtures of two examples lie on a line, where of a few hundred some two meet by chance."""
-NOISY = 0.5
+MAX_NOISY_DISAGREEMENT = 0.5
 """Relative disagreement of the rows of one example from which nothing is said to be left of it."""
-CLOSE = 1e-2
+MAX_SAME_INPUT_DISTANCE = 1e-2
 """Relative distance up to which two inputs that were found count as one."""
 
 
 @dataclass(frozen=True)
-class LayerLook:
+class LayerLeak:
     """What one fully connected layer gives away.
 
     Attributes:
@@ -67,12 +68,38 @@ class LayerLook:
     @property
     def noisy(self) -> bool:
         """The rows are one example's input but for noise that is smaller than it."""
-        return self.error is not None and not self.found and self.error < NOISY
+        return self.error is not None and not self.found and self.error < MAX_NOISY_DISAGREEMENT
 
 
-def look_at_layers(
+def layer_findings(leak: LayerLeak) -> list[Finding]:
+    """What one layer gives away, as findings on its weight and, where rows are divided by it, its bias."""
+    what = "private examples" if leak.reads == "input" else "inner vectors"
+    one = what.removesuffix("s")
+    divided = leak.found > 0 or leak.noisy
+    tensors = tuple(filter(None, (leak.weight, leak.bias if divided else None)))
+    found = []
+    if leak.found:
+        message = f"{leak.found} {what if leak.found > 1 else one} exactly, row by row"
+        limit = "Rows that fewer neurons share are not counted, so there may be more."
+        found.append(Finding(name="exact-rows", message=message, evidence={"found": leak.found}, limit=limit))
+    if leak.noisy:
+        message = f"its one {one}, but for noise ({leak.error:.0%} of a row)"
+        limit = "How much a denoiser brings back is not told."
+        found.append(Finding(name="noisy-rows", message=message, evidence={"error": leak.error}, limit=limit))
+    if leak.unmixable:
+        message = (
+            f"the span of its {leak.rank} {what}, fewer than its {leak.neurons} neurons: unmixing "
+            "(cocktail_party) applies"
+        )
+        evidence = {"rank": leak.rank, "neurons": leak.neurons}
+        limit = "Whether unmixing finds them is for the attack to show."
+        found.append(Finding(name="span", message=message, evidence=evidence, limit=limit))
+    return [replace(one, tensors=tensors) for one in found]
+
+
+def layer_leaks(
     observed: Round, knowledge: Knowledge, gradient: Mapping[str, Tensor], leveled: Collection[str] = ()
-) -> list[LayerLook]:
+) -> list[LayerLeak]:
     """Every fully connected layer whose weight was sent, in the model's order.
 
     Args:
@@ -83,7 +110,7 @@ def look_at_layers(
     """
     last = last_linear(knowledge.model, knowledge.num_classes)
     first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
-    looks = []
+    leaks = []
     for name, (module, positions) in _linear_layers(observed, knowledge).items():
         prefix = f"{name}." if name else ""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
@@ -99,20 +126,22 @@ def look_at_layers(
         found, error = 0, None
         if shifts is not None and positions == 1 and observed.batch_size == 1:
             error = _disagreement(rows, shifts)
-            found = int(error is not None and error <= EXACT)
+            found = int(error is not None and error <= MAX_EXACT_DISAGREEMENT)
         elif shifts is not None and positions == 1 and not ends and knowledge.num_classes > 2:
             shared = 0 if weight in leveled else closed_form(rows, shifts)
             found = min(shared, rank, observed.batch_size or rank)
         sent = bias if shifts is not None else None
         m, d = rows.shape
-        looks.append(LayerLook(name, weight, sent, reads, m, d, rank, full, found, error, ends))
-    return looks
+        leaks.append(LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends))
+    return leaks
 
 
 def _disagreement(rows: Tensor, shifts: Tensor) -> float | None:
     """How far the rows are from multiples of one vector, as a share of their size; None where there are none."""
     if not shifts.abs().max() > 0 or not rows.abs().max() > 0:
         return None
+    # One example's gradient is the outer product of slopes and input, and its bias gradient the slopes: so the input
+    # is the least-squares solution of shifts x^T = rows, and what is left of the rows is noise.
     vector = shifts @ rows / (shifts @ shifts)  # [d]
     return float((rows - shifts[:, None] * vector).norm() / rows.norm())
 
@@ -139,16 +168,16 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     """
     if not shifts.abs().max() > 0:
         return 0
-    live = (shifts.abs() > FLOOR * shifts.abs().max()).nonzero().squeeze(1)
-    live = live[shifts[live].abs().argsort(descending=True, stable=True)[:MOST_ROWS]]
+    live = (shifts.abs() > MIN_BIAS_SHARE * shifts.abs().max()).nonzero().squeeze(1)
+    live = live[shifts[live].abs().argsort(descending=True, stable=True)[:MAX_ROWS]]
     ratios = rows[live] / shifts[live, None]  # [k, d]
     sizes = ratios.norm(dim=1).clamp(min=1e-300)
     gaps = torch.cdist(ratios, ratios, compute_mode="donot_use_mm_for_euclid_dist") / sizes[:, None]  # [k, k]
-    shared = (gaps <= AGREE).sum(1) >= SHARED  # itself among them
+    shared = (gaps <= MAX_ROW_DISTANCE).sum(1) >= MIN_AGREEING_ROWS  # itself among them
     left, found = shared & (sizes > 1e-290), 0
     while left.any():
         found += 1
-        left &= gaps[int(left.nonzero()[0])] > CLOSE
+        left &= gaps[int(left.nonzero()[0])] > MAX_SAME_INPUT_DISTANCE
     return found
 
 
@@ -158,7 +187,7 @@ def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
     whole = whole[whole.abs().sum(1) > 0][:, whole.abs().sum(0) > 0]
     if not whole.numel():
         return 0, False
-    whole = whole[whole.norm(dim=1).argsort(descending=True, stable=True)[:MOST_ROWS]]
+    whole = whole[whole.norm(dim=1).argsort(descending=True, stable=True)[:MAX_ROWS]]
     rank, most = spectrum(whole).rank, min(len(whole) - ends, whole.shape[1])
     return rank, rank >= most and most > 1
 

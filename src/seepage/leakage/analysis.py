@@ -1,0 +1,366 @@
+"""What an update gives away by itself, with no attack run: in closed form, layer by layer."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from seepage.attacks.linear import LinearLeak
+from seepage.core.nn import last_linear
+from seepage.errors import Inapplicable, SeepageError
+from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
+from seepage.leakage.finding import Finding
+from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_findings, euclidean_norm, fingerprint
+from seepage.leakage.head_features import head_features
+from seepage.leakage.labels import LabelLeak, label_findings, label_leak
+from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
+from seepage.privacy.ledger import Spent, open_spent
+from seepage.transcript.recorded import RecordedTranscript, open_transcript
+from seepage.transcript.simulated import OneRound
+from seepage.types import ClientUpdate, Knowledge, Round, Transcript, Update
+
+SCHEMA = 1
+MAX_HEAD_SIZE = 2000
+"""Examples times classes up to which the features of the head are solved for; more takes longer than a round may."""
+MAX_CERTIFIED_SIZE = 2**14
+"""Neurons times classes up to which rows of the first layer are checked against the model's own backward pass."""
+
+
+@dataclass(frozen=True)
+class TensorLeak:
+    """The answer to "is it safe to share this tensor?".
+
+    Attributes:
+        name: Of the parameter.
+        gives: What it gives away, with its layer's other tensors; None: no closed form found, which is no proof.
+        withhold: Whether it would have to be withheld or noised to close what is named.
+    """
+
+    name: str
+    gives: str | None
+    withhold: bool
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """What an update gives away in closed form. Nothing found is no proof of safety: no attack was run.
+
+    Attributes:
+        t: The round.
+        kind: `gradient` or `delta`, as it was sent.
+        norm: Euclidean norm of what was sent, over all tensors.
+        batch_size: Examples behind it, where known.
+        at_least: Examples behind it at the least, by the rank of its layers; None where no layer tells.
+        layers: Fully connected layers.
+        norms: Batch norms; none are read in a difference of weights, whose local steps blur them.
+        labels: What the last layer says, or None.
+        features: What the head's equations say, in words, or None.
+        fingerprints: What the values of each tensor look like.
+        defenses: Defenses and number formats that the update looks like.
+        findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
+        tensors: The same by tensor.
+        notes: What could not be read, and why; and what the client states of its privacy.
+        stated: The client's own statement of differential privacy, where its recording holds one. Not measured here.
+    """
+
+    t: int
+    kind: str
+    norm: float
+    batch_size: int | None
+    at_least: int | None
+    layers: tuple[LayerLeak, ...]
+    norms: tuple[BatchNormSummary, ...]
+    labels: LabelLeak | None
+    features: str | None
+    fingerprints: tuple[Fingerprint, ...]
+    defenses: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
+    tensors: tuple[TensorLeak, ...]
+    notes: tuple[str, ...]
+    stated: Spent | None = None
+
+    @property
+    def examples(self) -> int:
+        """Private examples that the layer which reads the input gives away exactly."""
+        return max((layer.found for layer in self.layers if layer.reads == "input"), default=0)
+
+    @property
+    def vectors(self) -> int:
+        """Inputs of any one fully connected layer, private examples or their features, given away exactly."""
+        return max((layer.found for layer in self.layers), default=0)
+
+    @property
+    def looks_like(self) -> tuple[str, ...]:
+        """Sentences on defenses and formats that the update looks like."""
+        return tuple(finding.message for finding in self.defenses)
+
+    @property
+    def line(self) -> str:
+        """One line for a log."""
+        size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
+        words = [f"gives away {self.examples} of {size} examples exactly"]
+        if self.vectors > self.examples:
+            words.append(f"and inner features of {self.vectors}")
+        if any(layer.noisy for layer in self.layers):
+            words.append("its one example but for noise")
+        if any(layer.unmixable for layer in self.layers):
+            words.append("fewer examples than neurons")
+        if self.labels is not None and self.labels.believed:
+            words.append(f"{len(self.labels.present)} labels")
+        return "; ".join([*words, *self.looks_like])
+
+    def table(self) -> dict[str, Any]:
+        """As JSON: the fields, the counts and a schema version."""
+        fields = asdict(self)
+        marks = fields.pop("fingerprints")
+        return {
+            "schema": SCHEMA,
+            "examples": self.examples,
+            "vectors": self.vectors,
+            **fields,
+            "marks": marks,
+            "looks_like": self.looks_like,
+        }
+
+
+def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
+    """What a round's update gives away in closed form, with no attack run and no truth at hand.
+
+    Args:
+        transcript: A transcript or the path of an `observed/` folder.
+        t: The round.
+
+    Raises:
+        SeepageError: For a damaged folder, and for a round that is not there.
+
+    Example:
+        >>> import torch
+        >>> from seepage import Architecture, Batch, build, record
+        >>> model = build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 5)
+        >>> private = Batch(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3]))
+        >>> found = exposure(record(model, private))
+        >>> found.examples, found.at_least, found.labels.present
+        (1, 1, (3,))
+    """
+    seen: Transcript = open_transcript(Path(transcript)) if isinstance(transcript, str | Path) else transcript
+    if not 0 <= t < len(seen):
+        raise SeepageError(f"there is no round {t}: the recording has {len(seen)}; name one from 0 to {len(seen) - 1}")
+    return UpdateAnalysis(seen, t).exposure
+
+
+@dataclass(frozen=True)
+class _Gradient(Mapping[str, Tensor]):
+    """The update read as a gradient; each tensor is made when it is asked for, as a whole gradient is a whole model.
+
+    Attributes:
+        update: What was sent.
+        examples: Behind it, where known.
+        rule: What it is read by; None: only its direction is known.
+    """
+
+    update: Update
+    examples: int | None
+    rule: ClientUpdate | None
+
+    def __getitem__(self, name: str) -> Tensor:
+        tensor = self.update.tensors[name]
+        if self.rule is None:
+            return -tensor if self.update.kind == "delta" else tensor
+        return self.rule.as_gradient(Update({name: tensor}, self.update.kind), self.examples)[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.update.tensors  # without making it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.update.tensors)
+
+    def __len__(self) -> int:
+        return len(self.update.tensors)
+
+
+@dataclass(frozen=True)
+class UpdateAnalysis:
+    """One round's update, opened once. Each part is computed when it is first asked for, and once.
+
+    Attributes:
+        seen: The transcript.
+        t: The round of it.
+    """
+
+    seen: Transcript
+    t: int = 0
+
+    @cached_property
+    def observed(self) -> Round:
+        """The round."""
+        return self.seen[self.t]
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What the attacker knows."""
+        return self.seen.knowledge
+
+    @cached_property
+    def _read(self) -> tuple[_Gradient, bool, str | None]:
+        """The update as a gradient, whether its scale is known, and what limits the reading.
+
+        Of an unknown number of local steps only the direction is known, and of Adam's not even that.
+        """
+        update, rule = self.observed.update, self.knowledge.client
+        found = _Gradient(update, self.observed.batch_size, rule)
+        if not rule.linear_in_gradient:
+            why = "the client's optimizer divides every entry by a size of its own, so no layer has a closed form"
+            return replace(found, rule=None), False, why
+        try:
+            found[min(found, key=lambda name: update.tensors[name].numel())]  # the cheapest one
+        except SeepageError as error:
+            return replace(found, rule=None), False, f"read up to a factor, so without counts of labels: {error}"
+        return found, True, None
+
+    @cached_property
+    def norm(self) -> float:
+        """Euclidean norm of what was sent, over all tensors."""
+        return euclidean_norm(self.observed.update.tensors)
+
+    @cached_property
+    def fingerprints(self) -> tuple[Fingerprint, ...]:
+        """What the values of each tensor look like."""
+        return tuple(fingerprint(name, tensor) for name, tensor in self.observed.update.tensors.items())
+
+    @cached_property
+    def defenses(self) -> tuple[Finding, ...]:
+        """Defenses and number formats that the update looks like."""
+        names = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        bias = None if names is None or names[1] is None else self.observed.update.tensors.get(names[1])
+        return tuple(defense_findings(self.fingerprints, self.norm, bias))
+
+    @cached_property
+    def labels(self) -> LabelLeak | None:
+        """What the last layer says of the labels."""
+        gradient, scaled, _ = self._read
+        if not self.knowledge.client.linear_in_gradient:
+            return None
+        return label_leak(gradient, self.knowledge, self.observed.batch_size if scaled else None)
+
+    @cached_property
+    def layers(self) -> tuple[LayerLeak, ...]:
+        """Fully connected layers, by their rows alone."""
+        if not self.knowledge.client.linear_in_gradient:
+            return ()
+        leveled = [one.name for one in self.fingerprints if one.bits is not None]
+        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], leveled))
+
+    @cached_property
+    def changed(self) -> str:
+        """Why a defense seems to have changed the update in more than its length, or an empty string."""
+        for finding in self.defenses:
+            if finding.name in CHANGES_VALUES:
+                return f"the update looks {finding.name}"
+        if self.labels is not None and not self.labels.sound:
+            return "the last bias gradient does not sum to zero, as that of an unchanged cross-entropy gradient does"
+        return ""
+
+    @property
+    def at_least(self) -> int | None:
+        """Examples behind the update at the least, by the rank of its layers; None where no layer tells.
+
+        A layer that reads positions counts those, and inner features move with the weights of local steps.
+        """
+        if self.changed:
+            return None
+        tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
+        return max((layer.rank for layer in self.layers if layer.reads in tell and layer.rank), default=None)
+
+    @cached_property
+    def exposure(self) -> Exposure:
+        """All of it together."""
+        knowledge, update = self.knowledge, self.observed.update
+        layers = tuple(map(self._certified, self.layers))
+        norms = self._batch_norms()
+        features, unsolved = self._head_features()
+        findings = (
+            *(finding for layer in layers for finding in layer_findings(layer)),
+            *label_findings(self.labels, knowledge),
+            *batch_norm_findings(norms),
+        )
+        stated = open_spent(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
+        return Exposure(
+            t=self.t,
+            kind=update.kind,
+            norm=self.norm,
+            batch_size=self.observed.batch_size,
+            at_least=self.at_least,
+            layers=layers,
+            norms=norms,
+            labels=self.labels,
+            features=features,
+            fingerprints=self.fingerprints,
+            defenses=self.defenses,
+            findings=findings,
+            tensors=tuple(_by_tensor(update.tensors, findings)),
+            notes=tuple(self._notes(stated, unsolved)),
+            stated=stated,
+        )
+
+    def _certified(self, layer: LayerLeak) -> LayerLeak:
+        """The layer that reads the input, with what `linear` certifies by the model itself where that is more.
+
+        A row that no other row agrees with may still be one example's: its own backward pass must give what was sent.
+        """
+        classes = self.knowledge.num_classes
+        too_large = layer.neurons * classes > MAX_CERTIFIED_SIZE
+        if layer.reads != "input" or layer.bias is None or too_large or classes == 2:
+            return layer
+        try:
+            certified = LinearLeak()(OneRound(self.seen, self.t), seed=0).certified
+        except SeepageError:
+            return layer  # such as an unknown batch size
+        return layer if certified is None else replace(layer, found=max(layer.found, int(certified.sum())))
+
+    def _batch_norms(self) -> tuple[BatchNormSummary, ...]:
+        """Batch norms of a plain gradient; a model without one has nothing to tell."""
+        if self.observed.update.kind != "gradient" or self.changed:
+            return ()
+        try:
+            return tuple(leak.summary for leak in batch_norm_leaks(self.observed, self.knowledge))
+        except Inapplicable:
+            return ()
+
+    def _head_features(self) -> tuple[str | None, str | None]:
+        """What the head's equations give, in words; or why they were not solved, where that is worth a note."""
+        observed, knowledge = self.observed, self.knowledge
+        size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_classes)
+        readable = self._read[1] and self.labels is not None and not self.changed and observed.update.kind != "delta"
+        if not readable or size is None or names is None or names[0] not in observed.update.tensors:
+            return None, None
+        if size * knowledge.num_classes > MAX_HEAD_SIZE:
+            return None, f"the head's features were not solved for: {size} examples are too many for a quick look"
+        try:
+            found = head_features(observed, knowledge)
+        except Inapplicable as error:
+            return None, f"the head's features cannot be solved for: {error.reason}"
+        if found.doubt is not None:
+            return None, f"the head's features were solved for and are not to be believed: {found.doubt}"
+        count, width = found.features.shape
+        return f"the {width} features of each of its {count} examples, solved from the head", None
+
+    def _notes(self, stated: Spent | None, unsolved: str | None) -> Iterator[str]:
+        limited = self._read[2]
+        if limited is not None:
+            yield limited
+        if self.changed:
+            yield f"{self.changed}, so neither batch size nor mode of batch norm is read off it"
+        if stated is not None:
+            yield f"the client states {stated.line}"
+            yield from (f"doubt on that: {doubt}" for doubt in stated.doubts)
+        if unsolved is not None:
+            yield unsolved
+
+
+def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Iterator[TensorLeak]:
+    for name in sent:
+        words = [finding.message for finding in findings if name in finding.tensors]
+        yield TensorLeak(name, "; ".join(words) or None, bool(words))

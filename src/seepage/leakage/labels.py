@@ -1,0 +1,101 @@
+"""What the gradient of the last bias gives away about the labels of a batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.matching.labels import largest_remainder
+from seepage.core.nn import last_linear
+from seepage.leakage.finding import Finding
+from seepage.types import Knowledge
+
+NEGATIVE_SHARE = 1e-5
+"""Share of the largest entry of the last bias gradient below which a negative entry may be rounding."""
+ZERO_SUM_SHARE = 1e-3
+"""Share of the entries' absolute sum up to which their sum counts as zero."""
+MAX_NAMED_CLASSES = 12
+"""Classes that a sentence names one by one."""
+
+
+@dataclass(frozen=True)
+class LabelLeak:
+    """What the last layer says of the labels.
+
+    Attributes:
+        present: Classes that are in the batch: only these have a negative entry in the last bias gradient.
+        counts: Estimated examples of each class, where the batch size is known; None: unknown.
+        doubt: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
+        sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
+            do; else `present` and `counts` are not to be believed.
+    """
+
+    present: tuple[int, ...]
+    counts: tuple[int, ...] | None
+    doubt: float | None
+    sound: bool
+
+    @property
+    def believed(self) -> bool:
+        """Whether it names classes that can be believed."""
+        return self.sound and bool(self.present)
+
+    @property
+    def source(self) -> str | None:
+        """The classes with their estimated counts and where they were read; None where it names none."""
+        if not self.believed:
+            return None
+        first = self.present[:MAX_NAMED_CLASSES]
+        named = [f"{c} ({self.counts[c]})" if self.counts is not None and self.counts[c] else f"{c}" for c in first]
+        more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
+        kind = "class" if len(self.present) == 1 else "classes"
+        return f"{kind} {', '.join(named)}{more}, from the last bias"
+
+
+def label_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None) -> LabelLeak | None:
+    """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
+
+    With softmax values `p_i` and one-hot labels `y_i` of `n` examples, `dL/db = mean_i(p_i - y_i)`: an entry can be
+    negative only for a class of the batch (Zhao et al. 2020, iDLG). Where the outputs are close to uniform,
+    `n (1 / classes - dL/db)` is close to the count of each class.
+
+    Args:
+        gradient: The update read as a gradient, by parameter.
+        knowledge: What the attacker knows.
+        batch_size: Examples behind it; None: unknown, or the gradient's scale is; then nothing is counted.
+
+    Returns:
+        None without such a bias, or where its gradient is zero.
+    """
+    names = last_linear(knowledge.model, knowledge.num_classes)
+    if names is None or names[1] is None or names[1] not in gradient:
+        return None
+    bias = gradient[names[1]].double()  # [classes]
+    largest = float(bias.abs().max())
+    if not largest > 0:
+        return None
+    present = tuple(torch.nonzero(bias < -NEGATIVE_SHARE * largest).flatten().tolist())
+    sound = abs(float(bias.sum())) <= ZERO_SUM_SHARE * float(bias.abs().sum())
+    if batch_size is None:
+        return LabelLeak(present, None, None, sound)
+    shares = batch_size * (1 / len(bias) - bias)  # [classes], sums to the batch size
+    counts = largest_remainder(shares, batch_size)
+    doubt = float((shares - shares.round()).abs().max())
+    return LabelLeak(present, tuple(counts.tolist()), doubt, sound)
+
+
+def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding]:
+    """The labels as a finding; none where nothing can be believed."""
+    last = last_linear(knowledge.model, knowledge.num_classes)
+    if leak is None or not leak.believed or last is None:
+        return []
+    return [
+        Finding(
+            name="labels",
+            message="the labels" if leak.counts is None else "the labels and about how many of each",
+            evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt},
+            limit="Counts take the outputs for uniform, as they are before training.",
+            tensors=tuple(filter(None, last)),
+        )
+    ]
