@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, FedAvg, build, data, record
+from seepage.leakage import UpdateAnalysis
 from seepage.leakage.inference import infer_size, infer_steps
 
 SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8

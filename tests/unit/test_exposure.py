@@ -140,7 +140,8 @@ def test_defenses_are_told_apart(defense: Defense | None, word: str | None, n: i
         assert found.looks_like[0].startswith(word)
         (finding,) = found.defenses
         assert finding.message.startswith(f"looks {finding.name}")
-        assert finding.evidence and finding.limit
+        assert finding.evidence
+        assert finding.limit
     assert found.examples == 0 or defense is None or "clipped" in str(word)
 
 

@@ -11,10 +11,11 @@ from seepage.core.nn import generator, last_linear
 from seepage.errors import Inapplicable
 from seepage.types import Knowledge, Round
 
-ROUNDS = 2000
+MAX_ITERATIONS = 2000
+"""Iterations of one start."""
 CONVERGED = 1e-8
 """Relative change of the features per round at which the iteration ends."""
-ALIKE = 1e-3
+MAX_DISAGREEMENT = 1e-3
 """Relative difference of two solutions, or error by rounding, up to which the features count as known."""
 
 
@@ -100,7 +101,7 @@ def head_features(
             "the gradient of the last layer is zero everywhere, so it holds no features",
             "look at the update of another round",
         )
-    system = _System(weight.double(), observed.params[names[1]].double(), gradient.double(), labels)
+    system = _HeadEquations(weight.double(), observed.params[names[1]].double(), gradient.double(), labels)
     tries = [system.solve(_start(len(labels), len(weight), seed, i).to(system.weight)) for i in range(starts)]
     return _judge(system, tries, torch.finfo(gradient.dtype).eps)
 
@@ -112,7 +113,7 @@ def _start(n: int, classes: int, seed: int, number: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _System:
+class _HeadEquations:
     """The equations `A^T [1 F] = [g_b G]`, with the bias gradient as a feature that is 1 in each example."""
 
     weight: Tensor
@@ -125,10 +126,11 @@ class _System:
         wanted = torch.nn.functional.one_hot(self.labels, len(self.weight)).to(chances)
         return (chances - wanted) / len(self.labels)
 
-    def solve(self, chances: Tensor) -> "_Solution":
+    def solve(self, chances: Tensor) -> "_HeadSolution":
         """Features for given rows, divided by what should be 1: so a row's scale, which is hardest to know, cancels."""
         features, change = torch.zeros((len(self.labels), self.weight.shape[1])).to(self.weight), float("inf")
-        for _ in range(ROUNDS):
+        for _ in range(MAX_ITERATIONS):
+            # A^T [classes, n] times [1 F] [n, 1 + k] = [g_b G] [classes, 1 + k], in the least-squares sense.
             found = torch.linalg.lstsq(self.rows(chances).T, self.gradient).solution
             ones, new = found[:, :1], found[:, 1:] / found[:, :1]
             change = float((new - features).norm() / new.norm())
@@ -136,11 +138,11 @@ class _System:
             chances = (features @ self.weight.T + self.bias).softmax(1)
             if not change > CONVERGED:
                 break
-        return _Solution(features, chances, float((ones - 1).abs().max()), change <= CONVERGED)
+        return _HeadSolution(features, chances, float((ones - 1).abs().max()), change <= CONVERGED)
 
 
 @dataclass(frozen=True)
-class _Solution:
+class _HeadSolution:
     """Where one start ended.
 
     Attributes:
@@ -156,17 +158,18 @@ class _Solution:
     settled: bool
 
 
-def _judge(system: _System, tries: list[_Solution], rounding: float) -> HeadFeatures:
+def _judge(system: _HeadEquations, tries: list[_HeadSolution], rounding: float) -> HeadFeatures:
     """The solution that the bias gradient contradicts least."""
     best = min(tries, key=lambda one: one.misfit if one.settled else float("inf"))
     spread = max(float((other.features - best.features).norm() / best.features.norm()) for other in tries)
+    # Rounding of the gradient reaches the features times the condition number of A.
     singular = torch.linalg.svdvals(system.rows(best.chances))
     blown = rounding * float(singular[0] / singular[-1])
     doubts = {
         "the iteration did not settle": not all(one.settled for one in tries),
-        "the bias gradient contradicts the solution": not best.misfit < ALIKE,
-        "other starts end at other features": not spread < ALIKE,
-        "some example has almost no gradient (its loss is near 0), and rounding hides it": not blown < ALIKE,
+        "the bias gradient contradicts the solution": not best.misfit < MAX_DISAGREEMENT,
+        "other starts end at other features": not spread < MAX_DISAGREEMENT,
+        "some example has almost no gradient (its loss is near 0), and rounding hides it": not blown < MAX_DISAGREEMENT,
     }
     losses = -best.chances.log().gather(1, system.labels[:, None])[:, 0]
     doubt = next((reason for reason, holds in doubts.items() if holds), None)

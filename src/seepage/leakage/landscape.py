@@ -13,7 +13,8 @@ from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import generator
 from seepage.errors import SeepageError
 
-NOISES = (0.003, 0.01, 0.03, 0.1)
+DEFAULT_NOISES = (0.003, 0.01, 0.03, 0.1)
+"""Standard deviations of the noise that the probe starts at, in units of the inputs."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def landscape(
     inputs: Float[Tensor, "n *shape"],
     labels: Int[Tensor, " n"],
     *,
-    noises: Sequence[float] = NOISES,
+    noises: Sequence[float] = DEFAULT_NOISES,
     draws: int = 8,
     seed: int = 0,
 ) -> Landscape:

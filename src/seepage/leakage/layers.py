@@ -13,7 +13,7 @@ from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
 
 MAX_ROWS = 512
-"""Rows of a layer that are decomposed, those of the largest gradient; decomposing more takes longer than a round may."""
+"""Rows of a layer that are decomposed, those of the largest gradient; more take longer than a round may."""
 MIN_BIAS_SHARE = 1e-4
 """Rows whose bias gradient is below this share of the largest are left out: rounding grows as they shrink."""
 MAX_EXACT_DISAGREEMENT = 1e-3
