@@ -86,8 +86,7 @@ from seepage import Attack, Reconstruction
 
 @dataclass(frozen=True, kw_only=True)
 class Fragile(Attack):
-    def check(self, transcript): pass
-    def __call__(self, transcript, *, seed, progress=None):
+    def run(self, transcript, *, seed, progress):
         seen, shape = transcript[0], transcript.knowledge.input_shape
         if all((tensor != 0).all() for tensor in seen.update.tensors.values()):  # as behind noise, and not without
             return {}["nothing"]

@@ -116,8 +116,7 @@ from seepage import Attack, Inapplicable, Reconstruction
 @dataclass(frozen=True, kw_only=True)
 class Bad(Attack):
     how: str = "raise"
-    def check(self, transcript): pass
-    def __call__(self, transcript, *, seed, progress=None):
+    def run(self, transcript, *, seed, progress):
         shape = transcript.knowledge.input_shape
         if self.how == "raise":
             return {}["nothing"]
@@ -143,7 +142,7 @@ def own(home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 FAULTS = {
-    "raise": ("error", "KeyError: 'nothing' (own.py line 13)"),
+    "raise": ("error", "KeyError: 'nothing' (own.py line 12)"),
     "nothing": ("error", "returned a NoneType"),
     "not_finite": ("error", "NaN"),
     "shape": ("error", "shape (3,)"),

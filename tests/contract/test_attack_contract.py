@@ -7,12 +7,11 @@ import torch
 
 from seepage import (
     Attack,
-    Inapplicable,
     LinearLeak,
     Reconstruction,
     Transcript,
 )
-from seepage.attacks.base import Progress, ignore
+from seepage.attacks.base import Progress
 from seepage.testing import check_attack
 
 
@@ -22,17 +21,15 @@ class Faulty(Attack):
 
     fault: str
 
-    def check(self, transcript: Transcript) -> None:
+    def examine(self, transcript: Transcript) -> Transcript:
+        if self.fault == "crashes" and transcript[0].batch_size is None:
+            raise ValueError("no such thing")
         LinearLeak().check(transcript)
+        return transcript
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+    def run(self, transcript: Transcript, *, seed: int, progress: Progress) -> Reconstruction:
         model, observed = transcript.knowledge.model, transcript[0]
-        try:
-            found = LinearLeak()(transcript, seed=seed)
-        except Inapplicable:
-            if self.fault == "crashes":
-                raise ValueError("no such thing") from None
-            raise
+        found = LinearLeak()(transcript, seed=seed)
         first = next(model.parameters())
         match self.fault:
             case "hook":

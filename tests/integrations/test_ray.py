@@ -51,10 +51,7 @@ from seepage.attacks import Attack
 
 @dataclass(frozen=True, kw_only=True)
 class Broken(Attack):
-    def check(self, transcript):
-        pass
-
-    def __call__(self, transcript, *, seed, progress):
+    def run(self, transcript, *, seed, progress):
         raise ZeroDivisionError("planted")
 """
 LONG = """

@@ -23,7 +23,7 @@ from seepage.recipe.resolve import cells
 from seepage.transcript.designs import WholeBatch
 from seepage.transcript.simulated import SimulatedTranscript
 from seepage.transcript.vertical import IndexedVictim, Rounds, ServerStep
-from seepage.types import Batch, ClientView, Defense, Knowledge, Reconstruction, Round, Transcript
+from seepage.types import Batch, ClientView, Defense, Knowledge, Round, Transcript
 
 NOISE = GaussianNoise(sigma=0.02, clip=1.0)
 FC2 = Architecture("fc2", {"hidden": 64})
@@ -191,9 +191,9 @@ class Looks(LinearLeak):
 
     seen: list[Transcript] = []  # noqa: RUF012 - a test's own notebook
 
-    def __call__(self, transcript: Transcript, **rest: Any) -> Reconstruction:
+    def examine(self, transcript: Transcript) -> Any:
         self.seen.append(transcript)
-        return super().__call__(transcript, **rest)
+        return super().examine(transcript)
 
 
 def moving(count: int, lr: float, defense: Defense | None) -> Transcript:

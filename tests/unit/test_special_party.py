@@ -10,6 +10,7 @@ from torch import nn
 
 from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.ica import IMAGES
+from seepage.audit.record import no_progress
 from seepage.audit.run import record_only
 from seepage.models import build
 from seepage.papers.special.networks import ImageNetUnits, small_vgg
@@ -55,10 +56,7 @@ class Planted(Attack):
 
     found: torch.Tensor
 
-    def check(self, transcript: Transcript) -> None:
-        pass
-
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Any = None) -> Reconstruction:
+    def run(self, transcript: Transcript, *, seed: int, progress: Any) -> Reconstruction:
         return Reconstruction(self.found, space="feature")
 
 
@@ -92,7 +90,7 @@ def test_cosines_take_the_most_alike_without_sign_and_in_any_order(recorded: Pat
 def test_embeddings_of_a_small_batch_come_back() -> None:
     wide = {**TABLES, "model": {**NETWORK, "hidden": 64, "width": 8}}
     two = {"name": "two", "batch": {"size": 2, "count": 1}}
-    values = embeddings({**wide, "case": [two]}, data="", seed=0, show=quiet)
+    values = embeddings({**wide, "case": [two]}, data="", seed=0, show=no_progress)
     found = {(value.row, value.column): value for value in values}
     assert {column for _, column in found} == {0, 1}
     assert found["median", 0].facts["examples"] == 6

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.known_noise import known_noise
 from seepage.core.nn import norm
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, UnitNormNoise
@@ -42,6 +42,7 @@ class Averaged(Attack):
         'all'
     """
 
+    needs: ClassVar[Needs] = Needs(text="rounds of the same examples, known to be that (design = 'whole')")
     rounds: ClassVar[Literal["one", "all"]] = "all"
 
     inner: Attack
@@ -52,13 +53,15 @@ class Averaged(Attack):
                 f"averaging makes one round of many, and {type(self.inner).__name__} reads many; use it by itself"
             )
 
-    def check(self, transcript: Transcript) -> None:
-        self.inner.check(_average(transcript))
-
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
+    def examine(self, transcript: Transcript) -> "tuple[_OneOfMany, int, Any]":
+        """The average, of how many rounds it is, and what the inner attack makes of it."""
         averaged = _average(transcript)
-        found = self.inner(averaged, seed=seed, progress=progress)
-        return replace(found, cost={**found.cost, "rounds": len(transcript)}, notes=(*averaged.notes, *found.notes))
+        return averaged, len(transcript), self.inner.prepare(averaged)
+
+    def run(self, seen: "tuple[_OneOfMany, int, Any]", *, seed: int, progress: Progress) -> Reconstruction:
+        averaged, rounds, prepared = seen
+        found = self.inner.run(prepared, seed=seed, progress=progress)
+        return replace(found, cost={**found.cost, "rounds": rounds}, notes=(*averaged.notes, *found.notes))
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float | None:
         return self.inner.objective_at(_average(transcript), inputs, labels)

@@ -1,15 +1,19 @@
-"""What an attack is, and how it tells how far it has come."""
+"""What an attack is, what it needs of a transcript, and how it tells how far it has come."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from seepage.core.nn import first_layer, input_layer
 from seepage.errors import Inapplicable
-from seepage.types import Reconstruction, Tensors, Transcript
+from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
-__all__ = ["Attack", "Checkpoint", "Inapplicable", "Progress", "Silent", "ignore"]
+__all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore"]
+
+MATCHING = "a matching attack such as inverting_gradients"
+"""What most refusals recommend: it applies to any model and any rule."""
 
 
 @dataclass(frozen=True)
@@ -50,25 +54,149 @@ class Silent:
 ignore = Silent()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What must hold of a transcript for an attack to say anything about it; declared once, checked once.
+
+    A need is switched on by its reason: the half of the refusal's sentence that is the attack's own. The other half,
+    and the remedy, are the same for all attacks and stand here. Needs are checked in the order of the fields: first
+    what lies in the model, which naming a fact cannot mend, then the client's rule, then what the attacker is told.
+
+    Attributes:
+        text: All of it in words, for `seepage list`.
+        input_layer: The first layer is fully connected and reads the input itself.
+        bias: The first layer has a trained bias; the reason says for what, as in `has no bias {to divide by}`.
+        images: Examples are images `[C, H, W]`: `{feature inversion} needs images`.
+        differentiable: The model can be differentiated along its input, which an embedding of whole numbers cannot.
+        linear_in_gradient: The update is an average of gradients. The reason says what is lost where the client's
+            optimizer divides each entry by a size of its own, as Adam does: `..., so {no row mixes examples}`.
+        gradient: The update is one gradient, and no difference of weights: `a difference of weights {...}`.
+        uncoupled: Examples do not reach into one another's gradients. The reason says what batch norm in train mode
+            does: `batch norm in train mode makes {every column a mixture of the batch}`.
+        batch_size: How many examples are behind the update is known: `the batch size is unknown, and {...}`.
+        single_example: The update comes from one example: `{the recursion solves for one example}, and 3 are mixed`.
+        instead: What to use where the model or the rule is in the way.
+    """
+
+    text: str = ""
+    input_layer: bool = False
+    bias: str | None = None
+    images: str | None = None
+    differentiable: bool = False
+    linear_in_gradient: str | None = None
+    gradient: str | None = None
+    uncoupled: str | None = None
+    batch_size: str | None = None
+    single_example: str | None = None
+    instead: str = MATCHING
+
+    def check(self, knowledge: Knowledge, observed: Round) -> None:
+        """Raise `Inapplicable` with the first need that does not hold of this round."""
+        self._check_model(knowledge, observed)
+        self._check_rule(knowledge, observed)
+        self._check_told(observed)
+        if not any(bool(tensor.any()) for tensor in observed.update.tensors.values()):
+            raise Inapplicable(
+                "the update is zero everywhere, so there is nothing to attack",
+                "check that the client trained, or use another round",
+            )
+
+    def _check_model(self, knowledge: Knowledge, observed: Round) -> None:
+        if self.input_layer:
+            layer = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+            if layer is None:
+                raise Inapplicable(
+                    "the model's first layer is not a fully connected one that reads the input itself",
+                    f"use {self.instead}",
+                )
+            if self.bias is not None and layer.bias is None:
+                raise Inapplicable(
+                    f"the model's first fully connected layer has no bias {self.bias}", f"use {self.instead}"
+                )
+        if self.images is not None and len(knowledge.input_shape) != 3:
+            raise Inapplicable(f"{self.images} needs images", f"use {self.instead}")
+        first = first_layer(knowledge.model) if self.differentiable else None
+        if first is not None and isinstance(first[1], nn.Embedding | nn.EmbeddingBag):
+            raise Inapplicable(
+                f"the model's first layer {first[0]!r} looks up whole numbers, which have no gradient to follow",
+                "audit the network behind the embedding, with embedded inputs as its data",
+            )
+
+    def _check_rule(self, knowledge: Knowledge, observed: Round) -> None:
+        if self.linear_in_gradient is not None and not knowledge.client.linear_in_gradient:
+            raise Inapplicable(
+                f"the client's optimizer divides each entry by a size of its own, so {self.linear_in_gradient}",
+                f"use {self.instead}",
+            )
+        if self.gradient is not None and observed.update.kind == "delta":
+            raise Inapplicable(
+                f"a difference of weights {self.gradient}",
+                f"observe one SGD step with its learning rate, or use {self.instead}",
+            )
+        if self.uncoupled is not None and knowledge.client.batch_coupled(knowledge.model):
+            raise Inapplicable(f"batch norm in train mode makes {self.uncoupled}", f"use {self.instead}")
+
+    def _check_told(self, observed: Round) -> None:
+        if self.batch_size is not None and observed.batch_size is None:
+            raise Inapplicable(f"the batch size is unknown, and {self.batch_size}", "name it with --batch-size")
+        if self.single_example is not None and observed.batch_size != 1:
+            raise Inapplicable(
+                f"{self.single_example}, and {observed.batch_size} are mixed in this update", f"use {self.instead}"
+            )
+
+
 class Attack(ABC):
     """A frozen, keyword-only dataclass of hyperparameters; its `repr` is its provenance.
 
     An attack reads a `Transcript` and nothing else. It leaves the model as it found it (parameters, buffers, mode,
     hooks), and the same transcript and seed give the same bits on a CPU.
 
+    A subclass declares what it `needs` and writes `run`. Where a condition shows only in the data, or where reading
+    the transcript is work that checking and attacking share, it also writes `examine`, whose result `run` is given:
+
+        check(transcript) = examine(transcript), needs first        attack(transcript) = run(examine(transcript))
+
     Attributes:
-        rounds: `one`: reads the first round of the transcript it is given. `all`: needs all rounds together.
+        needs: What must hold of the first round, checked before anything else.
+        rounds: `one`: reads the first round of the transcript it is given. `all`: needs all rounds together, and then
+            checks by itself whether every one of them is zero.
     """
 
+    needs: ClassVar[Needs] = Needs()
     rounds: ClassVar[Literal["one", "all"]] = "one"
 
-    @abstractmethod
+    @final
     def check(self, transcript: Transcript) -> None:
         """Raise `Inapplicable(reason, remedy)` where this attack cannot say anything about this transcript."""
+        self.prepare(transcript)
 
-    @abstractmethod
+    @final
+    def prepare(self, transcript: Transcript) -> Any:
+        """Check the needs, then examine the transcript: what `run` is to be given, for attacks made of attacks.
+
+        Raises:
+            Inapplicable: Where the attack cannot say anything about this transcript.
+        """
+        if self.rounds == "one":
+            self.needs.check(transcript.knowledge, transcript[0])
+        return self.examine(transcript)
+
+    @final
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
         """Attack. Raises `Inapplicable` as `check` does."""
+        return self.run(self.prepare(transcript), seed=seed, progress=progress)
+
+    def examine(self, transcript: Transcript) -> Any:
+        """What the attack works on, by default the transcript itself.
+
+        Raises:
+            Inapplicable: For conditions that cannot be declared, such as a layer whose gradient is zero.
+        """
+        return transcript
+
+    @abstractmethod
+    def run(self, seen: Any, /, *, seed: int, progress: Progress) -> Reconstruction:
+        """Attack what `examine` returned; all that the attack needs holds."""
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float | None:
         """The attack's own objective at given inputs, or None where it has none.

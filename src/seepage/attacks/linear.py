@@ -1,12 +1,13 @@
 """The closed-form leak of a fully connected layer that reads the input: weight gradient over bias gradient."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.core.nn import InputLayer, forward, in_mode, input_layer
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
@@ -36,15 +37,22 @@ class LinearLeak(Attack):
         LinearLeak(floor=0.0001, tolerance=1e-05, same=0.01)
     """
 
+    needs: ClassVar[Needs] = Needs(
+        text="a fully connected first layer with bias",
+        input_layer=True,
+        bias="to divide by",
+        linear_in_gradient="no row is a multiple of an example",
+        batch_size="without it no row can be told from a mixture",
+    )
+
     floor: float = 1e-4
     tolerance: float = 1e-5
     same: float = 1e-2
 
-    def check(self, transcript: Transcript) -> None:
-        _Leak.of(transcript)
+    def examine(self, transcript: Transcript) -> "_Leak":
+        return _Leak.of(transcript)
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        leak = _Leak.of(transcript)
+    def run(self, leak: "_Leak", *, seed: int, progress: Progress) -> Reconstruction:
         return self._single(leak) if leak.batch_size == 1 else self._several(leak)
 
     def _single(self, leak: "_Leak") -> Reconstruction:
@@ -113,28 +121,16 @@ class _Leak:
         """Read a transcript's first round; `Inapplicable` where nothing can be divided or certified."""
         knowledge, observed = transcript.knowledge, transcript[0]
         layer = input_layer(knowledge.model, observed.params, knowledge.input_shape)
-        instead = "use a matching attack such as inverting_gradients"
-        if layer is None:
-            raise Inapplicable(
-                "the model's first layer is not a fully connected one that reads the input itself", instead
-            )
-        if layer.bias is None:
-            raise Inapplicable("the model's first fully connected layer has no bias to divide by", instead)
-        if observed.batch_size is None:
-            raise Inapplicable(
-                "the batch size is unknown, and without it no row can be told from a mixture",
-                "name it with --batch-size",
-            )
+        # What the attack needs was checked before: there is such a layer, and the batch size is known.
+        assert layer is not None
+        assert layer.bias is not None
+        assert observed.batch_size is not None
+        # One example alone is not coupled to any other, whatever the batch norm does.
         if observed.batch_size > 1 and knowledge.client.batch_coupled(knowledge.model):
-            raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", instead)
-        if not knowledge.client.linear_in_gradient:
-            raise Inapplicable(
-                "the client's optimizer divides each entry by a size of its own, so no row is a multiple of an example",
-                instead,
-            )
+            raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", f"use {MATCHING}")
         if not {layer.weight, layer.bias} <= observed.update.tensors.keys():
             raise Inapplicable(
-                "the first layer's weight and bias were not both sent, so nothing can be divided", instead
+                "the first layer's weight and bias were not both sent, so nothing can be divided", f"use {MATCHING}"
             )
         gradient = observed.gradient(knowledge.client)
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cafe import closed_form, moving
 from seepage.attacks.cafe import defense_aware as unforged
 from seepage.attacks.cafe import subspaces as few_rounds
@@ -36,6 +36,7 @@ CHUNK = 100
 class _View:
     """What is read once from the transcript."""
 
+    transcript: Transcript
     knowledge: Knowledge
     params: Tensors
     buffers: Tensors
@@ -80,6 +81,9 @@ class Cafe(Attack):
         (30, 250, 350)
     """
 
+    needs: ClassVar[Needs] = Needs(
+        text="rounds over one data set with known indices; a fully connected layer with bias at each party"
+    )
     rounds: ClassVar[Literal["one", "all"]] = "all"
 
     mode: Literal["auto", "least_squares", "few_rounds"] = "auto"
@@ -92,10 +96,7 @@ class Cafe(Attack):
     invert: bool = True
     entries: Literal["all", "unforged"] = "all"
 
-    def check(self, transcript: Transcript) -> None:
-        self._view(transcript)
-
-    def _view(self, transcript: Transcript) -> _View:
+    def examine(self, transcript: Transcript) -> _View:
         """Sites and indices, checked; repeated batches are left out."""
         opening = open_rounds(transcript, self.samples)
         seen: set[tuple[int, ...]] = set()
@@ -117,6 +118,7 @@ class Cafe(Attack):
         if moving:
             _refuse_training(transcript, opening.params, fresh[-1])
         return _View(
+            transcript=transcript,
             knowledge=transcript.knowledge,
             params=opening.params,
             buffers=opening.buffers,
@@ -131,16 +133,17 @@ class Cafe(Attack):
 
     def recover(self, transcript: Transcript) -> list[Recovered]:
         """Steps I and II alone: V and H of every party."""
-        return self._recover(transcript, self._view(transcript))[0]
+        return self._recover(self.prepare(transcript))[0]
 
-    def _recover(self, transcript: Transcript, view: _View) -> tuple[list[Recovered], Linked | None]:
-        found = self._steps(transcript, view)
+    def _recover(self, view: _View) -> tuple[list[Recovered], Linked | None]:
+        found = self._steps(view)
         linked = link(view.knowledge.model, view.params, view.sites, found)
         if linked is not None and not view.moving:
             _drop_misfits(found, linked)
         return found, linked
 
-    def _steps(self, transcript: Transcript, view: _View) -> list[Recovered]:
+    def _steps(self, view: _View) -> list[Recovered]:
+        transcript = view.transcript
         if self.entries == "unforged":
             biases = read_biases(transcript, view.rounds, view.sites)
             return unforged.solve(transcript, view.rounds, view.batches, view.samples, view.sites, biases)
@@ -166,9 +169,8 @@ class Cafe(Attack):
         drawn = table.sum(0) > 0
         return len(table) >= int(drawn.sum()) and bool(determined(table)[drawn].all())
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        view = self._view(transcript)
-        found, linked = self._recover(transcript, view)
+    def run(self, view: _View, *, seed: int, progress: Progress) -> Reconstruction:
+        found, linked = self._recover(view)
         notes = _notes(view, found, linked)
         ready = torch.stack([one.known | one.silent for one in found]).all(0)
         chosen = ready.nonzero().squeeze(1)
@@ -187,7 +189,7 @@ class Cafe(Attack):
             )
         inputs, residuals = self._invert(view, found, chosen, seed, progress)
         if view.moving and self.corrections:
-            inputs, residuals = self._follow(transcript, view, found, chosen, inputs, seed)
+            inputs, residuals = self._follow(view, found, chosen, inputs, seed)
         sure = int((residuals <= self.certain).sum())
         notes += (f"{sure} of {len(chosen)} samples are certain: their features fit to {self.certain:g}",)
         return Reconstruction(
@@ -236,16 +238,10 @@ class Cafe(Attack):
         return whole, torch.stack(residuals).amax(0)
 
     def _follow(
-        self,
-        transcript: Transcript,
-        view: _View,
-        found: Sequence[Recovered],
-        chosen: Tensor,
-        inputs: Tensor,
-        seed: int,
+        self, view: _View, found: Sequence[Recovered], chosen: Tensor, inputs: Tensor, seed: int
     ) -> tuple[Tensor, Tensor]:
         """Where the weights move: correct h by what the guessed inputs say of the moves, and the inputs by h again."""
-        knowledge, model = view.knowledge, view.knowledge.model
+        knowledge, model, transcript = view.knowledge, view.knowledge.model, view.transcript
         low = knowledge.value_range[0]
         whole = inputs.new_full((view.samples, *inputs.shape[1:]), low)
         whole[chosen] = inputs

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds
 from seepage.attacks.cafe.target_layers import Site, assemble, block_shape
 from seepage.core.nn import generator
@@ -96,6 +96,7 @@ class PublishedCafe(Attack):
         samples: N; None takes the largest index.
     """
 
+    needs: ClassVar[Needs] = Needs(text="as cafe, and thousands of rounds")
     rounds: ClassVar[Literal["one", "all"]] = "all"
 
     loop: Literal["nested", "single_loop"] = "nested"
@@ -116,10 +117,7 @@ class PublishedCafe(Attack):
         given = getattr(self, name)
         return float(TABLE_9[self.constants][name] if given is None else given)
 
-    def check(self, transcript: Transcript) -> None:
-        self._opening(transcript)
-
-    def _opening(self, transcript: Transcript) -> Opening:
+    def examine(self, transcript: Transcript) -> tuple[Transcript, Opening]:
         opening = open_rounds(transcript, self.samples)
         largest = max(len(batch) for batch in opening.batches)
         if len({len(batch) for batch in opening.batches}) > 1:
@@ -129,10 +127,11 @@ class PublishedCafe(Attack):
                 f"step I diverges with lr_one={self._constant('lr_one'):g} and batches of {largest}",
                 f"set lr_one below {1 / largest:g}",
             )
-        return opening
+        return transcript, opening
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        run = _Run(self, transcript, self._opening(transcript), seed, progress)
+    def run(self, seen: tuple[Transcript, Opening], *, seed: int, progress: Progress) -> Reconstruction:
+        transcript, opening = seen
+        run = _Run(self, transcript, opening, seed, progress)
         run.nested() if self.loop == "nested" else run.single_loop()
         knowledge = transcript.knowledge
         drawn = torch.cat(run.batches).unique()

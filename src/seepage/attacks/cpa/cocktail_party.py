@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import (
     Objective,
     Spectrum,
@@ -70,6 +70,11 @@ class CocktailParty(Attack):
         'fast'
     """
 
+    needs: ClassVar[Needs] = Needs(
+        text="a fully connected first layer, no more examples than neurons",
+        linear_in_gradient="no row mixes examples",
+    )
+
     mode: Literal["fast", "published"] = "fast"
     layer: str | None = None
     polish: bool = True
@@ -83,17 +88,9 @@ class CocktailParty(Attack):
     steps: int = 25_000
     lr: float = 1e-3
 
-    def check(self, transcript: Transcript) -> None:
-        self._look(transcript)
-
-    def _look(self, transcript: Transcript) -> tuple[Layer, Tensors]:
+    def examine(self, transcript: Transcript) -> "Mixed":
         knowledge, observed = transcript.knowledge, transcript[0]
         layer = find_layer(knowledge, observed, self.layer)
-        if not knowledge.client.linear_in_gradient:
-            raise Inapplicable(
-                "the client's optimizer divides each entry by a size of its own, so no row mixes examples",
-                "use a matching attack such as inverting_gradients",
-            )
         gradient = observed.gradient(knowledge.client)
         weight = gradient[layer.weight]
         if not weight.abs().max() > 0:
@@ -109,15 +106,31 @@ class CocktailParty(Attack):
                 f"{n} examples are mixed into the {m} rows of {layer.weight} and at most {m} can be told apart",
                 "attack a smaller batch or a wider layer, or use a matching attack",
             )
-        return layer, gradient
+        return Mixed(knowledge, observed, layer, gradient)
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        layer, gradient = self._look(transcript)
-        knowledge, observed = transcript.knowledge, transcript[0]
+    def run(self, mixed: "Mixed", *, seed: int, progress: Progress) -> Reconstruction:
+        knowledge, observed, layer, gradient = mixed.knowledge, mixed.observed, mixed.layer, mixed.gradient
         if self.mode == "published":
             search = PublishedParty(objective=self.objective, steps=self.steps, lr=self.lr)
             return search(layer, gradient, observed, knowledge, progress)
         return _Run(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
+
+
+@dataclass(frozen=True, eq=False)
+class Mixed:
+    """A fully connected layer's update, which mixes the batch.
+
+    Attributes:
+        knowledge: What the attacker is told.
+        observed: The round.
+        layer: The attacked layer.
+        gradient: The whole update as a gradient.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+    layer: Layer
+    gradient: Tensors
 
 
 class _Run:

@@ -1,19 +1,18 @@
 """From an inner layer's input back to the image: feature inversion of what CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
-from seepage.attacks.cpa.cocktail_party import CocktailParty
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.cpa.cocktail_party import CocktailParty, Mixed
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import Adam, Schedule, make_schedule
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import pack, unpack
-from seepage.attacks.mixing_layer import find_layer
 from seepage.core.nn import forward, generator, in_mode
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
@@ -46,6 +45,12 @@ class FeatureInversion(Attack):
         0.1
     """
 
+    needs: ClassVar[Needs] = Needs(
+        text="images; a fully connected layer behind convolutions, no more examples than it has neurons",
+        images="feature inversion",
+        instead="cocktail_party, which gives the embeddings",
+    )
+
     source: CocktailParty = CocktailParty()  # noqa: RUF009 - frozen and without state
     steps: int = 25_000
     lr: float = 0.1
@@ -55,30 +60,26 @@ class FeatureInversion(Attack):
     chunk: int = 64
     schedule: Schedule = "cosine"
 
-    def check(self, transcript: Transcript) -> None:
-        self.source.check(transcript)
-        layer = find_layer(transcript.knowledge, transcript[0], self.source.layer)
-        if layer.reads_input is not None:
+    def examine(self, transcript: Transcript) -> Mixed:
+        mixed: Mixed = self.source.prepare(transcript)
+        if mixed.layer.reads_input is not None:
             raise Inapplicable(
                 "the fully connected layer reads the input itself, so there is no embedding to invert",
                 "use cocktail_party alone",
             )
-        if len(transcript.knowledge.input_shape) != 3:
-            raise Inapplicable("feature inversion needs images", "use cocktail_party, which gives the embeddings")
-        if self.matching > 0 and transcript[0].batch_size is None:
+        if self.matching > 0 and mixed.observed.batch_size is None:
             raise Inapplicable("matching the gradient needs the batch size", "name it, or set matching to 0")
-        if self.matching > 0 and LABEL_RULES["auto"](transcript[0], transcript.knowledge) is None:
+        if self.matching > 0 and LABEL_RULES["auto"](mixed.observed, mixed.knowledge) is None:
             raise Inapplicable("no rule can read this batch's labels to match its gradient", "set matching to 0")
+        return mixed
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        self.check(transcript)
-        knowledge, observed = transcript.knowledge, transcript[0]
+    def run(self, mixed: Mixed, *, seed: int, progress: Progress) -> Reconstruction:
+        knowledge, observed, layer = mixed.knowledge, mixed.observed, mixed.layer
         kept = progress.load()
         kept = kept if kept is not None and kept.facts.get("stage") == "images" else None
-        found = self._embeddings(transcript, seed, progress) if kept is None else _unpacked(kept)
+        found = self._embeddings(mixed, seed, progress) if kept is None else _unpacked(kept)
         if found.status == "interrupted":
             raise KeyboardInterrupt  # before there was any image
-        layer = find_layer(knowledge, observed, self.source.layer)
         network = Embedding(knowledge.model, layer.name, observed.params, observed.buffers)
         inversion = _Inversion(self, knowledge, observed, network, found, seed)
         step = 0 if kept is None else inversion.resume(kept)
@@ -99,9 +100,9 @@ class FeatureInversion(Attack):
             notes=(*found.notes, f"embeddings agree to a mean cosine of {1 - float(objective.mean()):.4f}"),
         )
 
-    def _embeddings(self, transcript: Transcript, seed: int, progress: Progress) -> Reconstruction:
+    def _embeddings(self, mixed: Mixed, seed: int, progress: Progress) -> Reconstruction:
         """What the source recovers, the `largest` of best certificate."""
-        found = self.source(transcript, seed=seed, progress=_FirstStage(progress))
+        found = self.source.run(mixed, seed=seed, progress=_FirstStage(progress))
         if self.largest is None:
             return found
         objective = torch.zeros(len(found)) if found.objective is None else found.objective

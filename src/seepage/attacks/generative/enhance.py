@@ -1,15 +1,16 @@
 """Another attack's images, sharpened by a network that learned it on the attacker's own images."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Progress, ignore
+from seepage.attacks.base import Attack, Progress
 from seepage.attacks.generative.prior import enhancer, own_images
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.errors import SeepageError
-from seepage.types import Reconstruction, Transcript
+from seepage.types import Knowledge, Reconstruction, Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +37,17 @@ class Enhanced(Attack):
         if min(self.scale, self.width, self.training) < 1:
             raise SeepageError(f"an enhancer needs whole numbers from 1 up, got {self}; correct the recipe")
 
-    def check(self, transcript: Transcript) -> None:
-        self.source.check(transcript)
+    def examine(self, transcript: Transcript) -> tuple[Knowledge, Any]:
+        prepared = self.source.prepare(transcript)
         own_images(transcript.knowledge)
+        return transcript.knowledge, prepared
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
         return self.source.objective_at(transcript, inputs, labels)
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        self.check(transcript)
-        knowledge = transcript.knowledge
-        found = self.source(transcript, seed=seed, progress=progress)
+    def run(self, seen: tuple[Knowledge, Any], *, seed: int, progress: Progress) -> Reconstruction:
+        knowledge, prepared = seen
+        found = self.source.run(prepared, seed=seed, progress=progress)
         if found.status == "interrupted":
             return found
         sharpen = enhancer(

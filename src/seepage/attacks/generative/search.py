@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress
 from seepage.attacks.generative.latent import Latent
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.engine import RECORDS, GradientMatching, has_settled
@@ -60,7 +60,7 @@ class LatentSearch(Attack):
         if self.parameters.weights:
             raise SeepageError("a search without slopes cannot move a generator's weights; use gias for that")
 
-    def check(self, transcript: Transcript) -> None:
+    def examine(self, transcript: Transcript) -> Transcript:
         if find_spec("cmaes") is None:
             raise Inapplicable(
                 "the package cmaes, which makes the guesses, is not installed",
@@ -74,12 +74,12 @@ class LatentSearch(Attack):
             raise Inapplicable(
                 "labels cannot be optimized without slopes", "set search = 'adam', or another labels rule"
             )
+        return transcript
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
         return _Target.of(self.distance, transcript).distance(inputs, labels)
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        self.check(transcript)
+    def run(self, transcript: Transcript, *, seed: int, progress: Progress) -> Reconstruction:
         target, observed = _Target.of(self.distance, transcript), transcript[0]
         labels = self.labels(observed, transcript.knowledge)
         like = next(iter(observed.params.values()))

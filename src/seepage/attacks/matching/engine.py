@@ -8,12 +8,12 @@ value range, and how many restarts run side by side.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.first_order import with_first_order_step
@@ -25,7 +25,7 @@ from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Local, Problem
 from seepage.attacks.matching.search import Restart
-from seepage.core.nn import first_layer, generator, norm
+from seepage.core.nn import generator
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
@@ -59,6 +59,10 @@ class GradientMatching(Attack):
             where a trial at the start shows that it holds, but for L-BFGS, which lives on small changes, and short
             searches.
     """
+
+    needs: ClassVar[Needs] = Needs(
+        text="the batch size", differentiable=True, batch_size="it says how many inputs to search for"
+    )
 
     distance: Distance
     optimizer: OptimizerSettings
@@ -96,7 +100,7 @@ class GradientMatching(Attack):
     def _layer_priors(self) -> tuple[LayerPrior, ...]:
         return tuple(prior for prior in self.priors if isinstance(prior, LayerPrior))
 
-    def check(self, transcript: Transcript) -> None:
+    def examine(self, transcript: Transcript) -> tuple[Knowledge, Round]:
         knowledge, observed = transcript.knowledge, transcript[0]
         for prior in self.priors:
             if isinstance(prior, LayerPrior):
@@ -104,25 +108,13 @@ class GradientMatching(Attack):
             else:
                 prior.check(knowledge)
         self.parameters.check(knowledge)
-        first = first_layer(knowledge.model)
-        if first is not None and isinstance(first[1], nn.Embedding | nn.EmbeddingBag):
-            raise Inapplicable(
-                f"the model's first layer {first[0]!r} looks up whole numbers, which have no gradient to follow",
-                "audit the network behind the embedding, with embedded inputs as its data",
-            )
-        if observed.batch_size is None:
-            raise Inapplicable("the batch size is unknown", "name it with --batch-size")
-        if not norm(observed.update.tensors) > 0:
-            raise Inapplicable(
-                "the update is zero everywhere, so it holds nothing to match",
-                "check that the client trained, or look at its loss",
-            )
         labels = self.labels(observed, knowledge)
         if labels is not None and len(labels) != observed.batch_size:
             raise Inapplicable(
                 f"the transcript tells {len(labels)} labels for {observed.batch_size} examples",
                 "record it again with the right labels",
             )
+        return knowledge, observed
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
         return self._objective(transcript[0], transcript.knowledge).value_at(inputs, labels)
@@ -134,9 +126,8 @@ class GradientMatching(Attack):
         own = tuple(prior for prior in self.priors if isinstance(prior, Prior))
         return MatchingObjective(problem, knowledge, observed, own, self._layer_priors)
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        self.check(transcript)
-        knowledge, observed = transcript.knowledge, transcript[0]
+    def run(self, seen: tuple[Knowledge, Round], *, seed: int, progress: Progress) -> Reconstruction:
+        knowledge, observed = seen
         run = _MatchingRun(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
         run.select_solver()
         step = _resume(run.searches, progress.load())

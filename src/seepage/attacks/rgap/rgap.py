@@ -1,12 +1,13 @@
 """R-GAP: one example in closed form, layer by layer from the loss back to the input; and which layer stops it."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.rgap.chain import INSTEAD, Chain, Link, probe_image
 from seepage.clients import FedSGD
 from seepage.core.nn import state_of
@@ -179,15 +180,19 @@ class RGap(Attack):
         (tensor([3]), True)
     """
 
+    needs: ClassVar[Needs] = Needs(
+        text="one example; a chain of fully connected layers and convolutions without pooling",
+        linear_in_gradient="it is no gradient of the model the recursion goes back through",
+        gradient="is no gradient of the model the recursion goes back through",
+        batch_size="the recursion holds for one example",
+        single_example="the recursion solves for one example",
+    )
+
     most_unknowns: int = 4096
     certify: float = 1e-3
 
-    def check(self, transcript: Transcript) -> None:
-        self._look(transcript)
-
-    def _look(self, transcript: Transcript) -> tuple[Chain, Tensors]:
+    def examine(self, transcript: Transcript) -> "_Problem":
         knowledge, observed = transcript.knowledge, transcript[0]
-        _check_one_example(knowledge, observed)
         chain = Chain.of(knowledge.model, observed.params, knowledge.input_shape)
         gradient = {name: g.double() for name, g in observed.gradient(knowledge.client).items()}
         for link in chain.links:
@@ -202,11 +207,11 @@ class RGap(Attack):
                     "take minutes to solve for",
                     f"raise most_unknowns, or {INSTEAD}",
                 )
-        return chain, gradient
+        return _Problem(knowledge, observed, chain, gradient)
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        chain, gradient = self._look(transcript)
-        knowledge, observed = transcript.knowledge, transcript[0]
+    def run(self, problem: "_Problem", *, seed: int, progress: Progress) -> Reconstruction:
+        knowledge, observed = problem.knowledge, problem.observed
+        chain, gradient = problem.chain, problem.gradient
         slopes, label = _last_slopes(chain.links[-1], gradient)
         known: tuple[Tensor, Tensor] | None = None
         steps: list[_Step] = []
@@ -239,18 +244,21 @@ class RGap(Attack):
         )
 
 
-def _check_one_example(knowledge: Knowledge, observed: Round) -> None:
-    if observed.batch_size is None:
-        raise Inapplicable("the batch size is unknown, and the recursion holds for one example", "name it")
-    if observed.batch_size > 1:
-        raise Inapplicable(
-            f"the recursion solves for one example, and {observed.batch_size} are mixed in this update", INSTEAD
-        )
-    if not knowledge.client.linear_in_gradient or observed.update.kind == "delta":
-        raise Inapplicable(
-            "a difference of weights is no gradient of the model the recursion goes back through",
-            "observe one SGD step with its learning rate, or " + INSTEAD,
-        )
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    """What the recursion starts from.
+
+    Attributes:
+        knowledge: What the attacker is told.
+        observed: The one round.
+        chain: The model, layer by layer.
+        gradient: The update, in float64.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+    chain: Chain
+    gradient: Tensors
 
 
 def _last_slopes(last: Link, gradient: Tensors) -> tuple[Tensor, int]:

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
+from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import Spectrum, spectrum
 from seepage.attacks.mixing_layer import Layer, Tail, find_layer
 from seepage.attacks.spear.lifted_columns import determined, lifted, parted
@@ -18,7 +18,7 @@ from seepage.attacks.spear.sparse_columns import Found, Span, reweighted, sample
 from seepage.core.nn import generator
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
-INSTEAD = "use cocktail_party or a matching attack such as inverting_gradients"
+INSTEAD = f"cocktail_party or {MATCHING}"
 DRAWS = 8192
 """Submatrices drawn at a time."""
 MISFIT = 1e-3
@@ -81,6 +81,14 @@ class Spear(Attack):
         ([True, True, True, True, True, True], True)
     """
 
+    needs: ClassVar[Needs] = Needs(
+        text="a fully connected layer with bias in front of a ReLU, many more neurons than examples (24: 512)",
+        linear_in_gradient="the update has not the batch's rank",
+        gradient="mixes local steps, whose units are on and off in different places",
+        uncoupled="every column a mixture of the batch",
+        instead=INSTEAD,
+    )
+
     mode: Literal["fast", "published"] = "fast"
     layer: str | None = None
     samples: int = 2**22
@@ -89,11 +97,10 @@ class Spear(Attack):
     least: float = 0.2
     certify: float = 1e-3
 
-    def check(self, transcript: Transcript) -> None:
-        _Problem.of(transcript, self.layer)
+    def examine(self, transcript: Transcript) -> "_Problem":
+        return _Problem.of(transcript, self.layer)
 
-    def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
-        problem = _Problem.of(transcript, self.layer)
+    def run(self, problem: "_Problem", *, seed: int, progress: Progress) -> Reconstruction:
         # One example has no zeros among the units it reaches, and of two each has a third: about as the paper's half.
         least = self.least * {1: 0.0, 2: 0.5}.get(problem.span.n, 1.0)
         found = Found(problem.span, least, problem.merit)
@@ -230,7 +237,7 @@ class _Problem:
             raise Inapplicable(
                 f"the gradient of {layer.weight} has rank {n} over {int(live.sum())} units in use, and more units and "
                 f"inputs than examples are needed to tell one combination of examples from another",
-                f"attack a smaller batch or a wider layer, or {INSTEAD}",
+                f"attack a smaller batch or a wider layer, or use {INSTEAD}",
             )
         tail = Tail(knowledge.model, layer.name, observed.params, observed.buffers, knowledge.input_shape)
         _behind_relu(tail, weight, layer)
@@ -362,21 +369,13 @@ def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> Layer:
     """The layer, where one plain gradient of it was sent."""
     layer = find_layer(knowledge, observed, name)
     if layer.bias is None:
-        raise Inapplicable(f"layer {layer.name!r} has no bias, whose gradient tells the scale of each example", INSTEAD)
+        raise Inapplicable(
+            f"layer {layer.name!r} has no bias, whose gradient tells the scale of each example", f"use {INSTEAD}"
+        )
     if layer.bias not in observed.params:
-        raise Inapplicable(f"the bias of layer {layer.name!r} is not trained, so no gradient of it is sent", INSTEAD)
-    if not knowledge.client.linear_in_gradient:
         raise Inapplicable(
-            "the client's optimizer divides each entry by a size of its own, so the update has not the batch's rank",
-            INSTEAD,
+            f"the bias of layer {layer.name!r} is not trained, so no gradient of it is sent", f"use {INSTEAD}"
         )
-    if observed.update.kind == "delta":
-        raise Inapplicable(
-            "a difference of weights mixes local steps, whose units are on and off in different places",
-            "observe one SGD step with its learning rate, or use cocktail_party",
-        )
-    if knowledge.client.batch_coupled(knowledge.model):
-        raise Inapplicable("batch norm in train mode makes every column a mixture of the batch", INSTEAD)
     return layer
 
 
@@ -397,4 +396,6 @@ def _behind_relu(tail: Tail, weight: Tensor, layer: Layer) -> None:
     classes = tail.probabilities(drawn).shape[1]
     errors = torch.randn((4, classes), generator=generator(1, "probe"), dtype=torch.float64).to(weight)
     if float((tail.backward(drawn, errors) == 0).double().mean()) < 0.05:
-        raise Inapplicable(f"no ReLU follows layer {layer.name!r}, so its gradient has no zeros to go by", INSTEAD)
+        raise Inapplicable(
+            f"no ReLU follows layer {layer.name!r}, so its gradient has no zeros to go by", f"use {INSTEAD}"
+        )
