@@ -279,7 +279,7 @@ def test_without_a_cluster_one_is_started_and_ended(home: Path, environment: dic
 def test_an_attack_travels_without_truth_and_recipe(home: Path) -> None:
     task = task_of(home)
     assert task.source.recipe is not None
-    parcel = task.parcel()
+    parcel = task.serialized()
     assert parcel is not None
     sent = pickle.dumps((parcel, parcel.load()))
     task.run(1)
@@ -304,11 +304,11 @@ def task_of(home: Path, recipe: str = "tiny.toml", keep: int = sys.maxsize) -> T
 
 def test_rounds_made_anew_from_the_truth_stay_here(home: Path) -> None:
     (home / "many.toml").write_text(MANY)
-    assert task_of(home, "many.toml").parcel() is not None
+    assert task_of(home, "many.toml").serialized() is not None
     shutil.rmtree(home / "run")
     kept = task_of(home, "many.toml", keep=0)
     assert kept.source.private is not None
-    assert kept.parcel() is None
+    assert kept.serialized() is None
 
 
 def test_a_training_travels_with_its_data(home: Path) -> None:
@@ -317,13 +317,13 @@ def test_a_training_travels_with_its_data(home: Path) -> None:
     entry = sweep.entries[1]
     training = EntryTraining(entry.name, entry.recipe, sweep.utility, home / "near")
     training.run(1)
-    parcel = training.parcel()
+    parcel = training.serialized()
     sent = cloudpickle.dumps((parcel, parcel.load()))
     shutil.rmtree(home / "pictures")
     there, loaded = cloudpickle.loads(sent)
     there.run(loaded, home / "far", 1)
     assert contents(home / "far") == contents(home / "near")
-    assert json.loads(training.mark.read_text())["accuracy"] is not None
+    assert json.loads(training.done_file.read_text())["accuracy"] is not None
 
 
 # --- mistakes -----------------------------------------------------------------------------------------------------

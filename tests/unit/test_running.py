@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from seepage import SeepageError
 from seepage.cli.options import running_on
-from seepage.core.executor import Here, Plan, Tail
+from seepage.core.executor import LocalExecutor, LogFollower, Plan
 
 
 @given(pieces=st.lists(st.text("ab\n", max_size=6), max_size=8))
 def test_a_tail_gives_each_whole_line_once(pieces: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("tail") / "log"
-    tail, found = Tail(path), b""
+    tail, found = LogFollower(path), b""
     assert tail.fresh() == b""
     for piece in pieces:
         with path.open("a") as file:
@@ -43,12 +43,12 @@ def test_all_cores_are_used_once(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    assert Here().plan(jobs, count, device) == plan
+    assert LocalExecutor().plan(jobs, count, device) == plan
 
 
 def test_what_on_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     with running_on(None) as runner:
-        assert runner == Here()
+        assert runner == LocalExecutor()
     with pytest.raises(SeepageError, match="--on takes ray"), running_on("dask"):
         pass
     monkeypatch.delitem(sys.modules, "seepage.integrations.ray", raising=False)
@@ -60,9 +60,9 @@ def test_what_on_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work_here_is_done_in_order(tmp_path: Path) -> None:
     done: list[object] = []
     works = [Note(tmp_path / name) for name in ("one", "two")]
-    Here().run(works, Plan(1, 1), tmp_path, done.append)
+    LocalExecutor().run(works, Plan(1, 1), tmp_path, done.append)
     assert done == works
-    assert [work.mark.read_text() for work in works] == ["1", "1"]
+    assert [work.done_file.read_text() for work in works] == ["1", "1"]
 
 
 class Note:
@@ -71,10 +71,10 @@ class Note:
     title, device = "a note", "cpu"
 
     def __init__(self, mark: Path) -> None:
-        self.mark = mark
+        self.done_file = mark
 
     def run(self, threads: int) -> None:
-        self.mark.write_text(str(threads))
+        self.done_file.write_text(str(threads))
 
-    def parcel(self) -> None:
+    def serialized(self) -> None:
         return None

@@ -16,7 +16,7 @@ import torch
 from seepage.attacks import Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.record import ProgressCallback, is_skipped, made_anew, place_of
-from seepage.core.executor import Here, Plan, Runner, Tail, Work
+from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.nn import generator
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
@@ -123,7 +123,7 @@ class Task:
         return self.folder / "attacks" / self.cell / self.name / f"{self.t:06d}"
 
     @property
-    def mark(self) -> Path:
+    def done_file(self) -> Path:
         return self.outcome.with_suffix(".json")
 
     @property
@@ -163,13 +163,13 @@ class Task:
         save_attempt(outcome, self.outcome)
         progress.clear()
 
-    def parcel(self) -> "Carried | None":
+    def serialized(self) -> "SerializedAttack | None":
         """The attack with the files it may read. Rounds made anew from the truth stay with the truth."""
-        return Carried(self) if self.source.kept else None
+        return SerializedAttack(self) if self.source.kept else None
 
 
 @dataclass(frozen=True)
-class Carried:
+class SerializedAttack:
     """An attack for another machine: it comes with its `observed/`, and neither truth nor recipe.
 
     The recipe holds the seed that drew the private examples from their data set.
@@ -223,12 +223,12 @@ class _Meter:
         self.shares = {(task.cell, task.name, task.t): 0.0 for task in tasks}
         self.several = len({task.cell for task in tasks}) > 1
         self.show = show
-        self.tail = Tail(log, log.stat().st_size if log.exists() else 0)
+        self.follower = LogFollower(log, log.stat().st_size if log.exists() else 0)
 
     def look(self) -> None:
         """Read new lines and show the sum."""
         latest = ""
-        for line in self.tail.fresh().splitlines():
+        for line in self.follower.fresh().splitlines():
             event = _event(line)
             if event is None:
                 continue
@@ -296,7 +296,7 @@ def attack_cells(
     *,
     seed: int = 0,
     device: str = "cpu",
-    on: Runner | None = None,
+    on: Executor | None = None,
 ) -> Plan:
     """Run every attack on every round of every cell that has no outcome yet; returns how many at a time.
 
@@ -314,7 +314,7 @@ def attack_cells(
             rounds = source.rounds(make_attack(part.use, part.options))
             tasks += [_task(source, name, part, t, folder, seed, device) for t in range(rounds)]
     todo = [task for task in tasks if not task.done]
-    runner = on or Here()
+    runner = on or LocalExecutor()
     plan = runner.plan(jobs, len(todo), device)
     if todo:
         meter = _Meter(todo, folder / "progress.jsonl", show)

@@ -10,7 +10,7 @@ from typing import Any
 from seepage.audit.observe import Files, observe_files
 from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.run import Run, attack_only, check_device, claim, undone_on_mistake
-from seepage.core.executor import Runner
+from seepage.core.executor import Executor
 from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
@@ -90,7 +90,7 @@ def attack_folder(
     device: str = "cpu",
     out: Path | None = None,
     jobs: int | None = None,
-    on: Runner | None = None,
+    on: Executor | None = None,
     show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Run:
@@ -139,7 +139,7 @@ def attack_captured(
     device: str = "cpu",
     out: Path | None = None,
     jobs: int | None = None,
-    on: Runner | None = None,
+    on: Executor | None = None,
     show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Run:

@@ -28,7 +28,7 @@ from seepage.audit.attack import Source, attack_cells, own_source
 from seepage.audit.record import ProgressCallback, no_progress, record_cells
 from seepage.audit.row import check_result
 from seepage.audit.summary import summarize
-from seepage.core.executor import Runner, threads_for
+from seepage.core.executor import Executor, threads_for
 from seepage.core.storage import (
     SCHEMA,
     check_schema,
@@ -73,7 +73,7 @@ def run(
     *,
     out: Path | None = None,
     jobs: int | None = None,
-    on: Runner | None = None,
+    on: Executor | None = None,
     show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Run:
@@ -214,7 +214,7 @@ def attack_only(
     device: str = "cpu",
     out: Path | None = None,
     jobs: int | None = None,
-    on: Runner | None = None,
+    on: Executor | None = None,
     show: ProgressCallback = no_progress,
     command: str = "",
     beside: Collection[str] = (),

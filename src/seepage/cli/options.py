@@ -10,7 +10,7 @@ import typer
 from seepage.cli.stopping import answer_by_interrupt
 
 if TYPE_CHECKING:
-    from seepage.core.executor import Runner
+    from seepage.core.executor import Executor
 
 DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
 ModelOption = Annotated[
@@ -67,7 +67,7 @@ RecipeArgument = Annotated[
 
 
 @contextmanager
-def running_on(place: str | None) -> "Iterator[Runner]":
+def running_on(place: str | None) -> "Iterator[Executor]":
     """Where work runs, as `--on` says it; a cluster is joined, or started, for the time of a block.
 
     Args:
@@ -76,11 +76,11 @@ def running_on(place: str | None) -> "Iterator[Runner]":
     Raises:
         SeepageError: For another word, where Ray is not installed, and where no cluster answers.
     """
-    from seepage.core.executor import Here
+    from seepage.core.executor import LocalExecutor
     from seepage.errors import SeepageError
 
     if place is None:
-        yield Here()
+        yield LocalExecutor()
         return
     word, _, address = place.partition(":")
     if word != "ray":

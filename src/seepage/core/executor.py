@@ -1,6 +1,7 @@
 """Work in pieces that do not wait for one another, run side by side: in processes of this machine, or elsewhere.
 
-Whoever has the pieces gives them to a `Runner`; `Here` is this machine, `seepage.integrations.ray` a cluster.
+Whoever has the pieces gives them to an `Executor`: `LocalExecutor` is this machine, `seepage.integrations.ray` a
+cluster.
 """
 
 import multiprocessing
@@ -23,12 +24,12 @@ import torch
 from seepage.errors import SeepageError
 
 
-class Parcel(Protocol):
+class SerializedTask(Protocol):
     """A piece of work as it travels to another machine. It is pickled, and holds nothing the work must not know."""
 
     @property
     def key(self) -> str:
-        """Parcels of one key share what they load."""
+        """Tasks of one key share what they load."""
 
     def load(self) -> Any:
         """Everything the work reads from this machine's disk; called on this machine, once for each key."""
@@ -49,13 +50,13 @@ class Work(Protocol):
         """Where its tensors are."""
 
     @property
-    def mark(self) -> Path:
+    def done_file(self) -> Path:
         """The file that it writes last: with it the work is done."""
 
     def run(self, threads: int) -> None:
         """Do it in this process."""
 
-    def parcel(self) -> Parcel | None:
+    def serialized(self) -> SerializedTask | None:
         """The same work for another machine; None: it must be done on this one."""
 
 
@@ -71,7 +72,7 @@ class Plan:
     threads: int
 
 
-class Runner(Protocol):
+class Executor(Protocol):
     """Where work is done."""
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
@@ -87,10 +88,10 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True)
-class Here:
+class LocalExecutor:
     """This machine: this process and others beside it.
 
-    >>> Here().plan(8, 3, "cuda")
+    >>> LocalExecutor().plan(8, 3, "cuda")
     Plan(jobs=3, threads=1)
     """
 
@@ -197,7 +198,7 @@ def _result(future: "Future[None]", work: Work) -> None:
 
 
 @dataclass
-class Tail:
+class LogFollower:
     """The whole lines that others append to a file.
 
     Attributes:

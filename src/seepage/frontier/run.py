@@ -7,7 +7,7 @@ from typing import Any
 
 from seepage.audit import run as audit
 from seepage.audit.record import ProgressCallback, no_progress
-from seepage.core.executor import Here, Runner
+from seepage.core.executor import Executor, LocalExecutor
 from seepage.core.storage import write_lines
 from seepage.frontier.advising import advice
 from seepage.frontier.page import write_page
@@ -38,7 +38,7 @@ def run_frontier(
     only: Sequence[str] = (),
     out: Path | None = None,
     jobs: int | None = None,
-    on: Runner | None = None,
+    on: Executor | None = None,
     show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Frontier:
@@ -61,7 +61,7 @@ def run_frontier(
     text = resolved(sweep.tables, cells(sweep.tables))
     folder = out or Path("runs") / run_name(text, f"{plain.name}-{Path(plain.data.use).stem}")
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
-    prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or Here())
+    prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())
     rows = rows_of(sweep.entries, prices, finished.result["rows"])
     facts = next(cell for cell in finished.result["cells"] if "model" in cell)  # the first that could be recorded
     words = advice(rows, classes=len(facts["classes"]))

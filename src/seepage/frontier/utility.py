@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seepage.audit.record import ProgressCallback, built_model, open_data
-from seepage.core.executor import Runner, Work
+from seepage.core.executor import Executor, Work
 from seepage.core.nn import state_of
 from seepage.core.storage import SCHEMA, read_json, write_json
 from seepage.data import Dataset, FileDataset
@@ -102,7 +102,7 @@ class _InMemory:
 
 
 def measure_all(
-    entries: Sequence[Entry], utility: Utility, folder: Path, jobs: int | None, show: ProgressCallback, on: Runner
+    entries: Sequence[Entry], utility: Utility, folder: Path, jobs: int | None, show: ProgressCallback, on: Executor
 ) -> list[dict[str, Any]]:
     """The price of every entry, in order. What `folder/utility/` has already is not measured again.
 
@@ -115,18 +115,18 @@ def measure_all(
         on: Where the trainings run; seconds are measured on this machine.
     """
     everyone = [EntryTraining(entry.name, _read_by_all(entry.recipe), utility, folder) for entry in entries]
-    todo = [training for training in everyone if not training.mark.exists()]
-    left = {training.mark for training in todo}
+    todo = [training for training in everyone if not training.done_file.exists()]
+    left = {training.done_file for training in todo}
 
     def done(training: Work) -> None:
-        left.discard(training.mark)
+        left.discard(training.done_file)
         show(len(todo) - len(left), len(todo), training.title)
 
     if todo:
         show(0, len(todo), todo[0].title)
         on.run(todo, on.plan(jobs, len(todo), todo[0].device), folder, done)
     sets: dict[str, Dataset] = {}
-    return [_priced(entry, utility, each.mark, sets) for entry, each in zip(entries, everyone, strict=True)]
+    return [_priced(entry, utility, each.done_file, sets) for entry, each in zip(entries, everyone, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class EntryTraining:
         return self.recipe.device
 
     @property
-    def mark(self) -> Path:
+    def done_file(self) -> Path:
         return self.folder / "utility" / f"{self.recipe.cell}.json"
 
     def run(self, threads: int) -> None:
@@ -168,14 +168,14 @@ class EntryTraining:
             found |= scene().train(self.folder)
         except SeepageError as error:
             found["reason"] = str(error)
-        write_json(self.mark, {"schema": SCHEMA, **found})
+        write_json(self.done_file, {"schema": SCHEMA, **found})
 
-    def parcel(self) -> "CarriedTraining":
-        return CarriedTraining(self)
+    def serialized(self) -> "SerializedTraining":
+        return SerializedTraining(self)
 
 
 @dataclass(frozen=True)
-class CarriedTraining:
+class SerializedTraining:
     """A training for another machine. It comes with the clients and their data, which all entries share."""
 
     training: EntryTraining

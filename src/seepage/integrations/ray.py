@@ -23,7 +23,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from seepage.core.executor import Done, Here, Parcel, Plan, Tail, Work
+from seepage.core.executor import Done, LocalExecutor, LogFollower, Plan, SerializedTask, Work
 from seepage.core.storage import write_whole
 from seepage.errors import SeepageError
 
@@ -176,10 +176,12 @@ class Ray:
             SeepageError: Where a piece raised it, or its worker died again and again.
             KeyboardInterrupt: After Ctrl-C; what is done stays.
         """
-        parcels = [(work, work.parcel()) for work in works]
-        travelling = [(work, parcel) for work, parcel in parcels if parcel is not None]
+        pairs = [(work, work.serialized()) for work in works]
+        travelling = [(work, serialized) for work, serialized in pairs if serialized is not None]
         _Sweep(travelling, plan, folder, done).run()
-        Here().run([work for work, parcel in parcels if parcel is None], Plan(1, plan.threads), folder, done)
+        LocalExecutor().run(
+            [work for work, serialized in pairs if serialized is None], Plan(1, plan.threads), folder, done
+        )
 
 
 @dataclass
@@ -202,7 +204,7 @@ class _Sweep:
         done: Called with each that is back.
     """
 
-    travelling: Sequence[tuple[Work, Parcel]]
+    travelling: Sequence[tuple[Work, SerializedTask]]
     plan: Plan
     folder: Path
     done: Done
@@ -213,19 +215,19 @@ class _Sweep:
         if not self.travelling:
             return
         lines = _lines()
-        waiting, left = list(reversed(self.travelling)), Counter(parcel.key for _, parcel in self.travelling)
-        out: dict[Any, tuple[Work, Parcel]] = {}
+        waiting, left = list(reversed(self.travelling)), Counter(serialized.key for _, serialized in self.travelling)
+        out: dict[Any, tuple[Work, SerializedTask]] = {}
         try:
             while waiting or out:
                 while waiting and len(out) < self.plan.jobs:
-                    work, parcel = waiting.pop()
-                    out[self._send(work, parcel, lines)] = work, parcel
+                    work, serialized = waiting.pop()
+                    out[self._send(work, serialized, lines)] = work, serialized
                 for ref in ray.wait(list(out), timeout=POLL)[0]:
-                    work, parcel = out.pop(ref)
+                    work, serialized = out.pop(ref)
                     self._keep(work, _answer(ref, work))
-                    left[parcel.key] -= 1
-                    if not left[parcel.key]:
-                        del self._loaded[parcel.key]
+                    left[serialized.key] -= 1
+                    if not left[serialized.key]:
+                        del self._loaded[serialized.key]
                 self._append(_taken(lines))
         except BaseException:
             for ref in out:
@@ -234,9 +236,9 @@ class _Sweep:
         finally:
             ray.kill(lines)
 
-    def _send(self, work: Work, parcel: Parcel, lines: Any) -> Any:
-        if parcel.key not in self._loaded:
-            self._loaded[parcel.key] = ray.put(parcel.load())
+    def _send(self, work: Work, serialized: SerializedTask, lines: Any) -> Any:
+        if serialized.key not in self._loaded:
+            self._loaded[serialized.key] = ray.put(serialized.load())
         on_cpu = work.device == "cpu"
         task = ray.remote(_carry_out).options(
             name=work.title,
@@ -244,15 +246,15 @@ class _Sweep:
             num_gpus=0 if on_cpu else 1,
             max_retries=RETRIES,
             # Ray keeps a pool of processes for each environment: none that has held data of clients attacks.
-            runtime_env={"env_vars": {"SEEPAGE_WORK": type(parcel).__name__}},
+            runtime_env={"env_vars": {"SEEPAGE_WORK": type(serialized).__name__}},
         )
-        return task.remote(parcel, self._loaded[parcel.key], self.plan.threads, lines)
+        return task.remote(serialized, self._loaded[serialized.key], self.plan.threads, lines)
 
     def _keep(self, work: Work, answer: _Answer) -> None:
         self._append(answer.lines)
         if answer.error is not None:
             raise answer.error
-        mark = work.mark.relative_to(self.folder).as_posix()
+        mark = work.done_file.relative_to(self.folder).as_posix()
         for name in sorted(answer.files, key=lambda name: (name == mark, name)):
             write_whole(self.folder / name, answer.files[name])
         self.done(work)
@@ -276,30 +278,30 @@ def _answer(ref: Any, work: Work) -> _Answer:
         ) from error
 
 
-def _carry_out(parcel: Parcel, loaded: Any, threads: int, lines: Any) -> _Answer:
+def _carry_out(serialized: SerializedTask, loaded: Any, threads: int, lines: Any) -> _Answer:
     """Do a piece on a worker, in a folder that goes with it."""
     failed = None
     with tempfile.TemporaryDirectory(prefix="seepage-") as place:
         folder = Path(place)
-        tail = Tail(folder / LOG)
-        with _reported(tail, lines.add.remote):
+        follower = LogFollower(folder / LOG)
+        with _reported(follower, lines.add.remote):
             try:
-                parcel.run(loaded, folder, threads)
+                serialized.run(loaded, folder, threads)
             except SeepageError as error:
                 failed = error
         names = [path for path in folder.rglob("*") if path.is_file() and path.name != LOG]
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in names}
-        return _Answer({} if failed else files, tail.fresh(), failed)
+        return _Answer({} if failed else files, follower.fresh(), failed)
 
 
 @contextmanager
-def _reported(tail: Tail, send: Callable[[bytes], Any]) -> Iterator[None]:
+def _reported(follower: LogFollower, send: Callable[[bytes], Any]) -> Iterator[None]:
     """Send fresh lines every `POLL` seconds, from a thread, while a block runs."""
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(POLL):
-            fresh = tail.fresh()
+            fresh = follower.fresh()
             if fresh:
                 send(fresh)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from seepage.audit import run as audit
 from seepage.audit.record import ProgressCallback, no_progress
-from seepage.core.executor import Runner
+from seepage.core.executor import Executor
 from seepage.core.storage import read_json, write_json, write_whole
 from seepage.data import DATA
 from seepage.data.packaged import PACKAGED
@@ -149,7 +149,7 @@ def run_job(
     out: Path,
     results: Path | None = None,
     jobs: int | None = None,
-    on: Runner | None = None,
+    on: Executor | None = None,
     show: ProgressCallback = no_progress,
 ) -> list[Record]:
     """Run one job and return its records; a finished one is read, an unfinished one is gone on with.
@@ -274,7 +274,7 @@ def reproduce(
     out: Path,
     results: Path,
     workers: int | None = None,
-    on: Runner | None = None,
+    on: Executor | None = None,
     show: ProgressCallback = no_progress,
 ) -> Iterator[Done]:
     """Run jobs and keep each item's records as soon as it is done: a killed run loses one cell at most.
