@@ -50,6 +50,7 @@ def swept(cli: Cli, home: Path) -> Path:
     return Path("run")
 
 
+@pytest.mark.slow
 def test_it_writes_rows_a_page_and_a_plot_and_goes_on_from_what_is_there(swept: Path, cli: Cli) -> None:
     rows = [json.loads(line) for line in (swept / "frontier.jsonl").read_text().splitlines()]
     assert [(row["defense"].partition("(")[0], row["attacker"]) for row in rows] == [

@@ -125,6 +125,7 @@ def test_a_defense_that_cannot_be_made_is_refused(
     assert words in refused("audit", "tiny.toml", *arguments)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
     arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=400", "--json"]
     program = [sys.executable, "-m", "seepage.cli", "audit", *arguments, "--out=killed"]

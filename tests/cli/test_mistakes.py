@@ -233,6 +233,7 @@ def test_typers_own_mistakes_exit_with_2(cli: Callable[..., object]) -> None:
         assert "Traceback" not in found.err
 
 
+@pytest.mark.slow
 def test_the_program_itself_shows_no_traceback(home: Path) -> None:
     command = [sys.executable, "-m", "seepage.cli", "audit", "tiny.toml", "--attack", "lineer"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)

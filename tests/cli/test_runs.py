@@ -17,6 +17,7 @@ def rows_of(result: Any) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in ("seconds", "cpu_seconds")} for row in result["rows"]]
 
 
+@pytest.mark.slow
 def test_one_job_and_two_give_equal_rows(cli: Cli, run: Path) -> None:
     found = cli("audit", "tiny.toml", "--jobs", 2, "--json", "--out", "two")
     assert found.code == 0

@@ -368,6 +368,7 @@ def test_every_defense_has_a_case() -> None:
     assert set(CASES) == set(DEFENSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", DEFENSE_CHECKS.values(), ids=DEFENSE_CHECKS)
 @pytest.mark.parametrize("case", ALL)
 def test_it_keeps(case: DefenseCase, check: Callable[[DefenseCase], None]) -> None:

@@ -21,6 +21,7 @@ def loaded(statement: str) -> set[str]:
     return {name.partition(".")[0] for name in done.stdout.split()}
 
 
+@pytest.mark.slow
 def test_import_seepage_loads_nothing_heavy() -> None:
     found = loaded("import seepage")
     assert "torch" in found

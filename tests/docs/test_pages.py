@@ -40,6 +40,7 @@ def blocks(page: Path) -> list[Block]:
     return [Block(kind=match[2], text=match[3], mark=match[1] or "") for match in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
 def test_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -55,6 +55,7 @@ def test_every_attack_has_a_number() -> None:
     assert {*GOLDEN, *OVER_ROUNDS, *WITH_IMAGES, "averaged"} == set(ATTACKS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", GOLDEN)
 def test_the_number_is_still_the_same(use: str) -> None:
     architecture, options, psnr = GOLDEN[use]
@@ -83,6 +84,7 @@ WITH_IMAGES: dict[str, tuple[dict[str, Any], float]] = {
 """Attack with 500 other digits of 8 x 8 pixels at hand: options, PSNR in dB."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", WITH_IMAGES)
 def test_the_number_with_images_of_ones_own_is_still_the_same(use: str) -> None:
     options, psnr = WITH_IMAGES[use]
@@ -101,6 +103,7 @@ OVER_ROUNDS: dict[str, tuple[dict[str, Any], float]] = {
 """Attack on 30 rounds over 12 digits of 8 x 8 pixels, batches of 4: options, mean PSNR in dB."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", OVER_ROUNDS)
 def test_the_number_over_rounds_is_still_the_same(use: str) -> None:
     options, psnr = OVER_ROUNDS[use]

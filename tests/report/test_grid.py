@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torch import Tensor
@@ -90,6 +91,7 @@ def starts(pixels: Any, color: tuple[int, int, int]) -> list[int]:
     return [int(x) for x in np.flatnonzero(found[1:] & ~found[:-1]) + 1]
 
 
+@pytest.mark.slow
 def test_the_grid_stays_small(tmp_path: Path, build_run: Build, picture: Picture) -> None:
     cells = tuple(f"cell-{i} costs $x^{i}$ and more words than fit on one line of the grid" for i in range(10))
     attacks = tuple(f"an_attack_with_a_long_name-{i}" for i in range(10))

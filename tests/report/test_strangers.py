@@ -57,6 +57,7 @@ def test_names_cannot_lead_out_of_the_run(tmp_path: Path, build_run: Build, repo
     assert len(report(run).all("img")) == before - 3 - 2
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="ab./\\:\0", max_size=6) | st.text(max_size=20))
 def test_a_name_gives_a_file_right_inside_or_none(name: str) -> None:
     folder = Path("root/run")

@@ -44,6 +44,7 @@ def test_the_book_is_what_the_numbers_say(tmp_path: Path) -> None:
         assert kept.read_text("utf-8") == page.read_text("utf-8"), f"write it again: --book docs/results ({page.name})"
 
 
+@pytest.mark.slow
 def test_a_random_cheap_number_comes_out_again(tmp_path: Path) -> None:
     item, record = random.SystemRandom().choice(list(cheap()))
     seed = int(next(iter(record.seeds)))
@@ -128,6 +129,7 @@ def printed(item: str) -> list[float]:
     return [float(line.paper[column]) for column in range(len(found.expect.columns))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "word"),
     [("small", "beyond the paper's, but smaller"), ("paper", "better than the paper")],

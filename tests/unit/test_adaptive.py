@@ -74,6 +74,7 @@ EXACT: list[tuple[Defense, Distance]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("defense", "inner"), EXACT, ids=str)
 @given(seed=st.integers(0, 50))
 def test_the_true_gradient_fits_what_the_defense_made_of_it(defense: Defense, inner: Distance, seed: int) -> None:
@@ -212,6 +213,7 @@ def precise(distance: Distance) -> GradientMatching:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("distance", "defense", "gain"),
     [

@@ -65,6 +65,7 @@ def quick_rounds(count: int, defense: Defense, seed: int) -> Transcript:
     return SimulatedTranscript(bare.knowledge, make, count)
 
 
+@pytest.mark.slow
 def test_the_error_falls_with_the_root_of_the_rounds() -> None:
     """Closed form, so nothing but the noise is between guess and truth: 16 times the rounds, a quarter of the error.
 
@@ -220,6 +221,7 @@ def test_the_average_stands_at_the_mean_weights() -> None:
     assert torch.allclose(Looks.seen[0][0].params[name], mean, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_local_steps_average_too() -> None:
     model = build(FC2, (1, 8, 8), 10)
     client, noise = FedAvg(lr=0.1, steps=2, batch_size=1), DPSGD(sigma=0.05)

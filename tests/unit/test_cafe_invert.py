@@ -34,6 +34,7 @@ def psnr(guess, true):
     return -10 * (guess - true).pow(2).flatten(1).mean(1).clamp(min=1e-15).log10()
 
 
+@pytest.mark.slow
 def test_planted_digits_come_back_exactly():
     victim = digits(16, 24, 4, parties=2)
     result = Cafe(steps=(30, 150))(victim.transcript(), seed=0)
@@ -113,6 +114,7 @@ def test_the_legacy_correction_scales_late_first_visits():
     assert row.item() == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -144,6 +146,7 @@ def test_a_rate_that_diverges_is_refused():
         PublishedCafe(lr_one=0.06).check(victim.transcript())
 
 
+@pytest.mark.slow
 def test_fake_gradients_stop_the_naive_attacker_and_not_the_one_who_knows():
     defense = FakeGradients(candidates=2)
     victim = digits(8, 250, 2, parties=2, defense=defense, hidden=96, channels=4)
@@ -168,6 +171,7 @@ def _fields(victim, **changed):
     return {name: getattr(victim, name) for name in names} | changed
 
 
+@pytest.mark.slow
 def test_attacking_while_training_follows_the_weights():
     still = digits(12, 30, 4, parties=2, hidden=64)
     victim = IndexedVictim(**_fields(still, server=ServerStep(optimizer="sgd", lr=3e-3)))

@@ -282,6 +282,7 @@ def test_weights_that_move_too_far_are_refused():
         Cafe().check(Recorded(victim, moved))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moving", [False, True])
 def test_simulated_and_recorded_rounds_give_the_same_bits(moving):
     victim = training(1e-3) if moving else make(RandomDraws(samples=8, batch_size=3), 12)

@@ -42,6 +42,7 @@ def quality(found: Reconstruction, batch: Batch) -> tuple[Tensor, Tensor]:
     return psnr(matched.guesses, batch.inputs), sure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "hidden"), [(1, 64), (2, 64), (16, 64), (32, 128)])
 def test_photographs_come_back_exactly_and_certified(n: int, hidden: int) -> None:
     batch = photographs(n)
@@ -62,6 +63,7 @@ def test_a_deeper_network_and_grey_images() -> None:
     assert not (sure & (decibels < 40)).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["waves", "noise"])
 def test_a_few_inputs_without_any_structure_come_back_from_the_models_zeros_alone(kind: str) -> None:
     shape = (3, 16, 16)
@@ -82,6 +84,7 @@ def test_the_unmixing_alone_is_near() -> None:
     assert 20 < decibels.mean() < 60
 
 
+@pytest.mark.slow
 @given(
     kind=st.sampled_from(["smooth", "noise", "levels", "near"]),
     hidden=st.sampled_from([8, 32, 48, 64]),
@@ -117,6 +120,7 @@ def test_no_certificate_is_false(
     assert not (sure & (decibels < 40)).any()
 
 
+@pytest.mark.slow
 def test_nothing_is_certified_when_the_update_is_not_what_the_model_would_send() -> None:
     batch = photographs(8)
     seen = record(model(), batch)
@@ -223,6 +227,7 @@ def in_levels(tensor: Tensor, levels: int) -> Tensor:
     return (tensor / step).round() * step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "least"),
     [
@@ -256,6 +261,7 @@ def test_a_gradient_of_lower_rank_than_the_batch_is_not_vouched_for() -> None:
     assert not sure.any()
 
 
+@pytest.mark.slow
 def test_examples_without_loss_are_counted_as_not_identifiable() -> None:
     batch, net = photographs(12), model()
     optimizer = torch.optim.Adam(net.parameters(), 1e-3)
@@ -278,6 +284,7 @@ def test_an_unknown_batch_may_be_larger_than_the_layer() -> None:
     assert any("or more: the layer has no more than 8 active units" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_a_copy_in_the_batch_is_one_example_and_nothing_false_is_said() -> None:
     batch = photographs(8)
     twice = Batch(torch.cat([batch.inputs, batch.inputs[:1]]), torch.cat([batch.labels, batch.labels[:1]]))

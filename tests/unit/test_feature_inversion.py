@@ -41,6 +41,7 @@ def network() -> nn.Sequential:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matching", [0.0, 0.1])
 def test_images_come_back_from_their_embeddings(matching: float) -> None:
     batch, net = photographs(4), network()
@@ -70,6 +71,7 @@ def test_a_layer_that_reads_the_input_is_refused() -> None:
         attack(record(fc2((3, 16, 16), 13), photographs(2)), cpa_fia(steps=1))
 
 
+@pytest.mark.slow
 def test_matching_the_gradient_too_brings_the_images_closer() -> None:
     batch, net = photographs(4), network()
     seen = record(net, batch)
@@ -121,6 +123,7 @@ class Kept:
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 99, 101, 102])
 def test_stopped_in_either_stage_it_goes_on_to_the_same_bits(after: int) -> None:
     fia = FeatureInversion(source=CocktailParty(mode="published", steps=100, lr=1e-2), steps=30, matching=0.1)

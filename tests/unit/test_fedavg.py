@@ -234,6 +234,7 @@ def test_too_many_clients_for_a_batch_are_refused() -> None:
         Aggregate(rule=FedSGD(), clients=1)
 
 
+@pytest.mark.slow
 def test_a_known_order_is_matched_through_the_local_steps() -> None:
     """The attack differentiates all local steps; at the truth its distance is zero."""
     model = build(Architecture("lenet"), SHAPE, 4)
@@ -263,6 +264,7 @@ def test_batch_norm_takes_each_local_batch_by_itself_in_the_averaged_view() -> N
     assert cosine(pooled) < 0.98 * cosine(mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", ["unrolled", "averaged"])
 def test_both_views_of_local_steps_find_the_examples(local: str) -> None:
     model = build(Architecture("convnet", {"width": 8, "activation": "sigmoid"}), SHAPE, 4)

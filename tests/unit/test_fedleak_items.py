@@ -143,6 +143,7 @@ def test_figure_1_says_more_of_a_truth_with_more_noise() -> None:
     assert noisy[0] > 0
 
 
+@pytest.mark.slow
 def test_figure_6_ends_nearer_than_it_began() -> None:
     tables = {**TABLES, "attack": [{"use": "fedleak", "steps": 60, "lr": 0.05}]}
     values = [v.ours or 0 for v in figure_6(tables, data="", seed=0, show=quiet) if v.row == "gradient similarity"]

@@ -99,6 +99,7 @@ def assert_close(found: Evaluation, exact: Evaluation, rel: float) -> None:
             assert float((a - b).norm() / b.norm()) < rel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "mode"),
     # In train mode ResNet-18 has one pixel per channel left to normalise by, and no digits of single precision.

@@ -51,6 +51,7 @@ def best_cosines(sources: torch.Tensor, objective: Objective) -> torch.Tensor:
     return torch.corrcoef(torch.cat([found.double(), sources]))[:3, 3:].abs().max(1).values
 
 
+@pytest.mark.slow
 def test_the_search_unmixes_flat_sources_but_not_peaked_ones() -> None:
     """More log cosh means flatter than a Gaussian: the paper's negentropy, maximised, is wrong for peaked sources."""
     draw = np.random.default_rng(0)
@@ -59,6 +60,7 @@ def test_the_search_unmixes_flat_sources_but_not_peaked_ones() -> None:
     assert best_cosines(torch.from_numpy(draw.laplace(size=(3, 4000))), objective).min() < 0.9
 
 
+@pytest.mark.slow
 def test_total_variation_alone_unmixes_smooth_images() -> None:
     draw = torch.Generator().manual_seed(0)
     steps = (torch.rand((3, 1, 4, 4), generator=draw, dtype=torch.float64)).repeat_interleave(8, 2)

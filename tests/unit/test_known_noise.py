@@ -173,6 +173,7 @@ def precise(distance: L2 | GaussianLikelihood) -> GradientMatching:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client", [FedSGD(), FedAvg(lr=0.1, steps=2, batch_size=2)], ids=["fedsgd", "fedavg"])
 def test_an_attacker_who_knows_of_the_clip_of_examples_sees_more(client: ClientUpdate) -> None:
     """Two digits in one update, each clipped to a norm of its own."""
@@ -205,6 +206,7 @@ def test_the_deviation_of_a_sum_shrinks_with_the_clients() -> None:
     assert four.deviation == pytest.approx(one.deviation / math.sqrt(4))
 
 
+@pytest.mark.slow
 def test_zero_sum_noise_is_gone_from_the_sum_that_an_attacker_who_knows_attacks() -> None:
     """The promise of the defense, that the sum is unharmed, is the attacker's too."""
     data = seepage.data.load("faces", size=16)

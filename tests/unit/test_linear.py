@@ -137,6 +137,7 @@ def run(transcript: Transcript) -> Reconstruction | None:
         return None
 
 
+@pytest.mark.slow
 @settings(max_examples=250)
 @given(CASES)
 def test_no_mixture_is_ever_returned_as_an_example(case: dict[str, Any]) -> None:
@@ -148,6 +149,7 @@ def test_no_mixture_is_ever_returned_as_an_example(case: dict[str, Any]) -> None
         assert len(found) <= len(truth) or case["kind"] == "near"
 
 
+@pytest.mark.slow
 def test_chance_does_not_certify_among_many_classes_even_with_a_wide_tolerance() -> None:
     """With 100 labels to choose from, some label fits the bias gradient alone to 1e-3 in most networks."""
     for seed in range(12):

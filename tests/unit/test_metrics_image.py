@@ -247,6 +247,7 @@ def test_an_unknown_lpips_network_lists_the_known_ones() -> None:
         lpips_help("vgg19")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_importing_the_metrics_loads_nothing_heavy() -> None:
     code = (
         "import sys, seepage.metrics; "

@@ -59,6 +59,7 @@ def test_a_case_is_one_more_cell_over_the_recipes_own_tables() -> None:
             cells({**tables, "case": [wrong]})
 
 
+@pytest.mark.slow
 def test_rounds_made_anew_are_those_that_are_kept(tmp_path: Path) -> None:
     recipes = cells(VERTICAL)
     record_cells(recipes, tmp_path / "kept")
@@ -80,6 +81,7 @@ def test_rounds_made_anew_are_those_that_are_kept(tmp_path: Path) -> None:
         open_transcript(anew.observed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["none", "sgd"])
 def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -> None:
     tables = {**VERTICAL, "rounds": {**VERTICAL["rounds"], "optimizer": optimizer, "lr": 1e-6}}
@@ -102,6 +104,7 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
     assert {line["example"] for line in lines if line["attack"] == "cafe"} == set(range(12))
 
 
+@pytest.mark.slow
 def test_a_recorded_folder_of_rounds_is_attacked_without_the_truth(tmp_path: Path) -> None:
     folder = record_only(VERTICAL, out=tmp_path / "recorded")
     found = attack_only(folder / "observed", [{"use": "cafe"}], out=tmp_path / "run", jobs=1)

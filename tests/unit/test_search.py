@@ -78,6 +78,7 @@ def fresh(settings: OptimizerSettings, schedule: Schedule) -> Restart:
     return Restart(space, logits, settings, schedule, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["constant", "step", "cosine", "warmup_cosine", "cosine_restarts"])
 @pytest.mark.parametrize(
     "settings",

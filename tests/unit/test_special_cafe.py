@@ -98,6 +98,7 @@ def by_place(values: list[Value]) -> dict[tuple[str, int], float | None]:
     return {(value.row, value.column): value.ours for value in values}
 
 
+@pytest.mark.slow
 def test_iterations_end_where_the_images_are_good_enough() -> None:
     nested = {"use": "cafe_published", "alpha": 0.0, "lr_one": 0.1, "lr_three": 0.02, "iterations": [50, 50, 100]}
     given = tables(attack=[{**LOOP, "iterations": [200]}, nested])
@@ -115,6 +116,7 @@ def test_iterations_end_where_the_images_are_good_enough() -> None:
     assert "99 dB were not reached in 100" in hard[-1].facts["reason"]
 
 
+@pytest.mark.slow
 def test_epochs_are_as_long_as_the_batches_make_them() -> None:
     given = tables(attack=[LOOP], grid={"batch.size": [2]})
     found = by_place(loops.psnr_by_epoch(given, data="", seed=0, show=quiet))
@@ -133,6 +135,7 @@ def test_epochs_between_two_looks_are_refused() -> None:
         loops.psnr_by_epoch(given, data="", seed=0, show=quiet)
 
 
+@pytest.mark.slow
 def test_training_is_looked_at_while_it_is_attacked() -> None:
     rounds = {"design": "random", "count": 200, "samples": 4, "optimizer": "adam", "lr": 1e-3}
     given = tables(attack=[{**LOOP, "iterations": [200]}], rounds=rounds)
@@ -161,6 +164,7 @@ ITEMS = [f"cafe/table-{number}" for number in range(2, 12)] + [f"cafe/figure-{nu
 ITEMS += [f"cpa/table-{number}" for number in range(1, 6)] + [f"cpa/figure-{number}" for number in range(5, 13)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ITEMS)
 def test_every_item_names_cells_and_attacks_that_both_sizes_have(name: str) -> None:
     from seepage.audit.attack import attack_names
