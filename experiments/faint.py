@@ -17,12 +17,11 @@ from cpa_scores import write
 
 import seepage.data
 from seepage import Architecture, attack, build, record, score
-from seepage.attacks.matching import adaptive
 from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.presets import idlg, inverting_gradients
 from seepage.core.nn import generator
-from seepage.defenses import PartialAccess, Sparsify
+from seepage.defenses import PartialAccess, Sparsify, sparsify
 
 cpa_scores.OUT = Path("results/defenses")
 cpa_scores.SHOWN = ("defense", "seed", "method", "faint", "psnr", "cpu_s")
@@ -53,7 +52,7 @@ def main() -> None:
             seen = record(model, batch, defense=DEFENSES[name], told=["defense"])
             for use, made in ATTACKS.items():
                 for value in arguments.values:
-                    adaptive.FAINT = value
+                    sparsify.FAINT = value
                     cpu = time.process_time()
                     found = attack(seen, made)
                     cpu = time.process_time() - cpu

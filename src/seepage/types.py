@@ -16,7 +16,7 @@ An attack receives a `Transcript`, never a `Batch`: the truth is out of its reac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
@@ -91,6 +91,31 @@ class Update:
             name: (after[name].detach() - before[name].detach()) for name in before if before[name].is_floating_point()
         }
         return cls(tensors, kind="delta")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries as they are."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def encoded_bytes(self, bits: int | None = None) -> int:
+        """Bytes in the shortest of some plain forms, before any general compression.
+
+        All entries; or the entries that are not zero, with a bit for each entry, or with a number of 4 bytes for each
+        one sent.
+
+        Args:
+            bits: Bits of an entry, with 4 bytes for each tensor's scale; None: those of its type, and no scale.
+
+        >>> Update({"w": torch.zeros(80)}).encoded_bytes(), Update({"w": torch.ones(80)}).encoded_bytes(bits=1)
+        (0, 14)
+        """
+        total = 0
+        for tensor in self.tensors.values():
+            size, count = tensor.numel(), int((tensor != 0).sum())
+            own = 8 * tensor.element_size() if bits is None else bits
+            entries = min(size * own, count * own + min(size, 32 * count))  # bits
+            total += -(-entries // 8) + (4 if bits is not None else 0)
+        return total
 
 
 @dataclass(frozen=True)
@@ -274,20 +299,136 @@ class ClientUpdate(ABC):
         return [batch]
 
 
+@dataclass(frozen=True)
+class Noise:
+    """Independent noise on every entry of an update that is read as a gradient of the mean loss.
+
+    Attributes:
+        deviation: Standard deviation in each entry.
+        clip: Largest norm of that gradient before the noise; None: none.
+        unit: The gradient was scaled to norm 1 before the noise.
+        law: Its distribution.
+    """
+
+    deviation: float
+    clip: float | None = None
+    unit: bool = False
+    law: Literal["gaussian", "laplace"] = "gaussian"
+
+
+@dataclass(frozen=True)
+class GaussianMechanism:
+    """What an accountant of differential privacy counts of a defense.
+
+    Attributes:
+        unit: What it protects: whether one `example`, or one `update` of a client, was there at all.
+        clip: Largest norm of what one unit adds; None: nothing bounds it, so no epsilon holds.
+        sigma: Noise multiplier, the noise's deviation over `clip`: one number where it is the same in all rounds
+            (counted exactly), else one for each of the rounds asked about (counted by Renyi divergences).
+        every_step: Noise is added in each local step that uses the unit; else once in a round.
+    """
+
+    unit: Literal["example", "update"]
+    clip: float | None
+    sigma: float | tuple[float, ...]
+    every_step: bool = False
+
+
+class DefenseModel(ABC):
+    """What an attacker who knows of a defense does to a guess's gradient before it is compared with what was sent.
+
+    Attributes:
+        scales_whole: It scales the whole gradient. That holds whatever other defenses do afterwards, but only where
+            the defense comes first; other models hold as long as nothing but `only_hides` defenses come after.
+    """
+
+    scales_whole: ClassVar[bool] = False
+
+    @abstractmethod
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
+        """The dummy gradient as the defense would have sent it, given the `target` it sent; differentiable."""
+
+    def suited_to(self, *, scale_free: bool, absolute: bool, single_gradient: bool) -> "DefenseModel | None":
+        """The model for use with one distance and client; None where it does better without.
+
+        Args:
+            scale_free: The distance is blind to the gradient's length.
+            absolute: The distance adds up absolute differences.
+            single_gradient: The client sends one gradient, so that lengths of updates are lengths of gradients.
+        """
+        return self
+
+    def merged(self, other: "DefenseModel") -> "DefenseModel | None":
+        """One model in place of this one and that of a later defense; None: both are applied."""
+        return None
+
+
 class Defense(ABC):
     """What a client does to its update before sending it. All randomness comes from `generator`.
 
+    Only `__call__` has to be written. What else the package needs to know of a defense is stated by the defense itself,
+    by overriding the attributes and methods below; each default is the careful one.
+
     Attributes:
         tensorwise: Each tensor is changed by itself, with randomness of its own: some can be made alone.
-        from_batch: It makes the update anew from the client's examples, whatever it is given.
+        from_batch: It makes the update anew from the client's examples, whatever it is given: it comes first.
+        reads_examples: It looks at the private examples, so behind noise it undoes what the noise guarantees.
+        only_hides: It sends every entry as it is, or as zero.
+        acts_on: `update`: each client's by itself. `group`: the updates of a group, in whose sum it cancels. `view`:
+            only what the server can read; the sum of all updates, which training goes on with, is as without it.
+        secrets: Names of its options that no attacker is told, whatever else it knows of the defense.
     """
 
     tensorwise: ClassVar[bool] = False
     from_batch: ClassVar[bool] = False
+    reads_examples: ClassVar[bool] = True
+    only_hides: ClassVar[bool] = False
+    acts_on: ClassVar[Literal["update", "group", "view"]] = "update"
+    secrets: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __call__(self, update: Update, client: "ClientView", *, generator: Generator) -> Update:
         """Return the defended update: same names, shapes and dtypes."""
+
+    def stages(self) -> tuple["Defense", ...]:
+        """The defenses it is composed of, from left to right; itself alone, unless it is a composition."""
+        return (self,)
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        """What an attacker who knows of it does to guesses, in order. None by default: it is not followed."""
+        return ()
+
+    def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
+        """What the client computes with the defense inside, as far as an attacker who knows of it can repeat that.
+
+        Args:
+            rule: What the client computes without.
+            model: The architecture.
+            sent: The update that was seen; empty where only the kind of rule is asked for.
+        """
+        return rule
+
+    def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise | None:
+        """The noise on one client's update of round `t`, in units of the gradient it is read as; None: no such noise.
+
+        Args:
+            rule: What one client computes.
+            examples: Number of examples behind its update.
+            t: Round.
+        """
+        return None
+
+    def with_less_noise(self, share: float, t: int) -> "Defense":
+        """The same with this share of its noise of round `t`, which is what is left in an average over rounds."""
+        return self
+
+    def mechanism(self, rounds: Sequence[int]) -> GaussianMechanism | None:
+        """What is counted of it for the epsilon of a client in these rounds; None: it promises no such thing."""
+        return None
+
+    def wire_bytes(self, update: Update) -> int:
+        """Bytes that a defended update takes on the wire."""
+        return update.encoded_bytes()
 
 
 @dataclass(frozen=True)

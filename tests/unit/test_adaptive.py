@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import seepage.data
 from seepage import FedAvg, FedSGD, attack, record, score
-from seepage.attacks.matching.adaptive import FAINT, DefenseAware
+from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.fedleak import fedleak, fedleak_released
@@ -34,6 +34,7 @@ from seepage.defenses import (
     Sparsify,
     UnitNormNoise,
 )
+from seepage.defenses.sparsify import FAINT
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Tensors, Update
 
 SHAPES = {"1.weight": (4, 6), "1.bias": (4,), "3.weight": (3, 4), "3.bias": (3,)}

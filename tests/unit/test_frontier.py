@@ -16,7 +16,6 @@ from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, 
 from seepage.frontier.advising import advice, untried
 from seepage.frontier.rows import Point, Row, pareto, points_of, rows_of, wilson
 from seepage.frontier.sweep import STRENGTHS, sweep_of
-from seepage.frontier.utility import sent_bytes
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.guarantee import guarantee_of
 from seepage.types import Update
@@ -387,11 +386,11 @@ def test_bytes_are_those_of_the_shortest_form() -> None:
     dense = Update({"w": torch.from_numpy(rng.normal(size=1000)).float()})
     thin, sparse = torch.zeros(1000), torch.zeros(1000)
     thin[:3], sparse[:100] = 1.0, 1.0
-    assert sent_bytes(dense, None) == 4000
-    assert sent_bytes(Update({"w": sparse}), None) == 400 + 125
-    assert sent_bytes(Update({"w": thin}), None) == 3 * 8
-    assert sent_bytes(dense, Quantize(bits=8)) == 1004
-    assert sent_bytes(Update({"w": thin}), SelectiveEncryption(share=0.9)) == 4000
+    assert dense.encoded_bytes() == 4000
+    assert Update({"w": sparse}).encoded_bytes() == 400 + 125
+    assert Update({"w": thin}).encoded_bytes() == 3 * 8
+    assert Quantize(bits=8).wire_bytes(dense) == 1004
+    assert SelectiveEncryption(share=0.9).wire_bytes(Update({"w": thin})) == 4000
 
 
 def test_an_epsilon_is_that_of_the_accountant() -> None:

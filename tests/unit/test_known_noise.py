@@ -11,7 +11,7 @@ import seepage.data
 from seepage import Architecture, FedAvg, FedSGD, attack, build, record, score
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.known_noise import KnownNoise, defended_rule, known_noise
+from seepage.attacks.matching.known_noise import defended_rule, known_noise
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels
@@ -33,7 +33,7 @@ from seepage.defenses import (
 )
 from seepage.defenses.dp_sgd import ClippedRule
 from seepage.transcript.simulated import SimulatedTranscript
-from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Round, Tensors, Transcript
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Noise, Round, Tensors, Transcript
 
 LOCAL = FedAvg(lr=0.2, epochs=2, batch_size=2)
 RULES: dict[str, ClientUpdate] = {
@@ -84,7 +84,7 @@ def test_decaying_noise_is_known_round_by_round() -> None:
     batches = [Batch(torch.rand(1, 1, 8, 8), torch.tensor([1]))] * 3
     transcript = record(model, batches, defense=DecayingNoise(sigma=1.0, decay=0.5, clip=0.2), told=["defense"])
     found = [known_noise(transcript.knowledge, transcript[t]) for t in range(3)]
-    assert found == [KnownNoise(0.2, 0.2), KnownNoise(0.1, 0.2), KnownNoise(0.05, 0.2)]
+    assert found == [Noise(0.2, 0.2), Noise(0.1, 0.2), Noise(0.05, 0.2)]
 
 
 @pytest.mark.parametrize(

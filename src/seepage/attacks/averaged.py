@@ -1,7 +1,7 @@
 """Average the updates of rounds that hold the same examples, and attack the average: noise that stops one may not."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -11,10 +11,9 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.known_noise import known_noise
 from seepage.core.nn import norm
-from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, UnitNormNoise
 from seepage.errors import Problems, SeepageError, unknown
 from seepage.registry import problems_with
-from seepage.types import Defense, Knowledge, Reconstruction, Round, Tensors, Transcript, Update
+from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript, Update
 
 FAINTEST = 1e-9
 """Least deviation of a round's noise, over that of the first round, that rounds are weighed by."""
@@ -142,8 +141,10 @@ def _average(transcript: Transcript) -> _OneOfMany:
     observed = replace(first, params=mean.of("params"), update=Update(mean.of("update"), first.update.kind))
     moved = {name: tensor - first.params[name] for name, tensor in observed.params.items()}
     gone = float(norm(moved)) / max(float(norm(first.params)), 1e-30)
-    told = replace(knowledge, defense=_quieter(knowledge.defense, mean.noise_left, first.t))
-    return _OneOfMany(told, observed, (_note(count, gone, mean.noise_left),))
+    left = mean.noise_left
+    quieter = None if knowledge.defense is None else knowledge.defense.with_less_noise(left, first.t)
+    told = replace(knowledge, defense=quieter)
+    return _OneOfMany(told, observed, (_note(count, gone, left),))
 
 
 class _Mean:
@@ -195,18 +196,3 @@ def _note(count: int, gone: float, share: float) -> str:
         f"{count} rounds of the same examples were averaged, {where}: noise of their own falls to {share:.2g} of the "
         "first one's"
     )
-
-
-def _quieter(defense: Defense | None, share: float, t: int) -> Defense | None:
-    """A defense with this share of its noise of round `t`, as an average of several rounds has it."""
-    match defense:
-        case Compose():
-            parts: Sequence[Defense | None] = [_quieter(part, share, t) for part in defense.parts]
-            return Compose(tuple(part for part in parts if part is not None))
-        case DecayingNoise():
-            return GaussianNoise(sigma=share * defense.sigma_at(t), clip=defense.clip)
-        case GaussianNoise() | UnitNormNoise() | DPSGD():
-            return replace(defense, sigma=share * defense.sigma)
-        case LaplaceNoise():
-            return replace(defense, scale=share * defense.scale)
-    return defense

@@ -107,6 +107,18 @@ def norm(a: Mapping[str, Tensor]) -> Tensor:
     return dot(a, a).sqrt()
 
 
+TINY = 1e-30
+"""Keeps the root and the division of an all-zero gradient finite; far below any float32 gradient's square."""
+
+
+def safe_norm(tensors: Tensors) -> Tensor:
+    """Euclidean norm over all tensors whose gradient is finite, 0, where all entries are 0.
+
+    So are the entries of a parameter that the loss does not use.
+    """
+    return (dot(tensors, tensors) + TINY).sqrt()
+
+
 def has_batch_norm(model: nn.Module) -> bool:
     """Whether any layer is a batch norm, which couples the examples of a batch in train mode."""
     return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())

@@ -36,10 +36,6 @@ DEFENSES: dict[str, Callable[..., Defense]] = {
 }
 
 
-SECRETS = ("secret",)
-"""Options that no attacker is told, whatever else it knows of a defense."""
-
-
 def defense_tables(defense: Defense) -> list[dict[str, Any]]:
     """A defense as a recipe writes it: a table for each part, with its registry name as `use`, and its options.
 
@@ -51,12 +47,14 @@ def defense_tables(defense: Defense) -> list[dict[str, Any]]:
     >>> defense_tables(Compose((Sparsify(keep=0.5), Quantize(bits=8))))
     [{'use': 'sparsify', 'keep': 0.5}, {'use': 'quantize', 'bits': 8, 'stochastic': False}]
     """
-    if isinstance(defense, Compose):
-        return [table for part in defense.parts for table in defense_tables(part)]
+    return [_table(stage) for stage in defense.stages()]
+
+
+def _table(defense: Defense) -> dict[str, Any]:
     for use, make in DEFENSES.items():
         if type(defense) is make and is_dataclass(defense):
-            shown = [field.name for field in fields(defense) if field.name not in SECRETS]
-            return [{"use": use, **{name: getattr(defense, name) for name in shown}}]
+            shown = [field.name for field in fields(defense) if field.name not in defense.secrets]
+            return {"use": use, **{name: getattr(defense, name) for name in shown}}
     raise SeepageError(
         f"{type(defense).__name__} is not one of seepage's defenses ({', '.join(DEFENSES)}), so a folder cannot tell "
         "an attacker of it; leave 'defense' out of what is told, or keep the transcript in memory"

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from torch import Generator
+from torch import Generator, nn
 
 from seepage.errors import SeepageError
-from seepage.types import ClientView, Defense, Update
+from seepage.types import ClientUpdate, ClientView, Defense, DefenseModel, Tensors, Update
 
 
 @dataclass(frozen=True)
@@ -34,3 +34,41 @@ class Compose(Defense):
         for part in self.parts:
             update = part(update, client, generator=generator)
         return update
+
+    def stages(self) -> tuple[Defense, ...]:
+        return tuple(stage for part in self.parts for stage in part.stages())
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        """Those of the parts that still show behind all later parts, with one in place of several of a kind."""
+        stages = self.stages()
+        found: list[DefenseModel] = []
+        for place, stage in enumerate(stages):
+            # Behind noise, rounding and the like, hidden entries and levels no longer show in what is sent.
+            shows = all(later.only_hides for later in stages[place + 1 :])
+            for one in stage.attacker_models(model):
+                if place == 0 if one.scales_whole else shows:
+                    found = _merged(found, one)
+        return tuple(found)
+
+    def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
+        """That of the first part, where it makes the update from the batch; of others the sent update shows nothing."""
+        first = self.stages()[:1]
+        return first[0].defended_rule(rule, model, sent) if first and first[0].from_batch else rule
+
+    def with_less_noise(self, share: float, t: int) -> "Compose":
+        return Compose(tuple(part.with_less_noise(share, t) for part in self.parts))
+
+    def wire_bytes(self, update: Update) -> int:
+        """As the last part sends them."""
+        return self.parts[-1].wire_bytes(update) if self.parts else super().wire_bytes(update)
+
+
+def _merged(models: list[DefenseModel], new: DefenseModel) -> list[DefenseModel]:
+    kept: list[DefenseModel] = []
+    for model in models:
+        both = model.merged(new)
+        if both is None:
+            kept.append(model)
+        else:
+            new = both
+    return [*kept, new]

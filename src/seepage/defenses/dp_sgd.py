@@ -1,7 +1,7 @@
 """DP-SGD: clip each example's gradient, add them up, add noise; in one gradient, or in every local step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from seepage.clients import FedAvg, FedSGD
+from seepage.clients import Aggregate, FedAvg, FedSGD
 from seepage.core.nn import forward, in_mode, unwatched
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
-from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, GaussianMechanism, Noise, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +77,24 @@ class DPSGD(Defense):
         else:
             made = gradient(client.params, torch.arange(len(client.batch)))
         return replace(update, tensors={name: made[name].to(tensor) for name, tensor in update.tensors.items()})
+
+    def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
+        """The clip of examples, in each local step; the noise is left out."""
+        own = rule.per_client
+        if not isinstance(own, FedSGD | FedAvg) or rule.batch_coupled(model):
+            return rule
+        clipped = ClippedRule(own, self.clip)
+        return replace(rule, rule=clipped) if isinstance(rule, Aggregate) else clipped
+
+    def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise:
+        """The clip is of examples, so none is stated of the whole; a local step's noise is taken to stay as it was."""
+        return Noise(self.sigma * self.clip * _share_of_sum(rule, examples))
+
+    def with_less_noise(self, share: float, t: int) -> "DPSGD":
+        return replace(self, sigma=share * self.sigma)
+
+    def mechanism(self, rounds: Sequence[int]) -> GaussianMechanism:
+        return GaussianMechanism("example", self.clip, self.sigma, every_step=True)
 
     def _private(self, client: ClientView, places: Tensor, generator: Generator) -> Tensors:
         """The noisy mean of some examples' clipped gradients at the client's weights."""
@@ -153,6 +171,20 @@ class ClippedRule(ClientUpdate):
 
     def first_order_rule(self) -> "ClippedRule":
         return replace(self, still=isinstance(self.rule, FedAvg))
+
+
+def _share_of_sum(rule: ClientUpdate, examples: float) -> float:
+    """Deviation of the noise in one client's mean gradient, over that in the sum of a local step's examples.
+
+    Local step s of n is divided by its examples b_s and moves the weights by r_s = 1 + m + ... + m^(n - 1 - s) learning
+    rates (momentum m), and the noises are independent: sqrt(sum (r_s / b_s)^2) / sum r_s.
+    """
+    if not isinstance(rule, FedAvg):
+        return 1 / examples
+    sizes = [len(places) for places in rule.batches(math.ceil(examples))]
+    steps, m = len(sizes), rule.momentum
+    reach = [(1 - m ** (steps - s)) / (1 - m) for s in range(steps)]
+    return math.sqrt(sum((far / size) ** 2 for far, size in zip(reach, sizes, strict=True))) / sum(reach)
 
 
 def _clipped_sum(rows: Tensors, clip: float) -> Tensors:

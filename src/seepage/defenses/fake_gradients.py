@@ -61,6 +61,8 @@ class FakeGradients(Defense):
     tensorwise: ClassVar[bool] = True
     """Each tensor is forged by itself, with randomness of its own: some tensors of a round can be made alone."""
 
+    reads_examples: ClassVar[bool] = False
+
     candidates: int = 1000
     sigma2: float = 1.1
     order: Literal["value", "magnitude"] = "value"

@@ -46,6 +46,10 @@ class Guardian(Defense):
                 f"steps={self.steps}, tolerance={self.tolerance}; correct the recipe"
             )
 
+    def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
+        """Of the sum of several clients' updates there is no such equation."""
+        return GuardianRule(rule, self.beta, sent) if self.beta > 0 and rule.per_client is rule else rule
+
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         true = {name: update.tensors[name].to(client.params[name]) for name in client.params}
         pull, push = derivatives(client)

@@ -1,15 +1,26 @@
 """Random noise on the whole update: Gaussian, on a unit norm, decaying over the rounds, Laplace."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
-from seepage.core.nn import norm
+from seepage.clients import FedSGD
+from seepage.core.nn import TINY, norm, safe_norm
 from seepage.errors import SeepageError
-from seepage.types import ClientView, Defense, Tensors, Update
+from seepage.types import (
+    ClientUpdate,
+    ClientView,
+    Defense,
+    DefenseModel,
+    GaussianMechanism,
+    Noise,
+    Tensors,
+    Update,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +35,8 @@ class GaussianNoise(Defense):
         clip: Largest Euclidean norm of the update over all tensors; None leaves it as it is.
     """
 
+    reads_examples: ClassVar[bool] = False
+
     sigma: float
     clip: float | None = None
 
@@ -32,6 +45,18 @@ class GaussianNoise(Defense):
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         return replace(update, tensors=_clipped_and_noisy(update.tensors, self.sigma, self.clip, generator))
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return _clip_models(self.clip)
+
+    def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise:
+        return _noise(self.sigma, self.clip, rule, examples)
+
+    def with_less_noise(self, share: float, t: int) -> "GaussianNoise":
+        return replace(self, sigma=share * self.sigma)
+
+    def mechanism(self, rounds: Sequence[int]) -> GaussianMechanism:
+        return GaussianMechanism("update", self.clip, self.sigma)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +79,8 @@ class DecayingNoise(Defense):
         >>> [DecayingNoise(sigma=1.0, decay=0.5, floor=0.2).sigma_at(t) for t in range(4)]
         [1.0, 0.5, 0.25, 0.2]
     """
+
+    reads_examples: ClassVar[bool] = False
 
     sigma: float
     decay: float = 0.99
@@ -78,6 +105,18 @@ class DecayingNoise(Defense):
             update, tensors=_clipped_and_noisy(update.tensors, self.sigma_at(client.t), self.clip, generator)
         )
 
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return _clip_models(self.clip)
+
+    def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise:
+        return _noise(self.sigma_at(t), self.clip, rule, examples)
+
+    def with_less_noise(self, share: float, t: int) -> GaussianNoise:
+        return GaussianNoise(sigma=share * self.sigma_at(t), clip=self.clip)
+
+    def mechanism(self, rounds: Sequence[int]) -> GaussianMechanism:
+        return GaussianMechanism("update", self.clip, tuple(self.sigma_at(t) for t in rounds))
+
 
 @dataclass(frozen=True, kw_only=True)
 class UnitNormNoise(Defense):
@@ -93,6 +132,8 @@ class UnitNormNoise(Defense):
         restore: Multiply by the true norm again afterwards, so that training keeps its step size; that reveals it.
     """
 
+    reads_examples: ClassVar[bool] = False
+
     sigma: float
     restore: bool = False
 
@@ -107,6 +148,18 @@ class UnitNormNoise(Defense):
             noisy = {name: length * tensor for name, tensor in noisy.items()}
         return replace(update, tensors=noisy)
 
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return () if self.restore else (UnitLength(),)
+
+    def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise | None:
+        # A restored norm scales the noise by what nobody knows; a difference of weights has another unit norm.
+        if self.restore or gradient_unit(rule, examples) != 1:
+            return None
+        return Noise(self.sigma, unit=True)
+
+    def with_less_noise(self, share: float, t: int) -> "UnitNormNoise":
+        return replace(self, sigma=share * self.sigma)
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaplaceNoise(Defense):
@@ -119,6 +172,8 @@ class LaplaceNoise(Defense):
         scale: Scale b of the noise (standard deviation sqrt(2) b), in units of `clip` where a clip is set.
         clip: Largest sum of magnitudes of the update over all tensors; None leaves it as it is.
     """
+
+    reads_examples: ClassVar[bool] = False
 
     scale: float
     clip: float | None = None
@@ -133,6 +188,30 @@ class LaplaceNoise(Defense):
             shrink, scale = min(1.0, self.clip / max(total, 1e-12)), self.scale * self.clip
         noisy = {name: tensor * shrink + scale * _laplace(tensor, generator) for name, tensor in update.tensors.items()}
         return replace(update, tensors=noisy)
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return _clip_models(self.clip, order=1)
+
+    def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise:
+        scale = self.scale if self.clip is None else self.scale * self.clip
+        return Noise(math.sqrt(2) * scale * gradient_unit(rule, examples), law="laplace")
+
+    def with_less_noise(self, share: float, t: int) -> "LaplaceNoise":
+        return replace(self, scale=share * self.scale)
+
+
+def gradient_unit(rule: ClientUpdate, examples: float) -> float:
+    """What one of an update's own units is where the update of one client is read as a gradient."""
+    if isinstance(rule, FedSGD):
+        return 1.0
+    ones = Update({"w": torch.ones(1, dtype=torch.float64)}, kind="delta")
+    return abs(float(rule.as_gradient(ones, math.ceil(examples))["w"]))
+
+
+def _noise(sigma: float, clip: float | None, rule: ClientUpdate, examples: float) -> Noise:
+    unit = gradient_unit(rule, examples)
+    bound = None if clip is None else clip * unit
+    return Noise(sigma * (unit if bound is None else bound), bound)
 
 
 def gaussian(like: Tensor, generator: Generator) -> Tensor:
@@ -158,3 +237,43 @@ def _check(who: str, what: Literal["sigma", "scale"], strength: float, clip: flo
         raise SeepageError(
             f"{who} needs {what} >= 0 and clip > 0, got {what}={strength}, clip={clip}; correct the recipe"
         )
+
+
+@dataclass(frozen=True)
+class Clipped(DefenseModel):
+    """The whole gradient is scaled down to a Euclidean norm (order 2) or a sum of magnitudes (order 1)."""
+
+    scales_whole: ClassVar[bool] = True
+
+    clip: float
+    order: Literal[1, 2] = 2
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
+        if self.order == 2:
+            size = safe_norm(dummy)
+        else:
+            size = torch.stack([tensor.abs().sum() for tensor in dummy.values()]).sum() + TINY
+        scale = (self.clip / size).clamp(max=1)
+        return {name: scale * tensor for name, tensor in dummy.items()}
+
+    def suited_to(self, *, scale_free: bool, absolute: bool, single_gradient: bool) -> "Clipped | None":
+        # The length of a difference of weights is another unit, and a cosine is blind to any length.
+        return self if single_gradient and not scale_free else None
+
+
+@dataclass(frozen=True)
+class UnitLength(DefenseModel):
+    """The whole gradient is scaled to norm 1."""
+
+    scales_whole: ClassVar[bool] = True
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
+        size = safe_norm(dummy)
+        return {name: tensor / size for name, tensor in dummy.items()}
+
+    def suited_to(self, *, scale_free: bool, absolute: bool, single_gradient: bool) -> "UnitLength | None":
+        return self if single_gradient and not scale_free else None
+
+
+def _clip_models(clip: float | None, order: Literal[1, 2] = 2) -> tuple[DefenseModel, ...]:
+    return () if clip is None else (Clipped(clip, order),)

@@ -2,13 +2,16 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from seepage.defenses.noise import gaussian
+from seepage.defenses.partial import Hidden
+from seepage.defenses.sparsify import FAINT
 from seepage.errors import SeepageError
-from seepage.types import ClientView, Defense, Tensors, Update
+from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +34,8 @@ class Outpost(Defense):
         noise: Deviation of the noise at weight variance 1, absolute.
         beta: How fast the defense is used less often, at least 0.
     """
+
+    reads_examples: ClassVar[bool] = False
 
     prune: float = 0.8
     phi: float = 0.4
@@ -55,6 +60,9 @@ class Outpost(Defense):
             hidden = risk * self.noise * gaussian(tensor, generator)
             sent[name] = self._pruned(tensor) + torch.where(noisy[name], hidden, 0)
         return replace(update, tensors=sent) if used else update
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return (Hidden(FAINT),)  # pruned entries are small, and the noise hides how small
 
     def _informative(self, tensors: Tensors) -> dict[str, Tensor]:
         """Where the squared entries are among the `phi` largest of the model."""

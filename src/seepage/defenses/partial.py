@@ -1,15 +1,14 @@
 """What a server sees that cannot read all entries: partial access and selective encryption."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Generator
+from torch import Generator, nn
 
+from seepage.defenses.sparsify import Pruned, Scope
 from seepage.errors import SeepageError
-from seepage.types import ClientView, Defense, Tensors, Update
-
-Scope = Literal["model", "tensor"]
+from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +27,10 @@ class PartialAccess(Defense):
         {'w': tensor([ 0.0000, -1.0000,  0.0000,  0.5000])}
     """
 
+    reads_examples: ClassVar[bool] = False
+    only_hides: ClassVar[bool] = True
+    acts_on: ClassVar[Literal["update", "group", "view"]] = "view"
+
     share: float
     which: Literal["highest", "lowest"] = "highest"
     scope: Scope = "model"
@@ -43,6 +46,11 @@ class PartialAccess(Defense):
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         return replace(update, tensors=_shown(update.tensors, self.share, self.which == "highest", self.scope))
 
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        if self.which == "lowest":
+            return (Hidden(),)
+        return (Pruned(self.scope, empties=self.scope == "tensor"),)  # a share of few entries may round to none
+
 
 @dataclass(frozen=True, kw_only=True)
 class SelectiveEncryption(Defense):
@@ -57,6 +65,10 @@ class SelectiveEncryption(Defense):
         scope: Rank over the whole `model`, or within each `tensor`.
     """
 
+    reads_examples: ClassVar[bool] = False
+    only_hides: ClassVar[bool] = True
+    acts_on: ClassVar[Literal["update", "group", "view"]] = "view"
+
     share: float = 0.8
     scope: Scope = "model"
 
@@ -65,6 +77,13 @@ class SelectiveEncryption(Defense):
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         return replace(update, tensors=_hidden(update.tensors, self.share, self.scope))
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return (Hidden(),)
+
+    def wire_bytes(self, update: Update) -> int:
+        """All entries: what reads as zero is sent as a ciphertext, counted as if encryption added nothing."""
+        return update.nbytes
 
 
 def show_part(tensors: Tensors, count: int, *, highest: bool) -> Tensors:
@@ -103,3 +122,17 @@ def _check_share(what: str, share: float, scope: str) -> None:
             f"{what} a share in [0, 1] of the 'model' or of each 'tensor', got share={share}, scope={scope!r}; "
             "correct the recipe"
         )
+
+
+@dataclass(frozen=True)
+class Hidden(DefenseModel):
+    """Entries that were sent as zero were hidden.
+
+    Args:
+        weight: By what the dummy's are multiplied: 0 where nothing is known of them, `FAINT` where they were small.
+    """
+
+    weight: float = 0.0
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
+        return {name: torch.where(target[name] == 0, self.weight * tensor, tensor) for name, tensor in dummy.items()}

@@ -1,12 +1,13 @@
 """Send every entry with few bits."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from seepage.errors import SeepageError
-from seepage.types import ClientView, Defense, Update
+from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class Quantize(Defense):
         [-4.0, 0.0, 4.0]
     """
 
+    reads_examples: ClassVar[bool] = False
+
     bits: int
     stochastic: bool = False
 
@@ -40,6 +43,12 @@ class Quantize(Defense):
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         return replace(update, tensors={name: self._send(t, generator) for name, t in update.tensors.items()})
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return (Rounded(self.bits, self.stochastic),) if 1 < self.bits < 32 else ()
+
+    def wire_bytes(self, update: Update) -> int:
+        return update.encoded_bytes(self.bits)
 
     def _send(self, tensor: Tensor, generator: Generator) -> Tensor:
         if self.bits == 32:
@@ -66,3 +75,24 @@ class Quantize(Defense):
 
 def _uniform(like: Tensor, generator: Generator) -> Tensor:
     return torch.rand(like.shape, generator=generator, dtype=torch.float64).to(like.device)
+
+
+@dataclass(frozen=True)
+class Rounded(DefenseModel):
+    """Each entry lies within half a step (a whole one, if rounded at random) of what was sent."""
+
+    bits: int
+    stochastic: bool = False
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
+        return {name: self._one(tensor, target[name]) for name, tensor in dummy.items()}
+
+    def suited_to(self, *, scale_free: bool, absolute: bool, single_gradient: bool) -> "Rounded | None":
+        # Squared distances and cosines stop at the interval's edge and do better with the levels as they are.
+        return self if absolute else None
+
+    def _one(self, dummy: Tensor, sent: Tensor) -> Tensor:
+        step = sent.abs().max() / (2 ** (self.bits - 1) - 1)
+        reach = step if self.stochastic else step / 2
+        off = dummy - sent
+        return sent + off - off.clamp(-reach, reach)

@@ -2,13 +2,14 @@
 
 from collections.abc import Container
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from seepage.core.nn import forward, in_mode
 from seepage.errors import Inapplicable, SeepageError
-from seepage.types import ClientView, Defense, Update
+from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,8 @@ class Soteria(Defense):
         layer: Name of the `torch.nn.Linear`; None takes the first one that does not read the input itself.
     """
 
+    only_hides: ClassVar[bool] = True
+
     ratio: float
     layer: str | None = None
 
@@ -41,6 +44,14 @@ class Soteria(Defense):
         weight = f"{name}.weight"
         hidden = self.hidden_features(client, name)
         return replace(update, tensors={**update.tensors, weight: update.tensors[weight].index_fill(1, hidden, 0)})
+
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        if self.layer is not None:
+            return (HiddenColumns(f"{self.layer}.weight"),)
+        try:
+            return (HiddenColumns(f"{self.pruned_layer(model, dict(model.named_parameters()))}.weight"),)
+        except Inapplicable:  # another model than the defense ran on
+            return ()
 
     def hidden_features(self, client: ClientView, layer: str) -> Tensor:
         """Places of the inputs of a layer that are hidden."""
@@ -101,3 +112,16 @@ def _gradient(feature: Tensor, inputs: Tensor) -> Tensor:
     (gradient,) = torch.autograd.grad(feature.sum(), inputs, retain_graph=True)
     lengths: Tensor = gradient.flatten(1).norm(dim=1)
     return lengths
+
+
+@dataclass(frozen=True)
+class HiddenColumns(DefenseModel):
+    """Columns of one weight that were sent as zero were hidden; zeros elsewhere are true."""
+
+    weight: str
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
+        if self.weight not in target:  # another model than the defense ran on
+            return dummy
+        shown = (target[self.weight] != 0).any(0)  # [inputs]
+        return {**dummy, self.weight: dummy[self.weight] * shown}

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 from torch import Generator
 
@@ -27,6 +28,10 @@ class ZeroSumNoise(Defense):
         sigma: Standard deviation of each mask, absolute. What a client adds in all has sqrt(2) times that.
         secret: What the masks are drawn from, together with the round's number.
     """
+
+    reads_examples: ClassVar[bool] = False
+    acts_on: ClassVar[Literal["update", "group", "view"]] = "group"
+    secrets: ClassVar[tuple[str, ...]] = ("secret",)
 
     sigma: float
     secret: int = 0

@@ -14,7 +14,6 @@ from torch import nn
 
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.known_noise import defended_rule
-from seepage.defenses import Compose, Soteria, ZeroSumNoise, joined
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.parts import Part
@@ -185,7 +184,7 @@ def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str,
     if defense is None or "defense" in plain.knowledge.told:
         return None
     group = plain.federation.per_round if plain.federation is not None else 1
-    if any(isinstance(part, ZeroSumNoise) for part in _parts(defense)) and group > 1:
+    if any(stage.acts_on == "group" for stage in defense.stages()) and group > 1:
         own = {"client": {**plain.client.table(), "clients": group}, "batch": _pooled(plain, group)}
         return {**case, **own, "name": f"{case['name']}_known", "knowledge": {"told": told}}
     attacks = [part.table() for part in plain.attack if _adapts(plain, part, defense)]
@@ -198,17 +197,12 @@ def _pooled(plain: Recipe, group: int) -> dict[str, int]:
     return {"size": plain.batch.size * group, "count": plain.batch.count}
 
 
-def _parts(defense: Defense) -> Sequence[Defense]:
-    return defense.parts if isinstance(defense, Compose) else (defense,)
-
-
 def _adapts(recipe: Recipe, part: Part, defense: Defense) -> bool:
     """Whether an attack's distance, or the client's rule it follows, is another one where the defense is known."""
     attack = recipe.make_attack(part)
     if not isinstance(attack, GradientMatching):
         return False
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # has a layer for every defense to prune
-    plain = joined([replace(one, layer=None) if isinstance(one, Soteria) else one for one in _parts(defense)])
     blind = Knowledge(model, recipe.make_client(), (1,), 1)
-    told = replace(blind, defense=plain)
+    told = replace(blind, defense=defense)
     return attack.distance.adapt_to(told) != attack.distance.adapt_to(blind) or defended_rule(told) is not blind.client

@@ -15,7 +15,6 @@ from seepage.core.executor import Executor, Work
 from seepage.core.nn import state_of
 from seepage.core.storage import SCHEMA, read_json, write_json
 from seepage.data import Dataset, FileDataset
-from seepage.defenses import Compose, PartialAccess, Quantize, SelectiveEncryption
 from seepage.errors import SeepageError
 from seepage.frontier.sweep import Entry, Utility
 from seepage.privacy.guarantee import guarantee_of
@@ -23,7 +22,7 @@ from seepage.recipe.case import Recipe
 from seepage.simulate.federation import Clients, Federation, Stage
 from seepage.simulate.shares import Held, clients_of, train_federation
 from seepage.simulate.training import train
-from seepage.types import Batch, Defense, Update
+from seepage.types import Batch, Update
 
 REPEATS = 7
 """Times that a client's work is measured; the median counts."""
@@ -204,13 +203,13 @@ class SerializedTraining:
 
 def _read_by_all(recipe: Recipe) -> Recipe:
     """Without the defenses that hide entries from the server and not from the sum of all updates."""
-    hiding = (PartialAccess, SelectiveEncryption)
-    kept = [part for part in recipe.defense if not isinstance(_alone(recipe, part), hiding)]
+    kept = [part for part in recipe.defense if not _hides_from_the_server_alone(recipe, part)]
     return replace(recipe, defense=tuple(kept))
 
 
-def _alone(recipe: Recipe, part: Any) -> Defense | None:
-    return replace(recipe, defense=(part,)).make_defense()
+def _hides_from_the_server_alone(recipe: Recipe, part: Any) -> bool:
+    defense = replace(recipe, defense=(part,)).make_defense()
+    return defense is not None and all(stage.acts_on == "view" for stage in defense.stages())
 
 
 def _priced(entry: Entry, utility: Utility, path: Path, sets: dict[str, Dataset]) -> dict[str, Any]:
@@ -224,8 +223,8 @@ def _priced(entry: Entry, utility: Utility, path: Path, sets: dict[str, Dataset]
         defense = entry.recipe.make_defense()
         promise = guarantee_of(defense, scene.busiest(), participations=scene.max_participations())
         seconds, update = _timed(scene)
-        plain = sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
-        found |= {"seconds": round(seconds, 6), "bytes": sent_bytes(update, defense), "bytes_plain": plain}
+        size = update.encoded_bytes() if defense is None else defense.wire_bytes(update)
+        found |= {"seconds": round(seconds, 6), "bytes": size, "bytes_plain": update.nbytes}
         found["promise"] = None if promise is None else asdict(promise)
     write_json(path, found)
     return found
@@ -244,27 +243,3 @@ def _timed(scene: Scene) -> tuple[float, Update]:
     finally:
         torch.set_num_threads(threads)
     return median(seconds), reply.update
-
-
-def sent_bytes(update: Update, defense: Defense | None) -> int:
-    """Bytes of an update in the shortest of some plain forms, before any general compression.
-
-    All entries; or the entries that are not zero, with a bit for each entry or with a number of 4 bytes for each sent.
-    Quantized entries take their bits, and 4 bytes for each tensor's scale. Encryption is counted as if it added
-    nothing.
-
-    >>> sent_bytes(Update({"w": torch.zeros(80)}), None), sent_bytes(Update({"w": torch.ones(80)}), Quantize(bits=1))
-    (0, 14)
-    """
-    parts = defense.parts if isinstance(defense, Compose) else (defense,)
-    last = parts[-1]
-    if isinstance(last, SelectiveEncryption):  # what reads as zero is sent as a ciphertext
-        return sum(tensor.numel() * tensor.element_size() for tensor in update.tensors.values())
-    bits = last.bits if isinstance(last, Quantize) else None
-    total = 0
-    for tensor in update.tensors.values():
-        size, count = tensor.numel(), int((tensor != 0).sum())
-        own = 8 * tensor.element_size() if bits is None else bits
-        entries = min(size * own, count * own + min(size, 32 * count))
-        total += -(-entries // 8) + (4 if bits is not None else 0)
-    return total

@@ -18,16 +18,6 @@ from torch import Tensor, nn
 
 from seepage.clients import FedSGD
 from seepage.core.nn import generator
-from seepage.defenses import (
-    Compose,
-    DecayingNoise,
-    GaussianNoise,
-    LaplaceNoise,
-    Outpost,
-    Quantize,
-    Sparsify,
-    UnitNormNoise,
-)
 from seepage.errors import SeepageError, short
 from seepage.integrations.arrays import OneByOne, tensor_of
 from seepage.integrations.circuit_breaker import Faults
@@ -42,16 +32,6 @@ try:
 except ImportError as error:
     raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
 
-UPDATE_ALONE = (
-    DecayingNoise,
-    GaussianNoise,
-    LaplaceNoise,
-    Outpost,
-    Quantize,
-    Sparsify,
-    UnitNormNoise,
-)
-"""Defenses that need nothing but the update and the weights before it."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch norm's statistics, which no defense changes."""
 BLOCKED = 451
@@ -130,11 +110,12 @@ def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
     Raises:
         SeepageError: For a defense that needs the examples.
     """
-    parts = defense.parts if isinstance(defense, Compose) else (defense,)
-    for part in parts:
-        if not isinstance(part, UPDATE_ALONE):
-            known = ", ".join(kind.__name__ for kind in UPDATE_ALONE)
-            raise SeepageError(f"{type(part).__name__} needs more than the update; as a Flower mod use one of: {known}")
+    for stage in defense.stages():
+        if stage.reads_examples or stage.acts_on != "update":
+            raise SeepageError(
+                f"{type(stage).__name__} needs more than the update; as a Flower mod use a defense that changes each "
+                "update by itself, such as gaussian_noise, quantize or sparsify"
+            )
 
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         before = _arrays(message)

@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, Guardian, Soteria
 from seepage.errors import SeepageError
 from seepage.privacy.accounting import doubts, epsilon, epsilons
-from seepage.types import Defense
+from seepage.types import Defense, GaussianMechanism
 
 DELTA = 1e-5
-LOOKING = (Guardian, Soteria)
-"""Defenses that look at the private examples, whatever update they are given."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +33,10 @@ class DPGuarantee:
 def guarantee_of(
     defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA, *, participations: int = 1
 ) -> DPGuarantee | None:
-    """The promise of `dp_sgd`, `gaussian_noise` and `decaying_noise`; None for defenses that make none.
+    """What a defense guarantees by its own mechanism (`Defense.mechanism`); None for defenses that state none.
 
     What other defenses of a composition do to the noisy update alone costs nothing. Those that look at the private
-    examples again, behind the noise, undo the promise.
+    examples again, behind the noise, undo the guarantee.
 
     Args:
         defense: What the client does.
@@ -49,38 +46,38 @@ def guarantee_of(
             `client.max_participations(examples)`. Only `dp_sgd` adds
             noise in each.
 
+    >>> from seepage.defenses import GaussianNoise
     >>> guarantee_of(GaussianNoise(sigma=1.0)).doubts
     ('the noise has no clip to bound what one update can change, so no epsilon holds; set a clip',)
     """
-    parts = defense.parts if isinstance(defense, Compose) else (defense,)
-    place = next((i for i, part in enumerate(parts) if isinstance(part, DPSGD | GaussianNoise | DecayingNoise)), None)
+    stages = () if defense is None else defense.stages()
+    stated = [stage.mechanism(taken) for stage in stages]
+    place = next((i for i, mechanism in enumerate(stated) if mechanism is not None), None)
     if place is None:
         return None
-    noise = parts[place]
-    assert isinstance(noise, DPSGD | GaussianNoise | DecayingNoise)
-    unit = "example" if isinstance(noise, DPSGD) else "update"
-    if noise.clip is None:
+    mechanism = stated[place]
+    assert mechanism is not None
+    none = DPGuarantee(None, mechanism.unit, delta, len(taken))
+    if mechanism.clip is None:
         why = "the noise has no clip to bound what one update can change, so no epsilon holds; set a clip"
-        return DPGuarantee(None, unit, delta, len(taken), (why,))
-    looking = next((type(part).__name__ for part in parts[place + 1 :] if isinstance(part, LOOKING)), None)
+        return replace(none, doubts=(why,))
+    looking = next((type(stage).__name__ for stage in stages[place + 1 :] if stage.reads_examples), None)
     if looking is not None:
         why = f"{looking} looks at the private examples again behind the noise, so no epsilon holds; leave it out"
-        return DPGuarantee(None, unit, delta, len(taken), (why,))
+        return replace(none, doubts=(why,))
     try:
-        spent = _spent(noise, taken, delta, participations)
+        spent = _spent(mechanism, len(taken), delta, participations)
     except SeepageError as error:  # the accountant is an extra
-        return DPGuarantee(None, unit, delta, len(taken), (str(error),))
+        return replace(none, doubts=(str(error),))
     if spent == math.inf:
-        return DPGuarantee(None, unit, delta, len(taken), ("there is no noise, so no epsilon holds",))
-    return DPGuarantee(spent, unit, delta, len(taken), tuple(doubts(epsilon=spent)))
+        return replace(none, doubts=("there is no noise, so no epsilon holds",))
+    return replace(none, epsilon=spent, doubts=tuple(doubts(epsilon=spent)))
 
 
-def _spent(
-    noise: DPSGD | GaussianNoise | DecayingNoise, taken: Sequence[int], delta: float, participations: int
-) -> float:
-    if not taken:
+def _spent(mechanism: GaussianMechanism, rounds: int, delta: float, participations: int) -> float:
+    if not rounds:
         return 0.0
-    if isinstance(noise, DecayingNoise):
-        return epsilons([noise.sigma_at(t) for t in taken], delta=delta)[-1]
-    steps = len(taken) * (participations if isinstance(noise, DPSGD) else 1)
-    return epsilon(sigma=noise.sigma, rounds=steps, delta=delta)
+    if isinstance(mechanism.sigma, tuple):
+        return epsilons(mechanism.sigma, delta=delta)[-1]
+    steps = rounds * (participations if mechanism.every_step else 1)
+    return epsilon(sigma=mechanism.sigma, rounds=steps, delta=delta)

@@ -18,7 +18,6 @@ from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import derived_seed, generator
-from seepage.defenses import SECRETS, Compose
 from seepage.errors import SeepageError
 from seepage.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
 
@@ -148,8 +147,7 @@ class _Target:
 
 def _repeatable(defense: Defense, transcript: Transcript) -> bool:
     """Whether a defense does the same to the same update whatever its generator draws, and an attacker can run it."""
-    parts = defense.parts if isinstance(defense, Compose) else (defense,)
-    if any(hasattr(part, name) for part in parts for name in SECRETS):
+    if any(stage.secrets for stage in defense.stages()):
         return False
     observed, knowledge = transcript[0], transcript.knowledge
     like = next(iter(observed.params.values()))

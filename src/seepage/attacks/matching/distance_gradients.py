@@ -6,8 +6,9 @@ from functools import partial, singledispatch
 import torch
 from torch import Tensor
 
-from seepage.attacks.matching.distances import L1, L2, TINY, Cosine, Distance, PerTensor, Scaled, Sum
+from seepage.attacks.matching.distances import L1, L2, Cosine, Distance, PerTensor, Scaled, Sum
 from seepage.attacks.matching.partial import TopMagnitude
+from seepage.core.nn import TINY
 from seepage.types import Tensors
 
 Gradients = tuple[Tensor, list[Tensor]]

@@ -2,26 +2,26 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from seepage.core.nn import dot, norm
+from seepage.core.nn import TINY, dot, norm, safe_norm
 from seepage.types import Knowledge, Round, Tensors
-
-TINY = 1e-30
-"""Keeps a division by the norm of an all-zero gradient finite; far below any float32 gradient's square."""
-
-
-def safe_norm(dummy: Tensors) -> Tensor:
-    """Euclidean norm with a finite gradient, 0, where all entries are 0, as those of an unused parameter are."""
-    return (dot(dummy, dummy) + TINY).sqrt()
 
 
 class Distance(ABC):
-    """A differentiable function of the dummy gradient; 0 where the two agree."""
+    """A differentiable function of the dummy gradient; 0 where the two agree.
+
+    Attributes:
+        scale_free: It is blind to the gradient's length, as a cosine is.
+        absolute: It adds up absolute differences, so an interval around an entry is as good as the entry itself.
+    """
+
+    scale_free: ClassVar[bool] = False
+    absolute: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
@@ -102,6 +102,8 @@ class L1(Distance):
     (4.0, 1.0)
     """
 
+    absolute: ClassVar[bool] = True
+
     reduce: Literal["sum", "mean"] = "sum"
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
@@ -115,6 +117,8 @@ class Cosine(Distance):
 
     Blind to the gradient's length, and so to everything a confident network hides in it.
     """
+
+    scale_free: ClassVar[bool] = True
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         return 1 - dot(dummy, target) / (safe_norm(dummy) * norm(target) + TINY)
