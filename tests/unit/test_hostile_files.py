@@ -178,7 +178,7 @@ def test_packed_state_dicts_are_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "w.pt") as archive:
         pack(tmp_path / "bomb.pt", {info.filename: archive.read(info) for info in archive.infolist()})
     assert (tmp_path / "bomb.pt").stat().st_size < 10_000
-    with pytest.raises(SeepageError, match="unpacks to more than it is"):
+    with pytest.raises(SeepageError, match=r"unpacks to .* times its size"):
         read_state(tmp_path / "bomb.pt")
 
 

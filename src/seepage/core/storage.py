@@ -50,7 +50,8 @@ DTYPES = {
 Kind = tuple[torch.dtype, tuple[int, ...]]
 """What a tensor holds, and its shape."""
 
-PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"}
+PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"})
+"""Names of files that are pickles, or may be."""
 
 
 def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
@@ -208,7 +209,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Write tensors as safetensors, whole. Tensors that share memory are written apart.
 
     They go into the file one by one, so a mapping that makes each when it is asked for never has two in memory. It is
-    asked twice, for sizes and for values.
+    asked twice, for sizes and for values. That is why `safetensors.torch.save_file` is not used: it wants all tensors
+    at once, which a recorder beside a training has no memory for.
 
     Args:
         path: The file.
@@ -250,13 +252,15 @@ def _head(shapes: Mapping[str, Kind], metadata: Mapping[str, str] | None) -> byt
     return len(text).to_bytes(8, "little") + text
 
 
-def refuse_pickle(path: Path) -> None:
+def refuse_pickle(path: Path, remedy: str = "save it with safetensors.torch.save_file and pass that file") -> None:
     """Raise for a file that is a pickle by its name."""
-    if path.suffix.lower() in PICKLES:
-        raise SeepageError(
-            f"{path} is a pickle file, and loading one can run any code it contains; "
-            "save it with safetensors.torch.save_file and pass that file"
-        )
+    if path.suffix.lower() in PICKLE_SUFFIXES:
+        raise pickle_refused(str(path), remedy)
+
+
+def pickle_refused(what: str, remedy: str) -> SeepageError:
+    """The error for something that turned out to be a pickle."""
+    return SeepageError(f"{what} is a pickle file, and loading one can run any code it contains; {remedy}")
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None, *, most: int = LARGEST_TENSORS) -> Tensors:

@@ -3,12 +3,13 @@
 import os
 from pathlib import Path
 
+from seepage.core.storage import refuse_pickle
 from seepage.data.archive import load_zip
 from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Dataset, Options, Progress
 from seepage.data.files import FileDataset
 from seepage.data.folder import load_folder
-from seepage.data.npz import PICKLED, load_npz
+from seepage.data.npz import PICKLE_REMEDY, load_npz
 from seepage.data.packaged import DIGITS_SOURCE, FACES_SOURCE, PACKAGED, PHOTOS_SOURCE
 from seepage.data.tables import TABLES, TableDataset, load_table
 from seepage.data.torchvision_sets import KNOWN, load_torchvision
@@ -23,8 +24,6 @@ DATA: dict[str, str] = {
     **{name: f"{known.about}; downloaded by torchvision" for name, known in KNOWN.items()},
 }
 """Every data set that has a name, with one line on what it is and where it comes from."""
-
-_PICKLES = {".pt", ".pth", ".pkl", ".pickle", ".npy", ".joblib", ".ckpt", ".bin"}
 
 __all__ = ["ArrayDataset", "DATA", "Dataset", "FileDataset", "TableDataset", "load"]
 
@@ -70,8 +69,7 @@ def load(
         return load_table(use, options)
     if use in KNOWN and not is_path:
         return load_torchvision(use, root or _default_root(), options)
-    if path.suffix.lower() in _PICKLES:
-        raise SeepageError(f"{use} cannot be loaded: {PICKLED}")
+    refuse_pickle(path, PICKLE_REMEDY)
     if not exists and (use != path.name or path.suffix):
         raise SeepageError(f"there is no file or folder {use}; check the path")
     if not exists:

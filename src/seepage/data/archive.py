@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seepage.core.zip_safety import DAMAGED, check_member
+from seepage.core.zip_safety import DAMAGED, check_member, refuse_expansion
 from seepage.data.dataset import Options, Progress, check_labels, divide, number_words
 from seepage.data.files import NAMED, FileDataset, shape_of
 from seepage.errors import Problems, SeepageError
@@ -74,13 +74,7 @@ def _members(archive: zipfile.ZipFile, path: Path) -> frozenset[str]:
                 f"{path}: {info.filename!r} unpacks to {info.file_size / 2**20:.0f} MiB, and seepage reads at most "
                 f"{MAX_MEMBER / 2**20:.0f}; take it out"
             )
-    total = sum(info.file_size for info in infos)
-    packed = path.stat().st_size
-    if total > max(MAX_UNPACKED, MAX_RATIO * packed):
-        raise SeepageError(
-            f"{path} unpacks to {total / packed:,.0f} times its size, which no archive of images does; "
-            "pack the images anew, or unpack them into a folder"
-        )
+    total = refuse_expansion(infos, path, ratio=MAX_RATIO, allowance=MAX_UNPACKED)
     if total > MAX_TOTAL or len(infos) > MAX_MEMBERS:
         raise SeepageError(
             f"{path} unpacks to {total / 2**30:.0f} GiB in {len(infos)} files, and seepage reads at most "

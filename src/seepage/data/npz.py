@@ -12,13 +12,14 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seepage.core.storage import pickle_refused
 from seepage.core.zip_safety import check_member
 from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Options, check_labels, divide, number_words
 from seepage.errors import SeepageError
 
 MAX_BYTES = 8 * 2**30
-PICKLED = "pickle files are refused because loading one can run code; save plain arrays with numpy.savez"
+PICKLE_REMEDY = "save plain arrays with numpy.savez"
 
 Array = NDArray[Any]
 
@@ -65,7 +66,7 @@ class _Header:
 def _read(path: Path) -> Mapping[str, Array]:
     """The arrays that make a data set, read only after every header was found to tell the truth."""
     try:
-        refuse_pickle(path)
+        _refuse_content(path)
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
             wanted = _wanted(set(members), path)
@@ -99,7 +100,7 @@ def _check_headers(archive: zipfile.ZipFile, members: Mapping[str, zipfile.ZipIn
         with archive.open(info) as file:
             header = _header(file)
         if header.dtype.hasobject:
-            raise SeepageError(f"the array {name} of {path} is a pickle: {PICKLED}")
+            raise pickle_refused(f"the array {name} of {path}", PICKLE_REMEDY)
         if info.file_size != header.bytes or header.dtype.itemsize == 0:
             raise SeepageError(
                 f"the array {name} of {path} promises {header.bytes} bytes and has {info.file_size}; copy it again"
@@ -122,12 +123,12 @@ def _header(file: IO[bytes]) -> _Header:
     return _Header(shape, dtype, file.tell() + count * dtype.itemsize)
 
 
-def refuse_pickle(path: Path) -> None:
+def _refuse_content(path: Path) -> None:
     """Raise for a file that starts like a pickle or a lone array, whatever its name says."""
     with path.open("rb") as file:
         start = file.read(8)
     if start[:1] == b"\x80":
-        raise SeepageError(f"{path} is a pickle: {PICKLED}")
+        raise pickle_refused(str(path), PICKLE_REMEDY)
     if start.startswith(b"\x93NUMPY"):
         raise SeepageError(f"{path} holds one array without labels; save images and labels with numpy.savez")
 

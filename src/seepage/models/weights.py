@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seepage.core.storage import PICKLES, check_regular, read_tensors
-from seepage.core.zip_safety import DAMAGED
+from seepage.core.storage import PICKLE_SUFFIXES, check_regular, read_tensors
+from seepage.core.zip_safety import DAMAGED, refuse_expansion
 from seepage.errors import SeepageError, printable, short
 from seepage.types import Tensors
 
@@ -34,7 +34,7 @@ def read_state(path: Path) -> Tensors:
         SeepageError: For a missing or damaged file, for one with code in it, and for one without tensors.
     """
     check_regular(path, LARGEST)
-    if path.suffix.lower() not in PICKLES:
+    if path.suffix.lower() not in PICKLE_SUFFIXES:
         return stripped(read_tensors(path))
     _check_packing(path)
     try:
@@ -59,13 +59,15 @@ def _check_packing(path: Path) -> None:
             return
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
+            refuse_expansion(members, path, ratio=1)
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise SeepageError(f"{path} is compressed, which no file of torch.save is; save it again")
+    except SeepageError:
+        raise
     except DAMAGED as error:
         raise SeepageError(
             f"{path} is not a whole file of torch.save ({str(error)[:120]}); copy or save it again"
         ) from error
-    packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
-    if packed or sum(member.file_size for member in members) > path.stat().st_size:
-        raise SeepageError(f"{path} unpacks to more than it is, which no file of torch.save does; save it again")
 
 
 def _check_sizes(tensors: Collection[Tensor], path: Path) -> None:
