@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seepage.core.nn import forward, frozen_randomness, generator, in_mode
 from seepage.models import fc2
-from seepage.types import Batch, ClientUpdate, Tensors, Update
+from seepage.types import Batch, ClientUpdate, LocalProblem, Tensors, Update
 
 HELD_BACK = 256
 """The first so many test images are for development; scored batches of up to half of the others avoid them."""
@@ -32,30 +32,23 @@ class LocalSteps(ClientUpdate):
         draw = generator(self.seed, "local order")
         return [part for _ in range(self.epochs) for part in torch.randperm(n, generator=draw).split(self.size)]
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
-        now = {name: p.detach().clone() for name, p in params.items()}
-        for part in self._batches(len(batch)):
+    def compute(self, problem: LocalProblem) -> Update:
+        now = {name: p.detach().clone() for name, p in problem.params.items()}
+        inputs, labels = problem.batch.inputs, problem.batch.labels
+        for part in self._batches(len(inputs)):
             leaves = {name: p.requires_grad_() for name, p in now.items()}
-            with in_mode(model, training=True):
-                loss = F.cross_entropy(forward(model, leaves, batch.inputs[part], buffers=buffers), batch.labels[part])
-            slopes = torch.autograd.grad(loss, list(leaves.values()))
+            with in_mode(problem.model, training=True):
+                logits = forward(problem.model, leaves, inputs[part], buffers=problem.buffers)
+            slopes = torch.autograd.grad(self.loss_of(logits, labels[part]), list(leaves.values()))
             now = {name: (p - self.lr * g).detach() for (name, p), g in zip(leaves.items(), slopes, strict=True)}
-        return Update.from_states(params, now)
+        return Update.from_states(problem.params, now)
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         steps = self.epochs * -(-self.examples // self.size)
         return {name: tensor / (-self.lr * steps) for name, tensor in update.tensors.items()}
 
     def separable(self, model: nn.Module) -> bool:
-        return True
+        return False
 
 
 def load(path: str, train: int = 0) -> tuple[Batch, Batch]:

@@ -16,11 +16,12 @@ An attack receives a `Transcript`, never a `Batch`: the truth is out of its reac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, final, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from seepage.errors import SeepageError, short
@@ -31,6 +32,10 @@ Tensors = dict[str, Tensor]
 Status = Literal["ok", "diverged", "interrupted", "exhausted"]
 Ambiguity = Literal["order", "sign", "scale"]
 Told = Literal["labels", "indices", "statistics", "auxiliary", "defense"]
+Mode = Literal["train", "eval"]
+Reduction = Literal["mean", "sum", "none"]
+StepGradient = Callable[[Tensors, Tensor], Tensors]
+"""The gradient of a local step, from the weights at that step and the places `[b]` of its examples."""
 
 
 @dataclass(frozen=True)
@@ -237,13 +242,34 @@ class Transcript(Protocol):
     def __getitem__(self, t: int) -> Round: ...
 
 
+@dataclass(frozen=True)
+class LocalProblem:
+    """What a rule computes an update from: the model as it was sent out, and the examples.
+
+    Attributes:
+        model: The architecture.
+        params: The trainable parameters that the server sent.
+        batch: The client's examples, or an attacker's dummy ones.
+        buffers: The model's buffers; None: those of the module.
+        create_graph: Keep the graph, so that the update can be differentiated in inputs and labels.
+    """
+
+    model: nn.Module
+    params: Tensors
+    batch: Batch
+    buffers: Tensors | None = None
+    create_graph: bool = False
+
+
 class ClientUpdate(ABC):
     """The FL protocol on the client's side: a pure function, differentiable in `batch.inputs`.
 
-    The client uses it on the private batch; an attack uses the same object on its dummy batch.
+    The client uses it on the private batch; an attack uses the same object on its dummy batch. A new rule needs
+    `compute`, `as_gradient` and `separable`; what else it says of itself has a default. Whoever uses a rule asks these
+    properties, never for its class. A rule that trains on a loss derives from `seepage.clients.TrainingRule`.
     """
 
-    @abstractmethod
+    @final
     def __call__(
         self,
         model: nn.Module,
@@ -254,6 +280,11 @@ class ClientUpdate(ABC):
         create_graph: bool = False,
     ) -> Update:
         """Compute the update. With `create_graph` it can be differentiated in inputs and labels."""
+        return self.compute(LocalProblem(model, params, batch, buffers, create_graph))
+
+    @abstractmethod
+    def compute(self, problem: LocalProblem) -> Update:
+        """What the client sends."""
 
     @abstractmethod
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
@@ -268,6 +299,56 @@ class ClientUpdate(ABC):
     def separable(self, model: nn.Module) -> bool:
         """Whether the update is the mean of the updates of single examples (exact micro-batching)."""
 
+    @property
+    def loss(self) -> str:
+        """The name of the loss that the client trains on."""
+        return "cross_entropy"
+
+    def loss_of(self, logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """The loss that the client trains on, of `[n, classes]` logits: a number, or `[n]` where `reduction` is none.
+
+        Args:
+            logits: What the model says.
+            labels: `[n]` class numbers or `[n, classes]` probabilities.
+            reduction: `mean` or `sum` over the examples, or `none`.
+        """
+        return F.cross_entropy(logits, labels, reduction=reduction)
+
+    @property
+    def softmax_gradient(self) -> bool:
+        """Whether the loss's gradient in the logits is softmax minus label, from which labels can be inferred."""
+        return self.loss == "cross_entropy"
+
+    @property
+    def mode(self) -> Mode:
+        """Whether batch norm takes the statistics of the client's own batch (`train`) or the running ones (`eval`)."""
+        return "train"
+
+    @property
+    def single_gradient(self) -> bool:
+        """Whether the client sends the gradient of its whole batch's mean loss, in one step and nothing else."""
+        return False
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether the client trains in local steps, whose gradients `walk` can replace one by one."""
+        return False
+
+    def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
+        """The update with each local step's gradient taken from `gradient`: a defense inside the client has its own.
+
+        Args:
+            params: The weights that were sent.
+            examples: Number of the client's examples.
+            gradient: Gives a gradient for each parameter, from weights and the places `[b]` of a step's examples.
+            create_graph: Keep every step in the graph.
+        """
+        return Update(gradient(params, torch.arange(examples)))
+
+    def with_steps(self, steps: int) -> "ClientUpdate":
+        """The rule of a client that made so many local steps; itself, where a rule has no such number."""
+        return self
+
     def batch_coupled(self, model: nn.Module) -> bool:
         """Whether examples reach into one another's gradients, as through batch norm in train mode."""
         return not self.separable(model)
@@ -278,7 +359,7 @@ class ClientUpdate(ABC):
         return True
 
     def first_order_rule(self) -> "ClientUpdate":
-        """A rule that sends one gradient, whose mean `as_gradient` takes the update of local steps for."""
+        """The single-gradient rule that `as_gradient` approximates; itself where the rule sends one gradient."""
         return self
 
     def for_round(self, seed: int, t: int) -> "ClientUpdate":
@@ -286,13 +367,21 @@ class ClientUpdate(ABC):
         return self
 
     def max_participations(self, examples: int) -> int:
-        """In how many local steps of one round an example of so many is used, at most: what an accountant counts."""
+        """The most local steps of one round that use the same example, for a client with so many examples.
+
+        A privacy accountant counts the round that many times.
+        """
         return 1
 
     @property
     def per_client(self) -> "ClientUpdate":
         """The rule of one client; itself, unless updates of several are summed."""
         return self
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients whose updates are summed before the server sees them."""
+        return 1
 
     def parts(self, batch: Batch) -> list[Batch]:
         """The batch of each client whose updates are summed before the server sees them."""

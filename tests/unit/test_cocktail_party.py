@@ -18,7 +18,7 @@ from seepage.metrics.align import align
 from seepage.metrics.image import psnr
 from seepage.models import fc2, mlp3
 from seepage.testing import planted_inputs
-from seepage.types import Architecture, ClientUpdate, Knowledge, Round, Tensors, Transcript, Update
+from seepage.types import Architecture, ClientUpdate, Knowledge, LocalProblem, Round, Tensors, Transcript, Update
 
 SHAPE = (3, 32, 32)
 
@@ -150,23 +150,15 @@ class Epochs(ClientUpdate):
 
     lr: float = 0.05
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
-        now = dict(params)
+    def compute(self, problem: LocalProblem) -> Update:
+        model, batch, now = problem.model, problem.batch, dict(problem.params)
         for _ in range(2):
             leaves = {name: p.detach().requires_grad_() for name, p in now.items()}
             with in_mode(model, training=True):
-                loss = nn.functional.cross_entropy(forward(model, leaves, batch.inputs, buffers=buffers), batch.labels)
-            slopes = torch.autograd.grad(loss, list(leaves.values()))
+                logits = forward(model, leaves, batch.inputs, buffers=problem.buffers)
+            slopes = torch.autograd.grad(self.loss_of(logits, batch.labels), list(leaves.values()))
             now = {name: p.detach() - self.lr * g for (name, p), g in zip(leaves.items(), slopes, strict=True)}
-        return Update.from_states(params, now)
+        return Update.from_states(problem.params, now)
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         return {name: tensor / (-2 * self.lr) for name, tensor in update.tensors.items()}

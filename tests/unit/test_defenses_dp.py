@@ -18,7 +18,7 @@ from seepage.defenses import DPSGD
 from seepage.defenses.dp_sgd import example_gradients
 from seepage.errors import Inapplicable, SeepageError
 from seepage.privacy.accounting import classical_sigma, doubts, epsilon, epsilons, fedleak_sigma, sigma_for
-from seepage.types import Batch, ClientView, Tensors
+from seepage.types import Batch, ClientView, LocalProblem, Tensors, Update
 
 
 def network(norm: type[nn.Module] | None = None) -> nn.Sequential:
@@ -71,6 +71,9 @@ def test_example_gradients_are_those_of_batches_of_one(name: str, soft: bool) ->
 
 class Renamed(FedSGD):
     """A user's own rule that is separable; nothing but the rule itself says how its gradient is made."""
+
+    def compute(self, problem: LocalProblem) -> Update:
+        return super().compute(problem)
 
 
 def test_a_rule_of_the_users_own_goes_one_by_one_to_the_same_end() -> None:

@@ -16,7 +16,7 @@ from seepage.defenses import DPSGD, Compose, GaussianNoise, Soteria
 from seepage.errors import Inapplicable
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.guarantee import guarantee_of
-from seepage.types import Batch, ClientUpdate, ClientView, Tensors
+from seepage.types import Batch, ClientUpdate, ClientView, LocalProblem, Tensors, Update
 
 RULES = {
     "one epoch": FedAvg(lr=0.2, batch_size=2, shuffle=False),
@@ -154,6 +154,10 @@ def test_batch_norm_in_train_mode_is_refused_in_local_steps_too() -> None:
 
 class Own(FedAvg):
     """A user's own local training."""
+
+    def compute(self, problem: LocalProblem) -> Update:
+        update = super().compute(problem)
+        return Update({name: tensor / 2 for name, tensor in update.tensors.items()}, update.kind)
 
 
 def test_local_training_of_ones_own_is_refused_with_the_remedy() -> None:

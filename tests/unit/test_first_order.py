@@ -16,6 +16,7 @@ from seepage.attacks.matching.first_order import FirstOrderProblem, applies, wit
 from seepage.attacks.matching.frozen_pattern import FrozenPattern, RecordedPattern
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.problem import Evaluation, Problem
+from seepage.types import LocalProblem, Update
 
 CLASSES, N = 4, 5
 FEDLEAK = TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)
@@ -260,6 +261,10 @@ def test_the_trial_takes_the_cheap_step_where_it_holds() -> None:
 
 class Twice(FedSGD):
     """A client that is not plain FedSGD."""
+
+    def compute(self, problem: LocalProblem) -> Update:
+        once = super().compute(problem)
+        return Update({name: 2 * tensor for name, tensor in once.tensors.items()})
 
 
 def test_other_clients_keep_the_exact_step() -> None:

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seepage import Architecture, Batch, FedSGD, Update, build, record
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance, GaussianKernel
 from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.types import Tensors
+from seepage.types import LocalProblem
 
 SHAPE, CLASSES, N = (1, 6, 6), 4, 7
 CONV = Architecture("convnet", {"width": 3, "activation": "gelu"})
@@ -24,17 +24,9 @@ class Counting(FedSGD):
 
     sizes: list[int] = field(default_factory=list)
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
-        self.sizes.append(len(batch))
-        return super().__call__(model, params, batch, buffers=buffers, create_graph=create_graph)
+    def compute(self, problem: LocalProblem) -> Update:
+        self.sizes.append(len(problem.batch))
+        return super().compute(problem)
 
 
 def problem(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.core.nn import InputLayer, forward, in_mode, input_layer
-from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.types import ClientUpdate, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,11 +200,13 @@ class _Trace:
         first: `[k, m]` what the first layer gives.
         later: Layers that may read its `m` neurons: name of the weight, its input `[k, m]`, its output `[k, c]`.
         logits: `[k, classes]`.
+        rule: The client's, whose loss is taken.
     """
 
     first: Tensor
     later: tuple[tuple[str, Tensor, Tensor], ...]
     logits: Tensor
+    rule: ClientUpdate
 
     @classmethod
     def of(cls, inputs: Tensor, leak: _Leak) -> "_Trace":
@@ -232,12 +234,12 @@ class _Trace:
             for handle in handles:
                 handle.remove()
         later = tuple((name, *pair) for name, pair in seen.items() if pair[0].ndim == 2 and name in leak.gradient)
-        return cls(outputs[0], later, logits)
+        return cls(outputs[0], later, logits, leak.knowledge.client)
 
     def gradients(self, label: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Each candidate's own loss gradient with respect to `first` and to the outputs of `later`."""
         target = torch.full((len(self.logits),), label, device=self.logits.device)
-        loss = F.cross_entropy(self.logits, target, reduction="sum")
+        loss = self.rule.loss_of(self.logits, target, reduction="sum")
         outputs = [output for _, _, output in self.later]
         slopes = torch.autograd.grad(loss, [self.first, *outputs], retain_graph=True, materialize_grads=True)
         return slopes[0], slopes[1:]

@@ -185,7 +185,7 @@ def _promise(recipe: Recipe) -> DPGuarantee | None:
 
 def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:
     knowledge = transcript.knowledge
-    found = diagnostics.model_diagnostics(knowledge.model, getattr(knowledge.client, "mode", "train"))
+    found = diagnostics.model_diagnostics(knowledge.model, knowledge.client.mode)
     losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
     drawn = "indices" in knowledge.told
     found += diagnostics.update_diagnostics(transcript, 1 if drawn else len(transcript), losses)

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
+from seepage.clients.base import WrappedRule
 from seepage.errors import SeepageError
-from seepage.types import Batch, ClientUpdate, Tensors, Update
+from seepage.types import Batch, ClientUpdate, LocalProblem, Tensors, Update
 
 
-@dataclass(frozen=True, kw_only=True)
-class Aggregate(ClientUpdate):
+@dataclass(frozen=True)
+class Aggregate(WrappedRule):
     """Several clients follow one rule, each on its own part of the batch, and only the mean of their updates shows.
 
     The batch holds the examples of all clients, one after the other, shared out as evenly as can be. Updates are
@@ -23,6 +23,7 @@ class Aggregate(ClientUpdate):
         clients: How many there are.
 
     Example:
+        >>> from torch import nn
         >>> from seepage.clients import FedSGD
         >>> model = nn.Linear(4, 3)
         >>> params = {name: p.detach() for name, p in model.named_parameters()}
@@ -33,7 +34,6 @@ class Aggregate(ClientUpdate):
         True
     """
 
-    rule: ClientUpdate
     clients: int
 
     def __post_init__(self) -> None:
@@ -50,38 +50,24 @@ class Aggregate(ClientUpdate):
         split = batch.inputs.tensor_split(self.clients), batch.labels.tensor_split(self.clients), indices
         return [Batch(*part) for part in zip(*split, strict=True)]
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
-        parts = self.parts(batch)
-        updates = [self.rule(model, params, part, buffers=buffers, create_graph=create_graph) for part in parts]
+    def compute(self, problem: LocalProblem) -> Update:
+        parts = self.parts(problem.batch)
+        updates = [self.rule.compute(replace(problem, batch=part)) for part in parts]
         return mean_update(updates, [len(part) for part in parts])
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         # Each client's step count follows from its own examples; the largest client has the most.
         return self.rule.as_gradient(update, None if examples is None else -(-examples // self.clients))
 
-    def separable(self, model: nn.Module) -> bool:
-        return self.rule.separable(model)
-
-    def batch_coupled(self, model: nn.Module) -> bool:
-        return self.rule.batch_coupled(model)
-
     def max_participations(self, examples: int) -> int:
         return self.rule.max_participations(-(-examples // self.clients))
 
-    @property
-    def linear_in_gradient(self) -> bool:
-        return self.rule.linear_in_gradient
-
     def first_order_rule(self) -> "Aggregate":
         return replace(self, rule=self.rule.first_order_rule())
+
+    @property
+    def num_clients(self) -> int:
+        return self.clients
 
     @property
     def per_client(self) -> ClientUpdate:

@@ -1,27 +1,23 @@
 """FedAvg: several local steps on the client's own batches; the difference of weights is sent."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.core.nn import derived_seed, forward, generator, has_batch_norm, in_mode
+from seepage.clients.base import TrainingRule, WrappedRule, gradient_of, leaves_of
+from seepage.core.nn import derived_seed, generator, has_batch_norm
 from seepage.errors import SeepageError
-from seepage.types import Batch, ClientUpdate, Tensors, Update
+from seepage.types import LocalProblem, Mode, StepGradient, Tensors, Update
 
 MOST_STEPS = 100_000
 """Local steps of one round; more are taken for a mistake."""
 
-Slope = Callable[[Tensors, Tensor], Tensors]
-"""The gradient of a local step, from the weights at that step and the places `[b]` of its examples."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class FedAvg(ClientUpdate):
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FedAvg(TrainingRule):
     """The client trains for some epochs, or some steps, and sends its weights minus those it was given.
 
     McMahan et al., AISTATS 2017, Algorithm 1. Each local step sees its own batch, so batch norm in train mode takes
@@ -37,9 +33,12 @@ class FedAvg(ClientUpdate):
         momentum: Of `sgd`; starts from zero each round.
         shuffle: Draw a new order for each epoch, as data loaders do. The attacker knows that, and not the order.
         mode: `train` or `eval` batch norm, as in `FedSGD`. Dropout is off.
+        loss: `cross_entropy`, `mse` or `bce`.
+        label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
         seed: Seeds the order. A client's own is drawn anew each round; the attacker's copy keeps this one.
 
     Example:
+        >>> from seepage.types import Batch
         >>> model = nn.Linear(4, 3)
         >>> params = {name: p.detach() for name, p in model.named_parameters()}
         >>> batch = Batch(torch.rand(6, 4), torch.arange(6) % 3)
@@ -56,10 +55,11 @@ class FedAvg(ClientUpdate):
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: float = 0.0
     shuffle: bool = True
-    mode: Literal["train", "eval"] = "train"
+    mode: Mode = "train"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         wrong = []
         if not 0 < self.lr < math.inf:
             wrong.append(f"lr > 0, got {self.lr}")
@@ -80,6 +80,9 @@ class FedAvg(ClientUpdate):
         """Local steps of a client with so many examples."""
         return self.steps or self.epochs * math.ceil(examples / self.batch_size)
 
+    def with_steps(self, steps: int) -> "FedAvg":
+        return replace(self, steps=steps)
+
     def max_participations(self, examples: int) -> int:
         return math.ceil(self.count(examples) / math.ceil(examples / self.batch_size))
 
@@ -95,43 +98,42 @@ class FedAvg(ClientUpdate):
             epoch += 1
         return parts[: self.count(examples)]
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
-        def slope(now: Tensors, places: Tensor) -> Tensors:
-            places = places.to(batch.inputs.device)
-            with in_mode(model, training=self.mode == "train"):
-                logits = forward(model, now, batch.inputs[places], buffers=buffers)
-            loss = F.cross_entropy(logits, batch.labels[places])
-            slopes = torch.autograd.grad(loss, list(now.values()), create_graph=create_graph, materialize_grads=True)
-            return dict(zip(now, slopes, strict=True))
+    @property
+    def local_steps(self) -> bool:
+        # A derived rule that computes its update in another way does not go through `walk`.
+        return type(self).compute is FedAvg.compute
 
-        return self.walk(params, len(batch), slope, create_graph=create_graph)
+    def compute(self, problem: LocalProblem) -> Update:
+        def gradient(now: Tensors, places: Tensor) -> Tensors:
+            return self.gradient(problem, now, places)
 
-    def walk(self, params: Tensors, examples: int, slope: Slope, *, create_graph: bool = False) -> Update:
-        """The local training with each step's gradient from `slope`: a defense inside the client has its own.
+        return self.walk(problem.params, len(problem.batch), gradient, create_graph=problem.create_graph)
 
-        Args:
-            params: Where it starts.
-            examples: Number of the client's examples.
-            slope: Gives a gradient for each parameter; the weights it gets require gradients.
-            create_graph: Keep every step in the graph.
-        """
-        start = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+    def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
+        start = leaves_of(params)
         now = dict(start)
-        rule = _Adam(self.lr) if self.optimizer == "adam" else _SGD(self.lr, self.momentum)
+        optimizer = _Adam(self.lr) if self.optimizer == "adam" else _SGD(self.lr, self.momentum)
         for places in self.batches(examples):
             if not create_graph:
-                now = {name: tensor.detach().requires_grad_() for name, tensor in now.items()}
-            now = rule.step(now, slope(now, places))
+                now = leaves_of(now)
+            now = optimizer.step(now, self.step_gradient(gradient(now, places), now, start))
         delta = {name: now[name] - start[name].detach() for name in now}
         return Update(delta if create_graph else {name: d.detach() for name, d in delta.items()}, kind="delta")
+
+    def step_gradient(self, gradient: Tensors, now: Tensors, start: Tensors) -> Tensors:
+        """What a local step follows: the gradient of the loss, to which a rule derived from this one may add a term.
+
+        Args:
+            gradient: Of the loss at `now`.
+            now: The weights at this step.
+            start: The weights that the server sent.
+        """
+        return gradient
+
+    def reaches(self, steps: int) -> list[float]:
+        """How far each step's gradient has moved the weights when the last of so many is made, in units of `-lr`."""
+        # With momentum m, step s moves them again at every later one: 1 + m + ... + m^(steps - 1 - s) times.
+        return [(1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps)]
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         """Minus the difference of weights, over what the learning rate and the number of steps make of a gradient.
@@ -148,9 +150,7 @@ class FedAvg(ClientUpdate):
                 "how many local steps a client of several epochs made is not known without its number of examples; "
                 "name it with --batch-size, or give the client's steps in place of its epochs"
             )
-        steps = self.count(examples or 1)
-        # Step s is still moving the weights when the last one is made: 1 + m + ... + m^(steps - 1 - s) times.
-        reach = sum(1 - self.momentum ** (steps - s) for s in range(steps)) / (1 - self.momentum)
+        reach = sum(self.reaches(self.count(examples or 1)))
         return {name: tensor / (-self.lr * reach) for name, tensor in update.tensors.items()}
 
     def separable(self, model: nn.Module) -> bool:
@@ -171,7 +171,7 @@ class FedAvg(ClientUpdate):
 
 
 @dataclass(frozen=True)
-class MeanGradient(ClientUpdate):
+class MeanGradient(WrappedRule):
     """The mean of the gradients of a client's local batches, all at the weights it was sent.
 
     What an update of local training is when its weights hardly move. Each local batch is passed by itself, since batch
@@ -183,34 +183,20 @@ class MeanGradient(ClientUpdate):
 
     rule: FedAvg
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
-        leaves = {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
-        parts = [places.to(batch.inputs.device) for places in self.rule.batches(len(batch))]
-        losses = []
-        for places in parts:
-            with in_mode(model, training=self.rule.mode == "train"):
-                logits = forward(model, leaves, batch.inputs[places], buffers=buffers)
-            losses.append(F.cross_entropy(logits, batch.labels[places]))
-        mean = torch.stack(losses).mean()
-        slopes = torch.autograd.grad(mean, list(leaves.values()), create_graph=create_graph, materialize_grads=True)
-        return Update(dict(zip(leaves, slopes, strict=True)))
+    def compute(self, problem: LocalProblem) -> Update:
+        leaves, parts = leaves_of(problem.params), self.rule.batches(len(problem.batch))
+        mean = torch.stack([self.rule.loss_at(problem, leaves, places) for places in parts]).mean()
+        return Update(gradient_of(mean, leaves, create_graph=problem.create_graph))
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         return update.tensors
 
-    def separable(self, model: nn.Module) -> bool:
-        return False
+    @property
+    def linear_in_gradient(self) -> bool:
+        return True
 
-    def batch_coupled(self, model: nn.Module) -> bool:
-        return self.rule.batch_coupled(model)
+    def max_participations(self, examples: int) -> int:
+        return 1
 
 
 class _SGD:

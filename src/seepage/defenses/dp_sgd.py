@@ -6,15 +6,24 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from seepage.clients import Aggregate, FedAvg, FedSGD
+from seepage.clients import Aggregate, FedAvg, WrappedRule
 from seepage.core.nn import forward, in_mode, unwatched
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
-from seepage.types import Batch, ClientUpdate, ClientView, Defense, GaussianMechanism, Noise, Tensors, Update
+from seepage.types import (
+    Batch,
+    ClientUpdate,
+    ClientView,
+    Defense,
+    GaussianMechanism,
+    LocalProblem,
+    Noise,
+    Tensors,
+    Update,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +51,7 @@ class DPSGD(Defense):
 
     Example:
         >>> from seepage.core.nn import generator
+        >>> from torch import nn
         >>> model = nn.Linear(4, 3)
         >>> params = {name: p.detach() for name, p in model.named_parameters()}
         >>> batch, rule = Batch(torch.rand(6, 4), torch.arange(6) % 3), FedAvg(lr=0.1, epochs=2, batch_size=2)
@@ -72,16 +82,13 @@ class DPSGD(Defense):
             here = replace(client, params={name: tensor.detach() for name, tensor in now.items()})
             return self._private(here, places, generator)
 
-        if isinstance(client.rule, FedAvg):
-            made = client.rule.walk(client.params, len(client.batch), gradient).tensors
-        else:
-            made = gradient(client.params, torch.arange(len(client.batch)))
+        made = client.rule.walk(client.params, len(client.batch), gradient).tensors
         return replace(update, tensors={name: made[name].to(tensor) for name, tensor in update.tensors.items()})
 
     def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
         """The clip of examples, in each local step; the noise is left out."""
         own = rule.per_client
-        if not isinstance(own, FedSGD | FedAvg) or rule.batch_coupled(model):
+        if not (own.single_gradient or own.local_steps) or rule.batch_coupled(model):
             return rule
         clipped = ClippedRule(own, self.clip)
         return replace(rule, rule=clipped) if isinstance(rule, Aggregate) else clipped
@@ -107,7 +114,7 @@ class DPSGD(Defense):
 
 
 @dataclass(frozen=True)
-class ClippedRule(ClientUpdate):
+class ClippedRule(WrappedRule):
     """What a client behind `dp_sgd` computes, less the noise: the rule of an attacker who knows of it.
 
     Differentiable in inputs and soft labels; it holds the gradient of every example of a local step at once. Hooks on
@@ -120,25 +127,17 @@ class ClippedRule(ClientUpdate):
         still: All local steps at the weights that were sent: their mean, in place of the difference of weights.
     """
 
-    rule: FedSGD | FedAvg
     clip: float
     still: bool = False
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
-        view = ClientView(model, params, batch, self.rule, buffers or {})
+    def compute(self, problem: LocalProblem) -> Update:
+        model, batch = problem.model, problem.batch
+        view = ClientView(model, problem.params, batch, self.rule, problem.buffers or {})
         with unwatched(model) as watched:
-            update = self._clipped(view, create_graph)
+            update = self._clipped(view, problem.create_graph)
         if watched:
-            with in_mode(model, training=getattr(self.rule, "mode", "train") == "train"):
-                forward(model, params, batch.inputs, buffers=buffers)
+            with in_mode(model, training=self.mode == "train"):
+                forward(model, problem.params, batch.inputs, buffers=problem.buffers)
         return update
 
     def _clipped(self, view: ClientView, create_graph: bool) -> Update:
@@ -149,28 +148,17 @@ class ClippedRule(ClientUpdate):
             mean = {name: total / len(places) for name, total in _clipped_sum(rows, self.clip).items()}
             return mean if create_graph else {name: tensor.detach() for name, tensor in mean.items()}
 
-        if isinstance(self.rule, FedSGD):
-            return Update(gradient(params, torch.arange(count)))
         if not self.still:
             return self.rule.walk(params, count, gradient, create_graph=create_graph)
+        assert isinstance(self.rule, FedAvg)  # no other rule has local steps
         steps = [gradient(params, places) for places in self.rule.batches(count)]
         return Update({name: torch.stack([step[name] for step in steps]).mean(0) for name in params})
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         return update.tensors if self.still else self.rule.as_gradient(update, examples)
 
-    def separable(self, model: nn.Module) -> bool:
-        return self.rule.separable(model)
-
-    def batch_coupled(self, model: nn.Module) -> bool:
-        return self.rule.batch_coupled(model)
-
-    @property
-    def linear_in_gradient(self) -> bool:
-        return self.rule.linear_in_gradient
-
     def first_order_rule(self) -> "ClippedRule":
-        return replace(self, still=isinstance(self.rule, FedAvg))
+        return replace(self, still=self.rule.local_steps)
 
 
 def _share_of_sum(rule: ClientUpdate, examples: float) -> float:
@@ -182,8 +170,7 @@ def _share_of_sum(rule: ClientUpdate, examples: float) -> float:
     if not isinstance(rule, FedAvg):
         return 1 / examples
     sizes = [len(places) for places in rule.batches(math.ceil(examples))]
-    steps, m = len(sizes), rule.momentum
-    reach = [(1 - m ** (steps - s)) / (1 - m) for s in range(steps)]
+    reach = rule.reaches(len(sizes))
     return math.sqrt(sum((far / size) ** 2 for far, size in zip(reach, sizes, strict=True))) / sum(reach)
 
 
@@ -198,26 +185,28 @@ def example_gradients(client: ClientView, places: Tensor) -> Tensors:
     """The gradient of each of some examples' losses at the client's weights: `[b, *shape]` by parameter name.
 
     Args:
-        client: Whose rule is `FedAvg`, or separable: one that sends the mean of its examples' gradients.
+        client: Whose rule has local steps, or is separable: it sends the mean of its examples' gradients.
         places: `[b]` places in the client's batch.
     """
     batch = client.batch
     inputs, labels = batch.inputs[places], batch.labels[places]
-    if type(client.rule) not in (FedSGD, FedAvg):
+    if not (client.rule.single_gradient or client.rule.local_steps):
         alone = [_alone(client, Batch(x[None], y[None])) for x, y in zip(inputs, labels, strict=True)]
         return {name: torch.stack([one[name] for one in alone]) for name in client.params}
-    with in_mode(client.model, training=getattr(client.rule, "mode", "train") == "train"):
-        per_example = vmap(grad(_loss(client.model, client.buffers)), in_dims=(None, 0, 0))
+    with in_mode(client.model, training=client.rule.mode == "train"):
+        per_example = vmap(grad(_loss(client)), in_dims=(None, 0, 0))
         rows: Tensors = per_example(client.params, inputs, labels)
     return rows
 
 
-def _loss(model: nn.Module, buffers: Tensors) -> Callable[[Tensors, Tensor, Tensor], Tensor]:
-    state = dict(buffers or dict(model.named_buffers()))
+def _loss(client: ClientView) -> Callable[[Tensors, Tensor, Tensor], Tensor]:
+    """The loss of one example, as a function of weights, input and label."""
+    model = client.model
+    state = dict(client.buffers or dict(model.named_buffers()))
 
     def loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
         logits = functional_call(model, {**params, **state}, (x[None],))
-        return F.cross_entropy(logits, y[None])
+        return client.rule.loss_of(logits, y[None])
 
     return loss
 
@@ -227,7 +216,7 @@ def _alone(client: ClientView, batch: Batch) -> Tensors:
 
 
 def _check_applies(update: Update, client: ClientView) -> None:
-    local = type(client.rule) is FedAvg
+    local = client.rule.local_steps
     if (update.kind == "delta") != local:
         raise Inapplicable(
             "DP-SGD clips the gradients of single examples, and how this client made its difference of weights from "

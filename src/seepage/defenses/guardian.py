@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Generator, Tensor, nn
 
+from seepage.clients import WrappedRule
 from seepage.core.nn import dot
 from seepage.errors import Inapplicable, SeepageError
-from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update
+from seepage.types import Batch, ClientUpdate, ClientView, Defense, LocalProblem, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callab
 
 
 @dataclass(frozen=True, eq=False)
-class GuardianRule(ClientUpdate):
+class GuardianRule(WrappedRule):
     """The rule of an attacker who knows of `guardian`: which batch solves the defense's own equation for what was sent.
 
     The sent u and the client's own g fulfill `u = g - weight J J^T u`, with g, J and the weight those of the private
@@ -106,21 +107,13 @@ class GuardianRule(ClientUpdate):
         sent: The update that was seen.
     """
 
-    rule: ClientUpdate
     beta: float
     sent: Tensors
 
-    def __call__(
-        self,
-        model: nn.Module,
-        params: Tensors,
-        batch: Batch,
-        *,
-        buffers: Tensors | None = None,
-        create_graph: bool = False,
-    ) -> Update:
+    def compute(self, problem: LocalProblem) -> Update:
+        batch, create_graph = problem.batch, problem.create_graph
         inputs = batch.inputs if batch.inputs.requires_grad else batch.inputs.detach().requires_grad_()
-        own = self.rule(model, params, Batch(inputs, batch.labels), buffers=buffers, create_graph=True)
+        own = self.rule.compute(replace(problem, batch=Batch(inputs, batch.labels), create_graph=True))
         made = own.tensors
         outputs = {name: tensor for name, tensor in made.items() if tensor.requires_grad}
         values = list(outputs.values())
@@ -136,18 +129,8 @@ class GuardianRule(ClientUpdate):
         right = {name: tensor - weight * moved[name] if name in moved else tensor for name, tensor in made.items()}
         return replace(own, tensors=right if create_graph else {name: t.detach() for name, t in right.items()})
 
-    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
-        return self.rule.as_gradient(update, examples)
-
     def separable(self, model: nn.Module) -> bool:
         return False
-
-    def batch_coupled(self, model: nn.Module) -> bool:
-        return self.rule.batch_coupled(model)
-
-    @property
-    def linear_in_gradient(self) -> bool:
-        return self.rule.linear_in_gradient
 
 
 def _conjugate_gradients(system: Callable[[Tensors], Tensors], right: Tensors, steps: int, tolerance: float) -> Tensors:

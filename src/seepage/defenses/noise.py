@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from seepage.clients import FedSGD
 from seepage.core.nn import TINY, norm, safe_norm
 from seepage.errors import SeepageError
 from seepage.types import (
@@ -202,7 +201,7 @@ class LaplaceNoise(Defense):
 
 def gradient_unit(rule: ClientUpdate, examples: float) -> float:
     """What one of an update's own units is where the update of one client is read as a gradient."""
-    if isinstance(rule, FedSGD):
+    if rule.single_gradient:
         return 1.0
     ones = Update({"w": torch.ones(1, dtype=torch.float64)}, kind="delta")
     return abs(float(rule.as_gradient(ones, math.ceil(examples))["w"]))

@@ -16,14 +16,14 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
-from seepage.clients import FedAvg, FedSGD, client_options
+from seepage.clients import FedSGD, client_options
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, printable, short
 from seepage.integrations.arrays import Layout, OneByOne, Sent
@@ -125,7 +125,7 @@ class Recorder:
 
     def __post_init__(self) -> None:
         client_options(self.client)
-        if isinstance(self.client.per_client, FedSGD) and (self.lr is None or not 0 < self.lr < math.inf):
+        if self.client.per_client.single_gradient and (self.lr is None or not 0 < self.lr < math.inf):
             raise SeepageError(
                 "a difference of weights is a gradient only when the learning rate is known; give lr=… above 0, or "
                 "client=FedAvg(lr=…, epochs=…) for local training"
@@ -297,10 +297,9 @@ class Recorder:
         difference: bool,
     ) -> tuple[Sent, ClientUpdate]:
         """The update, in memory where it is looked at, and the rule that made it."""
-        rate = self.lr if isinstance(self.client.per_client, FedSGD) else None
+        rate = self.lr if self.client.per_client.single_gradient else None
         sent = Sent.between(self.layout, before, after, lr=rate, t=t, difference=difference, hold=self.looks)
-        own = isinstance(self.client, FedAvg) and steps is not None and steps >= 1
-        rule = replace(self.client, steps=steps) if own and isinstance(self.client, FedAvg) else self.client
+        rule = self.client.with_steps(steps) if steps is not None and steps >= 1 else self.client
         return sent, rule
 
     def _look(self, sent: Sent, rule: ClientUpdate, examples: int | None) -> Exposure:

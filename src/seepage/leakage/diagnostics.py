@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from seepage.core.nn import forward, has_batch_norm, has_dropout, in_mode, norm
@@ -202,5 +201,5 @@ def example_losses(transcript: Transcript, truth: list[Batch]) -> list[float]:
         observed = transcript[t]
         with torch.no_grad(), in_mode(model, training=False):
             logits = forward(model, observed.params, batch.inputs, buffers=observed.buffers)
-        losses += F.cross_entropy(logits, batch.labels, reduction="none").tolist()
+        losses += transcript.knowledge.client.loss_of(logits, batch.labels, reduction="none").tolist()
     return losses

@@ -147,7 +147,7 @@ class Clients:
 
     def _statistics(self, stage: Stage, batch: Batch) -> Tensors:
         """Running statistics after one pass over the batch in train mode."""
-        if not has_batch_norm(self.model) or getattr(self.rule, "mode", "train") != "train":
+        if not has_batch_norm(self.model) or self.rule.mode != "train":
             return stage.buffers
         buffers = {name: tensor.clone() for name, tensor in stage.buffers.items()}
         with torch.no_grad(), in_mode(self.model, training=True):

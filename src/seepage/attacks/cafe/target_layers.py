@@ -117,7 +117,7 @@ def true_representations(
 ) -> list[tuple[Tensor, Tensor]]:
     """The true `(V [n, d2], H [n, d1])` of each site, for scoring by whoever holds the data.
 
-    `v_n` is the gradient of sample n's own cross-entropy with respect to the layer's output (equation 5 without 1/N).
+    `v_n` is the gradient of sample n's own loss with respect to the layer's output (equation 5 without 1/N).
     """
     found = []
     model = knowledge.model
@@ -143,7 +143,7 @@ def true_representations(
                 logits = forward(model, leaves, inputs, buffers=buffers or None)
         finally:
             handle.remove()
-        loss = torch.nn.functional.cross_entropy(logits, labels, reduction="sum")
+        loss = knowledge.client.loss_of(logits, labels, reduction="sum")
         (v,) = torch.autograd.grad(loss, outside)
         found.append((v.detach(), inside[0].detach()))
     return found

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.matching.distances import Distance
-from seepage.clients import FedSGD
 from seepage.types import DefenseModel, Knowledge, Round, Tensors
 
 
@@ -49,7 +48,7 @@ class DefenseAware(Distance):
             model.suited_to(
                 scale_free=inner.scale_free,
                 absolute=inner.absolute,
-                single_gradient=isinstance(knowledge.client, FedSGD),
+                single_gradient=knowledge.client.single_gradient,
             )
             for model in defense.attacker_models(knowledge.model)
         ]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.nn.utils import get_total_norm
@@ -14,7 +13,6 @@ from torch.nn.utils import get_total_norm
 from seepage.attacks.matching.distance_gradients import value_and_gradients
 from seepage.attacks.matching.frozen_pattern import ActivationPattern, FrozenPattern, RecordedPattern
 from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.clients import FedSGD
 from seepage.core.nn import forward, in_mode
 from seepage.types import Tensors
 
@@ -139,11 +137,10 @@ class FirstOrderProblem:
         return [slice(start, min(start + size, n)) for start in range(0, n, size)]
 
     def _loss(self, weights: Tensors, inputs: Tensor, labels: Tensor) -> Tensor:
-        """The loss whose gradient FedSGD sends."""
+        """The loss whose gradient the client sends."""
         client = self.exact.client
-        assert isinstance(client, FedSGD)  # `with_first_order_step` lets no other in
         with in_mode(self.exact.model, training=client.mode == "train"):
-            return F.cross_entropy(forward(self.exact.model, weights, inputs, buffers=self.exact.buffers), labels)
+            return client.loss_of(forward(self.exact.model, weights, inputs, buffers=self.exact.buffers), labels)
 
     def _first_pass(self, inputs: Tensor, labels: Tensor, n: int, extra: Extra | None) -> "_FirstPass":
         """One chunk's share in the loss: its gradients, and its activation pattern. `n` examples are in the batch."""
@@ -231,7 +228,7 @@ def with_first_order_step(
         force: Take the first-order step, however well it holds.
 
     Returns:
-        The problem to solve, and a sentence for the report where the exact one stays although the client is FedSGD.
+        The problem to solve, and a sentence for the report where the exact one stays all the same.
     """
     if not applies(exact):
         return exact, None
@@ -251,8 +248,8 @@ def best_share(inputs: Tensor) -> float:
 
 
 def applies(exact: Problem) -> bool:
-    """Whether a first-order step is known for the client's rule: plain FedSGD, one gradient of the mean loss."""
-    return type(exact.client) is FedSGD
+    """Whether a first-order step is known for the client's rule: one gradient of the mean loss."""
+    return exact.client.single_gradient
 
 
 def _leaves(inputs: Tensor, labels: Tensor) -> tuple[Tensor, ...]:

@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 
-from seepage.clients import Aggregate
 from seepage.types import ClientUpdate, Knowledge, Noise, Round
 
 
@@ -21,7 +20,7 @@ def known_noise(knowledge: Knowledge, observed: Round | None = None) -> Noise | 
     if defense is None or not client.linear_in_gradient:
         return None
     examples, t = (1, 0) if observed is None else (observed.batch_size or 1, observed.t)
-    clients = client.clients if isinstance(client, Aggregate) else 1
+    clients = client.num_clients
     noise = defense.added_noise(client.per_client, examples / clients, t)
     if noise is None or noise.law != "gaussian" or not noise.deviation > 0:
         return None

@@ -1,0 +1,114 @@
+"""What client rules share: the gradient of their loss, and rules that do something around another rule."""
+
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor, nn
+
+from seepage.clients.losses import LossName, check_loss, loss_of
+from seepage.core.nn import forward, in_mode
+from seepage.types import ClientUpdate, LocalProblem, Mode, Reduction, Tensors, Update
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class TrainingRule(ClientUpdate):
+    """A rule whose client follows the gradient of a loss over its own examples.
+
+    Args:
+        loss: `cross_entropy`, `mse` or `bce`.
+        label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
+    """
+
+    # Left out of the printed rule while they have their defaults.
+    loss: LossName = field(default="cross_entropy", metadata={"quiet": True})
+    label_smoothing: float = field(default=0.0, metadata={"quiet": True})
+
+    def __post_init__(self) -> None:
+        check_loss(self.loss, self.label_smoothing)
+
+    def __repr__(self) -> str:
+        shown = [f for f in fields(self) if not ("quiet" in f.metadata and getattr(self, f.name) == f.default)]
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
+
+    def loss_of(self, logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
+        return loss_of(self.loss, logits, labels, label_smoothing=self.label_smoothing, reduction=reduction)
+
+    @property
+    def softmax_gradient(self) -> bool:
+        return self.loss == "cross_entropy" and not self.label_smoothing
+
+    def loss_at(self, problem: LocalProblem, weights: Tensors, places: Tensor | None = None) -> Tensor:
+        """The mean loss of some of the client's examples at these weights.
+
+        Args:
+            problem: The model and the examples.
+            weights: All trainable parameters.
+            places: `[b]` places in the batch; None: all of it.
+        """
+        inputs, labels = problem.batch.inputs, problem.batch.labels
+        if places is not None:
+            places = places.to(inputs.device)
+            inputs, labels = inputs[places], labels[places]
+        with in_mode(problem.model, training=self.mode == "train"):
+            return self.loss_of(forward(problem.model, weights, inputs, buffers=problem.buffers), labels)
+
+    def gradient(self, problem: LocalProblem, weights: Tensors, places: Tensor | None = None) -> Tensors:
+        """The gradient of `loss_at`, for those of the weights that require one."""
+        leaves = {name: tensor for name, tensor in weights.items() if tensor.requires_grad}
+        loss = self.loss_at(problem, weights, places)
+        return gradient_of(loss, leaves, create_graph=problem.create_graph)
+
+
+def leaves_of(params: Tensors) -> Tensors:
+    """The same weights as leaves of a new graph."""
+    return {name: tensor.detach().requires_grad_() for name, tensor in params.items()}
+
+
+def gradient_of(loss: Tensor, weights: Tensors, *, create_graph: bool) -> Tensors:
+    """The gradient of a loss by name; zeros for weights that it does not depend on."""
+    found = torch.autograd.grad(loss, list(weights.values()), create_graph=create_graph, materialize_grads=True)
+    # The zeros of unused parameters may come with a graph of their own.
+    found = found if create_graph else tuple(tensor.detach() for tensor in found)
+    return dict(zip(weights, found, strict=True))
+
+
+@dataclass(frozen=True)
+class WrappedRule(ClientUpdate):
+    """A rule around another one, of which it says what that says.
+
+    Args:
+        rule: The rule that it wraps.
+    """
+
+    rule: ClientUpdate
+
+    @property
+    def loss(self) -> str:
+        return self.rule.loss
+
+    def loss_of(self, logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
+        return self.rule.loss_of(logits, labels, reduction)
+
+    @property
+    def softmax_gradient(self) -> bool:
+        return self.rule.softmax_gradient
+
+    @property
+    def mode(self) -> Mode:
+        return self.rule.mode
+
+    @property
+    def linear_in_gradient(self) -> bool:
+        return self.rule.linear_in_gradient
+
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
+        return self.rule.as_gradient(update, examples)
+
+    def separable(self, model: nn.Module) -> bool:
+        return self.rule.separable(model)
+
+    def batch_coupled(self, model: nn.Module) -> bool:
+        return self.rule.batch_coupled(model)
+
+    def max_participations(self, examples: int) -> int:
+        return self.rule.max_participations(examples)
