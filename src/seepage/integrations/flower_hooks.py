@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.clients import FedSGD
+from seepage.clients.step import Client
 from seepage.core.nn import generator
 from seepage.errors import SeepageError, short
 from seepage.integrations.arrays import OneByOne, tensor_of
@@ -129,8 +130,8 @@ def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
                 "difference, so the reply is held back; send the weights in one ArrayRecord, both ways"
             )
         t, secret = _round(message), secrets.randbits(63) if seed is None else seed
-        draw = generator(secret, f"defense of {_client(context)}", t)
-        changed = _defended(defense, dict(_tensors(before)), dict(_tensors(after)), t, draw)
+        client = Client(FedSGD(), defense, secret, f"defense of {_client(context)}")
+        changed = _defended(client, dict(_tensors(before)), dict(_tensors(after)), t)
         key = next(iter(reply.content.array_records))
         reply.content[key] = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in changed.items()})
         return reply
@@ -138,7 +139,7 @@ def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
     return mod
 
 
-def _defended(defense: Defense, before: Tensors, after: Tensors, t: int, draw: torch.Generator) -> Tensors:
+def _defended(client: Client, before: Tensors, after: Tensors, t: int) -> Tensors:
     names = [
         name
         for name, tensor in after.items()
@@ -152,9 +153,9 @@ def _defended(defense: Defense, before: Tensors, after: Tensors, t: int, draw: t
         )
     start = {name: before[name] for name in names}
     nobody = Batch(torch.empty(0), torch.empty(0, dtype=torch.int64))
-    view = ClientView(nn.Identity(), start, nobody, FedSGD(), t=t)
+    view = ClientView(nn.Identity(), start, nobody, client.rule, t=t)
     update = Update({name: after[name] - start[name] for name in names}, kind="delta")
-    sent = defense(update, view, generator=draw).tensors
+    sent = client.defended(update, view, t).tensors
     return after | {name: (start[name] + sent[name]).contiguous() for name in names}
 
 

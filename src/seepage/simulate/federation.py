@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from seepage.clients import mean_update
+from seepage.clients.step import Client
 from seepage.core.nn import generator, has_batch_norm, in_mode
 from seepage.core.storage import read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Diverged, SeepageError
 from seepage.simulate.training import accuracy
-from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update, check_fits
+from seepage.types import Batch, ClientUpdate, Defense, Tensors, Update, check_fits
 
 Lookup = Callable[[Tensor], Batch]
 """Turns places of the data set into a batch."""
@@ -137,12 +138,17 @@ class Clients:
     def reply(self, stage: Stage, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
         """What client `client` sends back from the stage it was sent, as number `number` of `of`."""
         batch = self.batch(client, stage.t, plan)
-        draw = stage.t * len(self.holdings) + client
-        rule = self.rule.for_round(self.seed, draw)
-        update = rule(self.model, stage.params, batch, buffers=stage.buffers)
-        if self.defense is not None:
-            view = ClientView(self.model, stage.params, batch, rule, stage.buffers, stage.t, number, of)
-            update = self.defense(update, view, generator=generator(self.seed, "client defense", draw))
+        sender = Client(self.rule, self.defense, self.seed, "client defense")
+        update = sender.send(
+            self.model,
+            stage.params,
+            batch,
+            buffers=stage.buffers,
+            t=stage.t,
+            number=number,
+            clients=of,
+            draw=stage.t * len(self.holdings) + client,
+        )
         return Reply(update, self._statistics(stage, batch), len(batch))
 
     def _statistics(self, stage: Stage, batch: Batch) -> Tensors:

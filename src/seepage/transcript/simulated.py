@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from seepage.clients import mean_update
-from seepage.core.nn import generator, unordered
+from seepage.clients.step import Client
+from seepage.core.nn import unordered
 from seepage.types import (
     Batch,
-    ClientView,
     Defense,
     Knowledge,
     Round,
@@ -49,7 +49,7 @@ class Victim:
         rounds: Number of rounds.
         buffers: The model's buffers.
         defense: What the client does to its update.
-        seed: Seeds the defence's noise, together with `t`.
+        seed: Seeds the client's randomness, together with `t`.
     """
 
     knowledge: Knowledge
@@ -66,19 +66,16 @@ class Victim:
 
     def update(self, t: int) -> Update:
         """What leaves the client in round `t`."""
-        parts = self.knowledge.client.parts(self.batches(t))
-        sent = [self._sent(part, t, number, len(parts)) for number, part in enumerate(parts)]
+        rule = self.knowledge.client
+        parts = rule.parts(self.batches(t))
+        client = Client(rule.per_client, self.defense, self.seed)
+        sent = [
+            client.send(
+                self.knowledge.model, self.params, part, buffers=self.buffers, t=t, number=number, clients=len(parts)
+            )
+            for number, part in enumerate(parts)
+        ]
         return mean_update(sent, [len(part) for part in parts])
-
-    def _sent(self, batch: Batch, t: int, number: int, clients: int) -> Update:
-        """What one of the clients behind the update of round `t` sends."""
-        knowledge, draw = self.knowledge, t * clients + number
-        rule = knowledge.client.per_client.for_round(self.seed, draw)
-        update = rule(knowledge.model, self.params, batch, buffers=self.buffers)
-        if self.defense is None:
-            return update
-        view = ClientView(knowledge.model, self.params, batch, rule, self.buffers, t, number, clients)
-        return self.defense(update, view, generator=generator(self.seed, "defense", draw))
 
     def _round(self, t: int) -> Round:
         batch = self.batches(t)

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.core.nn import forward, generator, in_mode, unordered
+from seepage.clients import TrainingRule
+from seepage.clients.base import leaves_of
+from seepage.clients.step import Client
+from seepage.core.nn import unordered
 from seepage.errors import SeepageError, unknown
 from seepage.transcript.designs import DESIGNS, Design, check_rounds, make_design
-from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Round, Tensors, Update
+from seepage.types import Batch, ClientView, Defense, Knowledge, LocalProblem, Round, Tensors, Update
 
 # --- the weights while rounds go on --------------------------------------------------------------------------------
 
@@ -181,35 +183,26 @@ class IndexedVictim:
         return self._update(t, self.params_at(t))
 
     def _update(self, t: int, params: Tensors) -> Update:
-        knowledge, batch = self.knowledge, self.batch(t)
-        update = self._rule(t)(knowledge.model, params, batch, buffers=self.buffers)
-        return self._defended(update, params, batch, t)
+        return self._client.send(self.knowledge.model, params, self.batch(t), buffers=self.buffers, t=t)
 
-    def _rule(self, t: int) -> ClientUpdate:
-        return self.knowledge.client.for_round(self.seed, t)
-
-    def _defended(self, update: Update, params: Tensors, batch: Batch, t: int) -> Update:
-        if self.defense is None:
-            return update
-        view = ClientView(self.knowledge.model, params, batch, self._rule(t), self.buffers, t)
-        return self.defense(update, view, generator=generator(self.seed, "defense", t))
+    @property
+    def _client(self) -> Client:
+        return Client(self.knowledge.client, self.defense, self.seed)
 
     def gradients(self, t: int, names: Collection[str]) -> Tensors:
         """Some tensors of round `t` alone, equal to those of the whole round, without the work for the others."""
-        params, batch = self.params_at(t), self.batch(t)
+        params, batch, rule = self.params_at(t), self.batch(t), self.knowledge.client
         tensorwise = self.defense is None or self.defense.tensorwise
-        # Another client rule may do more than one gradient, and another defence may look at all tensors together.
-        if type(self.knowledge.client).__name__ != "FedSGD" or not tensorwise:
-            whole = self.knowledge.client.as_gradient(self._update(t, params), len(batch))
+        # Another client rule may do more than one gradient, and another defense may look at all tensors together.
+        if not isinstance(rule, TrainingRule) or not rule.single_gradient or not tensorwise:
+            whole = rule.as_gradient(self._update(t, params), len(batch))
             return {name: whole[name] for name in names}
-        mode = getattr(self.knowledge.client, "mode", "train")
-        leaves = {name: params[name].detach().requires_grad_() for name in params if name in names}
         model = self.knowledge.model
-        with in_mode(model, training=mode == "train"):
-            outputs = forward(model, params | leaves, batch.inputs, buffers=self.buffers)
-        found = torch.autograd.grad(F.cross_entropy(outputs, batch.labels), list(leaves.values()))
-        update = Update(dict(zip(leaves, found, strict=True)))
-        return self._defended(update, params, batch, t).tensors
+        leaves = leaves_of({name: params[name] for name in params if name in names})
+        problem = LocalProblem(model, params, batch, self.buffers)
+        update = Update(rule.gradient(problem, params | leaves))
+        view = ClientView(model, params, batch, rule, self.buffers, t)
+        return self._client.defended(update, view, t).tensors
 
     def transcript(self) -> "IndexedTranscript":
         """What the server sees."""
