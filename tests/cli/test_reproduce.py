@@ -117,13 +117,13 @@ def test_ours_stand_beside_the_papers(cli: Cli, home: Path) -> None:
         (0, 10.0, "digits", "small"),
         (1, None, "digits", "small"),
     ]
-    assert kept[1]["ours"] > 60, "a batch of one is read exactly"
+    assert kept[1]["value"] > 60, "a batch of one is read exactly"
     assert kept[1]["facts"]["batch_size"] == 1
     assert kept[1]["facts"]["mean_color_psnr"] < 30
     assert kept[0]["made"]["torch"]
     assert kept[0]["command"] == "seepage reproduce cpa/table-7 --size small"
     page = (home / "book" / "cpa.md").read_text()
-    assert f"| {kept[0]['ours']:.2f} | {kept[1]['ours']:.2f} |" in page
+    assert f"| {kept[0]['value']:.2f} | {kept[1]['value']:.2f} |" in page
     assert "one guess per image, dB" in page
     assert "| paper | 10.00 | - |" in page
     assert "Made up." in page
@@ -171,7 +171,7 @@ def test_seeds_give_a_mean_between_the_least_and_the_most(cli: Cli) -> None:
     assert cli("reproduce", "fedleak/figure-9", "--seeds=3", "--seed=1", "--quiet").code == 0
     assert CALLS == [1, 2, 3]
     first = records("fedleak-figure-9")[0]
-    assert (first["ours"], first["low"], first["high"]) == (2.0, 1.0, 3.0)
+    assert (first["value"], first["interval"]) == (2.0, [1.0, 3.0])
     assert first["seeds"] == {"1": 1.0, "2": 2.0, "3": 3.0}
     assert first["command"] == "seepage reproduce fedleak/figure-9 --size small --seed 1 --seeds 3"
     assert first["made"]["device"] == "cpu"

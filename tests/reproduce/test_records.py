@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from seepage.audit.attack import attack_cells, attack_names, own_source
-from seepage.audit.record import record_cells
+from seepage.audit.record import no_progress, record_cells
 from seepage.audit.summary import summarize
 from seepage.data import DATA
 from seepage.papers import Item, Record, find_item, list_items, read_records, verdict_of, write_book
@@ -26,6 +26,10 @@ CHEAP = 12.0
 """Seconds of one core."""
 SLACK = {"psnr": 1.5, "recovered": 0.13}
 """Another torch, or another processor, rounds in another way: in dB, and as a share."""
+
+
+def changed(record: Record, **values: Any) -> Record:
+    return record.model_copy(update=values)
 
 
 def cheap() -> Iterator[tuple[Item, Record]]:
@@ -59,9 +63,9 @@ def test_a_random_cheap_number_comes_out_again(tmp_path: Path) -> None:
         if name == record.facts["attack"]
     )
     recipe = replace(found, attack=(part,))
-    record_cells([recipe], tmp_path, quiet)
+    record_cells([recipe], tmp_path, no_progress)
     source = own_source(recipe, [recipe], tmp_path)
-    attack_cells([source], [part], tmp_path, [recipe], 1, quiet)
+    attack_cells([source], [part], tmp_path, [recipe], 1, no_progress)
     row = summarize([source], [recipe], tmp_path)["rows"][0]
     for key, slack in SLACK.items():
         before = record.facts.get(key)
@@ -74,12 +78,12 @@ def test_a_random_cheap_number_comes_out_again(tmp_path: Path) -> None:
 def test_one_packaged_set_may_stand_in_for_two_of_the_papers(tmp_path: Path) -> None:
     first = Record(
         item="cpa/table-1", size="small", row="CPA", column=0, paper_data="cifar10", data="photos", metric="psnr",
-        paper=1.0, ours=1.0,
+        paper=1.0, value=1.0,
     )  # fmt: skip
-    second = replace(first, paper_data="tiny_imagenet", ours=2.0)
+    second = changed(first, paper_data="tiny_imagenet", value=2.0)
     keep_records(tmp_path, first.item, [first, second])
-    keep_records(tmp_path, first.item, [replace(first, ours=3.0)])
-    assert sorted((r.paper_data, r.ours) for r in read_records(tmp_path, first.item)) == [
+    keep_records(tmp_path, first.item, [changed(first, value=3.0)])
+    assert sorted((r.paper_data, r.value) for r in read_records(tmp_path, first.item)) == [
         ("cifar10", 3.0),
         ("tiny_imagenet", 2.0),
     ]
@@ -92,12 +96,12 @@ def test_a_verdict_says_on_how_many_columns_it_rests() -> None:
     records = [
         Record(
             item=item.id, size="small", row=line.name, column=column, paper_data=line.data, data="x", metric="psnr",
-            paper=line.paper_at(column), ours=line.paper_at(column),
+            paper=line.paper_at(column), value=line.paper_at(column),
         )
         for column in printed
     ]  # fmt: skip
     assert verdict_of(item, line, records) == "reproduced"
-    records[0] = replace(records[0], ours=None)
+    records[0] = changed(records[0], value=None)
     assert verdict_of(item, line, records) == f"reproduced ({len(printed) - 1} of {len(printed)} columns)"
     assert verdict_of(item, line, records[1:]) == "reproduced", "a column that is not part of a size is not missing"
 
@@ -114,7 +118,7 @@ def row_of(item: str, ours: Sequence[float | None], *facts: Mapping[str, float])
     return found, line, [
         Record(
             item=item, size="small", row=line.name, column=column, paper_data=line.data, data="x", metric=line.metric,
-            paper=line.paper_at(column), ours=number, facts=given[column],
+            paper=line.paper_at(column), value=number, facts=dict(given[column]),
         )
         for column, number in enumerate(ours)
     ]  # fmt: skip
@@ -141,7 +145,7 @@ def test_a_row_in_which_nothing_came_back_is_called_neither_better_nor_alike(siz
 
     def said(ours: list[float], *about: Mapping[str, float]) -> str:
         item, line, records = row_of("fedleak/table-11", ours, *about)
-        return verdict_of(item, line, [replace(record, size=size) for record in records])
+        return verdict_of(item, line, [changed(record, size=size) for record in records])
 
     above = {"mean_color_psnr": 90.0}
     assert said(high, facts()) == word, "above the mean color"
@@ -161,10 +165,10 @@ def test_rows_that_recovered_nothing_are_not_praised_in_the_book() -> None:
     for item in list_items().values():
         for line, records in by_line(item, read_records(RESULTS, item.id)):
             for size in {record.size for record in records}:
-                own = [r for r in records if r.size == size and r.metric in ("psnr", "psnr_nearest") and r.ours]
+                own = [r for r in records if r.size == size and r.metric in ("psnr", "psnr_nearest") and r.value]
                 word = verdict_of(item, line, [r for r in records if r.size == size])
                 none = own and all(
-                    r.facts.get("recovered") == 0 and (r.ours or 0) <= r.facts["mean_color_psnr"] for r in own
+                    r.facts.get("recovered") == 0 and (r.value or 0) <= r.facts["mean_color_psnr"] for r in own
                 )
                 if none:
                     assert re.match("reproduced$|not reproduced|nothing came back|no number", word), (
@@ -192,7 +196,7 @@ def test_ssim_that_does_not_follow_lpips_is_a_result_and_not_a_gap() -> None:
 def test_constants_are_no_result() -> None:
     item, line, records = row_of("cafe/table-9", printed("cafe/table-9"), {})
     assert verdict_of(item, line, records) == "constants, not run"
-    close = [replace(records[0], ours=1.05 * (records[0].ours or 0.0)), *records[1:]]
+    close = [changed(records[0], value=1.05 * (records[0].value or 0.0)), *records[1:]]
     assert verdict_of(item, line, close) == "other constants, not run"
 
 

@@ -7,6 +7,7 @@ from torch import Generator, nn
 from seepage import Architecture, Batch, SeepageError, build, record
 from seepage.attacks.matching.directions import Blended, LookAhead, Plain
 from seepage.attacks.matching.distances import L1, L2, Cosine
+from seepage.audit.record import no_progress
 from seepage.core.nn import frozen_randomness
 from seepage.errors import Inapplicable
 from seepage.papers.special.ablation import fedleak_without_cosine, fedleak_without_l1
@@ -38,7 +39,7 @@ def test_looking_a_step_ahead_shrinks_the_step_and_equation_13_lengthens_it() ->
 
 
 def test_figure_10_has_a_row_for_each_step_size_and_direction() -> None:
-    values = figure_10({}, data="", seed=0, show=quiet)
+    values = figure_10({}, data="", seed=0, show=no_progress)
     assert len({value.row for value in values}) == 6
     assert [value.ours for value in values if value.row == "step 1, plain"] == [0.5, -0.5] * 3
 
@@ -134,7 +135,7 @@ def test_a_defense_is_not_passed_over() -> None:
 
 
 def test_figure_1_says_more_of_a_truth_with_more_noise() -> None:
-    values = figure_1(TABLES, data="", seed=0, show=quiet)
+    values = figure_1(TABLES, data="", seed=0, show=no_progress)
     rows = {row: [value.ours for value in values if value.row == row] for row in dict.fromkeys(v.row for v in values)}
     assert len(rows) == 7
     assert all(len(numbers) == 5 for numbers in rows.values())
@@ -146,12 +147,14 @@ def test_figure_1_says_more_of_a_truth_with_more_noise() -> None:
 @pytest.mark.slow
 def test_figure_6_ends_nearer_than_it_began() -> None:
     tables = {**TABLES, "attack": [{"use": "fedleak", "steps": 60, "lr": 0.05}]}
-    values = [v.ours or 0 for v in figure_6(tables, data="", seed=0, show=quiet) if v.row == "gradient similarity"]
+    values = [
+        v.ours or 0 for v in figure_6(tables, data="", seed=0, show=no_progress) if v.row == "gradient similarity"
+    ]
     assert -1 <= values[0] < values[-1] <= 1 + 1e-9
 
 
 def test_figure_9_is_a_correlation() -> None:
-    first, share = figure_9({**TABLES, "batch": {"size": 2, "count": 2}}, data="", seed=0, show=quiet)
+    first, share = figure_9({**TABLES, "batch": {"size": 2, "count": 2}}, data="", seed=0, show=no_progress)
     assert first.ours is not None
     assert share.ours is not None
     assert -1 <= first.ours <= 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seepage.audit.record import record_cells
+from seepage.audit.record import no_progress, record_cells
 from seepage.errors import SeepageError
 from seepage.papers import find_item
 from seepage.papers.run import Value
@@ -58,7 +58,7 @@ def test_a_recipe_without_rounds_has_no_parties() -> None:
 def test_training_losses_are_those_of_a_plain_loop() -> None:
     rounds = {"design": "random", "count": 16, "samples": 6, "optimizer": "sgd", "lr": 0.5}
     given = tables(rounds=rounds, attack=[{"use": "cafe"}])
-    found = losses.training_losses(given, data="", seed=0, show=quiet)
+    found = losses.training_losses(given, data="", seed=0, show=no_progress)
     victim, _ = parties.parties_of(cells(given)[0])
     model, expected = victim.knowledge.model, []
     model.load_state_dict(victim.params, strict=False)
@@ -77,7 +77,9 @@ def test_a_loss_that_is_no_number_is_none_and_says_why() -> None:
     rounds = {"design": "random", "count": 8, "samples": 6, "optimizer": "sgd", "lr": 1e30}
     noise = {"name": "noise", "defense": [{"use": "gaussian_noise", "sigma": 1e30}]}
     given = tables(rounds=rounds, attack=[{"use": "cafe"}], case=[noise])
-    found = [value for value in losses.training_losses(given, data="", seed=0, show=quiet) if value.row == "noise"]
+    found = [
+        value for value in losses.training_losses(given, data="", seed=0, show=no_progress) if value.row == "noise"
+    ]
     assert found[0].ours is not None
     assert found[-1].ours is None
     assert found[-1].facts["reason"] == "diverged"
@@ -108,10 +110,10 @@ def test_iterations_end_where_the_images_are_good_enough() -> None:
     assert [step for step, _ in seen] == [100, 200]
     assert seen[0][1] < seen[1][1]
     for step, target in seen:
-        easy = loops.iterations_used({**given, "score": {"exact_db": target}}, data="", seed=0, show=quiet)
+        easy = loops.iterations_used({**given, "score": {"exact_db": target}}, data="", seed=0, show=no_progress)
         assert by_place(easy)["iterations", 0] == step
         assert [by_place(easy)["iterations", column] for column in (1, 2)] == [50, 50]
-    hard = loops.iterations_used({**given, "score": {"exact_db": 99.0}}, data="", seed=0, show=quiet)
+    hard = loops.iterations_used({**given, "score": {"exact_db": 99.0}}, data="", seed=0, show=no_progress)
     assert [value.ours for value in hard] == [None, 50, 50, None]
     assert "99 dB were not reached in 100" in hard[-1].facts["reason"]
 
@@ -119,7 +121,7 @@ def test_iterations_end_where_the_images_are_good_enough() -> None:
 @pytest.mark.slow
 def test_epochs_are_as_long_as_the_batches_make_them() -> None:
     given = tables(attack=[LOOP], grid={"batch.size": [2]})
-    found = by_place(loops.psnr_by_epoch(given, data="", seed=0, show=quiet))
+    found = by_place(loops.psnr_by_epoch(given, data="", seed=0, show=no_progress))
     assert [row for row, _ in found] == [f"{epochs} epochs" for epochs in loops.EPOCHS]
     victim, _ = parties.parties_of(cells(given)[0])
     shorter = replace(loops._loops(cells(given)[0]), iterations=(200,))  # two batches of 2 make an epoch of 4
@@ -132,14 +134,14 @@ def test_epochs_between_two_looks_are_refused() -> None:
     rounds = {"design": "random", "count": 20, "samples": 6}
     given = tables(attack=[LOOP], rounds=rounds, grid={"batch.size": [2]})
     with pytest.raises(SeepageError, match="end between two looks"):
-        loops.psnr_by_epoch(given, data="", seed=0, show=quiet)
+        loops.psnr_by_epoch(given, data="", seed=0, show=no_progress)
 
 
 @pytest.mark.slow
 def test_training_is_looked_at_while_it_is_attacked() -> None:
     rounds = {"design": "random", "count": 200, "samples": 4, "optimizer": "adam", "lr": 1e-3}
     given = tables(attack=[{**LOOP, "iterations": [200]}], rounds=rounds)
-    found = by_place(loops.while_training(given, data="", seed=0, show=quiet))
+    found = by_place(loops.while_training(given, data="", seed=0, show=no_progress))
     victim, _ = parties.parties_of(cells(given)[0])
     assert {row for row, _ in found} == {"PSNR", "training loss", "testing accuracy"}
     assert sorted(column for row, column in found if row == "PSNR") == [0, 3, 5]  # the others lie between two looks
@@ -150,12 +152,12 @@ def test_training_is_looked_at_while_it_is_attacked() -> None:
 
 def test_the_loops_are_needed_to_follow_them() -> None:
     with pytest.raises(SeepageError, match="follows cafe_published"):
-        loops.while_training(tables(attack=[{"use": "cafe"}]), data="", seed=0, show=quiet)
+        loops.while_training(tables(attack=[{"use": "cafe"}]), data="", seed=0, show=no_progress)
 
 
 def test_the_constants_are_the_papers() -> None:
     item = find_item("cafe/table-9")
-    found = by_place(loops.constants(item.at("small", "", 0), data="", seed=0, show=quiet))
+    found = by_place(loops.constants(item.at("small", "", 0), data="", seed=0, show=no_progress))
     for line in item.lines:
         assert [found[line.name, column] for column in range(7)] == list(line.paper)
 

@@ -11,7 +11,7 @@ from seepage.cli.options import DeviceOption, JobsOption, JsonOption, OnOption, 
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
-    from seepage.papers import Done, Item, Job, Size
+    from seepage.papers import Done, Item, Job, Record, Size
 
 
 def reproduce(
@@ -139,7 +139,7 @@ def _print_list(results: Path, as_json: bool) -> None:
             "title": item.expect.title,
             "small": str(item.needs["small"]),
             "paper": str(item.needs["paper"]),
-            "measured": ", ".join(dict.fromkeys(record.size for record in read_records(results, item.id))) or "-",
+            "measured": ", ".join(dict.fromkeys(record.size or "" for record in read_records(results, item.id))) or "-",
         }
         for item in list_items().values()
     ]
@@ -157,11 +157,9 @@ def _print_list(results: Path, as_json: bool) -> None:
 
 
 def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: bool) -> None:
-    from dataclasses import asdict
-
     if as_json:
         found = [
-            {"item": done.item.id, "failed": done.failed, "records": [asdict(record) for record in done.records]}
+            {"item": done.item.id, "failed": done.failed, "records": [_told(record) for record in done.records]}
             for done in ended
         ]
         print(json.dumps({"schema": 1, "items": found}, allow_nan=False))
@@ -173,6 +171,12 @@ def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: boo
             _print_item(done, size)
         if done.failed:
             print(f"{done.item.id}: failed: {done.failed}\n")
+
+
+def _told(record: "Record") -> dict[str, Any]:
+    """A record for other programs, with the names that the value and its interval had at first."""
+    low, high = record.interval or (None, None)
+    return {**record.line(), "ours": record.value, "low": low, "high": high}
 
 
 def _verdicts(done: "Done") -> list[str]:

@@ -9,7 +9,7 @@ from seepage.core.storage import write_whole
 from seepage.papers.draw import draw
 from seepage.papers.items import PAPERS, Item, Line, list_items
 from seepage.papers.records import Record, picture_of, read_records
-from seepage.papers.verdicts import DECIBELS, TREND, Measured, by_constants, by_ssim, verdict
+from seepage.papers.verdicts import DECIBELS, TREND, Compared, by_constants, by_ssim, verdict
 
 LEGEND = f"""Every number of ours was made by the command beside it; nothing is typed in by hand. The lines lie in
 `results/reproduce/`, one file per table or figure.
@@ -92,26 +92,26 @@ def verdict_of(item: Item, line: Line, records: Sequence[Record]) -> str:
     columns = range(len(item.expect.columns))
     paper = [line.paper_at(column) for column in columns]
     if item.expect.kind == "constants":
-        return by_constants(paper, [at[c].ours if c in at else None for c in columns])
-    if at and all(record.ours is None for record in records):
-        similar = [_measured(at[c], at[c].facts.get("ssim")) if c in at else Measured(None) for c in columns]
+        return by_constants(paper, [at[c].value if c in at else None for c in columns])
+    if at and all(record.value is None for record in records):
+        similar = [_compared(at[c], at[c].facts.get("ssim")) if c in at else Compared(None) for c in columns]
         return by_ssim(paper, similar) if line.metric == "lpips" else "no number"
-    ours = [_measured(at[c], at[c].ours) if c in at else Measured(None) for c in columns]
+    ours = [_compared(at[c], at[c].value) if c in at else Compared(None) for c in columns]
     small = any(record.size == "small" for record in records)
     word = verdict(paper, ours, line.metric, line.better, small=small)
     printed = [c for c in columns if c in at and paper[c] is not None]
-    measured = [c for c in printed if at[c].ours is not None]
+    measured = [c for c in printed if at[c].value is not None]
     return f"{word} ({len(measured)} of {len(printed)} columns)" if 0 < len(measured) < len(printed) else word
 
 
-def _measured(record: Record, ours: float | None) -> Measured:
-    return Measured(ours, record.low, record.high, back=_came_back(record))
+def _compared(record: Record, ours: float | None) -> Compared:
+    return Compared(ours, back=_came_back(record))
 
 
 def _came_back(record: Record) -> bool:
     """Whether an example was recovered, or the PSNR is above a flat square's; True where neither was measured."""
     flat, recovered = record.facts.get("mean_color_psnr"), record.facts.get("recovered")
-    found = record.ours if record.metric.startswith("psnr") else record.facts.get("psnr")
+    found = record.value if record.metric.startswith("psnr") else record.facts.get("psnr")
     closer = None if flat is None or found is None else found > flat
     known = [bool(value) for value in (closer, recovered) if value is not None]
     return record.metric not in IMAGES or not known or any(known)
@@ -139,7 +139,7 @@ def _section(item: Item, records: Sequence[Record], results: Path, folder: Path)
     parts = [f"## {expect.item}: {expect.title}\n", f"The paper: {expect.setting}.\n"]
     if expect.note:
         parts.append(f"{expect.note}\n")
-    for size, group in groupby(sorted(records, key=lambda r: r.size, reverse=True), key=lambda r: r.size):
+    for size, group in groupby(sorted(records, key=lambda r: r.size or "", reverse=True), key=lambda r: r.size or ""):
         own = list(group)
         parts.append(_table(item, size, own))
         parts += _figures(item, size, own, results, folder)
@@ -215,13 +215,13 @@ def _share(record: Record | None, value: Any) -> str:
 def ours_of(record: Record | None) -> str:
     if record is None:
         return "-"
-    if record.ours is None and record.metric == "lpips" and "ssim" in record.facts:
+    if record.value is None and record.metric == "lpips" and "ssim" in record.facts:
         return "no LPIPS"
-    if record.ours is None:
+    if record.value is None:
         reason = record.facts.get("reason")
         return f"none: {_cell(str(reason))}" if reason else "none"
-    interval = "" if record.low is None else f" [{number_of(record.low)}, {number_of(record.high)}]"
-    return number_of(record.ours) + interval
+    interval = "" if record.interval is None else " [{}, {}]".format(*map(number_of, record.interval))
+    return number_of(record.value) + interval
 
 
 def number_of(value: float | None) -> str:

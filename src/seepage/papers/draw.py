@@ -24,7 +24,7 @@ def draw(item: Item, lines: Sequence[tuple[Line, Sequence[Record]]], size: str) 
     """
     from matplotlib.figure import Figure  # by itself: the backend of a notebook stays as it is
 
-    if not any(record.ours is not None for _, records in lines for record in records):
+    if not any(record.value is not None for _, records in lines for record in records):
         return None
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
@@ -35,7 +35,7 @@ def draw(item: Item, lines: Sequence[tuple[Line, Sequence[Record]]], size: str) 
         axes.set_xticks(places, item.columns("small" if size == "small" else "paper"))
     elif max(places) > 50 * max(1e-12, min((p for p in places if p > 0), default=1)) and item.expect.kind == "lines":
         axes.set_xscale("symlog" if min(places) <= 0 else "log")
-    drawn = [record.ours for _, records in lines for record in records if record.ours]
+    drawn = [record.value for _, records in lines for record in records if record.value]
     if drawn and max(drawn) > 1e4 * max(1e-12, min(map(abs, drawn))):  # a loss that explodes beside one that falls
         axes.set_yscale("symlog", linthresh=0.1)
     axes.set_xlabel(item.expect.x_label)
@@ -55,7 +55,7 @@ def _one(
 ) -> None:
     """One row of the item: the paper's numbers and ours in one color."""
     color = f"C{number % 10}"
-    ours = {record.column: record.ours for record in records if record.ours is not None}
+    ours = {record.column: record.value for record in records if record.value is not None}
     printed = [(places[i], value) for i in range(len(places)) if (value := line.paper_at(i)) is not None]
     name = f"{line.name}, {records[0].data}"
     if item.expect.kind == "bars":

@@ -1,86 +1,143 @@
-"""What `seepage reproduce` measured, as JSON lines: one file per item, one line per row, column, size and data."""
+"""What was measured, as JSON lines: the one form of every line below `results/`.
 
+results/reproduce/PAPER-ITEM.jsonl  tables and figures of the papers, by `seepage reproduce`
+results/STUDY.jsonl                 studies (`experiments/`) and benchmarks (`benchmarks/`); a study is called
+                                    `cpa/unmix`, and its file lies in the folder of its subject
+"""
+
+import platform
+import resource
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from seepage.core.storage import SCHEMA, read_lines, write_lines
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from seepage.core.storage import append_line, read_lines, write_lines
 from seepage.errors import SeepageError
 from seepage.papers.items import Size
-from seepage.registry import problems_with
+
+RESULTS = Path("results")
+"""Where studies and benchmarks keep their records, seen from the root of the repository."""
+
+RECORD_SCHEMA: Literal[2] = 2
+"""Version of the form of a line. In version 1 the value was called `ours`, its interval `low` and `high`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Record:
-    """One number beside the paper's.
+def _in_order(interval: tuple[float, float]) -> tuple[float, float]:
+    if interval[0] > interval[1]:
+        raise ValueError(f"an interval goes from its lower end to its upper one, got {interval}")
+    return interval
+
+
+class Record(BaseModel):
+    """One measured number, with all that a reader needs to judge it and to measure it again.
 
     Attributes:
-        item: `cafe/table-3`.
-        size: `small` or `paper`.
-        row: Name of the row.
-        column: Number of the column, from 0.
-        paper_data: The data set that the paper used; empty: as the recipe says.
-        data: What was used here.
-        metric: What the number is.
-        paper: The paper's number, or None.
-        ours: Ours; None where nothing could be measured.
-        low: Lower end of its interval: over examples, or over seeds where there are several.
-        high: Upper end.
-        seeds: The seeds, each with its number.
-        facts: What stands beside it: PSNR with one guess per image, SSIM, share recovered, the mean color, options.
-        made: Versions, hardware and date.
-        command: What made it.
-        schema: Version of this form.
+        version: Version of this form; the key `schema` in the file.
+        item: Which question it answers: an item of a paper (`cafe/table-3`) or a study (`cpa/unmix`).
+        row: What was measured: the name of a row of the item, or the method and setting of a study.
+        metric: What the number is: a key of an audit's result rows, or a word of the study's own.
+        value: The number; None where nothing could be measured.
+        interval: Its lower and upper end: 95 % over batches or examples, or the least and the most of several seeds.
+        seeds: Each seed with its own value; empty where there is no chance in it.
+        facts: What stands beside the number: settings, and further numbers of the same run.
+        data: The data set that was used.
+        command: What made it, to be typed at the root of the repository.
+        made: Versions, hardware and date, as far as they were written down.
+        size: For an item of a paper: `small` or `paper`.
+        column: For an item: number of the column, from 0.
+        paper_data: For an item: the data set that the paper used; empty where the recipe says it.
+        paper: For an item: the paper's number, from `[expect]`; None where it prints none.
     """
 
-    item: str
-    size: Size
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, allow_inf_nan=False)
+
+    version: Literal[2] = Field(default=RECORD_SCHEMA, alias="schema")
+    item: str = Field(pattern=r"^[a-z-]+/[a-z0-9-]+$")
     row: str
-    column: int
-    paper_data: str
-    data: str
     metric: str
-    paper: float | None
-    ours: float | None
-    low: float | None = None
-    high: float | None = None
-    seeds: Mapping[str, float | None] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    made: Mapping[str, Any] = field(default_factory=dict)
+    value: float | None
+    interval: Annotated[tuple[float, float], AfterValidator(_in_order)] | None = None
+    seeds: dict[str, float | None] = {}
+    facts: dict[str, Any] = {}
+    data: str = ""
     command: str = ""
-    schema: int = SCHEMA
+    made: dict[str, Any] = {}
+    size: Size | None = None
+    column: int = 0
+    paper_data: str = ""
+    paper: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_version_1(cls, given: Any) -> Any:
+        """Read a line that an earlier version wrote: `ours`, `low` and `high` are the value and its interval."""
+        if not isinstance(given, Mapping) or given.get("schema") != 1:
+            return given
+        line = {key: value for key, value in given.items() if key not in ("schema", "ours", "low", "high")}
+        low, high = given.get("low"), given.get("high")
+        ends = None if low is None or high is None else (low, high)
+        return {**line, "value": given.get("ours"), "interval": ends}
 
     @property
-    def key(self) -> tuple[str, str, int, str, str]:
+    def key(self) -> tuple[str | None, str, int, str, str]:
         """What another measurement of the same replaces. One packaged set may stand in for several of the paper's."""
         return self.size, self.row, self.column, self.paper_data, self.data
 
+    @property
+    def flat(self) -> dict[str, Any]:
+        """Facts and value by name in one table: what a page is made of."""
+        seed = next(iter(self.seeds), None)
+        return {**self.facts, self.metric: self.value, "data": self.data, "seed": seed, "command": self.command}
+
+    def line(self) -> dict[str, Any]:
+        """The record as it is written. What only items of papers have is left out of a study's."""
+        written = self.model_dump(by_alias=True, mode="json")
+        return written if self.size else {key: written[key] for key in written if key not in _ITEMS_ONLY}
+
+
+_ITEMS_ONLY = ("size", "column", "paper_data", "paper")
+
 
 def file_of(results: Path, item: str) -> Path:
-    """Where the records of an item lie: `cafe-table-3.jsonl`."""
+    """Where the records of a paper's item lie: `cafe-table-3.jsonl`."""
     return results / f"{item.replace('/', '-')}.jsonl"
 
 
-def picture_of(results: Path, item: str, size: Size, data: str) -> Path:
+def picture_of(results: Path, item: str, size: Size | None, data: str) -> Path:
     """Where the pictures of a figure lie: `cpa-figure-5-small-photos.png`."""
     return results / f"{item.replace('/', '-')}-{size}-{data}.png"
 
 
 def read_records(results: Path, item: str) -> list[Record]:
-    """The records of an item; none where it has not been run.
+    """The records of a paper's item; none where it has not been run.
 
     Raises:
         SeepageError: Where the file is damaged.
     """
-    path = file_of(results, item)
+    return read_file(file_of(results, item))
+
+
+def read_file(path: Path) -> list[Record]:
+    """All records of a file, checked; none where there is no such file.
+
+    Raises:
+        SeepageError: Where a line is no record.
+    """
     found = []
     for number, line in enumerate(read_lines(path), 1):
-        problems = problems_with(Record, line, f"line {number}") if isinstance(line, dict) else ["it is no table"]
-        if problems or line["schema"] != SCHEMA:
-            reason = problems[0] if problems else f"schema version {line['schema']!r}"
-            raise SeepageError(f"{path} cannot be read ({reason}); run the item again, with another --results")
-        found.append(Record(**line))
+        try:
+            found.append(Record.model_validate(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the line"
+            reason = f"line {number}: {place}: {first['msg']}"
+            raise SeepageError(
+                f"{path} cannot be read ({reason}); run the item again, with another --results"
+            ) from None
     return found
 
 
@@ -89,7 +146,7 @@ def keep_records(results: Path, item: str, fresh: Sequence[Record]) -> Path:
     replaced = {record.key for record in fresh}
     kept = [record for record in read_records(results, item) if record.key not in replaced]
     path = file_of(results, item)
-    write_lines(path, (asdict(record) for record in _sorted([*kept, *fresh])))
+    write_lines(path, (record.line() for record in _sorted([*kept, *fresh])))
     return path
 
 
@@ -97,4 +154,74 @@ def _sorted(records: Iterable[Record]) -> list[Record]:
     """By size and data; rows stay in the order in which they were measured."""
     listed = list(records)
     rows = list(dict.fromkeys(record.row for record in listed))
-    return sorted(listed, key=lambda record: (record.size, record.data, rows.index(record.row), record.column))
+    return sorted(listed, key=lambda record: (record.size or "", record.data, rows.index(record.row), record.column))
+
+
+def keep_measured(
+    study: str,
+    row: str,
+    metric: str,
+    value: float | None,
+    *,
+    seed: int | None = None,
+    interval: Sequence[float] | None = None,
+    data: str = "",
+    results: Path = RESULTS,
+    command: str | None = None,
+    **facts: Any,
+) -> Record:
+    """Add one line to a study's file and show it: how every script of `experiments/` and `benchmarks/` keeps a number.
+
+    Args:
+        study: `cpa/unmix`; the line goes to `RESULTS/cpa/unmix.jsonl`.
+        row: What was measured.
+        metric: What the number is.
+        value: The number, or None.
+        seed: The seed it is of, where chance is in it.
+        interval: Its lower and upper end.
+        data: The data set that was used.
+        results: The folder of all results.
+        command: What made it; None: the command of this process.
+        facts: What stands beside the number. Numbers are kept to four digits.
+    """
+    import torch
+
+    value, rounded = _short(value), {key: _short(fact) for key, fact in facts.items()}
+    made = {"torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads()}
+    # KiB on Linux: the peak of the process so far, which is what a machine must have.
+    made["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    record = Record(
+        item=study,
+        row=row,
+        metric=metric,
+        value=value,
+        interval=None if interval is None else (interval[0], interval[1]),
+        seeds={} if seed is None else {str(seed): value},
+        facts=rounded,
+        data=data,
+        command=command or own_command(),
+        made=made,
+    )
+    path = results / f"{study}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append_line(path, record.line())
+    print(f"{study}: {row}: {metric} {value}", flush=True)
+    return record
+
+
+def _short(fact: Any) -> Any:
+    """A number of four significant digits.
+
+    >>> _short(0.123456), _short(12), _short([1.00001, "x"])
+    (0.1235, 12, [1.0, 'x'])
+    """
+    if isinstance(fact, float):
+        return float(f"{fact:.4g}")
+    return [_short(one) for one in fact] if isinstance(fact, list) else fact
+
+
+def own_command() -> str:
+    """The command of this process, quoted for a shell, without folders of this machine."""
+    script = Path(sys.argv[0])
+    words = [f"{script.parent.name}/{script.name}", *sys.argv[1:]]
+    return shlex.join(["python", *(Path(word).name if word.startswith("/") else word for word in words)])

@@ -242,11 +242,10 @@ def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Recor
         data=Path(job.data).name if job.data else _own_data(job),
         metric=line.metric,
         paper=line.paper_at(value.column),
-        ours=value.ours,
-        low=value.low,
-        high=value.high,
+        value=value.ours,
+        interval=None if value.low is None or value.high is None else (value.low, value.high),
         seeds={str(job.seed): value.ours},
-        facts=value.facts,
+        facts=dict(value.facts),
         made={key: env[key] for key in keys if key in env},
         command=job.command(size),
     )
@@ -340,12 +339,13 @@ def over_seeds(parts: Sequence[Sequence[Record]]) -> list[Record]:
         return list(parts[0])
     joined = []
     for records in zip(*parts, strict=True):
-        numbers = [record.ours for record in records if record.ours is not None]
+        numbers = [record.value for record in records if record.value is not None]
         mean = sum(numbers) / len(numbers) if numbers else None
         seeds = {seed: value for record in records for seed, value in record.seeds.items()}
-        low, high = (min(numbers), max(numbers)) if numbers else (None, None)
+        ends = (min(numbers), max(numbers)) if numbers else None
         command = _over(records[0].command, [int(seed) for seed in seeds])
-        joined.append(replace(records[0], ours=mean, low=low, high=high, seeds=seeds, command=command))
+        changes = {"value": mean, "interval": ends, "seeds": seeds, "command": command}
+        joined.append(records[0].model_copy(update=changes))
     return joined
 
 

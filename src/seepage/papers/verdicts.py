@@ -30,24 +30,20 @@ DECIBELS, SHARE = 1.0, 0.1
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One number of ours.
+class Compared:
+    """One number of ours, as it is compared with the paper's.
 
     Attributes:
         ours: The number; None where nothing could be measured.
-        low: Lower end of its interval, where there is one.
-        high: Upper end.
         back: Whether anything of the private examples came back; True where that cannot be told.
     """
 
     ours: float | None
-    low: float | None = None
-    high: float | None = None
     back: bool = True
 
 
 def verdict(
-    paper: Sequence[float | None], ours: Sequence[Measured], metric: str, better: str = "more", *, small: bool = False
+    paper: Sequence[float | None], ours: Sequence[Compared], metric: str, better: str = "more", *, small: bool = False
 ) -> Word:
     """Compare a row with the paper's, over the columns that have both numbers.
 
@@ -57,19 +53,19 @@ def verdict(
     columns or more, of like order; of two, at least half of the paper's change from one to the other; and something
     came back in one column at least. Where nothing did in any, neither is said.
 
-    >>> verdict([20.0, 18.0], [Measured(20.4), Measured(17.2)], "psnr")
+    >>> verdict([20.0, 18.0], [Compared(20.4), Compared(17.2)], "psnr")
     'reproduced'
-    >>> verdict([20.0, 18.0], [Measured(120.0), Measured(17.2)], "psnr")
+    >>> verdict([20.0, 18.0], [Compared(120.0), Compared(17.2)], "psnr")
     'better than the paper'
-    >>> verdict([20.0, 18.0], [Measured(120.0), Measured(117.2)], "psnr", small=True)
+    >>> verdict([20.0, 18.0], [Compared(120.0), Compared(117.2)], "psnr", small=True)
     'reproduced in trend'
-    >>> verdict([20.0, 18.0, 15.0], [Measured(12.0), Measured(11.0), Measured(10.0)], "psnr")
+    >>> verdict([20.0, 18.0, 15.0], [Compared(12.0), Compared(11.0), Compared(10.0)], "psnr")
     'reproduced in trend'
-    >>> verdict([28.7, 7.7], [Measured(47.8), Measured(4.7)], "psnr")
+    >>> verdict([28.7, 7.7], [Compared(47.8), Compared(4.7)], "psnr")
     'reproduced in trend'
-    >>> verdict([20.0, 19.5], [Measured(12.0), Measured(10.0)], "psnr")  # the paper's own change is within 1 dB
+    >>> verdict([20.0, 19.5], [Compared(12.0), Compared(10.0)], "psnr")  # the paper's own change is within 1 dB
     'not reproduced'
-    >>> verdict([7.0, 8.0], [Measured(10.6, back=False), Measured(10.0, back=False)], "psnr", small=True)
+    >>> verdict([7.0, 8.0], [Compared(10.6, back=False), Compared(10.0, back=False)], "psnr", small=True)
     'nothing came back'
     """
     pairs = [(a, b) for a, b in zip(paper, ours, strict=True) if a is not None and b.ours is not None]
@@ -93,10 +89,10 @@ def verdict(
     return "beyond the paper's, but smaller" if whole else "not reproduced"  # nothing is better that is easier
 
 
-def by_ssim(paper: Sequence[float | None], ssim: Sequence[Measured]) -> Word:
+def by_ssim(paper: Sequence[float | None], ssim: Sequence[Compared]) -> Word:
     """Whether our SSIM rises where the paper's LPIPS falls: all that can be said where LPIPS has no weights.
 
-    >>> better, same = [Measured(0.9), Measured(0.8), Measured(0.3)], [Measured(0.9)] * 3
+    >>> better, same = [Compared(0.9), Compared(0.8), Compared(0.3)], [Compared(0.9)] * 3
     >>> by_ssim([0.2, 0.4, 0.6], better), by_ssim([0.2, 0.4, 0.6], same), by_ssim([0.2, 0.6], same[:2])
     ('alike by SSIM', 'not alike by SSIM', 'no number')
     """
@@ -118,7 +114,7 @@ def by_constants(paper: Sequence[float | None], ours: Sequence[float | None]) ->
     return "constants, not run" if same else "other constants, not run"
 
 
-def _gap(paper: float, found: Measured, metric: str) -> float:
+def _gap(paper: float, found: Compared, metric: str) -> float:
     """How far ours lies from the paper's beyond what counts as the same; 0 within."""
     assert found.ours is not None
     gap = found.ours - paper
@@ -129,7 +125,7 @@ def _slack(paper: float, metric: str) -> float:
     return DECIBELS if metric.startswith("psnr") else SHARE * abs(paper)
 
 
-def _alike(pairs: Sequence[tuple[float, Measured]]) -> bool:
+def _alike(pairs: Sequence[tuple[float, Compared]]) -> bool:
     from scipy.stats import spearmanr
 
     paper, ours = [a for a, _ in pairs], [b.ours or 0.0 for _, b in pairs]

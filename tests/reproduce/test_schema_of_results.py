@@ -1,0 +1,74 @@
+"""Every line of results/ is a record, and its command starts something that is there."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from seepage.errors import SeepageError
+from seepage.papers import Record, find_item, read_records
+from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
+from seepage.recipe.case import list_recipes
+
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "results").rglob("*.jsonl"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_line_is_a_record_of_its_file(path: Path) -> None:
+    """A study's file is called as the study; an item's as the item."""
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert all(line["schema"] == RECORD_SCHEMA for line in lines)
+    for record in read_file(path):
+        if path.parent.name == "reproduce":
+            item = find_item(record.item)
+            assert path.stem == record.item.replace("/", "-")
+            line = next(line for line in item.lines if (line.name, line.data) == (record.row, record.paper_data))
+            assert record.paper == line.paper_at(record.column), "a paper's number is that of [expect]"
+        else:
+            assert path == ROOT / "results" / f"{record.item}.jsonl"
+            assert record.size is None
+        check_command(record.command)
+
+
+def check_command(command: str) -> None:
+    words = [word for word in shlex.split(command) if "=" not in word.partition("-")[0]]
+    if words[0] == "python":
+        assert (ROOT / words[1]).exists(), command
+    else:
+        assert words[0] == "seepage", command
+        assert words[1] in ("audit", "reproduce"), command
+        assert words[2] in list_recipes() or find_item(words[2]), command
+
+
+def test_a_number_is_kept_with_its_command_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/somewhere/experiments/mine.py", "--data", "/secret/x.npz", "two words"])
+    record = keep_measured("mine/first", "linear, n 1", "psnr", 0.123456, seed=3, results=tmp_path, n=1, cpu_s=0.98765)
+    assert read_file(tmp_path / "mine" / "first.jsonl") == [record]
+    assert (record.value, record.seeds, record.facts) == (0.1235, {"3": 0.1235}, {"n": 1, "cpu_s": 0.9877})
+    assert record.command == "python experiments/mine.py --data x.npz 'two words'"
+    assert record.made["torch"]
+
+
+def test_a_line_of_the_first_version_is_read(tmp_path: Path) -> None:
+    line = {
+        "item": "cafe/table-3", "size": "small", "row": "MNIST", "column": 0, "paper_data": "mnist", "data": "digits",
+        "metric": "psnr", "paper": 32.6, "ours": 1.5, "low": 1.0, "high": 2.0, "seeds": {"0": 1.5}, "facts": {},
+        "made": {}, "command": "seepage reproduce cafe/table-3", "schema": 1,
+    }  # fmt: skip
+    (tmp_path / "cafe-table-3.jsonl").write_text(json.dumps(line) + "\n")
+    (record,) = read_records(tmp_path, "cafe/table-3")
+    assert (record.value, record.interval, record.paper, record.version) == (1.5, (1.0, 2.0), 32.6, RECORD_SCHEMA)
+
+
+@pytest.mark.parametrize("change", [{"value": "high"}, {"interval": [2, 1]}, {"whatever": 1}, {"schema": 3}])
+def test_what_is_no_record_is_refused_in_one_sentence(tmp_path: Path, change: dict[str, object]) -> None:
+    good = {"schema": RECORD_SCHEMA, "item": "a/b", "row": "r", "metric": "psnr", "value": 1.0}
+    assert Record.model_validate(good)
+    with pytest.raises(ValidationError):
+        Record.model_validate(good | change)
+    (tmp_path / "x.jsonl").write_text(json.dumps(good | change) + "\n")
+    with pytest.raises(SeepageError, match="cannot be read"):
+        read_file(tmp_path / "x.jsonl")
