@@ -22,6 +22,7 @@ class DefenseAware(Distance):
     these models says which distances it helps: a cosine has no use for a known clip, and a rounding interval helps sums
     of absolute differences only. Nothing is followed behind the sum of several clients' updates.
 
+    >>> from seepage.clients import FedSGD
     >>> from torch import nn
     >>> from seepage.attacks.matching.distances import L2
     >>> from seepage.defenses import Sparsify
