@@ -25,7 +25,8 @@ from seepage.defenses import GaussianNoise, Sparsify
 from seepage.metrics.image import psnr
 from seepage.models import build
 from seepage.recipe.auxiliary import Auxiliary, auxiliary_images
-from seepage.simulate.training import Training, train
+from seepage.recipe.plans import Training
+from seepage.simulate.training import train
 from seepage.types import Architecture, Batch, ClientUpdate, Defense, Reconstruction
 
 cpa_scores.OUT = Path("results/generative")

@@ -25,9 +25,9 @@ from seepage import (
     record,
     save_transcript,
 )
+from seepage.recipe.plans import Rounds
 from seepage.testing import ATTACK_CHECKS, AttackCase, planted_inputs
 from seepage.testing.watch import Killed
-from seepage.transcript.vertical import Rounds
 
 
 def all_conv(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:

@@ -10,8 +10,9 @@ from typing import Any, get_args
 import pytest
 
 from seepage.audit.attack import attack_cells, attack_names, own_source
-from seepage.audit.record import no_progress, record_cells
+from seepage.audit.record import record_cells
 from seepage.audit.summary import summarize
+from seepage.core.progress import no_progress
 from seepage.data import DATA
 from seepage.papers import Item, Record, find_item, list_items, read_records, verdict_of, write_book
 from seepage.papers.book import LEGEND, by_line

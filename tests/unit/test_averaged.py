@@ -19,10 +19,11 @@ from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, Lapla
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
+from seepage.recipe.plans import Rounds
 from seepage.recipe.resolve import cells
 from seepage.transcript.designs import WholeBatch
 from seepage.transcript.simulated import SimulatedTranscript
-from seepage.transcript.vertical import IndexedVictim, Rounds, ServerStep
+from seepage.transcript.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, ClientView, Defense, Knowledge, Round, Transcript
 
 NOISE = GaussianNoise(sigma=0.02, clip=1.0)

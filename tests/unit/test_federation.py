@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
 from seepage.core.nn import state_of
-from seepage.simulate.federation import Checkpoints, Clients, Federation, Stage, federate
+from seepage.recipe.plans import Federation
+from seepage.simulate.federation import Checkpoints, Clients, Stage, federate
 from seepage.types import ClientUpdate, Tensors
 
 DRAW = torch.Generator().manual_seed(0)

@@ -7,8 +7,8 @@ from torch import Generator, nn
 from seepage import Architecture, Batch, SeepageError, build, record
 from seepage.attacks.matching.directions import Blended, LookAhead, Plain
 from seepage.attacks.matching.distances import L1, L2, Cosine
-from seepage.audit.record import no_progress
 from seepage.core.nn import frozen_randomness
+from seepage.core.progress import no_progress
 from seepage.errors import Inapplicable
 from seepage.papers.special.ablation import fedleak_without_cosine, fedleak_without_l1
 from seepage.papers.special.convergence import figure_1, figure_6, problem_of, safe_step, similarity

@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from seepage.audit.record import no_progress, record_cells
+from seepage.audit.record import record_cells
+from seepage.core.progress import no_progress
 from seepage.errors import SeepageError
 from seepage.papers import find_item
 from seepage.papers.run import Value

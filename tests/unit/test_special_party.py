@@ -10,8 +10,8 @@ from torch import nn
 
 from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.ica import IMAGES
-from seepage.audit.record import no_progress
 from seepage.audit.run import record_only
+from seepage.core.progress import no_progress
 from seepage.models import build
 from seepage.papers.special.networks import ImageNetUnits, small_vgg
 from seepage.papers.special.party import cosines, embeddings, without

@@ -9,7 +9,8 @@ from torch import nn
 
 from seepage.core.nn import generator, state_of
 from seepage.errors import SeepageError
-from seepage.simulate.training import Training, accuracy, train
+from seepage.recipe.plans import Training
+from seepage.simulate.training import accuracy, train
 from seepage.types import Batch
 
 INPUTS = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))

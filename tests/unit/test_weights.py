@@ -10,7 +10,8 @@ from torch import nn
 
 from seepage import Architecture, SeepageError
 from seepage.models.weights import load_weights, pretrained_state, read_state
-from seepage.simulate.training import Training, begin
+from seepage.recipe.plans import Training
+from seepage.simulate.training import begin
 
 
 def network(classes: int = 3, width: int = 5) -> nn.Sequential:

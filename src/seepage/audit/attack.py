@@ -15,9 +15,10 @@ import torch
 
 from seepage.attacks import Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
-from seepage.audit.record import ProgressCallback, is_skipped, made_anew, place_of
+from seepage.audit.record import is_skipped, made_anew, place_of
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.nn import generator
+from seepage.core.progress import ProgressCallback
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.parts import Part, make_attack

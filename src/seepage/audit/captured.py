@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.observe import Files, observe_files
-from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.run import Run, attack_only, check_device, claim, undone_on_mistake
 from seepage.core.executor import Executor
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes

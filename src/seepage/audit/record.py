@@ -1,6 +1,6 @@
 """Record the cells of an audit: train the model, let the client compute its updates, write both sides to disk."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
 from seepage.core.nn import generator, state_of
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_space, read_json, write_json
 from seepage.errors import Diverged, Inapplicable, SeepageError
 from seepage.metrics import baselines, psnr, ssim
@@ -25,13 +26,6 @@ from seepage.transcript.simulated import Victim
 from seepage.transcript.truth import Truth, open_truth, save_truth
 from seepage.transcript.vertical import IndexedTranscript, IndexedVictim
 from seepage.types import Batch, Knowledge, Tensors, check_finite
-
-ProgressCallback = Callable[[float, float, str], None]
-"""Called with (done, total, what) while a run goes on."""
-
-
-def no_progress(done: float, total: float, what: str) -> None:
-    """Show nothing."""
 
 
 def place_of(folder: Path, part: str, recipe: Recipe, recipes: Sequence[Recipe]) -> Path:

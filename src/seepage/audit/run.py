@@ -25,10 +25,11 @@ from typing import Any
 import torch
 
 from seepage.audit.attack import Source, attack_cells, own_source
-from seepage.audit.record import ProgressCallback, no_progress, record_cells
+from seepage.audit.record import record_cells
 from seepage.audit.row import check_result
 from seepage.audit.summary import summarize
 from seepage.core.executor import Executor, threads_for
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import (
     SCHEMA,
     check_schema,

@@ -11,10 +11,10 @@ from seepage import data
 from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names
 from seepage.audit.attempt import Attempt, open_attempt
-from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.row import make_row, skipped_row, thresholds
 from seepage.audit.score import score_outcomes
 from seepage.audit.verdict import verdict
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure

@@ -11,8 +11,8 @@ import typer
 from seepage.errors import printable
 
 if TYPE_CHECKING:
-    from seepage.audit.record import ProgressCallback
     from seepage.audit.run import Run
+    from seepage.core.progress import ProgressCallback
 
 
 def command_line() -> str:

@@ -15,9 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from seepage.audit.observe import inferred_lines
-from seepage.audit.record import ProgressCallback, no_progress
 from seepage.audit.row import promise_lines, reasons
 from seepage.cli.explained import Option
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.errors import printable
 
 LINE_EVERY = 10.0

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import run as audit
-from seepage.audit.record import ProgressCallback, no_progress
 from seepage.core.executor import Executor, LocalExecutor
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import write_lines
 from seepage.frontier.advising import advice
 from seepage.frontier.page import write_page

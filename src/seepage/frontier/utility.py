@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.audit.record import ProgressCallback, built_model, open_data
+from seepage.audit.record import built_model, open_data
 from seepage.core.executor import Executor, Work
 from seepage.core.nn import state_of
+from seepage.core.progress import ProgressCallback
 from seepage.core.storage import SCHEMA, read_json, write_json
 from seepage.data import Dataset, FileDataset
 from seepage.errors import SeepageError
 from seepage.frontier.sweep import Entry, Utility
 from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
-from seepage.simulate.federation import Clients, Federation, Stage
+from seepage.recipe.plans import Federation
+from seepage.simulate.federation import Clients, Stage
 from seepage.simulate.shares import Held, clients_of, train_federation
 from seepage.simulate.training import train
 from seepage.types import Batch, Update

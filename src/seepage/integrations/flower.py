@@ -28,8 +28,9 @@ from seepage.core.storage import write_tensors
 from seepage.errors import SeepageError
 from seepage.models import build
 from seepage.recipe.case import find_recipe, read_recipe
+from seepage.recipe.plans import Federation
 from seepage.recipe.resolve import cells
-from seepage.simulate.federation import Clients, Federation, Reply, Stage, federate
+from seepage.simulate.federation import Clients, Reply, Stage, federate
 from seepage.simulate.shares import Held, clients_of
 from seepage.simulate.training import begin
 from seepage.types import Tensors, Update

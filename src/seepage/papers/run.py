@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import run as audit
-from seepage.audit.record import ProgressCallback, no_progress
 from seepage.core.executor import Executor
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import read_json, write_json, write_whole
 from seepage.data import DATA
 from seepage.data.packaged import PACKAGED

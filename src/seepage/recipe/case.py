@@ -4,12 +4,12 @@
     seed = 0
     [data]      use = "album"                  a name or a path, and the options of `data.load`
     [model]     use = "fc2"                    a name or `module:factory`, and its options
-    [training]  steps = 200                    `training.Training`: how the model got where it is
-    [federation] rounds = 200, clients = 100   `federation.Federation`: rounds of clients before the audited one
+    [training]  steps = 200                    `plans.Training`: how the model got where it is
+    [federation] rounds = 200, clients = 100   `plans.Federation`: rounds of clients before the audited one
     [partition] use = "dirichlet", alpha = 0.5 who of them holds what
     [client]    use = "fedsgd"                 and its options; clients = 3: only the mean of so many is seen
     [batch]     size = 8, count = 1            `Batches`: the private batches that are attacked
-    [rounds]    design = "random", count = 60  `vertical.Rounds`: one data set, batches of known indices (vertical FL)
+    [rounds]    design = "random", count = 60  `plans.Rounds`: one data set, batches of known indices (vertical FL)
     [knowledge] told = ["labels", "defense"]   `Told`: what the attacker is told beyond the protocol
     [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
@@ -37,34 +37,14 @@ from seepage.defenses import DEFENSES, joined
 from seepage.errors import SeepageError, unknown
 from seepage.recipe.auxiliary import Auxiliary
 from seepage.recipe.parts import Part, find_part, make_attack
-from seepage.simulate.federation import Federation
+from seepage.recipe.plans import Batches, Federation, Rounds, Training
 from seepage.simulate.partition import PARTITIONS, Partition
-from seepage.simulate.training import Training
-from seepage.transcript.vertical import Rounds
 from seepage.types import Architecture, ClientUpdate, Defense
 
 BUILT_IN = Path(__file__).parents[1] / "recipes"
 """Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
 LARGEST = 2**24
 """Bytes of one recipe; more is refused before it is read."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batches:
-    """The private batches that are attacked.
-
-    Args:
-        size: Examples per batch.
-        count: Batches, each attacked by itself; more of them make the interval honest. With `[rounds]`: of how many
-            rounds the attacks that read one round are given each by itself.
-    """
-
-    size: int = 1
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.count < 1:
-            raise SeepageError(f"batch.size and batch.count must be at least 1, got {self.size} and {self.count}")
 
 
 _TELLABLE = ("labels", "indices", "defense")
@@ -118,7 +98,7 @@ class Recipe:
     federation: Federation | None = None
     partition: Part = Part("iid")  # noqa: RUF009
     client: Part = Part("fedsgd")  # noqa: RUF009
-    batch: Batches = Batches()
+    batch: Batches = Batches()  # noqa: RUF009
     rounds: Rounds | None = None
     knowledge: Told = Told()
     auxiliary: Auxiliary | None = None

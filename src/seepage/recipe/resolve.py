@@ -13,13 +13,11 @@ import tomli_w
 from seepage.core.storage import SCHEMA
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.auxiliary import Auxiliary
-from seepage.recipe.case import Batches, Recipe, Scoring, Told
+from seepage.recipe.case import Recipe, Scoring, Told
 from seepage.recipe.overrides import choose, copy_tables
 from seepage.recipe.parts import Part, problems_of, seed_problems
+from seepage.recipe.plans import Batches, Federation, Rounds, Training
 from seepage.registry import problems_with, short
-from seepage.simulate.federation import Federation
-from seepage.simulate.training import Training
-from seepage.transcript.vertical import Rounds
 
 _TABLES: dict[str, type] = {
     "training": Training,

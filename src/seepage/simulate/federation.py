@@ -15,6 +15,7 @@ from seepage.clients.step import Client
 from seepage.core.nn import generator, has_batch_norm, in_mode
 from seepage.core.storage import read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Diverged, SeepageError
+from seepage.recipe.plans import Federation
 from seepage.simulate.training import accuracy
 from seepage.types import Batch, ClientUpdate, Defense, Tensors, Update, check_fits
 
@@ -22,45 +23,6 @@ Lookup = Callable[[Tensor], Batch]
 """Turns places of the data set into a batch."""
 EVERY = 20
 """Checkpoints and accuracies, at the least, per federation: one each `rounds / EVERY` rounds."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Federation:
-    """How the model was trained by clients before the audited round.
-
-    Args:
-        rounds: Rounds before the audited one: the stage at which it is attacked.
-        clients: Clients in all.
-        share: Share of them that takes part in each round, drawn anew; one at least.
-        examples: Examples of a client that take part in a round, drawn anew; None: all it holds.
-        lr: The server's learning rate; None: 1 for differences of weights, 0.1 for gradients.
-    """
-
-    rounds: int = 0
-    clients: int = 100
-    share: float = 0.1
-    examples: int | None = None
-    lr: float | None = None
-
-    def __post_init__(self) -> None:
-        wrong = []
-        if self.rounds < 0:
-            wrong.append(f"rounds >= 0, got {self.rounds}")
-        if self.clients < 1:
-            wrong.append(f"clients >= 1, got {self.clients}")
-        if not 0 < self.share <= 1:
-            wrong.append(f"a share above 0 and up to 1, got {self.share}")
-        if self.examples is not None and self.examples < 1:
-            wrong.append(f"examples >= 1, got {self.examples}")
-        if self.lr is not None and not 0 < self.lr < float("inf"):
-            wrong.append(f"lr > 0, got {self.lr}")
-        if wrong:
-            raise SeepageError(f"[federation] needs {'; '.join(wrong)}; correct the recipe")
-
-    @property
-    def per_round(self) -> int:
-        """Clients that take part in a round."""
-        return max(1, round(self.share * self.clients))
 
 
 @dataclass(frozen=True)

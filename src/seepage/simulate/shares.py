@@ -13,7 +13,8 @@ from seepage.core.nn import generator
 from seepage.data import Dataset
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
-from seepage.simulate.federation import Checkpoints, Clients, Federation, Stage, federate
+from seepage.recipe.plans import Federation
+from seepage.simulate.federation import Checkpoints, Clients, Stage, federate
 from seepage.simulate.partition import sizes_of
 from seepage.types import Batch, Tensors
 

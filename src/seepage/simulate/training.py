@@ -1,9 +1,7 @@
 """Training: brings a fresh model to the state in which a real server would send it out."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,39 +10,8 @@ from torch import Tensor, nn
 from seepage.core.nn import forward, generator, in_mode
 from seepage.errors import SeepageError
 from seepage.models.weights import load_weights, pretrained_state, read_state
+from seepage.recipe.plans import Training
 from seepage.types import Architecture, Batch, Tensors
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How the model was trained before the audited round.
-
-    Args:
-        steps: Steps, one batch each; 0 leaves the model freshly initialised.
-        lr: Learning rate.
-        optimizer: `sgd`, with momentum 0.9, or `adam`.
-        batch_size: Examples per step.
-        init: How the model starts: `default`, each layer's own way, or `wide`: all parameters uniform from -0.5 to
-            0.5, as in the code of Deep Leakage from Gradients. Parameters of normalization layers are left alone.
-        weights: A file of weights to start from (`.safetensors`, or a `state_dict` of `torch.save`), or `pretrained`:
-            what torchvision or timm offer for the model.
-    """
-
-    steps: int = 0
-    lr: float = 0.02
-    batch_size: int = 32
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    init: Literal["default", "wide"] = "default"
-    weights: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.optimizer not in ("sgd", "adam") or self.steps < 0 or self.lr <= 0 or self.batch_size < 1:
-            raise SeepageError(
-                f"training needs steps >= 0, lr > 0, batch_size >= 1 and sgd or adam, got {self}; correct the recipe"
-            )
-        if self.init not in ("default", "wide"):
-            raise SeepageError(f"training.init must be default or wide, got {self.init!r}; correct the recipe")
-
 
 WIDE = 0.5
 

@@ -17,10 +17,11 @@ from seepage.audit.attempt import FolderProgress
 from seepage.clients import FedSGD
 from seepage.core.nn import generator, state_of
 from seepage.models import build
+from seepage.recipe.plans import Rounds
 from seepage.testing.fake_device import pretended
 from seepage.testing.watch import Changed, Kept, Killed, globals_kept, same, snapshot, tensors_of
 from seepage.transcript.recorded import open_transcript, save_transcript
-from seepage.transcript.vertical import IndexedVictim, Rounds
+from seepage.transcript.vertical import IndexedVictim
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
 
 TINY = Architecture("fc2", {"hidden": 16})

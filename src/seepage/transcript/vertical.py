@@ -15,8 +15,8 @@ from seepage.clients import TrainingRule
 from seepage.clients.base import leaves_of
 from seepage.clients.step import Client
 from seepage.core.nn import unordered
-from seepage.errors import SeepageError, unknown
-from seepage.transcript.designs import DESIGNS, Design, check_rounds, make_design
+from seepage.errors import SeepageError
+from seepage.transcript.designs import Design
 from seepage.types import Batch, ClientView, Defense, Knowledge, LocalProblem, Round, Tensors, Update
 
 # --- the weights while rounds go on --------------------------------------------------------------------------------
@@ -37,52 +37,6 @@ class ServerStep:
     def __post_init__(self) -> None:
         if self.optimizer not in ("none", "sgd", "adam") or not self.lr > 0:
             raise SeepageError(f"the server's step must be none, sgd or adam with lr > 0, got {self}; correct it")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """Rounds over one data set with known indices, in place of independent batches: the `[rounds]` of a recipe.
-
-    Args:
-        design: `random` draws (the paper's protocol), shuffled `epochs`, the server's own `partitions`, or the `whole`
-            data set in every round, as a client's full batch.
-        count: Number of rounds.
-        samples: N, examples that all parties hold.
-        optimizer: How the server changes the weights meanwhile; `none` leaves them frozen.
-        lr: Its learning rate.
-    """
-
-    design: str = "random"
-    count: int = 60
-    samples: int = 800
-    optimizer: Literal["none", "sgd", "adam"] = "none"
-    lr: float = 1e-4
-
-    def __post_init__(self) -> None:
-        least = 1 if self.design == "whole" else 2
-        if self.count < 1 or self.samples < least:
-            raise SeepageError(
-                f"rounds.count must be at least 1 and rounds.samples at least {least}, got {self.count} and "
-                f"{self.samples}"
-            )
-        if self.design not in DESIGNS:
-            raise unknown("design of rounds", self.design, DESIGNS)
-        _ = self.server
-
-    @property
-    def server(self) -> ServerStep:
-        return ServerStep(optimizer=self.optimizer, lr=self.lr)
-
-    def drawn(self, batch_size: int, seed: int) -> Design:
-        """Which samples each round holds.
-
-        Raises:
-            SeepageError: Where the batches do not fit the data set, or the rounds would only repeat themselves.
-        """
-        design = make_design(self.design, self.samples, batch_size, seed)
-        for problem in check_rounds(design, self.count):
-            raise SeepageError(f"{problem}; lower rounds.count")
-        return design
 
 
 @dataclass(frozen=True)

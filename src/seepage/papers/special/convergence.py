@@ -11,8 +11,8 @@ from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.problem import Problem
-from seepage.audit.record import ProgressCallback
 from seepage.core.nn import dot, generator, norm
+from seepage.core.progress import ProgressCallback
 from seepage.metrics import psnr, score
 from seepage.papers.run import Value
 from seepage.papers.special.victims import first_cell, victims_of

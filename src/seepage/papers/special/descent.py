@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.matching.directions import Blended, Direction, Gradients, LookAhead, Plain
-from seepage.audit.record import ProgressCallback
+from seepage.core.progress import ProgressCallback
 from seepage.papers.run import Value
 
 START = 0.5

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
-from seepage.audit.record import ProgressCallback
 from seepage.core.nn import generator
+from seepage.core.progress import ProgressCallback
 from seepage.errors import SeepageError
 from seepage.metrics import psnr
 from seepage.papers.run import Value

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from seepage.audit.record import ProgressCallback
+from seepage.core.progress import ProgressCallback
 from seepage.papers.run import Value
 from seepage.papers.special.parties import finite, loss, parties_of
 from seepage.recipe.resolve import cells

@@ -14,8 +14,9 @@ from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.feature_inversion import Embedding
 from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.mixing_layer import find_layer
-from seepage.audit.record import ProgressCallback, place_of
+from seepage.audit.record import place_of
 from seepage.audit.run import record_only
+from seepage.core.progress import ProgressCallback
 from seepage.papers.run import Value
 from seepage.recipe.resolve import cells
 from seepage.transcript.recorded import open_transcript

@@ -1,0 +1,145 @@
+"""What a recipe says of the setting: how the model is trained, by whom, and which examples are attacked.
+
+Configuration alone. `seepage.simulate` does what these say.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from seepage.errors import SeepageError, unknown
+from seepage.transcript.designs import DESIGNS, Design, check_rounds, make_design
+from seepage.transcript.vertical import ServerStep
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How the model was trained before the audited round.
+
+    Args:
+        steps: Steps, one batch each; 0 leaves the model freshly initialised.
+        lr: Learning rate.
+        optimizer: `sgd`, with momentum 0.9, or `adam`.
+        batch_size: Examples per step.
+        init: How the model starts: `default`, each layer's own way, or `wide`: all parameters uniform from -0.5 to
+            0.5, as in the code of Deep Leakage from Gradients. Parameters of normalization layers are left alone.
+        weights: A file of weights to start from (`.safetensors`, or a `state_dict` of `torch.save`), or `pretrained`:
+            what torchvision or timm offer for the model.
+    """
+
+    steps: int = 0
+    lr: float = 0.02
+    batch_size: int = 32
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    init: Literal["default", "wide"] = "default"
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in ("sgd", "adam") or self.steps < 0 or self.lr <= 0 or self.batch_size < 1:
+            raise SeepageError(
+                f"training needs steps >= 0, lr > 0, batch_size >= 1 and sgd or adam, got {self}; correct the recipe"
+            )
+        if self.init not in ("default", "wide"):
+            raise SeepageError(f"training.init must be default or wide, got {self.init!r}; correct the recipe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Federation:
+    """How the model was trained by clients before the audited round.
+
+    Args:
+        rounds: Rounds before the audited one: the stage at which it is attacked.
+        clients: Clients in all.
+        share: Share of them that takes part in each round, drawn anew; one at least.
+        examples: Examples of a client that take part in a round, drawn anew; None: all it holds.
+        lr: The server's learning rate; None: 1 for differences of weights, 0.1 for gradients.
+    """
+
+    rounds: int = 0
+    clients: int = 100
+    share: float = 0.1
+    examples: int | None = None
+    lr: float | None = None
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.rounds < 0:
+            wrong.append(f"rounds >= 0, got {self.rounds}")
+        if self.clients < 1:
+            wrong.append(f"clients >= 1, got {self.clients}")
+        if not 0 < self.share <= 1:
+            wrong.append(f"a share above 0 and up to 1, got {self.share}")
+        if self.examples is not None and self.examples < 1:
+            wrong.append(f"examples >= 1, got {self.examples}")
+        if self.lr is not None and not 0 < self.lr < float("inf"):
+            wrong.append(f"lr > 0, got {self.lr}")
+        if wrong:
+            raise SeepageError(f"[federation] needs {'; '.join(wrong)}; correct the recipe")
+
+    @property
+    def per_round(self) -> int:
+        """Clients that take part in a round."""
+        return max(1, round(self.share * self.clients))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batches:
+    """The private batches that are attacked.
+
+    Args:
+        size: Examples per batch.
+        count: Batches, each attacked by itself; more of them make the interval honest. With `[rounds]`: of how many
+            rounds the attacks that read one round are given each by itself.
+    """
+
+    size: int = 1
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.size < 1 or self.count < 1:
+            raise SeepageError(f"batch.size and batch.count must be at least 1, got {self.size} and {self.count}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """Rounds over one data set with known indices, in place of independent batches: the `[rounds]` of a recipe.
+
+    Args:
+        design: `random` draws (the paper's protocol), shuffled `epochs`, the server's own `partitions`, or the `whole`
+            data set in every round, as a client's full batch.
+        count: Number of rounds.
+        samples: N, examples that all parties hold.
+        optimizer: How the server changes the weights meanwhile; `none` leaves them frozen.
+        lr: Its learning rate.
+    """
+
+    design: str = "random"
+    count: int = 60
+    samples: int = 800
+    optimizer: Literal["none", "sgd", "adam"] = "none"
+    lr: float = 1e-4
+
+    def __post_init__(self) -> None:
+        least = 1 if self.design == "whole" else 2
+        if self.count < 1 or self.samples < least:
+            raise SeepageError(
+                f"rounds.count must be at least 1 and rounds.samples at least {least}, got {self.count} and "
+                f"{self.samples}"
+            )
+        if self.design not in DESIGNS:
+            raise unknown("design of rounds", self.design, DESIGNS)
+        _ = self.server
+
+    @property
+    def server(self) -> ServerStep:
+        return ServerStep(optimizer=self.optimizer, lr=self.lr)
+
+    def drawn(self, batch_size: int, seed: int) -> Design:
+        """Which samples each round holds.
+
+        Raises:
+            SeepageError: Where the batches do not fit the data set, or the rounds would only repeat themselves.
+        """
+        design = make_design(self.design, self.samples, batch_size, seed)
+        for problem in check_rounds(design, self.count):
+            raise SeepageError(f"{problem}; lower rounds.count")
+        return design
