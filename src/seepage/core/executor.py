@@ -130,15 +130,18 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
 
     The workers take pieces from the front. This process takes them from the back, as long as it can still withdraw
     them from the workers' queue.
+
+    This is the standard library's pool and not `loky`'s: workers of `loky` hear Ctrl-C and SIGTERM with their group,
+    print tracebacks of their own, and a busy one outlives a parent that was killed.
     """
     # spawn, not fork: torch's thread pools do not survive a fork.
     context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_follow, initargs=(os.getpid(),))
+    pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_end_with_parent, initargs=(os.getpid(),))
     try:
-        with _deaf_workers():
+        with _signals_held_back():
             running = {pool.submit(work.run, plan.threads): work for work in works}
         for future, work in running.items():
-            future.add_done_callback(partial(_finished, done, work))
+            future.add_done_callback(partial(_report_done, done, work))
         for future, work in reversed(running.items()):
             if future.cancel():
                 work.run(plan.threads)
@@ -155,7 +158,7 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
 
 
 @contextmanager
-def _deaf_workers() -> Iterator[None]:
+def _signals_held_back() -> Iterator[None]:
     """Start workers that never hear Ctrl-C or SIGTERM, which may reach a whole group: this process ends them itself.
 
     They inherit what is held back here meanwhile. Ignoring it instead would lose what arrives just then.
@@ -171,7 +174,7 @@ def _deaf_workers() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _follow(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Make this worker end once its parent is gone: a killed parent cannot tell it, and it would wait forever."""
 
     def watch() -> None:
@@ -182,7 +185,7 @@ def _follow(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _finished(done: Done, work: Work, future: "Future[None]") -> None:
+def _report_done(done: Done, work: Work, future: "Future[None]") -> None:
     if not future.cancelled() and future.exception() is None:
         done(work)
 
