@@ -26,7 +26,7 @@ from seepage.defenses import Compose, GaussianNoise, Quantize, Soteria, Sparsify
 from seepage.integrations.flower_hooks import AuditedStrategy, defense_mod, recording_mod
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
-from seepage.privacy.ledger import Spent, open_spent
+from seepage.privacy.ledger import LedgerEntry, open_entry
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -232,7 +232,7 @@ def test_strange_messages_stop_nothing(tmp_path: Path) -> None:
 
 def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     logging.getLogger("flwr").propagate = True
-    spent = Spent(epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=4)
+    spent = LedgerEntry(epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=4)
     ledger = Ledger(tmp_path)
 
     def private(message: Message, context: Context) -> Message:
@@ -244,7 +244,7 @@ def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCap
         recording_mod(recorder(tmp_path, audit="inline"), ledger=ledger)(question(client=7), context_of(7), private)
     line = next(line for line in caplog.text.splitlines() if "gives away 1 of 1 examples exactly" in line)
     assert "epsilon 2.5 (delta 1e-05; 4 steps by rdp" in line
-    assert open_spent(tmp_path / "000003-client-7") == spent
+    assert open_entry(tmp_path / "000003-client-7") == spent
     assert ledger.rows(7)[-1]["recording"] == "000003-client-7"
 
 

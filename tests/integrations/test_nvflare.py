@@ -27,7 +27,7 @@ from seepage.core.storage import append_line, read_lines
 from seepage.integrations.nvflare import RecordingFilter
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
-from seepage.privacy.ledger import Spent, open_spent
+from seepage.privacy.ledger import LedgerEntry, open_entry
 from seepage.types import Batch
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -221,7 +221,7 @@ def test_a_model_in_parts_is_recorded_in_part(tmp_path: Path, caplog: pytest.Log
 
 
 def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    spent = Spent(epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=4)
+    spent = LedgerEntry(epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=4)
     ledger = Ledger(tmp_path)
     (tmp_path / "ledger").mkdir()
     append_line(tmp_path / "ledger" / "client-site-1.jsonl", {"t": 3, "history": [], **spent.table()})
@@ -233,7 +233,7 @@ def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCap
             site.take(reply(DataKind.WEIGHTS, stepped(initial(), 1)))
     lines = [line for line in caplog.text.splitlines() if "gives away 1 of 1 examples exactly" in line]
     assert ["epsilon 2.5" in line for line in lines] == [True, False]  # the client wrote no line of round 4
-    assert open_spent(tmp_path / "000003-client-site-1") == spent
+    assert open_entry(tmp_path / "000003-client-site-1") == spent
     assert ledger.rows("site-1")[-1]["examples_given_away"] == 1
 
 

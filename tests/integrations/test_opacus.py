@@ -22,7 +22,7 @@ from seepage.cli import main
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorder
 from seepage.privacy.accounting import epsilon
-from seepage.privacy.ledger import Spent, open_spent, save_spent
+from seepage.privacy.ledger import LedgerEntry, open_entry, save_entry
 
 # Opacus warns of its ordinary random numbers and of hooks.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -76,7 +76,7 @@ def test_epsilon_is_the_engines_over_rounds_and_clients(tmp_path: Path) -> None:
             wanted[t, number] = client.engine.get_epsilon(DELTA)
             assert spent.epsilon == wanted[t, number]
             assert kept.folder is not None
-            assert open_spent(kept.folder) == spent
+            assert open_entry(kept.folder) == spent
             stated = exposure(kept.folder)
             assert stated.stated == spent
             assert f"the client states epsilon {spent.epsilon:.3g}" in stated.notes[-1]
@@ -185,12 +185,12 @@ def test_a_line_cut_by_a_kill_is_left_out_and_written_over(tmp_path: Path) -> No
 
 
 def test_a_statement_of_others_is_read_with_suspicion(tmp_path: Path) -> None:
-    spent = Spent(
+    spent = LedgerEntry(
         epsilon=2.5, delta=1e-5, accountant="rdp", noise=1.0, clip=1.0, sample_rate=0.1, steps=9, doubts=("one",)
     )
-    save_spent(spent, tmp_path)
-    assert open_spent(tmp_path) == spent
-    assert open_spent(tmp_path / "none") is None
+    save_entry(spent, tmp_path)
+    assert open_entry(tmp_path) == spent
+    assert open_entry(tmp_path / "none") is None
     table = json.loads((tmp_path / "privacy.json").read_text())
     wrong: list[dict[str, Any]] = [
         {"epsilon": -1}, {"epsilon": "2"}, {"delta": None}, {"clip": [1.0]}, {"steps": 1.5}, {"steps": True},
@@ -199,10 +199,10 @@ def test_a_statement_of_others_is_read_with_suspicion(tmp_path: Path) -> None:
     for change in wrong:
         (tmp_path / "privacy.json").write_text(json.dumps(table | change))
         with pytest.raises(SeepageError, match="as a ledger does"):
-            open_spent(tmp_path)
+            open_entry(tmp_path)
     (tmp_path / "privacy.json").write_text(json.dumps({key: table[key] for key in table if key != "epsilon"}))
     with pytest.raises(SeepageError, match="as a ledger does"):
-        open_spent(tmp_path)
+        open_entry(tmp_path)
 
 
 def test_mistakes_are_said(tmp_path: Path) -> None:

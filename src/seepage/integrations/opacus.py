@@ -20,7 +20,7 @@ from seepage.errors import SeepageError
 from seepage.integrations.circuit_breaker import Faults, Say
 from seepage.integrations.recorder import Recorded, label_of
 from seepage.privacy.accounting import VACUOUS, doubts
-from seepage.privacy.ledger import Spent, read_spent, save_spent
+from seepage.privacy.ledger import LedgerEntry, read_entry, save_entry
 
 if TYPE_CHECKING:
     from opacus import PrivacyEngine
@@ -90,7 +90,7 @@ class Ledger:
         t: int,
         client: int | str,
         seen: Recorded | None = None,
-    ) -> Spent:
+    ) -> LedgerEntry:
         """Add the line of one client's round, and state it in the update's recording too, where there is one.
 
         Args:
@@ -105,13 +105,13 @@ class Ledger:
         """
         rows = [row for row in self.rows(client) if row["t"] < t]
         before = _history(rows[-1]["history"]) if rows else []
-        spent = _spent(engine, optimizer, self.delta, before)
-        self._append(client, {**_row(t, client, spent, seen), "history": engine.accountant.history})
+        entry = _entry(engine, optimizer, self.delta, before)
+        self._append(client, {**_row(t, client, entry, seen), "history": engine.accountant.history})
         if seen is not None and seen.folder is not None:
-            save_spent(spent, seen.folder)
-        return spent
+            save_entry(entry, seen.folder)
+        return entry
 
-    def join(self, seen: Recorded, *, t: int, client: int | str) -> Spent | None:
+    def join(self, seen: Recorded, *, t: int, client: int | str) -> LedgerEntry | None:
         """Put a round's line and the look at its update together, where the update was recorded after its line.
 
         The client's code adds the line, as it has the engine, and a hook of a framework sees the update that leaves.
@@ -129,13 +129,13 @@ class Ledger:
             SeepageError: Where the folder cannot be written.
         """
         row = next((row for row in reversed(self.rows(client)) if row["t"] == t), None)
-        spent = None if row is None else read_spent(row)
-        if row is None or spent is None:
+        entry = None if row is None else read_entry(row)
+        if row is None or entry is None:
             return None
-        self._append(client, {**_row(t, client, spent, seen), "history": row["history"]})
+        self._append(client, {**_row(t, client, entry, seen), "history": row["history"]})
         if seen.folder is not None:
-            save_spent(spent, seen.folder)
-        return spent
+            save_entry(entry, seen.folder)
+        return entry
 
     def rows(self, client: int | str) -> list[dict[str, Any]]:
         """A client's lines, the last of each round, by round; one cut short by a kill is left out.
@@ -173,12 +173,12 @@ def said_of(
     """
     words = [] if seen.exposure is None else [seen.exposure.line]
     if ledger is not None:
-        spent = faults.tried("ledger", lambda: ledger.join(seen, t=t, client=client), where, say)
-        words += [] if spent is None else [spent.line]
+        entry = faults.tried("ledger", lambda: ledger.join(seen, t=t, client=client), where, say)
+        words += [] if entry is None else [entry.line]
     return " | ".join(words)
 
 
-def _row(t: int, client: int | str, spent: Spent, seen: Recorded | None) -> dict[str, Any]:
+def _row(t: int, client: int | str, entry: LedgerEntry, seen: Recorded | None) -> dict[str, Any]:
     found = None if seen is None else seen.exposure
     return {
         "schema": SCHEMA,
@@ -187,14 +187,14 @@ def _row(t: int, client: int | str, spent: Spent, seen: Recorded | None) -> dict
         "recording": seen.folder.name if seen is not None and seen.folder is not None else None,
         "examples_given_away": None if found is None else found.examples,
         "looks": None if found is None else found.line,
-        **spent.table(),
+        **entry.table(),
     }
 
 
-def _spent(engine: "PrivacyEngine", optimizer: "DPOptimizer", delta: float, before: History) -> Spent:
+def _entry(engine: "PrivacyEngine", optimizer: "DPOptimizer", delta: float, before: History) -> LedgerEntry:
     history = _history(engine.accountant.history)
     amount, why = _epsilon(engine, history, delta)
-    return Spent(
+    return LedgerEntry(
         epsilon=amount,
         delta=delta,
         accountant=str(engine.accountant.mechanism()),

@@ -17,7 +17,7 @@ from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_fi
 from seepage.leakage.head_features import head_features
 from seepage.leakage.labels import LabelLeak, label_findings, label_leak
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
-from seepage.privacy.ledger import Spent, open_spent
+from seepage.privacy.ledger import LedgerEntry, open_entry
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
 from seepage.types import ClientUpdate, Knowledge, Round, Transcript, Update
@@ -80,7 +80,7 @@ class Exposure:
     findings: tuple[Finding, ...]
     tensors: tuple[TensorLeak, ...]
     notes: tuple[str, ...]
-    stated: Spent | None = None
+    stated: LedgerEntry | None = None
 
     @property
     def examples(self) -> int:
@@ -286,7 +286,7 @@ class UpdateAnalysis:
             *label_findings(self.labels, knowledge),
             *batch_norm_findings(norms),
         )
-        stated = open_spent(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
+        stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
         return Exposure(
             t=self.t,
             kind=update.kind,
@@ -347,7 +347,7 @@ class UpdateAnalysis:
         count, width = found.features.shape
         return f"the {width} features of each of its {count} examples, solved from the head", None
 
-    def _notes(self, stated: Spent | None, unsolved: str | None) -> Iterator[str]:
+    def _notes(self, stated: LedgerEntry | None, unsolved: str | None) -> Iterator[str]:
         limited = self._read[2]
         if limited is not None:
             yield limited

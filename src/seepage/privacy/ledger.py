@@ -1,10 +1,12 @@
 """What a client's accountant of differential privacy had counted when an update left: its own statement."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, Strict, TypeAdapter, ValidationError
 
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
@@ -13,12 +15,16 @@ FILE = "privacy.json"
 """Where it lies in a recorded folder."""
 
 
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), Strict()]
+"""A number that is finite and not negative; JSON's true, false and words are none."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class Spent:
+class LedgerEntry:
     """Differential privacy of one client's examples after some of its own training steps. Stated, not measured.
 
     Attributes:
-        epsilon: Spent so far; None where none holds or it could not be counted: `doubts` says why.
+        epsilon: LedgerEntry so far; None where none holds or it could not be counted: `doubts` says why.
         delta: The chance that it does not hold, in (0, 1).
         accountant: Who counted it, such as `prv` or `rdp`.
         noise: Noise multiplier of the last step: standard deviation of the noise over the clip norm.
@@ -28,20 +34,20 @@ class Spent:
         doubts: Why not to trust it, one sentence each.
     """
 
-    epsilon: float | None
-    delta: float
-    accountant: str
-    noise: float
-    clip: float
-    sample_rate: float | None
-    steps: int
+    epsilon: Amount | None
+    delta: Amount
+    accountant: Annotated[str, Strict()]
+    noise: Amount
+    clip: Amount
+    sample_rate: Amount | None
+    steps: Annotated[int, Field(ge=0), Strict()]
     doubts: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
         """One line for a log.
 
-        >>> Spent(epsilon=None, delta=1e-5, accountant="rdp", noise=0.0, clip=1.0, sample_rate=None, steps=0).line
+        >>> LedgerEntry(epsilon=None, delta=1e-5, accountant="rdp", noise=0.0, clip=1.0, sample_rate=None, steps=0).line
         'no epsilon (delta 1e-05; 0 steps by rdp; noise 0, clip 1)'
         """
         much = "no epsilon" if self.epsilon is None else f"epsilon {self.epsilon:.3g}"
@@ -56,16 +62,22 @@ class Spent:
         return {**asdict(self), "doubts": list(self.doubts)}
 
 
-def save_spent(spent: Spent, folder: Path) -> None:
+@cache
+def _reader() -> TypeAdapter[LedgerEntry]:
+    """Made when the first entry is read: building a validator takes longer than starting does."""
+    return TypeAdapter(LedgerEntry)
+
+
+def save_entry(entry: LedgerEntry, folder: Path) -> None:
     """Write it into a recorded folder.
 
     Raises:
         SeepageError: Where the folder cannot be written.
     """
-    write_json(folder / FILE, {"schema": SCHEMA, **spent.table()})
+    write_json(folder / FILE, {"schema": SCHEMA, **entry.table()})
 
 
-def open_spent(folder: Path) -> Spent | None:
+def open_entry(folder: Path) -> LedgerEntry | None:
     """Read it from a recorded folder, which may be somebody else's; None where nothing was stated.
 
     Raises:
@@ -76,34 +88,15 @@ def open_spent(folder: Path) -> Spent | None:
         return None
     found = read_json(path)
     check_schema(found, path)
-    spent = read_spent(found)
-    if spent is None:
+    entry = read_entry(found)
+    if entry is None:
         raise SeepageError(f"{path} does not state a privacy that was spent, as a ledger does; delete it")
-    return spent
+    return entry
 
 
-def read_spent(table: Mapping[str, Any]) -> Spent | None:
-    """What `Spent.table` made, read back; None for something else."""
-    if not _is_whole(table):
+def read_entry(table: Mapping[str, Any]) -> LedgerEntry | None:
+    """What `LedgerEntry.table` made, read back; None for something else. Further keys are passed over."""
+    try:
+        return _reader().validate_python(dict(table))
+    except ValidationError:
         return None
-    own = {field.name: table[field.name] for field in fields(Spent)}
-    return Spent(**own | {"doubts": tuple(table["doubts"])})
-
-
-def _is_whole(found: Mapping[str, Any]) -> bool:
-    words, steps = found.get("doubts"), found.get("steps")
-    numbers = (found.get("epsilon"), found.get("sample_rate"))
-    return (
-        all(number is None or _is_amount(number) for number in numbers)
-        and all(key in found for key in ("epsilon", "sample_rate"))
-        and all(_is_amount(found.get(key)) for key in ("delta", "noise", "clip"))
-        and isinstance(steps, int)
-        and _is_amount(steps)
-        and isinstance(found.get("accountant"), str)
-        and isinstance(words, list)
-        and all(isinstance(word, str) for word in words)
-    )
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf

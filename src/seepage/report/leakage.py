@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.core.storage import check_schema, read_json
-from seepage.privacy.ledger import read_spent
+from seepage.privacy.ledger import read_entry
 from seepage.report.run import parse, parse_all
 
 FILE = "exposure.json"
@@ -58,7 +58,7 @@ class Exposed:
     @property
     def promised(self) -> list[str]:
         """What the client states of its differential privacy, and why to doubt it."""
-        spent = None if self.stated is None else read_spent(self.stated)
+        spent = None if self.stated is None else read_entry(self.stated)
         if spent is None:
             return []
         return [f"the client states {spent.line}", *(f"doubt on that: {doubt}" for doubt in spent.doubts)]
