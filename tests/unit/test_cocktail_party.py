@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from seepage import Batch, GaussianNoise, Inapplicable, Reconstruction, SeepageError, attack, build, record
 from seepage.attacks.cpa.cocktail_party import CocktailParty
-from seepage.attacks.mixing_layer import Tail
+from seepage.attacks.mixing_layer import DownstreamNetwork, find_layer
+from seepage.attacks.spear import Spear
 from seepage.core.nn import forward, in_mode, state_of
 from seepage.data import load
 from seepage.metrics.align import align
@@ -400,9 +401,33 @@ class Reshaped(nn.Module):
 @pytest.mark.parametrize("net", [embedding_net(), Reshaped()], ids=["plain", "reshaped"])
 def test_the_network_behind_the_layer_is_read_without_an_image(net: nn.Module) -> None:
     layer, behind = ("4", net[5:]) if isinstance(net, nn.Sequential) else ("first", nn.Sequential(nn.ReLU(), net.last))
-    tail = Tail(net, layer, *state_of(net), (3, 32, 32))
+    downstream = DownstreamNetwork(net, layer, *state_of(net), (3, 32, 32))
     outputs = torch.randn((5, 48), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
         expected = behind.double()(outputs)
         behind.float()
-    torch.testing.assert_close(tail.logits(outputs).detach(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(downstream.logits(outputs).detach(), expected, rtol=1e-6, atol=1e-6)
+
+
+class Tokens(nn.Module):
+    """Patches as tokens through PyTorch's own encoder, whose fused kernel calls no inner layer and has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, 16, 4, 4)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), 2)
+        self.head = nn.Linear(16, 13)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embed(images).flatten(2).transpose(1, 2)).mean(1))
+
+
+def test_of_a_transformer_the_first_layer_that_reads_one_vector_per_example_is_attacked() -> None:
+    torch.manual_seed(0)
+    seen = record(Tokens(), photographs(2))
+    assert find_layer(seen.knowledge, seen[0], None).name == "head"
+    assert attack(seen, CocktailParty()).space == "feature"
+    with pytest.raises(Inapplicable, match=r"does not read one vector per example.*name one of head"):
+        attack(seen, CocktailParty(layer="encoder.layers.0.linear1"))
+    with pytest.raises(Inapplicable, match="no ReLU follows layer 'head'"):
+        attack(seen, Spear())

@@ -21,9 +21,10 @@ from seepage import (
     record,
 )
 from seepage.attacks.matching.distances import L2
-from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss, LayerPrior, LayerWatch, Seen
+from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss, LayerPrior, Seen
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.parameters import Pixels
+from seepage.core.nn import captured_calls
 from seepage.testing import planted_inputs
 from seepage.testing.watch import Changed, same, snapshot
 from seepage.types import Round
@@ -177,16 +178,15 @@ def test_hooks_come_off_even_when_the_evaluation_fails() -> None:
         assert same(state, before[what]), what
 
 
-def test_a_watch_forgets_what_was_taken() -> None:
-    model, watch = Small(), LayerWatch()
-    with watch.on(model, ["act", "conv"]):
+def test_calls_are_captured_for_the_block_alone() -> None:
+    model = Small()
+    with captured_calls(model, ["act", "conv"]) as calls:
         model(torch.rand(2, *SHAPE))
-        seen = watch.take()
-        assert {name: len(calls) for name, calls in seen.items()} == {"conv": 1, "act": 2}
-        assert seen["conv"][0].output.shape == (2, 3, 4, 4)
-        assert not watch.take()
+        assert {name: len(made) for name, made in calls.items()} == {"conv": 1, "act": 2}
+        assert calls["conv"][0].output.shape == (2, 3, 4, 4)
+        calls.clear()
     model(torch.rand(2, *SHAPE))
-    assert not watch.take()
+    assert not calls
 
 
 def test_the_search_follows_a_layer_prior() -> None:

@@ -15,7 +15,7 @@ from seepage.attacks.cpa.refinement import (
     sensitivity,
     stages_for,
 )
-from seepage.attacks.mixing_layer import Tail
+from seepage.attacks.mixing_layer import DownstreamNetwork
 from seepage.core.nn import state_of
 from seepage.data import load
 
@@ -45,7 +45,7 @@ def case(n: int, model: nn.Sequential) -> tuple[Mixture, Tensor, Batch, Tensor]:
         outputs=kept.right @ params["1.weight"].double().T,
         bias=params["1.bias"].double(),
         n=n,
-        tail=Tail(model, "1", params, buffers, (3, 32, 32)),
+        downstream=DownstreamNetwork(model, "1", params, buffers, (3, 32, 32)),
         error_sum=update[last].double(),
     )
     return mixture, batch.inputs.flatten(1).double() @ kept.right.T, batch, kept.right
@@ -62,15 +62,15 @@ def test_at_the_truth_columns_labels_and_scale_are_right(deep: bool) -> None:
 
 def test_the_tail_is_the_model_behind_the_layer() -> None:
     model, images = network(deep=True), photographs(4)
-    tail = Tail(model, "1", *state_of(model), (3, 32, 32))
+    downstream = DownstreamNetwork(model, "1", *state_of(model), (3, 32, 32))
     outputs = model[1](images.flatten(1)).double().detach()
-    torch.testing.assert_close(tail.logits(outputs).float(), model(images), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(downstream.logits(outputs).float(), model(images), rtol=1e-4, atol=1e-5)
     leaf = outputs.float().requires_grad_()
     expected = torch.autograd.grad(model[2:](leaf)[:, 1].sum(), leaf)[0]
     unit = torch.zeros((4, 5), dtype=torch.float64)
     unit[:, 1] = 1
-    torch.testing.assert_close(tail.backward(outputs, unit).float(), expected)
-    torch.testing.assert_close(tail.backward(outputs, torch.stack([unit, 2 * unit]))[1].float(), 2 * expected)
+    torch.testing.assert_close(downstream.backward(outputs, unit).float(), expected)
+    torch.testing.assert_close(downstream.backward(outputs, torch.stack([unit, 2 * unit]))[1].float(), 2 * expected)
     assert not model[1]._forward_pre_hooks
 
 
@@ -116,9 +116,9 @@ def test_sensitivity_is_what_a_moved_image_would_change() -> None:
             moved = truth.clone()
             moved[0] = truth[0] + sign * 0.5 * (truth[j] - truth[0]) / (truth[j] - truth[0]).norm()
             outputs = moved @ mixture.outputs + mixture.bias
-            errors = mixture.tail.probabilities(outputs)
+            errors = mixture.downstream.probabilities(outputs)
             errors[torch.arange(4), batch.labels] -= 1
-            now = mixture.tail.backward(outputs, errors)[0]
+            now = mixture.downstream.backward(outputs, errors)[0]
             changes.append(float((now - view.computed[0]).norm() / view.computed[0].norm()))
     assert float(found[0]) == pytest.approx(min(changes), rel=1e-6)
     nearest = (truth[1:] - truth[0]).norm(dim=1).argmin()

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.core.nn import InputLayer, forward, in_mode, input_layer
+from seepage.core.nn import InputLayer, captured_calls, forward, in_mode, input_layer
 from seepage.types import ClientUpdate, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 
@@ -211,30 +211,24 @@ class _Trace:
     @classmethod
     def of(cls, inputs: Tensor, leak: _Leak) -> "_Trace":
         model, observed = leak.knowledge.model, leak.observed
-        layer = model.get_submodule(leak.layer.weight.rpartition(".")[0])
-        outputs: list[Tensor] = []
-        seen: dict[str, tuple[Tensor, Tensor]] = {}
-
-        def cut(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            outputs.append(output.detach().requires_grad_())
-            return outputs[-1]
-
-        handles = [layer.register_forward_hook(cut)]
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Linear) and module is not layer and module.in_features == len(leak.bias):
-
-                def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor, name: str = name) -> None:
-                    seen[f"{name}.weight"] = args[0].detach(), output
-
-                handles.append(module.register_forward_hook(keep))
-        try:
-            with torch.enable_grad(), in_mode(model, training=False):
-                logits = forward(model, observed.params, inputs, buffers=observed.buffers)
-        finally:
-            for handle in handles:
-                handle.remove()
-        later = tuple((name, *pair) for name, pair in seen.items() if pair[0].ndim == 2 and name in leak.gradient)
-        return cls(outputs[0], later, logits, leak.knowledge.client)
+        first = leak.layer.weight.rpartition(".")[0]
+        # What may read the layer's m neurons: fully connected layers with m inputs.
+        readers = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, nn.Linear) and name != first and module.in_features == len(leak.bias)
+        ]
+        # The inputs carry a graph so that the outputs do; no gradient is ever taken with respect to the inputs.
+        leaf = inputs.detach().requires_grad_()
+        with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [first, *readers]) as calls:
+            logits = forward(model, observed.params, leaf, buffers=observed.buffers)
+        last = {name: calls[name][-1] for name in readers if name in calls}
+        later = tuple(
+            (f"{name}.weight", call.input.detach(), call.output)
+            for name, call in last.items()
+            if call.input.ndim == 2 and f"{name}.weight" in leak.gradient
+        )
+        return cls(calls[first][0].output, later, logits, leak.knowledge.client)
 
     def gradients(self, label: int) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Each candidate's own loss gradient with respect to `first` and to the outputs of `later`."""

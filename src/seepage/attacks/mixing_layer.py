@@ -6,13 +6,16 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks.base import Inapplicable
-from seepage.core.nn import InputLayer, forward, generator, in_mode, input_layer
+from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.core.nn import InputLayer, calls_in_pass, forward, generator, in_mode, input_layer
 from seepage.types import Knowledge, Round, Tensors
+
+MIN_ZEROS = 0.05
+"""Least share of exact zeros in what a layer reads at which a ReLU is taken to feed it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class MixingLayer:
     """The attacked layer and what feeds it.
 
     Attributes:
@@ -30,11 +33,11 @@ class Layer:
     sparse: bool
 
 
-def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Layer:
-    """The layer to attack.
+def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> MixingLayer:
+    """The layer to attack: the named one, else the first that reads one vector per example.
 
     Raises:
-        Inapplicable: Where the named module is no fully connected layer, or the model has none.
+        Inapplicable: Where there is no such layer, or its gradient is not sent.
     """
     model = knowledge.model
     reads = input_layer(model, observed.params, knowledge.input_shape)
@@ -48,44 +51,59 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Layer
             f"layer {name!r} is a {type(modules[name]).__name__} and no fully connected layer",
             f"name one of {', '.join(_linear_names(model)) or 'none'}",
         )
-    first = name if name is not None else next(iter(_linear_names(model)), None)
-    if first is None:
+    names = [name] if name is not None else _linear_names(model)
+    if not names:
+        raise Inapplicable("the model has no fully connected layer", f"use {MATCHING}")
+    if name is None and reads is not None:
+        return _described(names[0], knowledge, observed, reads, sparse=False)
+    inputs = _probed(_linear_names(model), knowledge, observed)
+    # Of a layer that reads tokens or places the gradient mixes these, and not the examples.
+    flat = [one for one in names if one in inputs]
+    if not flat:
+        what = f"layer {name!r} does not read" if name is not None else "no fully connected layer of the model reads"
         raise Inapplicable(
-            "the model has no fully connected layer", "use a matching attack such as inverting_gradients"
+            f"{what} one vector per example, once in a pass (it may read tokens, or be called around), so the rows of "
+            "its gradient do not mix the examples",
+            f"name one of {', '.join(inputs)}" if inputs else f"use {MATCHING}",
         )
-    prefix = f"{first}." if first else ""
-    linear = modules[first]
-    assert isinstance(linear, nn.Linear)
-    if f"{prefix}weight" not in observed.params:
-        raise Inapplicable(
-            f"layer {first!r} is not trained, so no gradient of it is sent", "name a layer that is trained"
-        )
-    bias = f"{prefix}bias" if linear.bias is not None else None
-    mine = reads if reads is not None and reads.weight == f"{prefix}weight" else None
-    return Layer(first, f"{prefix}weight", bias, mine, mine is None and _fed_by_relu(first, knowledge, observed))
+    # A ReLU's outputs are non-negative, and some of them are exactly zero.
+    seen = inputs[flat[0]]
+    sparse = bool((seen >= 0).all()) and float((seen == 0).float().mean()) > MIN_ZEROS
+    return _described(flat[0], knowledge, observed, reads, sparse=sparse)
 
 
 def _linear_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def _fed_by_relu(name: str, knowledge: Knowledge, observed: Round) -> bool:
-    """Whether the layer's input is non-negative with exact zeros at random model inputs."""
+def _described(
+    name: str, knowledge: Knowledge, observed: Round, reads: InputLayer | None, *, sparse: bool
+) -> MixingLayer:
+    prefix = f"{name}." if name else ""
+    linear = knowledge.model.get_submodule(name)
+    assert isinstance(linear, nn.Linear)
+    if f"{prefix}weight" not in observed.params:
+        raise Inapplicable(
+            f"layer {name!r} is not trained, so no gradient of it is sent", "name a layer that is trained"
+        )
+    bias = f"{prefix}bias" if linear.bias is not None else None
+    own = reads if reads is not None and reads.weight == f"{prefix}weight" else None
+    return MixingLayer(name, f"{prefix}weight", bias, own, own is None and sparse)
+
+
+def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str, Tensor]:
+    """What two random examples become at the layers that read one vector `[2, e]` of them, once in a pass."""
     low, high = knowledge.value_range
     probe = torch.rand((2, *knowledge.input_shape), generator=generator(0, "probe")) * (high - low) + low
-    seen: list[Tensor] = []
-    handle = knowledge.model.get_submodule(name).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
     like = observed.params[next(iter(observed.params))]
-    try:
-        with torch.no_grad(), in_mode(knowledge.model, training=False):
-            forward(knowledge.model, observed.params, probe.to(like), buffers=observed.buffers)
-    finally:
-        handle.remove()
-    return len(seen) == 1 and bool((seen[0] >= 0).all()) and float((seen[0] == 0).float().mean()) > 0.05
+    with torch.no_grad():
+        calls = calls_in_pass(knowledge.model, names, observed.params, probe.to(like), buffers=observed.buffers)
+    once = {name: calls[name][0].input for name in names if len(calls.get(name, [])) == 1}
+    return {name: seen for name, seen in once.items() if seen.dim() == 2 and len(seen) == 2}
 
 
 @dataclass(frozen=True, eq=False)
-class Tail:
+class DownstreamNetwork:
     """The network behind one fully connected layer, as a function of the layer's output, in float64.
 
     Attributes:

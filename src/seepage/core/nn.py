@@ -1,9 +1,10 @@
 """Small pure helpers on models and named gradients: modes, states, seeds, the layers that matter."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -96,6 +97,53 @@ def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tenso
     return output
 
 
+class LayerCall(NamedTuple):
+    """One call of a layer: the first tensor it was given, and what it made of it."""
+
+    input: Tensor
+    output: Tensor
+
+
+@contextmanager
+def captured_calls(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, list[LayerCall]]]:
+    """All calls of these layers while the block lasts, by the layer's name, in the order of the first calls.
+
+    Tensors keep their graph; a layer that is not called has no entry, one that is used twice has two calls. While
+    hooks are on, PyTorch's fused transformer layers take the plain way, so their inner layers are seen too.
+
+    Args:
+        model: Its hooks are left as they were found, whatever happens in the block.
+        names: Names of submodules; `""` is the model itself.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    >>> with captured_calls(net, ["1"]) as calls:
+    ...     logits = net(torch.ones(3, 2, 2))
+    >>> calls["1"][0].input.shape, calls["1"][0].output is logits
+    (torch.Size([3, 4]), True)
+    """
+    calls: dict[str, list[LayerCall]] = {}
+
+    def hook(name: str) -> Any:
+        def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            calls.setdefault(name, []).append(LayerCall(args[0], output))
+
+        return keep
+
+    with ExitStack() as hooks:
+        for name in names:
+            hooks.callback(model.get_submodule(name).register_forward_hook(hook(name)).remove)
+        yield calls
+
+
+def calls_in_pass(
+    model: nn.Module, names: Iterable[str], params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None
+) -> dict[str, list[LayerCall]]:
+    """The calls of these layers in one forward pass in eval mode; arguments as of `captured_calls` and `forward`."""
+    with captured_calls(model, names) as calls, in_mode(model, training=False):
+        forward(model, params, inputs, buffers=buffers)
+    return calls
+
+
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Inner product of two named gradients, over all tensors."""
     # torch.dot makes no product tensor, forwards or backwards, which counts where this is differentiated.
@@ -171,16 +219,11 @@ def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...])
     like = next(iter(params.values()))
     probe = torch.rand((1, *input_shape), generator=generator(0, "probe"), dtype=torch.float64)
     probes = torch.cat([torch.zeros_like(probe), torch.ones_like(probe), probe]).to(like)
-    seen: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    try:
-        with torch.no_grad(), in_mode(model, training=False):
-            forward(model, params, probes)
-    finally:
-        handle.remove()
-    if len(seen) != 1 or seen[0].shape != (3, probes[0].numel()):
+    with torch.no_grad():
+        calls = calls_in_pass(model, [name], params, probes).get(name, [])
+    if len(calls) != 1 or calls[0].input.shape != (3, probes[0].numel()):
         return None
-    zero, one, at_probe = seen[0].double()
+    zero, one, at_probe = calls[0].input.double()
     scale, shift = one - zero, zero
     expected = shift + scale * probes[2].flatten().double()
     if not torch.allclose(at_probe, expected, rtol=1e-4, atol=1e-4) or (scale.abs() < 1e-12).any():

@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from seepage.core.nn import forward, in_mode
+from seepage.core.nn import calls_in_pass
 from seepage.errors import Inapplicable, SeepageError
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
@@ -88,19 +88,13 @@ def sensitivity(client: ClientView, layer: str) -> Tensor:
         Inapplicable: Where the layer does not read one vector per example, once.
     """
     inputs = client.batch.inputs.detach().requires_grad_()
-    seen: list[Tensor] = []
-    handle = client.model.get_submodule(layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
-        with in_mode(client.model, training=False):
-            forward(client.model, client.params, inputs, buffers=client.buffers)
-    finally:
-        handle.remove()
-    if len(seen) != 1 or seen[0].dim() != 2 or len(seen[0]) != len(inputs):
+    calls = calls_in_pass(client.model, [layer], client.params, inputs, buffers=client.buffers).get(layer, [])
+    if len(calls) != 1 or calls[0].input.dim() != 2 or len(calls[0].input) != len(inputs):
         raise Inapplicable(
             f"Soteria needs a layer that reads one vector per example, once, and {layer!r} does not",
             "name another one with layer = NAME",
         )
-    features = seen[0]  # [n, k]
+    features = calls[0].input  # [n, k]
     gradients = torch.stack([_gradient(features[:, i], inputs) for i in range(features.shape[1])], dim=1)  # [n, k]
     used = features.detach() != 0
     ratios = torch.where(used, gradients / features.detach().abs(), 0)

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import forward, in_mode
+from seepage.core.nn import calls_in_pass
 from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round, Tensors
@@ -140,31 +140,19 @@ def _mode(median: float) -> Literal["train", "eval", "unclear"]:
 
 def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]]:
     """Layer, batch norm that reads its output as it is, and that norm's epsilon; all of them trained."""
-    made: dict[int, tuple[str, Tensor]] = {}
-    pairs: list[tuple[str, str, float]] = []
-    names = {module: name for name, module in knowledge.model.named_modules()}
-
-    def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        made[id(output)] = names[module], output  # held, so that its id stays its own
-
-    def pair(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        layer = made.get(id(args[0]))
-        if layer and {f"{layer[0]}.weight", f"{names[module]}.weight"} <= set(observed.params):
-            assert isinstance(module, nn.modules.batchnorm._BatchNorm)
-            pairs.append((layer[0], names[module], module.eps))
-
-    handles = []
-    for module in names:
-        if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
-            handles.append(module.register_forward_hook(note))
-        elif isinstance(module, nn.modules.batchnorm._BatchNorm):
-            handles.append(module.register_forward_pre_hook(pair))
+    kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+    modules = dict(knowledge.model.named_modules())
+    norms = {name: m.eps for name, m in modules.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    layers = [name for name, module in modules.items() if isinstance(module, kinds)]
     like = next(iter(observed.params.values()))
-    try:
-        with torch.no_grad(), in_mode(knowledge.model, training=False):
-            probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
-            forward(knowledge.model, observed.params, probe, buffers=observed.buffers)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return pairs
+    probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        calls = calls_in_pass(knowledge.model, [*layers, *norms], observed.params, probe, buffers=observed.buffers)
+    # The very tensor that a layer made; the calls hold all of them, so an id stays its tensor's own.
+    maker = {id(call.output): name for name in layers for call in calls.get(name, [])}
+    pairs = [(maker.get(id(call.input), ""), norm) for norm in calls if norm in norms for call in calls[norm]]
+    return [
+        (layer, norm, norms[norm])
+        for layer, norm in pairs
+        if layer and {f"{layer}.weight", f"{norm}.weight"} <= set(observed.params)
+    ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import forward, in_mode
+from seepage.core.nn import calls_in_pass
 from seepage.errors import Inapplicable
 from seepage.types import Batch, Tensors
 
@@ -62,22 +62,9 @@ def exclusivity(model: nn.Module, params: Tensors, batch: Batch) -> tuple[Exclus
             "no fully connected layer of the model is followed by a ReLU",
             "exclusive neurons are those of a ReLU; use another probe",
         )
-    outputs: dict[str, Tensor] = {}
-
-    def keep(name: str) -> object:
-        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            outputs[name] = output.detach()
-
-        return model.get_submodule(name).register_forward_hook(hook)
-
-    handles = [keep(name) for name in names]
-    try:
-        with torch.no_grad(), in_mode(model, training=False):
-            forward(model, params, batch.inputs)
-    finally:
-        for handle in handles:
-            handle.remove()  # type: ignore[attr-defined]
-    return tuple(_counted(name, outputs[name]) for name in names)
+    with torch.no_grad():
+        calls = calls_in_pass(model, names, params, batch.inputs)
+    return tuple(_counted(name, calls[name][-1].output) for name in names)
 
 
 def _counted(name: str, outputs: Tensor) -> Exclusivity:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.spectrum import spectrum
-from seepage.core.nn import forward, in_mode, input_layer, last_linear
+from seepage.core.nn import calls_in_pass, input_layer, last_linear
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
 
@@ -194,21 +194,13 @@ def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
 
 def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.Linear, int]]:
     """Each fully connected layer that a pass of the model goes through, and the vectors that it reads per example."""
-    found: dict[str, tuple[nn.Linear, int]] = {}
-    names = {module: name for name, module in knowledge.model.named_modules() if isinstance(module, nn.Linear)}
-
-    def note(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, nn.Linear)
-        before = found[names[module]][1] if names[module] in found else 0  # a layer that is used twice reads twice
-        found[names[module]] = module, before + args[0].numel() // module.in_features
-
-    handles = [module.register_forward_pre_hook(note) for module in names]
+    layers = {name: module for name, module in knowledge.model.named_modules() if isinstance(module, nn.Linear)}
     like = next(iter(observed.params.values()))
-    try:
-        with torch.no_grad(), in_mode(knowledge.model, training=False):
-            probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
-            forward(knowledge.model, observed.params, probe, buffers=observed.buffers)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return {name: found[name] for name in names.values() if name in found}
+    probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        calls = calls_in_pass(knowledge.model, layers, observed.params, probe, buffers=observed.buffers)
+    return {
+        name: (layer, sum(call.input.numel() // layer.in_features for call in calls[name]))
+        for name, layer in layers.items()
+        if name in calls
+    }

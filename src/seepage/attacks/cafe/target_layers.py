@@ -1,7 +1,6 @@
 """Where CAFE reads: the first fully connected layer of each party, and what lies before it."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from seepage.attacks.base import Inapplicable
-from seepage.core.nn import forward, in_mode
+from seepage.core.nn import calls_in_pass, captured_calls, forward, in_mode
 from seepage.models.vertical import Block, VerticalModel
 from seepage.types import Knowledge, Tensors
 
@@ -91,25 +90,13 @@ def _below(tensors: Tensors, prefix: str) -> Tensors:
 
 
 def _seen_by(model: nn.Module, layer: str, params: Tensors, buffers: Tensors, inputs: Tensor) -> Tensor:
-    with _listening(model.get_submodule(layer)) as seen:
-        forward(model, params, inputs, buffers=buffers or None)
-    if len(seen) != 1 or seen[0].shape[0] != len(inputs) or seen[0].ndim != 2:
+    calls = calls_in_pass(model, [layer], params, inputs, buffers=buffers or None).get(layer, [])
+    if len(calls) != 1 or calls[0].input.shape[0] != len(inputs) or calls[0].input.ndim != 2:
         raise Inapplicable(
             f"the layer {layer!r} is not called once per example with a flat input",
             "CAFE needs a fully connected layer on flat features; use a matching attack",
         )
-    return seen[0]
-
-
-@contextmanager
-def _listening(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """The inputs that a layer is called with, for the length of a block."""
-    seen: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    try:
-        yield seen
-    finally:
-        handle.remove()
+    return calls[0].input
 
 
 def true_representations(
@@ -122,28 +109,11 @@ def true_representations(
     found = []
     model = knowledge.model
     for site in find_sites(knowledge, params):
-        layer = model.get_submodule(site.layer)
-        inside: list[Tensor] = []
-        outside: list[Tensor] = []
-
-        def keep(
-            _: nn.Module,
-            args: tuple[Tensor, ...],
-            output: Tensor,
-            inside: list[Tensor] = inside,
-            outside: list[Tensor] = outside,
-        ) -> None:
-            inside.append(args[0])
-            outside.append(output)
-
-        handle = layer.register_forward_hook(keep)
-        try:
-            with in_mode(model, training=False):
-                leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-                logits = forward(model, leaves, inputs, buffers=buffers or None)
-        finally:
-            handle.remove()
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        with captured_calls(model, [site.layer]) as calls, in_mode(model, training=False):
+            logits = forward(model, leaves, inputs, buffers=buffers or None)
+        (call,) = calls[site.layer]
         loss = knowledge.client.loss_of(logits, labels, reduction="sum")
-        (v,) = torch.autograd.grad(loss, outside)
-        found.append((v.detach(), inside[0].detach()))
+        (v,) = torch.autograd.grad(loss, call.output)
+        found.append((v.detach(), call.input.detach()))
     return found

@@ -22,7 +22,7 @@ from seepage.attacks.cpa.ica import (
 from seepage.attacks.cpa.ica.unmix import random_rotation
 from seepage.attacks.cpa.published import PublishedParty
 from seepage.attacks.cpa.refinement import Mixture, Unmixed, View, anneal, polish, sensitivity, stages_for
-from seepage.attacks.mixing_layer import Layer, Tail, blurred, find_layer, stretch
+from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
 from seepage.core.nn import generator, last_linear
 from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
 
@@ -129,7 +129,7 @@ class Mixed:
 
     knowledge: Knowledge
     observed: Round
-    layer: Layer
+    layer: MixingLayer
     gradient: Tensors
 
 
@@ -139,7 +139,7 @@ class _Run:
     def __init__(
         self,
         attack: CocktailParty,
-        layer: Layer,
+        layer: MixingLayer,
         gradient: Tensors,
         observed: Round,
         knowledge: Knowledge,
@@ -295,7 +295,9 @@ class _Run:
             outputs=kept.right @ params[self.layer.weight].double().T,
             bias=params[self.layer.bias].double(),
             n=self.n,
-            tail=Tail(self.knowledge.model, self.layer.name, params, self.observed.buffers, self.knowledge.input_shape),
+            downstream=DownstreamNetwork(
+                self.knowledge.model, self.layer.name, params, self.observed.buffers, self.knowledge.input_shape
+            ),
             error_sum=error_sum,
             labels=self.observed.labels,
         )

@@ -13,7 +13,7 @@ from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import Adam, Schedule, make_schedule
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import pack, unpack
-from seepage.core.nn import forward, generator, in_mode
+from seepage.core.nn import calls_in_pass, generator
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 RECORDS = 100
@@ -145,14 +145,8 @@ class Embedding:
 
     def __call__(self, images: Tensor) -> Tensor:
         """`[k, *shape]` images to the `[k, e]` inputs of the layer."""
-        seen: list[Tensor] = []
-        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        try:
-            with in_mode(self.model, training=False):
-                forward(self.model, self.params, images, buffers=self.buffers)
-        finally:
-            handle.remove()
-        return seen[0].flatten(1)
+        calls = calls_in_pass(self.model, [self.layer], self.params, images, buffers=self.buffers)
+        return calls[self.layer][0].input.flatten(1)
 
 
 def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:

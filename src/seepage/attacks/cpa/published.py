@@ -7,7 +7,7 @@ import torch
 from seepage.attacks.base import Checkpoint, Progress
 from seepage.attacks.cpa.ica import EMBEDDINGS, IMAGES, Objective, Unmixing
 from seepage.attacks.matching.search import pack, unpack
-from seepage.attacks.mixing_layer import Layer, stretch
+from seepage.attacks.mixing_layer import MixingLayer, stretch
 from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Status, Tensors
 
 RECORDS = 100
@@ -28,7 +28,7 @@ class PublishedParty:
     lr: float = 1e-3
 
     def __call__(
-        self, layer: Layer, gradient: Tensors, observed: Round, knowledge: Knowledge, progress: Progress
+        self, layer: MixingLayer, gradient: Tensors, observed: Round, knowledge: Knowledge, progress: Progress
     ) -> Reconstruction:
         """Search, from the checkpoint that `progress` holds if there is one; Ctrl-C ends it with what there is.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
-from seepage.attacks.mixing_layer import Tail
+from seepage.attacks.mixing_layer import DownstreamNetwork
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class Mixture:
         outputs: `[r, m]` the layer's weights applied to the right singular vectors.
         bias: `[m]` the layer's bias.
         n: Batch size behind the update; a factor on the whole update (a clipped norm) divides it.
-        tail: The network behind the layer.
+        downstream: The network behind the layer.
         error_sum: `[k]` gradient of the last bias: mean of `p - e_y`; None where there is no such bias.
         labels: `[n]` the labels, when told.
     """
@@ -41,7 +41,7 @@ class Mixture:
     outputs: Tensor
     bias: Tensor
     n: float
-    tail: Tail
+    downstream: DownstreamNetwork
     error_sum: Tensor | None = None
     labels: Tensor | None = None
 
@@ -61,12 +61,12 @@ class Mixture:
     def look(self, rows: Tensor) -> "View":
         """Everything that follows from the rows: columns, forward pass, labels, certificates."""
         outputs = rows @ self.outputs + self.bias
-        probabilities = self.tail.probabilities(outputs)
+        probabilities = self.downstream.probabilities(outputs)
         mixing = (self.columns @ torch.linalg.inv(rows)).T * self.n
         labels = self._labels(mixing, outputs, probabilities)
         errors = probabilities.clone()
         errors[torch.arange(len(rows)), labels] -= 1
-        return View(rows, outputs, probabilities, labels, mixing, self.tail.backward(outputs, errors))
+        return View(rows, outputs, probabilities, labels, mixing, self.downstream.backward(outputs, errors))
 
     def _labels(self, mixing: Tensor, outputs: Tensor, probabilities: Tensor) -> Tensor:
         """The labels whose computed columns are nearest to the unmixed ones, each class as often as it occurs."""
@@ -78,8 +78,8 @@ class Mixture:
         if len(classes) == 0:
             classes, counts = torch.arange(k), None
         units = nn.functional.one_hot(classes, k).to(mixing)[:, None].expand(-1, r, -1)
-        pulled = self.tail.backward(outputs, units)  # [c, r, m]
-        computed = self.tail.backward(outputs, probabilities) - pulled  # [c, r, m]
+        pulled = self.downstream.backward(outputs, units)  # [c, r, m]
+        computed = self.downstream.backward(outputs, probabilities) - pulled  # [c, r, m]
         cost = (mixing - computed).norm(dim=2).T  # [r, c]
         if counts is None:
             # Without counts the scale may be unknown too; directions are then the safer guide.
@@ -249,9 +249,9 @@ def sensitivity(mixture: Mixture, view: View, step: float, among: Tensor, others
             continue
         way = (view.outputs[far] - view.outputs[i]) * (step / apart[far])[:, None]
         moved = view.outputs[i] + torch.cat([way, -way])
-        errors = mixture.tail.probabilities(moved)
+        errors = mixture.downstream.probabilities(moved)
         errors[:, view.labels[i]] -= 1
-        change = mixture.tail.backward(moved, errors) - view.computed[i]
+        change = mixture.downstream.backward(moved, errors) - view.computed[i]
         least[i] = (change.norm(dim=1) / view.computed[i].norm().clamp(min=1e-300)).min()
     return least
 
@@ -314,7 +314,7 @@ def _free_errors(mixture: Mixture, view: View) -> Tensor:
     k = view.probabilities.shape[1]
     likely = view.probabilities.scatter(1, view.labels[:, None], 2.0).topk(min(k, FREE_CLASSES), 1).indices  # [r, c]
     units = nn.functional.one_hot(likely.T, k).to(view.rows)  # [c, r, k]
-    return mixture.tail.backward(view.outputs, units).transpose(0, 1)
+    return mixture.downstream.backward(view.outputs, units).transpose(0, 1)
 
 
 def _with_prior(

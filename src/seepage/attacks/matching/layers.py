@@ -1,15 +1,15 @@
-"""Priors on what a layer sees, and the hooks that show it to them."""
+"""Priors on what a layer of the model sees."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage.core.nn import LayerCall
 from seepage.errors import Inapplicable
 from seepage.types import Knowledge, Round
 
@@ -19,14 +19,7 @@ ACTIVATIONS: tuple[type[nn.Module], ...] = (
 )
 
 
-class Call(NamedTuple):
-    """One call of a layer."""
-
-    input: Tensor
-    output: Tensor
-
-
-Seen = Mapping[str, Sequence[Call]]
+Seen = Mapping[str, Sequence[LayerCall]]
 """The calls of each watched layer in one forward pass, by the layer's name; a layer may be used more than once."""
 
 
@@ -50,34 +43,6 @@ class LayerPrior(ABC):
     def check(self, knowledge: Knowledge, observed: Round) -> None:
         """Raise `Inapplicable` where the model, or what is known of it, does not have what the prior needs."""
         return
-
-
-class LayerWatch:
-    """What watched layers saw since it was last taken."""
-
-    def __init__(self) -> None:
-        self.calls: dict[str, list[Call]] = {}
-
-    def take(self) -> Seen:
-        """Everything seen, which is then forgotten."""
-        calls, self.calls = self.calls, {}
-        return calls
-
-    @contextmanager
-    def on(self, model: nn.Module, names: Sequence[str]) -> Iterator[None]:
-        """Hooks on these layers for the block; removed whatever happens in it."""
-        self.calls = {}
-        with ExitStack() as stack:
-            for name in names:
-                handle = model.get_submodule(name).register_forward_hook(self._hook(name))
-                stack.callback(handle.remove)
-            yield
-
-    def _hook(self, name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            self.calls.setdefault(name, []).append(Call(inputs[0], output))
-
-        return hook
 
 
 @dataclass(frozen=True)

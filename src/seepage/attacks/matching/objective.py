@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from seepage.attacks.matching.layers import LayerPrior, LayerWatch
+from seepage.attacks.matching.layers import LayerPrior
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Evaluation
+from seepage.core.nn import LayerCall, captured_calls
 from seepage.types import Knowledge, Round
 
 
@@ -39,7 +40,6 @@ class MatchingObjective:
     observed: Round
     priors: tuple[Prior, ...]
     layer_priors: tuple[LayerPrior, ...]
-    watch: LayerWatch = field(default_factory=LayerWatch)
 
     @property
     def compares(self) -> bool:
@@ -64,25 +64,27 @@ class MatchingObjective:
 
     def value_at(self, inputs: Tensor, labels: Tensor) -> float:
         """The objective alone, of one restart without others."""
-        with self._watching():
+        with self._watched_layers() as calls:
             value = self.problem.distance_at(inputs, labels)
             if self.layer_priors:
-                value += self._seen_penalty(labels).item()
+                value += self._seen_penalty(calls, labels).item()
         return value + (self._penalty(inputs, ()).item() if self.priors else 0.0)
 
     def _matched(self, inputs: Tensor, labels: Tensor) -> Evaluation:
         if not self.layer_priors:
             return self.problem.evaluate(inputs, labels)
-        with self._watching():
-            return self.problem.evaluate(inputs, labels, lambda: self._seen_penalty(labels))
+        with self._watched_layers() as calls:
+            return self.problem.evaluate(inputs, labels, lambda: self._seen_penalty(calls, labels))
 
-    def _watching(self) -> AbstractContextManager[None]:
+    def _watched_layers(self) -> AbstractContextManager[dict[str, list[LayerCall]]]:
         model = self.knowledge.model
         names = [name for prior in self.layer_priors for name in prior.layers(model)]
-        return self.watch.on(model, list(dict.fromkeys(names)))
+        return captured_calls(model, dict.fromkeys(names))
 
-    def _seen_penalty(self, labels: Tensor) -> Tensor:
-        seen, model = self.watch.take(), self.knowledge.model
+    def _seen_penalty(self, calls: dict[str, list[LayerCall]], labels: Tensor) -> Tensor:
+        """The layer priors of the pass just made, whose calls are then forgotten."""
+        seen, model = dict(calls), self.knowledge.model
+        calls.clear()
         terms = []
         for prior in self.layer_priors:
             own = {name: seen[name] for name in prior.layers(model) if name in seen}

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.core.nn import forward, generator, in_mode
+from seepage.core.nn import calls_in_pass, generator
 from seepage.types import Tensors
 
 INSTEAD = "use a matching attack such as inverting_gradients"
@@ -178,7 +178,7 @@ class Chain:
         for i in places:
             _check_link(*steps[i], params)
         _check_rest(steps[places[0] + 1 :])
-        seen = _read(model, [steps[i][1] for i in places], params, input_shape)
+        seen = _read(model, [steps[i][0] for i in places], params, input_shape)
         links = []
         for i, after, tensor in zip(places, [*places[1:], len(steps)], seen, strict=True):
             name, module = steps[i]
@@ -249,23 +249,15 @@ def _between(steps: list[tuple[str, nn.Module]]) -> Curve:
     return curve
 
 
-def _read(
-    model: nn.Module, modules: list[nn.Module], params: Tensors, input_shape: tuple[int, ...]
-) -> tuple[Tensor, ...]:
+def _read(model: nn.Module, names: list[str], params: Tensors, input_shape: tuple[int, ...]) -> tuple[Tensor, ...]:
     """What each module reads where the model's inputs are all 0, all 1 and all 1/2."""
     like = next(iter(params.values()))
-    seen: list[Tensor] = []
-    handles = [module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach())) for module in modules]
     probes = torch.tensor([0.0, 1.0, 0.5]).to(like).reshape(3, *[1] * len(input_shape)).expand(3, *input_shape)
-    try:
-        with torch.no_grad(), in_mode(model, training=False):
-            forward(model, params, probes)
-    finally:
-        for handle in handles:
-            handle.remove()
-    if len(seen) != len(modules):
+    with torch.no_grad():
+        calls = calls_in_pass(model, names, params, probes)
+    if [len(calls.get(name, [])) for name in names] != [1] * len(names):
         raise Inapplicable("a layer is used more than once", INSTEAD)
-    return tuple(seen)
+    return tuple(calls[name][0].input for name in names)
 
 
 def probe_image(shape: tuple[int, ...], seed: int) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import Spectrum, spectrum
-from seepage.attacks.mixing_layer import Layer, Tail, find_layer
+from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, find_layer
 from seepage.attacks.spear.lifted_columns import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import Found, Span, reweighted, sampled
@@ -209,7 +209,7 @@ class _Problem:
         batch_size: Examples behind the update, or the rank where that is unknown.
     """
 
-    layer: Layer
+    layer: MixingLayer
     knowledge: Knowledge
     observed: Round
     bias: Tensor
@@ -218,7 +218,7 @@ class _Problem:
     whole: Span
     span: Span
     batch_size: int
-    tail: Tail
+    downstream: DownstreamNetwork
 
     @classmethod
     def of(cls, transcript: Transcript, name: str | None) -> "_Problem":
@@ -239,13 +239,15 @@ class _Problem:
                 f"inputs than examples are needed to tell one combination of examples from another",
                 f"attack a smaller batch or a wider layer, or use {INSTEAD}",
             )
-        tail = Tail(knowledge.model, layer.name, observed.params, observed.buffers, knowledge.input_shape)
-        _behind_relu(tail, weight, layer)
+        downstream = DownstreamNetwork(
+            knowledge.model, layer.name, observed.params, observed.buffers, knowledge.input_shape
+        )
+        _behind_relu(downstream, weight, layer)
         columns = parts.left[live]
         scale = len(columns) ** 0.5 / columns.norm(dim=0)
         whole = Span(columns * scale, scale * parts.noise / parts.values / len(columns) ** 0.5)
         span = whole.distinct()
-        return cls(layer, knowledge, observed, bias, parts, live, whole, span, told or n, tail)
+        return cls(layer, knowledge, observed, bias, parts, live, whole, span, told or n, downstream)
 
     @cached_property
     def behind(self) -> tuple[Tensor, Tensor]:
@@ -257,7 +259,7 @@ class _Problem:
         classes, live = self.knowledge.num_classes, self.live.nonzero()[:, 0]
         outputs = torch.ones(1, len(self.live)).to(self.bias)
         errors = torch.eye(classes).to(outputs) - 1 / classes
-        rows = self.tail.backward(outputs, errors[:, None])[:, 0, live].T  # [p, classes]
+        rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         basis: Tensor = left * values
         there = values > 1e-9 * values[0]
@@ -277,7 +279,7 @@ class _Problem:
         outputs = torch.randn((1, len(self.live)), generator=generator(2, "probe"), dtype=torch.float64).to(basis)
         linear = basis[:, 0] * (outputs[0, self.live] > 0)
         if not torch.allclose(
-            self.tail.backward(outputs, turned)[0, self.live], linear, atol=1e-9 * float(basis.abs().max())
+            self.downstream.backward(outputs, turned)[0, self.live], linear, atol=1e-9 * float(basis.abs().max())
         ):
             return None
         rows = torch.cat([self.parts.left * self.parts.values, self.bias[:, None]], 1)[self.live]
@@ -287,13 +289,13 @@ class _Problem:
 
     def _errors(self, outputs: Tensor) -> Tensor:
         """`[classes, k]` the one error of `[k, m]` outputs of the layer, label by label."""
-        chances = self.tail.probabilities(outputs)
+        chances = self.downstream.probabilities(outputs)
         wanted = torch.eye(chances.shape[1]).to(chances)
         return (chances - wanted[:, None]) @ self.behind[1][0] / self.batch_size
 
     def _own(self, outputs: Tensor, error: Tensor) -> Tensor:
         """`[k, p]` columns at live units that the model sends of `[k, m]` outputs with errors `[k]`."""
-        return self.tail.backward(outputs, error[:, None] * self.behind[1])[:, self.live]
+        return self.downstream.backward(outputs, error[:, None] * self.behind[1])[:, self.live]
 
     @property
     def weights(self) -> tuple[Tensor, Tensor]:
@@ -331,7 +333,7 @@ class _Problem:
         if 2 * classes > int(on.sum()):
             return 0.0
         errors = torch.eye(classes).to(outputs) - 1 / classes  # those of a cross-entropy add up to zero
-        rows = self.tail.backward(outputs, errors[:, None])[:, 0, live[on]]  # [classes, .]
+        rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live[on]]  # [classes, .]
         column = (self.whole.rows @ direction)[on, None]
         misfit = column - rows.T @ torch.linalg.lstsq(rows.T, column, driver="gelsd").solution
         return float(misfit.norm() < MISFIT * column.norm())
@@ -353,19 +355,19 @@ class _Problem:
 
     def _labels(self, outputs: Tensor, sent: Tensor) -> tuple[Tensor, Tensor]:
         """Each example's label `[n]`, whose own backward pass is nearest its column `[n, m]`, and by how much."""
-        chances = self.tail.probabilities(outputs)
+        chances = self.downstream.probabilities(outputs)
         best = torch.full((len(outputs),), torch.inf).to(outputs)
         labels = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)
         for label in range(chances.shape[1]):
             wanted = F.one_hot(torch.full_like(labels, label), chances.shape[1])
-            own = self.tail.backward(outputs, chances - wanted)
+            own = self.downstream.backward(outputs, chances - wanted)
             mismatch = ((own - sent).norm(dim=1) / sent.norm(dim=1)).nan_to_num(nan=torch.inf)
             labels = torch.where(mismatch < best, label, labels)
             best = torch.minimum(best, mismatch)
         return labels, best
 
 
-def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> Layer:
+def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> MixingLayer:
     """The layer, where one plain gradient of it was sent."""
     layer = find_layer(knowledge, observed, name)
     if layer.bias is None:
@@ -379,7 +381,7 @@ def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> Layer:
     return layer
 
 
-def _gradients(layer: Layer, gradient: Tensors) -> tuple[Tensor, Tensor]:
+def _gradients(layer: MixingLayer, gradient: Tensors) -> tuple[Tensor, Tensor]:
     assert layer.bias is not None
     weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
     if not (weight.abs().max() > 0 and bias.abs().max() > 0):
@@ -390,12 +392,12 @@ def _gradients(layer: Layer, gradient: Tensors) -> tuple[Tensor, Tensor]:
     return weight, bias
 
 
-def _behind_relu(tail: Tail, weight: Tensor, layer: Layer) -> None:
+def _behind_relu(downstream: DownstreamNetwork, weight: Tensor, layer: MixingLayer) -> None:
     """Refuse a layer whose outputs the network never ignores: without zeros in D no direction stands out."""
     drawn = torch.randn((4, len(weight)), generator=generator(0, "probe"), dtype=torch.float64).to(weight)
-    classes = tail.probabilities(drawn).shape[1]
+    classes = downstream.probabilities(drawn).shape[1]
     errors = torch.randn((4, classes), generator=generator(1, "probe"), dtype=torch.float64).to(weight)
-    if float((tail.backward(drawn, errors) == 0).double().mean()) < 0.05:
+    if float((downstream.backward(drawn, errors) == 0).double().mean()) < 0.05:
         raise Inapplicable(
             f"no ReLU follows layer {layer.name!r}, so its gradient has no zeros to go by", f"use {INSTEAD}"
         )

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from seepage.core.nn import in_mode, last_linear
+from seepage.core.nn import captured_calls, in_mode, last_linear
 from seepage.core.progress import ProgressCallback
 from seepage.errors import Inapplicable
 from seepage.papers.run import Value
@@ -35,16 +35,11 @@ def sensitivity(
     names = last_linear(model, classes)
     if names is None:
         raise Inapplicable("the model has no last linear layer", "choose another model")
-    seen: list[Tensor] = []
-    layer = model.get_submodule(names[0].rpartition(".")[0])
-    hook = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    last = names[0].rpartition(".")[0]
     x = image.detach().requires_grad_()
-    try:
-        with in_mode(model, training=False):
-            logits = model(x)
-    finally:
-        hook.remove()
-    feature, slope = seen[0][0], logits.softmax(-1)[0] - F.one_hot(label, classes)[0]
+    with captured_calls(model, [last]) as calls, in_mode(model, training=False):
+        logits = model(x)
+    feature, slope = calls[last][0].input[0], logits.softmax(-1)[0] - F.one_hot(label, classes)[0]
     of_feature = _jacobian(feature, x)  # [k, d]
     of_slope = _jacobian(slope, x)  # [classes, d]
     rows = [(of_slope[c] * feature[:, None] + slope[c] * of_feature).abs().sum(1) for c in range(classes)]
