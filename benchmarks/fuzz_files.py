@@ -28,7 +28,7 @@ with atheris.instrument_imports(include=["seepage"]):
     from seepage.data import load
     from seepage.errors import SeepageError
     from seepage.models.weights import read_state
-    from seepage.recipe.case import read_recipe
+    from seepage.recipe.files import read_recipe
     from seepage.recipe.resolve import cells
     from seepage.report import write_report
     from seepage.transcript.foreign import read_facts

@@ -11,10 +11,11 @@ from typing import Any
 from staging import DOCS, Staged, relative
 from typer.main import get_command
 
-from seepage.attacks import ATTACKS, Entry
+from seepage.attacks import ATTACKS
 from seepage.cli import app
 from seepage.defenses import DEFENSES
-from seepage.recipe.case import BUILT_IN, list_recipes, read_recipe
+from seepage.recipe.files import BUILT_IN, list_recipes, read_recipe
+from seepage.registry import Entry
 
 FAMILIES = {
     "seepage.attacks.matching": "gradient matching",
@@ -93,7 +94,7 @@ def _attacks(staged: Staged) -> None:
     staged.pages["attacks/index.md"] = "\n\n".join([intro, *tables]) + "\n"
 
 
-def _columns(entry: Entry) -> tuple[str, ...]:
+def _columns(entry: Entry[Any]) -> tuple[str, ...]:
     years = re.findall(r"\b(?:19|20)\d\d\b", entry.paper)
     return entry.paper, years[0] if years else "", entry.needs, _batch(entry.needs), entry.cost
 
@@ -112,10 +113,10 @@ def _family(make: Callable[..., Any]) -> str:
 
 def _defenses(staged: Staged) -> None:
     rows = []
-    for name, make in DEFENSES.items():
+    for name, entry in DEFENSES.items():
         page = f"defenses/{name}.md"
-        staged.pages[page] = _part_page(name, "defense", make, {}, page)
-        rows.append(_row(f"[`{name}`]({name}.md)", _about(make)))
+        staged.pages[page] = _part_page(name, "defense", entry.make, {}, page)
+        rows.append(_row(f"[`{name}`]({name}.md)", entry.about))
     staged.pages["defenses/index.md"] = (
         "# Defenses\n\nEach page is made from the defense's own docstring. What each promises, how that is tested, and "
         f"what still leaks behind it: [promises and leakage]({relative('defenses.md', 'defenses/index.md')}); what it "
@@ -243,10 +244,6 @@ def _listed(names: Iterable[str]) -> str:
 
 def _title(path: Path) -> str:
     return path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-
-
-def _about(make: Callable[..., Any]) -> str:
-    return (inspect.getdoc(make) or "").partition("\n\n")[0].replace("\n", " ")
 
 
 def _module(make: Callable[..., Any]) -> str:

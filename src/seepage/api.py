@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.attacks import Attack
+from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
 from seepage.core.nn import forward, in_mode, state_of
 from seepage.errors import SeepageError
-from seepage.recipe.parts import make_attack
+from seepage.registry import Spec
 from seepage.transcript.recorded import open_transcript
 from seepage.transcript.simulated import OneRound, SimulatedTranscript, Victim
 from seepage.types import (
@@ -178,7 +178,7 @@ def attack(
         SeepageError: For an unknown name or wrong options, or a damaged folder.
     """
     seen: Transcript = open_transcript(Path(transcript)) if isinstance(transcript, str | Path) else transcript
-    chosen = make_attack(use, options or {}) if isinstance(use, str) else use
+    chosen = ATTACKS.build(Spec(use, options or {})) if isinstance(use, str) else use
     if chosen.rounds == "one":
         seen = OneRound(seen, t)
     return chosen(seen, seed=seed, progress=progress)

@@ -1,17 +1,37 @@
-"""Things by name: dotted paths to a user's own code, and options checked against a signature."""
+"""Everything that has a name: attacks, defenses, clients, models, data sets, metrics, partitions.
 
+A part registers itself in its own file, and that is the only place to touch:
+
+    from seepage.registry import attacks
+
+    @attacks.register("mine", paper="Me 2026", cost="seconds")
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(Attack):
+        ...
+
+Three kinds of names lead to a part: a name of this package; a name that an installed package adds by an entry point
+in the group `seepage.attacks` (or `seepage.defenses`, ...); and a dotted path `module:thing` to a file in the working
+folder. This module imports neither PyTorch nor any part: which file registers which name is read from the sources
+of this package, and a file is imported once its part is needed.
+"""
+
+import ast
 import importlib
-import inspect
-import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import cached_property, partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Self, TypeVar
 
-from seepage.errors import Problems, SeepageError
-from seepage.errors import short as short
+from seepage.errors import Problems, SeepageError, short, unknown
+from seepage.signatures import Option, Source, bind, constant, file_of, parse, problems_with, read_source
+
+T = TypeVar("T", covariant=True)
+Made = TypeVar("Made", bound=Callable[..., Any])
 
 _DOTTED = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -31,7 +51,7 @@ def import_dotted(use: str) -> Any:
     This runs the module. Call it only for names the user typed, never for names read from others' files.
 
     Raises:
-        SeepageError: For a name of another form, which `seepage.recipe.parts.refuse_code` would not see, and where
+        SeepageError: For a name of another form, which `seepage.recipe.trust.refuse_code` would not see, and where
             there is no such thing.
     """
     if not is_dotted(use):
@@ -58,108 +78,400 @@ def import_dotted(use: str) -> Any:
     return getattr(module, attribute)
 
 
-def problems_with(make: Callable[..., Any], options: Mapping[str, Any], what: str, *, given: int = 0) -> list[str]:
-    """What is wrong with calling `make` with these options: unknown names, wrong types, missing ones.
+@dataclass(frozen=True)
+class Spec:
+    """A part by name, with its options: one table of a recipe. Also how a model is built again.
 
-    Args:
-        make: A class or function; its annotations are the schema.
-        options: Keyword arguments, as read from TOML or the command line.
-        what: How to call the thing in messages, e.g. `attack 'dlg'`.
-        given: How many leading arguments the program passes itself.
+    Attributes:
+        use: A registered name, or `module:thing`; models also `torchvision:NAME` and `timm:NAME`.
+        options: Keyword arguments.
+        label: What the results of an attack are called; empty: its name.
+
+    >>> str(Spec("dlg", {"steps": 20}))
+    'dlg(steps=20)'
+    >>> Spec.of({"use": "dlg", "steps": 20}).options
+    {'steps': 20}
     """
-    try:
-        parameters = dict(list(inspect.signature(make).parameters.items())[given:])
-    except (TypeError, ValueError):
-        return [f"{what} is a {type(make).__name__} that seepage cannot call; name a class or function of your own"]
-    hints = _hints(make)
-    kinds = {parameter.kind for parameter in parameters.values()}
-    found = []
-    for name, value in options.items():
-        if name not in parameters and inspect.Parameter.VAR_KEYWORD in kinds:
-            continue
-        if name not in parameters:
-            near = get_close_matches(name, parameters, n=2)
-            hint = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-            found.append(f"{what} has no option {name!r}; {hint}it takes: {', '.join(parameters) or 'none'}")
-        elif name in hints and not fits(value, hints[name]):
-            found.append(f"{what}: {name} must be {describe(hints[name])}, got {short(value)}")
-    for name, parameter in parameters.items():
-        named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
-        required = parameter.default is parameter.empty and named
-        if required and name not in options:
-            found.append(f"{what} needs the option {name!r}; add {name} = VALUE to its table, or --set")
+
+    use: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> Self:
+        """The part that a recipe's table names."""
+        options = {name: value for name, value in table.items() if name not in ("use", "label")}
+        return cls(str(table.get("use", "")), options, str(table.get("label", "")))
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.use}({inside})" if inside else self.use
+
+    def table(self) -> dict[str, Any]:
+        """As a recipe writes it."""
+        return {"use": self.use, **({"label": self.label} if self.label else {}), **self.options}
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """What is registered under a name. Calling it makes the part: `ATTACKS["dlg"](steps=20)`.
+
+    Attributes:
+        name: The name.
+        home: Where it is defined, `module:thing`.
+        facts: What was said of it when it was registered, e.g. `paper` and `cost` of an attack. Each is an attribute
+            of the entry too: `ATTACKS["dlg"].paper`.
+        given: Leading arguments that the program passes itself, e.g. a model's input shape and number of classes.
+        leading: Those of them that are known already: the `NAME` of `torchvision:NAME`.
+        made: The class or function, where it is imported already.
+    """
+
+    name: str
+    home: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    given: int = 0
+    leading: tuple[Any, ...] = ()
+    made: Callable[..., T] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def make(self) -> Callable[..., T]:
+        """The class or function; its module is imported on first use."""
+        found = self.made if self.made is not None else _import_home(self.home)
+        return partial(found, *self.leading) if self.leading else found
+
+    def __call__(self, *given: Any, **options: Any) -> T:
+        return self.make(*given, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.facts:
+            raise AttributeError(name)
+        return self.facts[name]
+
+    @property
+    def about(self) -> str:
+        """What it is, in one line: the first paragraph of its docstring, unless it was registered with another."""
+        source = self._source
+        return str(self.facts.get("about", "" if source is None else source.about))
+
+    @property
+    def options(self) -> list[Option]:
+        """Its options in order, with their meanings; none where its source cannot be read."""
+        source = self._source
+        leading = is_pattern(self.name) or len(self.leading)
+        return [] if source is None else source.options(self.given + leading)
+
+    @property
+    def _source(self) -> Source | None:
+        module, _, name = self.home.partition(":")
+        return read_source(module, name)
+
+
+def _import_home(home: str) -> Any:
+    """Import a thing by its place in a module, which may be an attribute of a class."""
+    module, _, path = home.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = getattr(found, name)
     return found
 
 
-def _hints(make: Callable[..., Any]) -> dict[str, Any]:
-    try:
-        return get_type_hints(make.__init__ if inspect.isclass(make) else make)
-    except (NameError, TypeError):  # somebody's own code, whose annotations may not resolve
-        return {}
+class Registry(Mapping[str, Entry[T]]):
+    """The named parts of one kind.
 
-
-def bind(make: Callable[..., Any], options: Mapping[str, Any], what: str, *, given: int = 0) -> None:
-    """Raise `Problems` with all mistakes at once unless `make(**options)` fits."""
-    found = problems_with(make, options, what, given=given)
-    if found:
-        raise Problems(f"{what} cannot be made:", found)
-
-
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a TOML value fits a type annotation. Annotations that TOML cannot express are let through.
-
-    >>> fits(1, float), fits("cosine", Literal["cosine", "step"]), fits(True, int), fits(None, int | None)
-    (True, True, False, True)
-    >>> fits(float("nan"), float), fits("labels", list[str])
-    (False, False)
+    Args:
+        kind: What one of them is called, e.g. `attack`.
+        room: The package whose files register them, e.g. `seepage.attacks`; also the group of the entry points.
+        base: `module:Class` that what is made must be an instance of; empty: anything goes.
+        given: Leading arguments that the program passes itself when it makes one.
+        variable: The name of this registry in its module.
+        group: The group of entry points; default: the room.
+        shared: `module:Class` of options that every one of this kind takes; it is given them as one object.
     """
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return value in args
-    if origin is Union or type(hint).__name__ == "UnionType":
-        return any(fits(value, arg) for arg in args)
-    if origin in (tuple, list, Sequence):
-        return isinstance(value, list | tuple) and all(fits(item, args[0]) for item in value)
-    if origin in (dict, Mapping):
-        return isinstance(value, dict)
-    if origin is Callable:
-        return callable(value)
-    return _fits_plain(value, hint)
+
+    def __init__(
+        self, kind: str, room: str, variable: str, *, base: str = "", given: int = 0, group: str = "", shared: str = ""
+    ) -> None:
+        self.kind, self.room, self.variable, self.base, self.given = kind, room, variable, base, given
+        self.group, self.shared = group or room, shared
+        self._registered: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, **facts: Any) -> Callable[[Made], Made]:
+        """Decorate the class or function that makes the part.
+
+        Args:
+            name: Its name in recipes and on the command line. `torchvision:NAME` registers all names of that form;
+                what stands for `NAME` is the first argument of the call.
+            facts: What else is to be known of it, e.g. `paper="..."`. Literals, or calls with literals.
+
+        Raises:
+            SeepageError: Where something else has this name.
+        """
+
+        def remember(make: Made) -> Made:
+            home = f"{make.__module__}:{make.__qualname__}" if hasattr(make, "__qualname__") else ""
+            other = self._registered.get(name) or self._built_in.get(name)
+            if other is not None and home and other.home != home:
+                raise SeepageError(f"two {self.kind}s are called {name!r}: {other.home} and {home}; rename one")
+            if name not in self._built_in:
+                self._registered[name] = Entry(name, home, facts, self.given, made=make)
+            return make
+
+        return remember
+
+    def find(self, use: str) -> Entry[T]:
+        """What a name stands for. A dotted path is imported: call this only with names that the user typed.
+
+        Raises:
+            SeepageError: For an unknown name.
+        """
+        if use in self:
+            return self._all[use]
+        for pattern, entry in self.patterns.items():
+            head = pattern.removesuffix("NAME")
+            if use.startswith(head) and len(use) > len(head):
+                return Entry(use, entry.home, entry.facts, entry.given, (use.removeprefix(head),), entry.made)
+        if is_dotted(use):
+            return Entry(use, use, {}, self.given, made=import_dotted(use))
+        raise unknown(self.kind, use, [*self, *self.patterns, f"module:{self.kind.capitalize()}"])
+
+    def knows(self, use: str) -> bool:
+        """Whether a name leads to code of this package, of the libraries it uses, or of an installed one.
+
+        >>> models.knows("fc2"), models.knows("timm:resnet18"), models.knows("my:net")
+        (True, True, False)
+        """
+        return use in self or any(use.startswith(p.removesuffix("NAME")) for p in self.patterns)
+
+    def is_foreign(self, use: str) -> bool:
+        """Whether a name is a dotted path to somebody's own code, which is not run unasked.
+
+        >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18")
+        (True, False)
+        """
+        return is_dotted(use) and not self.knows(use)
+
+    def problems(self, spec: Spec, what: str = "") -> list[str]:
+        """What is wrong with a part: its options, or its own checks of their values.
+
+        Args:
+            spec: The part.
+            what: How to call it in messages; default: `attack 'dlg'`.
+
+        Raises:
+            SeepageError: For an unknown name, and where the part's own checks refuse a value.
+        """
+        what = what or f"{self.kind} {spec.use!r}"
+        entry = self.find(spec.use)
+        common = self._common
+        found = problems_with(entry.make, spec.options, what, given=self.given, shared=common)
+        if found or (self.given and common is None):  # what the program passes itself is not there yet
+            return found
+        try:
+            if common is not None:
+                self._split(spec)
+                return []
+            made = entry.make(**spec.options)
+        except Problems as error:
+            return [f"{what}: {problem}" for problem in error.problems]
+        except SeepageError:
+            raise
+        except Exception as error:  # whatever somebody's own code may raise
+            return [f"{what} cannot be made ({type(error).__name__}: {error})"]
+        return self._misfit(made, what)
+
+    def build(self, spec: Spec, *given: Any) -> T:
+        """Make a part.
+
+        Raises:
+            SeepageError: For an unknown name, wrong options, or a thing of another kind.
+
+        >>> attacks.build(Spec("linear", {"tolerance": 0.01}))
+        LinearLeak(floor=0.0001, tolerance=0.01, same=0.01)
+        """
+        what = f"{self.kind} {spec.use!r}"
+        entry = self.find(spec.use)
+        common, options = self._common, dict(spec.options)
+        bind(entry.make, options, what, given=self.given, shared=common)
+        if common is not None:
+            shared, options = self._split(spec)
+            given = (shared, *given)
+        made = entry.make(*given, **options)
+        misfit = self._misfit(made, what)
+        if misfit:
+            raise SeepageError(misfit[0])
+        return made
+
+    @property
+    def _common(self) -> Callable[..., Any] | None:
+        """The class of the options that all of this kind share."""
+        return _import_home(self.shared) if self.shared else None
+
+    def _split(self, spec: Spec) -> tuple[Any, dict[str, Any]]:
+        """The options that all of this kind share, as one object, and the part's own."""
+        common = _import_home(self.shared)
+        names = {f.name for f in fields(common)}
+        return (
+            common(**{name: value for name, value in spec.options.items() if name in names}),
+            {name: value for name, value in spec.options.items() if name not in names},
+        )
+
+    def _misfit(self, made: Any, what: str) -> list[str]:
+        """One sentence where what was made is of another kind."""
+        if not self.base or isinstance(made, _import_home(self.base)):
+            return []
+        base = self.base.partition(":")[2]
+        module = self.base.partition(":")[0].removesuffix(".base")
+        module = "seepage" if module == "seepage.types" else module
+        return [f"{what} makes a {type(made).__name__}, not a {module}.{base}; derive it from that"]
+
+    def spec_of(self, made: Any) -> Spec:
+        """The reverse of `build` for a dataclass: its name and its options.
+
+        Fields that its class lists as `secrets` are left out: no attacker is told them, and no folder holds them. So
+        is a field whose metadata say `quiet`, at its default: folders written before it existed read the same.
+
+        Raises:
+            SeepageError: For a thing that cannot be named.
+        """
+        kind = type(made)
+        home = f"{kind.__module__}:{kind.__qualname__}"
+        entry = next((entry for entry in self._all.values() if entry.home == home), None)
+        secret = getattr(kind, "secrets", ())
+        if entry is None or not is_dataclass(made):
+            raise SeepageError(
+                f"{kind.__name__} is not one of seepage's {self.kind}s ({', '.join(self)}), so it has no name here"
+            )
+        options = {
+            f.name: getattr(made, f.name)
+            for f in fields(made)
+            if f.init and f.name not in secret and not ("quiet" in f.metadata and getattr(made, f.name) == f.default)
+        }
+        return Spec(entry.name, options)
+
+    def describe(self) -> list[Entry[T]]:
+        """All entries, patterns such as `torchvision:NAME` last. Nothing is imported for it."""
+        return [*self.values(), *self.patterns.values()]
+
+    @property
+    def patterns(self) -> dict[str, Entry[T]]:
+        """Entries that stand for many names."""
+        return {name: entry for name, entry in self._all.items() if is_pattern(name)}
+
+    def __getitem__(self, name: str) -> Entry[T]:
+        return self._all[name]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and name in self._all and not is_pattern(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._all if not is_pattern(name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"<registry of {len(self)} {self.variable}>"
+
+    @property
+    def _all(self) -> dict[str, Entry[T]]:
+        return {**self._built_in, **self._installed, **self._registered}
+
+    @cached_property
+    def _built_in(self) -> dict[str, Entry[T]]:
+        """This package's own, as their files register them, cheapest first where they say what they cost."""
+        file = file_of(self.room)
+        if file is None:
+            raise SeepageError(f"the source of {self.room} is not there; install seepage with its .py files")
+        files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+        found = [entry for path in files for entry in self._registrations(path, file)]
+        return {
+            entry.name: entry
+            for entry in sorted(found, key=lambda entry: (_rank(entry.facts.get("cost", "")), entry.name))
+        }
+
+    def _registrations(self, path: Path, room: Path) -> Iterator[Entry[T]]:
+        """What a file registers here, read from its source."""
+        if f"{self.variable}.register(" not in path.read_text(encoding="utf-8"):
+            return
+        below = path.relative_to(room.parent).with_suffix("").parts if path != room else ()
+        module = ".".join([self.room, *(part for part in below if part != "__init__")])
+        for node in parse(path).body:
+            calls = getattr(node, "decorator_list", None)
+            name = getattr(node, "name", "")
+            if calls is None and isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                calls, name = [node.value.func], ast.unparse(node.targets[0])  # x = data.register("x")(loader)
+            for call in calls or ():
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == f"{self.variable}.register":
+                    facts = _declared(module, node) | {k.arg: constant(module, k.value) for k in call.keywords if k.arg}
+                    use = constant(module, call.args[0])
+                    yield Entry(use, f"{module}:{name}", facts, self.given)
+
+    @cached_property
+    def _installed(self) -> dict[str, Entry[T]]:
+        """What installed packages add by entry points; a name of this package's own is never taken over."""
+        found = {}
+        for point in entry_points(group=self.group):
+            if point.name not in self._built_in:
+                found[point.name] = self._entry_of(point)
+        return found
+
+    def _entry_of(self, point: EntryPoint) -> Entry[T]:
+        return Entry(point.name, point.value.replace(" ", ""), {}, self.given)
 
 
-def _fits_plain(value: Any, hint: Any) -> bool:
-    """`fits` for an annotation without parts."""
-    if hint is type(None):
-        return value is None
-    if hint is float:  # The bound leaves out NaN, infinity, and whole numbers too large for a float.
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return number and abs(value) <= sys.float_info.max
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is Path:
-        return isinstance(value, str | os.PathLike)
-    return isinstance(value, hint) if hint in (str, bool, dict, list) else True
+def _declared(module: str, node: ast.stmt) -> dict[str, Any]:
+    """What the body of an attack's class says it needs, in words: `needs = Needs(text="...")`."""
+    for item in getattr(node, "body", ()):
+        if isinstance(item, ast.AnnAssign) and ast.unparse(item.target) == "needs" and isinstance(item.value, ast.Call):
+            said = [constant(module, k.value) for k in item.value.keywords if k.arg == "text"]
+            return {"needs": said[0]} if said else {}
+    return {}
 
 
-def describe(hint: Any) -> str:
-    """A type annotation in words."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(map(repr, args))
-    if origin is Union or type(hint).__name__ == "UnionType":
-        return " or ".join(describe(arg) for arg in args)
-    if origin in (tuple, list, Sequence):
-        return f"a list, each item {describe(args[0])}"
-    if origin in (dict, Mapping, Callable):
-        return "a function" if origin is Callable else "a table"
-    words = {
-        float: "a number",
-        int: "a whole number",
-        str: "a text",
-        bool: "true or false",
-        dict: "a table",
-        list: "a list",
-        Path: "a path",
-        type(None): "nothing",
-    }
-    return words.get(hint, str(hint))
+def is_pattern(name: str) -> bool:
+    """Whether a registered name stands for many, as `torchvision:NAME` does."""
+    return name.endswith("NAME")
+
+
+_TIMES = ("milliseconds", "seconds", "minutes", "hours", "days")
+
+
+def _rank(cost: str) -> list[int]:
+    """A cost in words as something to sort by; what says nothing comes last.
+
+    >>> _rank("seconds to hours (24,000 Adam steps)") < _rank("minutes (Adam)")
+    True
+    """
+    return [_TIMES.index(word) for word in re.findall(r"[a-z]+", str(cost)) if word in _TIMES] or [len(_TIMES)]
+
+
+attacks: Registry[Any] = Registry("attack", "seepage.attacks", "attacks", base="seepage.attacks.base:Attack")
+defenses: Registry[Any] = Registry("defense", "seepage.defenses", "defenses", base="seepage.types:Defense")
+clients: Registry[Any] = Registry("client", "seepage.clients", "clients", base="seepage.types:ClientUpdate")
+models: Registry[Any] = Registry("model", "seepage.models", "models", base="torch.nn:Module", given=2)
+datasets: Registry[Any] = Registry(
+    "data",
+    "seepage.data",
+    "datasets",
+    base="seepage.data.dataset:Dataset",
+    given=1,
+    shared="seepage.data.dataset:Options",
+)
+metrics: Registry[Any] = Registry("metric", "seepage.metrics", "metrics", given=2)
+partitions: Registry[Any] = Registry(
+    "partition",
+    "seepage.simulate.partition",
+    "partitions",
+    base="seepage.simulate.partition:Partition",
+    group="seepage.partitions",
+)
+KINDS = {
+    "attacks": attacks,
+    "defenses": defenses,
+    "clients": clients,
+    "partitions": partitions,
+    "models": models,
+    "data": datasets,
+    "metrics": metrics,
+}
+"""The seven registries, as `seepage list` calls them."""

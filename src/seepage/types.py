@@ -18,13 +18,17 @@ An attack receives a `Transcript`, never a `Batch`: the truth is out of its reac
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, Self, final, runtime_checkable
+from typing import ClassVar, Literal, Protocol, Self, final, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from seepage.errors import SeepageError, short
+from seepage.registry import Spec
+
+Architecture = Spec
+"""How a model is built again: `fc2`, `torchvision:resnet18` or `module:factory`, with options."""
 
 Tensors = dict[str, Tensor]
 """Tensors keyed by parameter name, like `state_dict()`."""
@@ -214,20 +218,12 @@ class Knowledge:
     told: frozenset[Told] = frozenset()
     defense: "Defense | None" = None
     auxiliary: Tensor | None = None
-    architecture: "Architecture | None" = None
+    architecture: Architecture | None = None
 
     def __post_init__(self) -> None:
         low, high = self.value_range
         if not low < high:
             raise SeepageError(f"value_range must rise, got {self.value_range}; pass (low, high)")
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """How to build a model: `use` is a name such as `fc2` or `torchvision:resnet18`, or `module:factory`."""
-
-    use: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable

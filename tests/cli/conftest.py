@@ -12,7 +12,7 @@ import pytest
 
 from seepage.audit import run as audit
 from seepage.cli import main
-from seepage.recipe.case import read_recipe
+from seepage.recipe.files import read_recipe
 
 TINY = """
 name = "tiny"

@@ -30,9 +30,9 @@ from seepage.audit.record import record_cells
 from seepage.frontier import run_frontier
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import EntryTraining
-from seepage.recipe.case import find_recipe, read_recipe
-from seepage.recipe.parts import Part
+from seepage.recipe.files import find_recipe, read_recipe
 from seepage.recipe.resolve import cells
+from seepage.registry import Spec
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -298,7 +298,7 @@ def task_of(home: Path, recipe: str = "tiny.toml", keep: int = sys.maxsize) -> T
     record_cells(recipes, home / "run", keep=keep)
     source = own_source(recipes[0], recipes, home / "run").for_attack()
     return Task(
-        cell="cell", name="linear", part=Part("linear"), t=0, seed=0, device="cpu", source=source, folder=home / "run"
+        cell="cell", name="linear", part=Spec("linear"), t=0, seed=0, device="cpu", source=source, folder=home / "run"
     )
 
 

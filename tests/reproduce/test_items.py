@@ -14,7 +14,7 @@ from seepage.errors import Problems, SeepageError
 from seepage.papers import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
 from seepage.papers.items import item_of, laid_over
-from seepage.recipe.case import find_recipe, list_recipes, read_recipe
+from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.recipe.resolve import cells
 
 RECIPE = """

@@ -13,7 +13,7 @@ from seepage.audit.attack import attack_cells, attack_names, own_source
 from seepage.audit.record import record_cells
 from seepage.audit.summary import summarize
 from seepage.core.progress import no_progress
-from seepage.data import DATA
+from seepage.data import is_packaged
 from seepage.papers import Item, Record, find_item, list_items, read_records, verdict_of, write_book
 from seepage.papers.book import LEGEND, by_line
 from seepage.papers.items import Line, Size
@@ -36,7 +36,7 @@ def changed(record: Record, **values: Any) -> Record:
 def cheap() -> Iterator[tuple[Item, Record]]:
     for item in list_items().values():
         for record in read_records(RESULTS, item.id):
-            packaged = record.data in DATA and "packaged" in DATA[record.data]
+            packaged = is_packaged(record.data)
             attack = str(record.facts.get("attack", "-2"))
             numbered = attack[-1].isdigit()  # its seed hangs on its place in the list
             if packaged and not numbered and record.facts.get("cpu_seconds", CHEAP) < CHEAP:

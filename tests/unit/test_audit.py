@@ -14,8 +14,8 @@ from seepage.audit.attack import attack_cells, attack_names, check_reconstructio
 from seepage.audit.record import record_cells
 from seepage.core.executor import threads_for
 from seepage.errors import SeepageError
-from seepage.recipe.parts import Part
 from seepage.recipe.resolve import cells
+from seepage.registry import Spec
 from seepage.transcript.recorded import open_transcript
 from seepage.types import Reconstruction
 
@@ -117,7 +117,7 @@ uses = st.lists(st.sampled_from(["dlg", "linear", "sapag", "mine:Attack", "mine.
 
 @given(uses=uses)
 def test_each_attack_has_a_name_and_a_folder_of_its_own(uses: list[str]) -> None:
-    names = attack_names([Part(use) for use in uses])
+    names = attack_names([Spec(use) for use in uses])
     assert len(set(names)) == len(uses)
     assert all(Path(name).name == name and ":" not in name for name in names)
     assert all(name.startswith(use.replace(":", ".")) for name, use in zip(names, uses, strict=True))

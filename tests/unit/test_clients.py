@@ -171,7 +171,7 @@ def test_a_difference_of_weights_is_not_taken_for_a_gradient() -> None:
 
 def test_every_named_client_can_be_made_and_printed() -> None:
     for make in CLIENTS.values():
-        assert eval(repr(make()), {make.__name__: make}) == make()
+        assert eval(repr(make()), {make.make.__name__: make.make}) == make()
 
 
 def test_a_large_network_by_name_gives_the_same_as_backward() -> None:

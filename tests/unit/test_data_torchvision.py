@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from seepage.data import DATA, ArrayDataset, FileDataset, load
-from seepage.data.torchvision_sets import KNOWN
+from seepage.data.torchvision_sets import TorchvisionSet
 from seepage.errors import SeepageError
 
 RNG = np.random.default_rng(0)
@@ -40,11 +40,16 @@ def write_mnist(root: Path, folder: str = "MNIST") -> dict[str, np.ndarray]:
     return images
 
 
+KNOWN = {name: entry.make for name, entry in DATA.items() if entry.facts["origin"] == "downloaded by torchvision"}
+
+
 @pytest.mark.parametrize("name", sorted(KNOWN))
 def test_torchvision_takes_what_it_is_called_with(name: str) -> None:
     from torchvision import datasets
 
     known = KNOWN[name]
+    assert isinstance(known, TorchvisionSet)
+    assert known.name == name
     extra = {"loader": str} if known.in_files else {}
     for arguments in known.splits:
         bound = inspect.signature(getattr(datasets, known.made_by)).bind("root", download=False, **arguments, **extra)

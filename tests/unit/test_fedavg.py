@@ -29,6 +29,7 @@ from seepage.attacks.matching.problem import Problem
 from seepage.clients import client_options, make_client
 from seepage.clients.fedavg import MeanGradient
 from seepage.core.nn import in_mode, state_of
+from seepage.registry import Spec
 from seepage.types import ClientView, Defense, Tensors
 
 SHAPE = (1, 8, 8)
@@ -195,9 +196,8 @@ def test_each_client_defends_its_own_update_before_the_sum() -> None:
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("use", ["fedsgd", "fedavg"])
 def test_a_rule_survives_the_way_to_a_file(use: str, clients: int) -> None:
-    client = make_client(use, {"clients": clients, "mode": "eval"})
-    options = client_options(client)
-    assert make_client(options.pop("use"), options) == client
+    client = make_client(Spec(use, {"clients": clients, "mode": "eval"}))
+    assert make_client(Spec.of(client_options(client))) == client
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from seepage.core.nn import generator
 from seepage.defenses import Compose, ZeroSumNoise
 from seepage.errors import Problems
 from seepage.recipe.auxiliary import Auxiliary, auxiliary_images
-from seepage.recipe.case import BUILT_IN, read_recipe
+from seepage.recipe.files import BUILT_IN, read_recipe
 from seepage.recipe.resolve import cells, resolved
 from seepage.testing import planted_inputs
 from seepage.transcript.truth import open_truth

@@ -27,7 +27,7 @@ from seepage import Architecture, Batch, SeepageError, build, open_transcript, r
 from seepage.core.storage import LARGEST_HEAD, append_line, read_json, read_lines, read_tensors, refuse_links
 from seepage.data import load
 from seepage.models.weights import load_weights, read_state
-from seepage.recipe.case import read_recipe
+from seepage.recipe.files import read_recipe
 from seepage.report import write_report
 from seepage.report.run import open_run
 
@@ -348,7 +348,7 @@ from pathlib import Path
 import torch
 import seepage, seepage.report, seepage.data.decode
 from seepage.data import load
-from seepage.recipe.case import read_recipe
+from seepage.recipe.files import read_recipe
 from seepage.report.run import open_run
 from seepage.core.storage import read_json, read_lines, read_tensors
 from seepage.models.weights import read_state

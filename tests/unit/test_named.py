@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from seepage.errors import Problems, SeepageError
-from seepage.registry import bind, describe, fits, import_dotted, is_dotted, problems_with, short
+from seepage.errors import Problems, SeepageError, short
+from seepage.registry import import_dotted, is_dotted
+from seepage.signatures import bind, describe, fits, problems_with
 
 
 @dataclass(frozen=True, kw_only=True)

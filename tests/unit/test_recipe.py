@@ -12,9 +12,10 @@ from seepage import Compose, FedSGD, LinearLeak, Sparsify
 from seepage.attacks import ATTACKS
 from seepage.audit.record import place_of
 from seepage.errors import Problems, SeepageError
-from seepage.recipe.case import Recipe, find_recipe, list_recipes, read_recipe
-from seepage.recipe.parts import make_attack
+from seepage.recipe.case import Recipe
+from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.registry import Spec
 
 LINEAR = {"attack": [{"use": "linear"}]}
 
@@ -124,9 +125,9 @@ def test_a_recipe_makes_what_it_names() -> None:
 
 @pytest.mark.parametrize("use", ATTACKS)
 def test_every_attack_can_be_made_by_name(use: str) -> None:
-    assert make_attack(use, {})
+    assert ATTACKS.build(Spec(use))
     with pytest.raises(Problems, match="has no option 'nothing'"):
-        make_attack(use, {"nothing": 1})
+        ATTACKS.build(Spec(use, {"nothing": 1}))
 
 
 def test_the_built_in_recipes_are_right() -> None:

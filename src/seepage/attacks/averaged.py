@@ -11,8 +11,8 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.known_noise import known_noise
 from seepage.core.nn import norm
-from seepage.errors import Problems, SeepageError, unknown
-from seepage.registry import problems_with
+from seepage.errors import SeepageError, unknown
+from seepage.registry import Spec, attacks
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript, Update
 
 FAINTEST = 1e-9
@@ -69,6 +69,12 @@ class Averaged(Attack):
         return self.inner.inner_at(_average(transcript), inputs, labels)
 
 
+@attacks.register(
+    "averaged",
+    needs="rounds of the same examples, known to be that (design = 'whole')",
+    paper="folklore; the noise's own law",
+    cost="that of the inner attack, linear unless another is named",
+)
 def averaged(*, attack: str = "linear", options: Mapping[str, Any] | None = None) -> Averaged:
     """Average rounds of the same examples, then attack the average by an attack of this registry.
 
@@ -82,14 +88,9 @@ def averaged(*, attack: str = "linear", options: Mapping[str, Any] | None = None
     >>> averaged(attack="linear", options={"tolerance": 0.1}).inner
     LinearLeak(floor=0.0001, tolerance=0.1, same=0.01)
     """
-    from seepage.attacks import ATTACKS  # the registry holds this attack too
-
-    if attack not in ATTACKS:
-        raise unknown("attack to run on the average", attack, ATTACKS)
-    found = problems_with(ATTACKS[attack].make, options or {}, f"attack {attack!r}")
-    if found:
-        raise Problems(f"attack {attack!r} cannot be made:", found)
-    return Averaged(inner=ATTACKS[attack].make(**(options or {})))
+    if attack not in attacks:
+        raise unknown("attack to run on the average", attack, attacks)
+    return Averaged(inner=attacks.build(Spec(attack, options or {})))
 
 
 @dataclass(frozen=True)

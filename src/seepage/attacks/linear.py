@@ -9,9 +9,15 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.core.nn import InputLayer, captured_calls, forward, in_mode, input_layer
+from seepage.registry import attacks
 from seepage.types import ClientUpdate, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 
+@attacks.register(
+    "linear",
+    paper="Phong et al. 2017; Geiping et al. 2020, prop. 3.1",
+    cost="milliseconds (closed form)",
+)
 @dataclass(frozen=True, kw_only=True)
 class LinearLeak(Attack):
     """Divide each row of the first layer's weight gradient by its bias gradient.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from seepage.attacks import Attack, Inapplicable
+from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.record import is_skipped, made_anew, place_of
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
@@ -21,7 +21,7 @@ from seepage.core.nn import generator
 from seepage.core.progress import ProgressCallback
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
-from seepage.recipe.parts import Part, make_attack
+from seepage.registry import Spec
 from seepage.transcript.recorded import RecordedTranscript, keeps_rounds, open_transcript
 from seepage.transcript.simulated import OneRound
 from seepage.transcript.vertical import IndexedTranscript
@@ -107,7 +107,7 @@ class Task:
 
     cell: str
     name: str
-    part: Part
+    part: Spec
     t: int
     seed: int
     device: str
@@ -141,7 +141,7 @@ class Task:
     def run(self, threads: int) -> None:
         """Attack and keep the outcome. A fault in the attack's code is an outcome too, so that the others go on."""
         torch.set_num_threads(threads)
-        attack = make_attack(self.part.use, self.part.options)
+        attack: Attack = ATTACKS.build(self.part)
         transcript: Transcript = self.source.open(self.device)
         if attack.rounds == "one":
             transcript = OneRound(transcript, self.t)
@@ -273,10 +273,10 @@ def _event(line: bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and event.keys() >= {"cell", "attack", "round", "done", "total"} else None
 
 
-def attack_names(parts: Sequence[Part]) -> list[str]:
+def attack_names(parts: Sequence[Spec]) -> list[str]:
     """A name for each attack of a recipe: its own, numbered where one is used twice.
 
-    >>> attack_names([Part("dlg"), Part("linear"), Part("dlg", {"steps": 9})])
+    >>> attack_names([Spec("dlg"), Spec("linear"), Spec("dlg", {"steps": 9})])
     ['dlg', 'linear', 'dlg-2']
     """
     names: list[str] = []
@@ -289,7 +289,7 @@ def attack_names(parts: Sequence[Part]) -> list[str]:
 
 def attack_cells(
     sources: Sequence[Source],
-    parts: Sequence[Part],
+    parts: Sequence[Spec],
     folder: Path,
     recipes: Sequence[Recipe] | None,
     jobs: int | None,
@@ -312,7 +312,7 @@ def attack_cells(
         if source.skipped:
             continue
         for name, part in zip(attack_names(own), own, strict=True):
-            rounds = source.rounds(make_attack(part.use, part.options))
+            rounds = source.rounds(ATTACKS.build(part))
             tasks += [_task(source, name, part, t, folder, seed, device) for t in range(rounds)]
     todo = [task for task in tasks if not task.done]
     runner = on or LocalExecutor()
@@ -324,7 +324,7 @@ def attack_cells(
     return plan
 
 
-def _task(source: Source, name: str, part: Part, t: int, folder: Path, seed: int, device: str) -> Task:
+def _task(source: Source, name: str, part: Spec, t: int, folder: Path, seed: int, device: str) -> Task:
     own = generator(seed, f"attack/{source.name}/{name}", t).initial_seed() % 2**31
     return Task(
         cell=source.name,

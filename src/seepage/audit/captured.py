@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from seepage.attacks import ATTACKS
 from seepage.audit.observe import Files, observe_files
 from seepage.audit.run import Run, attack_only, check_device, claim, undone_on_mistake
 from seepage.core.executor import Executor
@@ -14,8 +15,8 @@ from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
-from seepage.recipe.parts import Part, make_attack
 from seepage.recipe.resolve import run_name
+from seepage.registry import Spec
 from seepage.types import Architecture
 
 
@@ -35,7 +36,7 @@ class Capture:
 
     files: Files
     architecture: Architecture
-    client: Part = Part("fedsgd")  # noqa: RUF009
+    client: Spec = Spec("fedsgd")  # noqa: RUF009
     input_shape: tuple[int, ...] | None = None
     num_classes: int | None = None
     steps: int | None = None
@@ -114,7 +115,7 @@ def attack_folder(
     """
     check_device(device)
     for table in map(dict, attacks):
-        make_attack(str(table.pop("use", "")), table)
+        ATTACKS.build(Spec.of(table))
     return attack_only(
         observed,
         attacks,
@@ -162,7 +163,7 @@ def attack_captured(
     """
     check_device(device)
     for table in map(dict, attacks):
-        make_attack(str(table.pop("use", "")), table)
+        ATTACKS.build(Spec.of(table))
     text = capture.text
     folder = out or Path("runs") / run_name(f"{text}{json.dumps([list(map(dict, attacks)), seed])}", "attack")
     claim(folder, "captured.json", text)

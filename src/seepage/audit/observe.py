@@ -18,7 +18,8 @@ from seepage.leakage import UpdateAnalysis
 from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
 from seepage.models import build
 from seepage.models.weights import load_weights, read_state
-from seepage.recipe.parts import Part, problems_of
+from seepage.recipe.parts import problems_of
+from seepage.registry import Spec
 from seepage.transcript.recorded import save_transcript
 from seepage.types import Architecture, ClientUpdate, Tensors, Transcript, Update
 
@@ -65,7 +66,7 @@ def observe_files(
     folder: Path,
     *,
     architecture: Architecture,
-    client: Part,
+    client: Spec,
     input_shape: tuple[int, ...] | None = None,
     num_classes: int | None = None,
     steps: int | None = None,
@@ -134,7 +135,7 @@ def _with_size(
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
 
-def _check_rule(client: Part, files: Files, steps: int | None) -> None:
+def _check_rule(client: Spec, files: Files, steps: int | None) -> None:
     if (files.lr is not None or steps is not None) and client.use != "fedsgd":
         raise SeepageError(
             "--lr and --steps are for plain SGD; give the rate and steps of --client fedavg with --set client.lr=… and "
@@ -147,11 +148,11 @@ def _check_rule(client: Part, files: Files, steps: int | None) -> None:
 
 
 def _rule(
-    files: Files, client: Part, steps: int | None, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int]
+    files: Files, client: Spec, steps: int | None, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int]
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The client's rule, the rate that makes one gradient of a difference of weights, and what was inferred."""
     if update.kind == "gradient" or client.use != "fedsgd":
-        return make_client(client.use, client.options), None, {}
+        return make_client(client), None, {}
     found = infer_steps(model, update.tensors, *sizes, lr=files.lr, steps=steps)
     if found is None:
         raise SeepageError(
@@ -159,7 +160,7 @@ def _rule(
             "tell it; give --lr, with --steps for more than one step of SGD, or --client fedavg with --set client.lr=…"
         )
     if found.steps == 1:
-        return make_client(client.use, client.options), found.lr, dict(found.said)
+        return make_client(client), found.lr, dict(found.said)
     return FedAvg(lr=found.lr, steps=found.steps), None, dict(found.said)
 
 

@@ -18,7 +18,7 @@ from seepage.metrics import baselines, psnr, ssim
 from seepage.models import build
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
-from seepage.recipe.parts import Part
+from seepage.registry import Spec
 from seepage.simulate.shares import UNSEEN, Held, clients_of, train_federation
 from seepage.simulate.training import accuracy, begin, train
 from seepage.transcript.recorded import open_knowledge, save_transcript
@@ -298,7 +298,7 @@ def _names(recipe: Recipe) -> dict[str, Any]:
     return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
 
 
-def _client_words(part: Part) -> str:
+def _client_words(part: Spec) -> str:
     """What clients do, for a title: `2 local epochs (lr 0.01, batch size 8)`."""
     options = dict(part.options)
     clients, steps, epochs = options.pop("clients", 1), options.pop("steps", None), options.pop("epochs", 1)

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cells, own_source
 from seepage.audit.record import record_cells
 from seepage.audit.row import check_result
@@ -44,9 +45,10 @@ from seepage.core.storage import (
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe, Scoring
 from seepage.recipe.overrides import change
-from seepage.recipe.parts import Part, make_attack, refuse_code
 from seepage.recipe.resolve import cells, resolved, run_name
-from seepage.registry import bind
+from seepage.recipe.trust import refuse_code
+from seepage.registry import Spec
+from seepage.signatures import bind
 from seepage.transcript.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Transcript
 
@@ -254,7 +256,7 @@ def attack_only(
     )
     parts = asked.parts()
     for part in parts:
-        make_attack(part.use, part.options)
+        ATTACKS.build(part)
     sources = _foreign_sources(asked)
     text = asked.text
     folder = out or Path("runs") / run_name(text, "attack")
@@ -297,9 +299,9 @@ class Asked:
             return found[0], found[1]
         return self.batch_size, None
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[Spec, ...]:
         tables = [dict(table) for table in self.attacks]
-        return tuple(Part(str(table.pop("use", "")), table) for table in tables)
+        return tuple(Spec(str(table.pop("use", "")), table) for table in tables)
 
     def architecture(self) -> Architecture | None:
         return None if self.model is None else Architecture(str(self.model.get("use")), self.model.get("options", {}))

@@ -21,7 +21,7 @@ from seepage.leakage import diagnostics, exposure
 from seepage.metrics import Alignment, Scores
 from seepage.privacy.guarantee import DPGuarantee, guarantee_of
 from seepage.recipe.case import Recipe, Scoring
-from seepage.recipe.parts import own_code
+from seepage.recipe.trust import own_code
 from seepage.transcript.foreign import read_facts
 from seepage.transcript.simulated import OneRound
 from seepage.transcript.truth import Truth, misfit, open_truth

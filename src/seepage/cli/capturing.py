@@ -76,7 +76,7 @@ def _capture(
 ) -> "Capture":
     from seepage.audit.captured import Capture
     from seepage.audit.observe import Files, parse_shape
-    from seepage.recipe.parts import Part
+    from seepage.registry import Spec
     from seepage.types import Architecture
 
     model, client = dict(tables["model"]), dict(tables["client"])
@@ -84,7 +84,7 @@ def _capture(
     return Capture(
         files=Files(before=before, after=after, gradient=gradient, lr=lr),
         architecture=Architecture(str(model.pop("use")), model),
-        client=Part(str(client.pop("use")), client),
+        client=Spec(str(client.pop("use")), client),
         input_shape=None if shape is None else parse_shape(shape),
         num_classes=classes,
         steps=steps,
@@ -176,7 +176,7 @@ def _tables(
     use: Sequence[str] | None, model: str | None, client: str | None, settings: Sequence[str] | None
 ) -> dict[str, Any]:
     """The tables of the attacks, and of the model and the client where they are named."""
-    from seepage.recipe.case import find_recipe, read_recipe
+    from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change
 
     attacks = [{"use": name} for name in use] if use else read_recipe(find_recipe("default"))["attack"]

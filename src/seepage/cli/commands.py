@@ -215,8 +215,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List attacks, defenses, clients, models, data sets, metrics and recipes."""
-    from seepage.cli.catalog import catalog
-    from seepage.cli.explained import explained
+    from seepage.cli.catalog import catalog, explained
     from seepage.cli.terminal import print_catalog, print_kind
 
     found = catalog()
@@ -240,10 +239,10 @@ def validate(
 ) -> None:
     """Check a recipe or a recorded folder without running anything."""
     from seepage.audit.run import validate_folder
-    from seepage.recipe.case import find_recipe, read_recipe
+    from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change
-    from seepage.recipe.parts import refuse_code
     from seepage.recipe.resolve import cells
+    from seepage.recipe.trust import refuse_code
 
     if Path(path).is_dir():
         for line in validate_folder(Path(path)):

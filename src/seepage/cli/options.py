@@ -107,7 +107,7 @@ def tables_of(
     settings: list[str] | None,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes."""
-    from seepage.recipe.case import find_recipe, read_recipe
+    from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change, choose_part, drop_cases, put
 
     tables = read_recipe(find_recipe("default" if recipe is None else recipe))

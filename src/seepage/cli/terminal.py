@@ -16,9 +16,9 @@ from rich.text import Text
 
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import promise_lines, reasons
-from seepage.cli.explained import Option
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.errors import printable
+from seepage.signatures import Option
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""

@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from seepage.clients.base import TrainingRule, WrappedRule, gradient_of, leaves_of
 from seepage.core.nn import derived_seed, generator, has_batch_norm
 from seepage.errors import SeepageError
+from seepage.registry import clients
 from seepage.types import LocalProblem, Mode, StepGradient, Tensors, Update
 
 MOST_STEPS = 100_000
 """Local steps of one round; more are taken for a mistake."""
 
 
+@clients.register("fedavg")
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FedAvg(TrainingRule):
     """The client trains for some epochs, or some steps, and sends its weights minus those it was given.

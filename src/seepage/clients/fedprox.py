@@ -5,9 +5,11 @@ from dataclasses import dataclass
 
 from seepage.clients.fedavg import FedAvg
 from seepage.errors import SeepageError
+from seepage.registry import clients
 from seepage.types import Tensors
 
 
+@clients.register("fedprox")
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FedProx(FedAvg):
     """FedAvg with a proximal term: each local step also goes back towards the weights that were sent.

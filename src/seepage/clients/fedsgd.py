@@ -7,9 +7,11 @@ from torch import nn
 from seepage.clients.base import TrainingRule, leaves_of
 from seepage.core.nn import has_batch_norm
 from seepage.errors import SeepageError
+from seepage.registry import clients
 from seepage.types import LocalProblem, Mode, Tensors, Update
 
 
+@clients.register("fedsgd")
 @dataclass(frozen=True, kw_only=True, repr=False)
 class FedSGD(TrainingRule):
     """The client sends the gradient of its batch's mean loss at the server's weights.

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from seepage.core.zip_safety import DAMAGED, check_member, refuse_expansion
-from seepage.data.dataset import Options, Progress, check_labels, divide, number_words
+from seepage.data.dataset import Options, check_labels, divide, number_words
 from seepage.data.files import NAMED, FileDataset, shape_of
 from seepage.errors import Problems, SeepageError
+from seepage.registry import datasets
 
 MAX_MEMBER = 64 * 2**20
 MAX_TOTAL = 64 * 2**30
@@ -28,12 +29,17 @@ FILE_COLUMNS = ("file", "name", "image", "filename")
 CLASS_COLUMNS = ("class", "class_name", "name")
 
 
-def load_zip(path: Path, options: Options, progress: Progress | None = None) -> FileDataset:
+@datasets.register("zip", about="an archive of images with labels.csv", suffix=(".zip",), origin="named by its path")
+def load_zip(options: Options, *, path: Path) -> FileDataset:
     """Load an archive that holds images and `labels.csv`.
 
     The table has a column with file names (`file`, `name`, `image`, `filename`, or the first one) and a column
     `label`. Names count from the table's own folder or from `images/` beside it. Labels are integers, or words,
     which are then numbered in sorted order. A further column with one name per class names the classes.
+
+    Args:
+        options: Size, channels and split.
+        path: Where it lies.
 
     Raises:
         SeepageError: For archives that are damaged, encrypted or absurdly large, tables that lack columns or name
@@ -50,7 +56,7 @@ def load_zip(path: Path, options: Options, progress: Progress | None = None) -> 
         raise SeepageError(f"cannot read {path} ({error}); it is damaged or no zip archive: copy it again") from error
     files = _files(rows, PurePosixPath(table).parent, members, path)
     labels, classes = _labels(rows, path)
-    shape = shape_of(path, files, options, progress)
+    shape = shape_of(path, files, options, options.progress)
     train, private = divide(len(files), options, path.stem)
     source = f"{len(files)} images of the archive {path.name}"
     return FileDataset(path.stem, source, path, tuple(files), labels, classes, shape, train, private, options.size)

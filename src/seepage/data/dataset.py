@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -67,12 +68,16 @@ class Options:
         channels: 1 for grey, 3 for RGB; None leaves them as they are.
         seed: Seeds the split into train and private, nothing else.
         split: Share of the examples that become private, where the data bring no split of their own.
+        root: Where torchvision keeps its files; None: the environment's `SEEPAGE_DATA`, else `~/.cache/seepage`.
+        progress: Called with (done, total) while image files are checked.
     """
 
     size: int | None = None
     channels: int | None = None
     seed: int = 0
     split: float = 0.5
+    root: Path | None = None
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         problems = []

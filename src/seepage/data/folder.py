@@ -5,24 +5,30 @@ from pathlib import Path
 
 import torch
 
-from seepage.data.dataset import Options, Progress, divide
+from seepage.data.dataset import Options, divide
 from seepage.data.files import FileDataset, shape_of
 from seepage.errors import SeepageError
+from seepage.registry import datasets
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
 _SPLITS = {"train", "training", "test", "testing", "val", "valid", "validation"}
 
 
-def load_folder(root: Path, options: Options, progress: Progress | None = None) -> FileDataset:
+@datasets.register("folder", about="an image folder with a sub-folder per class", origin="named by its path")
+def load_folder(options: Options, *, path: Path) -> FileDataset:
     """Load a folder of images: the class is the sub-folder, images may lie anywhere below it.
 
     Hidden files, files that are no images by their suffix, and links that lead out of the folder are passed over;
     so are sub-folders without any image. Only headers are read here.
 
+    Args:
+        options: Size, channels and split.
+        path: Where it lies.
+
     Raises:
         SeepageError: For a folder without class folders or images, unreadable images, and mixed sizes.
     """
-    root = root.resolve()
+    root = path.resolve()
     classes: list[str] = []
     files: list[str] = []
     labels: list[int] = []
@@ -37,7 +43,7 @@ def load_folder(root: Path, options: Options, progress: Progress | None = None) 
             f"{root} has no images in its sub-folders (links that lead out of it are not followed); "
             f"put {', '.join(sorted(SUFFIXES))} files into one sub-folder per class"
         )
-    shape = shape_of(root, files, options, progress)
+    shape = shape_of(root, files, options, options.progress)
     train, private = divide(len(files), options, root.name)
     return FileDataset(
         root.name,

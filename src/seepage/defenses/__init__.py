@@ -1,7 +1,6 @@
 """What a client does to its update before sending it: one file per defense, composed left to right."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from seepage.defenses.compose import Compose
@@ -16,24 +15,11 @@ from seepage.defenses.soteria import Soteria
 from seepage.defenses.sparsify import Sparsify
 from seepage.defenses.zero_sum import ZeroSumNoise
 from seepage.errors import SeepageError
+from seepage.registry import Registry, defenses
 from seepage.types import Defense
 
-DEFENSES: dict[str, Callable[..., Defense]] = {
-    "decaying_noise": DecayingNoise,
-    "dp_sgd": DPSGD,
-    "fake_gradients": FakeGradients,
-    "gaussian_noise": GaussianNoise,
-    "guardian": Guardian,
-    "laplace_noise": LaplaceNoise,
-    "outpost": Outpost,
-    "partial_access": PartialAccess,
-    "quantize": Quantize,
-    "selective_encryption": SelectiveEncryption,
-    "soteria": Soteria,
-    "sparsify": Sparsify,
-    "unit_norm_noise": UnitNormNoise,
-    "zero_sum_noise": ZeroSumNoise,
-}
+DEFENSES: Registry[Defense] = defenses
+"""Every defense that has a name."""
 
 
 def defense_tables(defense: Defense) -> list[dict[str, Any]]:
@@ -47,18 +33,13 @@ def defense_tables(defense: Defense) -> list[dict[str, Any]]:
     >>> defense_tables(Compose((Sparsify(keep=0.5), Quantize(bits=8))))
     [{'use': 'sparsify', 'keep': 0.5}, {'use': 'quantize', 'bits': 8, 'stochastic': False}]
     """
-    return [_table(stage) for stage in defense.stages()]
-
-
-def _table(defense: Defense) -> dict[str, Any]:
-    for use, make in DEFENSES.items():
-        if type(defense) is make and is_dataclass(defense):
-            shown = [field.name for field in fields(defense) if field.name not in defense.secrets]
-            return {"use": use, **{name: getattr(defense, name) for name in shown}}
-    raise SeepageError(
-        f"{type(defense).__name__} is not one of seepage's defenses ({', '.join(DEFENSES)}), so a folder cannot tell "
-        "an attacker of it; leave 'defense' out of what is told, or keep the transcript in memory"
-    )
+    try:
+        return [defenses.spec_of(stage).table() for stage in defense.stages()]
+    except SeepageError as error:
+        raise SeepageError(
+            f"{error}: a folder cannot tell an attacker of it; leave 'defense' out of what is told, or keep the "
+            "transcript in memory"
+        ) from error
 
 
 def joined(parts: Sequence[Defense]) -> Defense | None:

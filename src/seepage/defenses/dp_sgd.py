@@ -13,6 +13,7 @@ from seepage.clients import Aggregate, FedAvg, WrappedRule
 from seepage.core.nn import forward, in_mode, unwatched
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
+from seepage.registry import defenses
 from seepage.types import (
     Batch,
     ClientUpdate,
@@ -26,6 +27,7 @@ from seepage.types import (
 )
 
 
+@defenses.register("dp_sgd")
 @dataclass(frozen=True, kw_only=True)
 class DPSGD(Defense):
     """Clip each example's gradient, add Gaussian noise to their sum, divide by their number (DP-SGD).

@@ -8,6 +8,7 @@ from torch import Generator, Tensor
 
 from seepage.core import nn as functional
 from seepage.errors import SeepageError
+from seepage.registry import defenses
 from seepage.types import ClientView, Defense, Tensors, Update
 
 
@@ -30,6 +31,7 @@ class Forged:
     kept: float
 
 
+@defenses.register("fake_gradients")
 @dataclass(frozen=True, kw_only=True)
 class FakeGradients(Defense):
     """Clip each tensor's entries to the nearest of many sorted Gaussian candidates (Jin et al. 2021, Algorithm 5).

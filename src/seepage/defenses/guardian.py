@@ -10,9 +10,11 @@ from torch import Generator, Tensor, nn
 from seepage.clients import WrappedRule
 from seepage.core.nn import dot
 from seepage.errors import Inapplicable, SeepageError
+from seepage.registry import defenses
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, LocalProblem, Tensors, Update
 
 
+@defenses.register("guardian")
 @dataclass(frozen=True, kw_only=True)
 class Guardian(Defense):
     """Send the update that best trades closeness to the true one against its leakage (after Fan et al. 2024).

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 
 from seepage.core.nn import TINY, norm, safe_norm
 from seepage.errors import SeepageError
+from seepage.registry import defenses
 from seepage.types import (
     ClientUpdate,
     ClientView,
@@ -22,6 +23,7 @@ from seepage.types import (
 )
 
 
+@defenses.register("gaussian_noise")
 @dataclass(frozen=True, kw_only=True)
 class GaussianNoise(Defense):
     """Clip the whole update to a norm, then add independent Gaussian noise to every entry.
@@ -58,6 +60,7 @@ class GaussianNoise(Defense):
         return GaussianMechanism("update", self.clip, self.sigma)
 
 
+@defenses.register("decaying_noise")
 @dataclass(frozen=True, kw_only=True)
 class DecayingNoise(Defense):
     """Gaussian noise whose strength falls from round to round (the decay of Fu et al. 2022, Adap DP-FL).
@@ -117,6 +120,7 @@ class DecayingNoise(Defense):
         return GaussianMechanism("update", self.clip, tuple(self.sigma_at(t) for t in rounds))
 
 
+@defenses.register("unit_norm_noise")
 @dataclass(frozen=True, kw_only=True)
 class UnitNormNoise(Defense):
     """Scale the whole update to norm 1, then add Gaussian noise (Kariyappa et al. 2023, Section 6 and Table 3).
@@ -160,6 +164,7 @@ class UnitNormNoise(Defense):
         return replace(self, sigma=share * self.sigma)
 
 
+@defenses.register("laplace_noise")
 @dataclass(frozen=True, kw_only=True)
 class LaplaceNoise(Defense):
     """Clip the update's sum of magnitudes, then add independent Laplace noise (as in Zhu et al. 2019, Section 5.1).

@@ -11,9 +11,11 @@ from seepage.defenses.noise import gaussian
 from seepage.defenses.partial import Hidden
 from seepage.defenses.sparsify import FAINT
 from seepage.errors import SeepageError
+from seepage.registry import defenses
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
+@defenses.register("outpost")
 @dataclass(frozen=True, kw_only=True)
 class Outpost(Defense):
     """Prune each tensor's small entries and add noise to the large ones, with falling probability (Wang et al. 2023).

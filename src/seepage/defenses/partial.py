@@ -8,9 +8,11 @@ from torch import Generator, nn
 
 from seepage.defenses.sparsify import Pruned, Scope
 from seepage.errors import SeepageError
+from seepage.registry import defenses
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
+@defenses.register("partial_access")
 @dataclass(frozen=True, kw_only=True)
 class PartialAccess(Defense):
     """Show only the highest or only the lowest entries by magnitude; the others read as zero (FedLeak, Figure 8).
@@ -52,6 +54,7 @@ class PartialAccess(Defense):
         return (Pruned(self.scope, empties=self.scope == "tensor"),)  # a share of few entries may round to none
 
 
+@defenses.register("selective_encryption")
 @dataclass(frozen=True, kw_only=True)
 class SelectiveEncryption(Defense):
     """Encrypt the largest entries by magnitude; what is left readable is sent on, the others read as zero (FedLeak,

@@ -7,9 +7,11 @@ import torch
 from torch import Generator, Tensor, nn
 
 from seepage.errors import SeepageError
+from seepage.registry import defenses
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
+@defenses.register("quantize")
 @dataclass(frozen=True, kw_only=True)
 class Quantize(Defense):
     """Round each tensor to evenly spaced levels (FedLeak, Section 6.4, with 32, 16, 8, 4 and 1 bit).

@@ -9,9 +9,11 @@ from torch import Generator, Tensor, nn
 
 from seepage.core.nn import calls_in_pass
 from seepage.errors import Inapplicable, SeepageError
+from seepage.registry import defenses
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
+@defenses.register("soteria")
 @dataclass(frozen=True, kw_only=True)
 class Soteria(Defense):
     """Hide the inputs of a fully connected layer that change most with the example (Sun et al. 2021).

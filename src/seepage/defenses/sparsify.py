@@ -9,12 +9,14 @@ from torch import Generator, Tensor, nn
 
 from seepage.core.nn import TINY, norm, safe_norm
 from seepage.errors import SeepageError
+from seepage.registry import defenses
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 Scope = Literal["model", "tensor"]
 """Where entries are ranked by magnitude: over the whole model, or within each tensor."""
 
 
+@defenses.register("sparsify")
 @dataclass(frozen=True, kw_only=True)
 class Sparsify(Defense):
     """Keep the largest entries by magnitude of each tensor and set the others to zero (gradient pruning).

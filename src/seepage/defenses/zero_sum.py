@@ -9,9 +9,11 @@ from torch import Generator
 from seepage.core import nn as functional
 from seepage.defenses.noise import gaussian
 from seepage.errors import SeepageError
+from seepage.registry import defenses
 from seepage.types import ClientView, Defense, Tensors, Update
 
 
+@defenses.register("zero_sum_noise")
 @dataclass(frozen=True, kw_only=True)
 class ZeroSumNoise(Defense):
     """Add one's own Gaussian mask and take off a neighbor's: the masks cancel in the group's sum (FedLeak, Section 7).

@@ -16,9 +16,9 @@ from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.known_noise import defended_rule
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.case import Recipe
-from seepage.recipe.parts import Part
 from seepage.recipe.resolve import cells
-from seepage.registry import problems_with
+from seepage.registry import Spec
+from seepage.signatures import problems_with
 from seepage.types import Defense, Knowledge
 
 STRENGTHS: tuple[Mapping[str, Any], ...] = (
@@ -164,8 +164,8 @@ def _words(parts: Sequence[Mapping[str, Any]]) -> str:
     return " + ".join(str(_part(table)) for table in parts)
 
 
-def _part(table: Mapping[str, Any]) -> Part:
-    return Part(str(table["use"]), {key: value for key, value in table.items() if key != "use"})
+def _part(table: Mapping[str, Any]) -> Spec:
+    return Spec(str(table["use"]), {key: value for key, value in table.items() if key != "use"})
 
 
 def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _pooled(plain: Recipe, group: int) -> dict[str, int]:
     return {"size": plain.batch.size * group, "count": plain.batch.count}
 
 
-def _adapts(recipe: Recipe, part: Part, defense: Defense) -> bool:
+def _adapts(recipe: Recipe, part: Spec, defense: Defense) -> bool:
     """Whether an attack's distance, or the client's rule it follows, is another one where the defense is known."""
     attack = recipe.make_attack(part)
     if not isinstance(attack, GradientMatching):

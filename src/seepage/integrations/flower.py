@@ -27,7 +27,7 @@ from seepage.core.nn import state_of
 from seepage.core.storage import write_tensors
 from seepage.errors import SeepageError
 from seepage.models import build
-from seepage.recipe.case import find_recipe, read_recipe
+from seepage.recipe.files import find_recipe, read_recipe
 from seepage.recipe.plans import Federation
 from seepage.recipe.resolve import cells
 from seepage.simulate.federation import Clients, Reply, Stage, federate

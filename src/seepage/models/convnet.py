@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from seepage.models.normalize import Normalize
+from seepage.registry import models
 
 Activation = Literal["relu", "leaky_relu", "gelu", "sigmoid"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -21,6 +22,7 @@ def _flat_size(features: nn.Module, input_shape: tuple[int, ...]) -> int:
         return int(features(torch.zeros(1, *input_shape)).numel())
 
 
+@models.register("convnet")
 def convnet(
     input_shape: tuple[int, ...],
     num_classes: int,
@@ -49,6 +51,7 @@ def convnet(
     return nn.Sequential(*features, nn.Linear(_flat_size(features.eval(), input_shape), num_classes)).train()
 
 
+@models.register("lenet")
 def lenet(input_shape: tuple[int, ...], num_classes: int, *, spread: float = 0.5) -> nn.Sequential:
     """The network of Deep Leakage from Gradients (NeurIPS 2019): three 5x5 sigmoid convolutions, one linear layer.
 
@@ -73,6 +76,7 @@ def lenet(input_shape: tuple[int, ...], num_classes: int, *, spread: float = 0.5
     return model
 
 
+@models.register("cnn6")
 def cnn6(input_shape: tuple[int, ...], num_classes: int) -> nn.Sequential:
     """CNN6 of R-GAP (Zhu and Blaschko, ICLR 2021), as its released code has it: no bias, LeakyReLU 0.2, no pooling.
 

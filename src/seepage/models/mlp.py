@@ -5,8 +5,10 @@ from math import prod
 from torch import nn
 
 from seepage.models.normalize import Normalize
+from seepage.registry import models
 
 
+@models.register("fc2")
 def fc2(input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 256) -> nn.Sequential:
     """FC-2 of the Cocktail Party Attack (ICML 2023, section 5): `d -> hidden -> classes` with a ReLU.
 
@@ -27,8 +29,15 @@ def fc2(input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 256) ->
     )
 
 
+@models.register("mlp3")
 def mlp3(input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 256) -> nn.Sequential:
-    """Three fully connected layers with ReLU: `d -> hidden -> hidden -> classes`."""
+    """Three fully connected layers with ReLU: `d -> hidden -> hidden -> classes`.
+
+    Args:
+        input_shape: Shape of one example.
+        num_classes: Outputs.
+        hidden: Width of the hidden layers.
+    """
     return nn.Sequential(
         Normalize(),
         nn.Flatten(),

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from seepage.models.convnet import ACTIVATIONS, Activation
 from seepage.models.normalize import Normalize
+from seepage.registry import models
 
 BLOCKS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
@@ -50,6 +51,7 @@ class ResNet(nn.Module):
         return output
 
 
+@models.register("resnet")
 def resnet(
     input_shape: tuple[int, ...],
     num_classes: int,

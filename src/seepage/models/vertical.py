@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.errors import SeepageError
+from seepage.registry import models
 
 Block = tuple[slice, ...]
 """One party's part of an example: slices over the example's axes, e.g. channels, rows, columns."""
@@ -65,6 +66,7 @@ class VerticalModel(nn.Module):
         return logits.softmax(dim=1) if self.double_softmax else logits
 
 
+@models.register("vertical")
 def vertical(
     input_shape: tuple[int, ...],
     num_classes: int,

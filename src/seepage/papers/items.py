@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from seepage.errors import Problems, SeepageError, unknown
-from seepage.recipe.case import find_recipe, list_recipes, read_recipe
+from seepage.errors import Problems, SeepageError, short, unknown
+from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.recipe.overrides import copy_tables
-from seepage.registry import fits, problems_with, short
+from seepage.signatures import fits, problems_with
 
 PAPERS: dict[str, str] = {
     "cafe": "Jin et al. 2021, CAFE: Catastrophic Data Leakage in Vertical Federated Learning (NeurIPS)",

@@ -14,8 +14,7 @@ from seepage.audit import run as audit
 from seepage.core.executor import Executor
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import read_json, write_json, write_whole
-from seepage.data import DATA
-from seepage.data.packaged import PACKAGED
+from seepage.data import DATA, is_packaged
 from seepage.errors import Problems, SeepageError
 from seepage.papers.items import Item, Line, Size
 from seepage.papers.records import Record, keep_records, picture_of
@@ -171,7 +170,7 @@ def run_job(
         folder = out / run_name(resolved(job.tables, cells(job.tables)), name)
         found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
         values, env = _values(job, found.result), read_json(found.folder / "env.json")
-        if results is not None and job.item.expect.kind == "pictures" and job.data in PACKAGED:
+        if results is not None and job.item.expect.kind == "pictures" and is_packaged(job.data):
             write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
     return [_record(job, size, value, env) for value in values]
 

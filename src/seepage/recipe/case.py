@@ -21,31 +21,18 @@
 All mistakes are reported at once.
 """
 
-import itertools
-import re
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from seepage.attacks import Attack
+from seepage.attacks.base import Attack
 from seepage.clients import make_client
-from seepage.core.storage import check_regular
-from seepage.data import DATA
-from seepage.defenses import DEFENSES, joined
-from seepage.errors import SeepageError, unknown
+from seepage.defenses import joined
+from seepage.errors import unknown
 from seepage.recipe.auxiliary import Auxiliary
-from seepage.recipe.parts import Part, find_part, make_attack
 from seepage.recipe.plans import Batches, Federation, Rounds, Training
-from seepage.simulate.partition import PARTITIONS, Partition
-from seepage.types import Architecture, ClientUpdate, Defense
-
-BUILT_IN = Path(__file__).parents[1] / "recipes"
-"""Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
-LARGEST = 2**24
-"""Bytes of one recipe; more is refused before it is read."""
-
+from seepage.registry import Spec, attacks, defenses, partitions
+from seepage.simulate.partition import Partition
+from seepage.types import ClientUpdate, Defense
 
 _TELLABLE = ("labels", "indices", "defense")
 
@@ -92,88 +79,35 @@ class Recipe:
     name: str = "audit"
     seed: int = 0
     device: str = "cpu"
-    data: Part = Part("album")  # noqa: RUF009
-    model: Part = Part("fc2")  # noqa: RUF009
+    data: Spec = Spec("album")  # noqa: RUF009
+    model: Spec = Spec("fc2")  # noqa: RUF009
     training: Training = Training()  # noqa: RUF009
     federation: Federation | None = None
-    partition: Part = Part("iid")  # noqa: RUF009
-    client: Part = Part("fedsgd")  # noqa: RUF009
+    partition: Spec = Spec("iid")  # noqa: RUF009
+    client: Spec = Spec("fedsgd")  # noqa: RUF009
     batch: Batches = Batches()  # noqa: RUF009
     rounds: Rounds | None = None
     knowledge: Told = Told()
     auxiliary: Auxiliary | None = None
-    defense: tuple[Part, ...] = ()
-    attack: tuple[Part, ...] = ()
+    defense: tuple[Spec, ...] = ()
+    attack: tuple[Spec, ...] = ()
     score: Scoring = Scoring()
     cell: str = "cell"
 
     @property
-    def architecture(self) -> Architecture:
-        return Architecture(self.model.use, dict(self.model.options))
+    def architecture(self) -> Spec:
+        return self.model
 
     def make_client(self) -> ClientUpdate:
-        return make_client(self.client.use, self.client.options)
+        return make_client(self.client)
 
     def make_partition(self) -> Partition:
-        partition: Partition = find_part("partition", self.partition.use, PARTITIONS)(**self.partition.options)
+        partition: Partition = partitions.build(self.partition)
         return partition
 
     def make_defense(self) -> Defense | None:
-        parts = tuple(find_part("defense", part.use, DEFENSES)(**part.options) for part in self.defense)
-        return joined(parts)
+        return joined([defenses.build(part) for part in self.defense])
 
-    def make_attack(self, part: Part) -> Attack:
-        return make_attack(part.use, part.options)
-
-
-def read_recipe(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file.
-
-    Raises:
-        SeepageError: Where the file is missing or no TOML.
-    """
-    check_regular(path, LARGEST)
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SeepageError(f"cannot read the recipe {path}: {error.strerror or error}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SeepageError(f"the recipe {path} is not valid TOML: {error}; correct that line") from error
-
-
-def find_recipe(name: str) -> Path:
-    """The file of a recipe: a path, or the name of a built-in one.
-
-    Raises:
-        SeepageError: For an unknown name, and for data in place of a recipe.
-    """
-    path = Path(name)
-    if path.is_dir() or path.suffix.lower() in (".zip", ".npz"):
-        recorded = f", or attack recorded updates with: seepage attack {path} --use NAME" if path.is_dir() else ""
-        raise SeepageError(
-            f"{path} is no recipe but looks like data; audit your own images with --data {path}{recorded}"
-        )
-    if path.suffix == ".toml" or path.exists():
-        return path
-    built_in = _built_in()
-    if name in built_in:
-        return built_in[name]
-    if name in DATA:
-        raise SeepageError(f"{name} is a data set and no recipe; audit it with --data {name}")
-    raise unknown("recipe", name, [*built_in, "FILE.toml"])
-
-
-def list_recipes() -> dict[str, str]:
-    """The built-in recipes, `default`, `cafe/exact`, ..., with what the comment at their head says."""
-    return {name: _head(file) for name, file in sorted(_built_in().items())}
-
-
-def _head(file: Path) -> str:
-    """The first sentence of a recipe's opening comment."""
-    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
-    text = " ".join(line.lstrip("# ") for line in lines)
-    return re.split(r"\.\s+(?=[A-Z])", text)[0].rstrip(".")
-
-
-def _built_in() -> dict[str, Path]:
-    return {file.relative_to(BUILT_IN).with_suffix("").as_posix(): file for file in BUILT_IN.rglob("*.toml")}
+    def make_attack(self, part: Spec) -> Attack:
+        attack: Attack = attacks.build(part)
+        return attack

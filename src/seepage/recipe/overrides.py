@@ -1,13 +1,11 @@
 """Changes to a recipe's tables: `key=value` settings of the command line, and one choice of a grid."""
 
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from seepage.attacks import ATTACKS
-from seepage.defenses import DEFENSES
-from seepage.errors import SeepageError
-from seepage.registry import problems_with, short
+from seepage.errors import SeepageError, short
+from seepage.registry import attacks, defenses
 
 
 def change(tables: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
@@ -50,7 +48,7 @@ def put(tables: dict[str, Any], key: str, value: Any) -> None:
     """Set one value, in place: what `change` does for each setting, with a value that needs no parsing."""
     head, _, rest = key.partition(".")
     _unsweep(tables, key)
-    if head in _MAKERS and rest:
+    if head in _LISTS and rest:
         _put_in_list(tables.get(head, []), head, rest, value)
     elif rest:
         _table(tables, head)[rest] = value
@@ -113,18 +111,15 @@ def _unsweep(tables: dict[str, Any], key: str) -> None:
         tables.pop("grid", None)
 
 
-_MAKERS: dict[str, Mapping[str, Callable[..., Any]]] = {
-    "attack": {name: entry.make for name, entry in ATTACKS.items()},
-    "defense": DEFENSES,
-}
+_LISTS = {"attack": attacks, "defense": defenses}
 """Tables that a recipe lists, with what their names stand for."""
 
 
 def _takes(part: Mapping[str, Any], head: str, option: str) -> bool:
-    make = _MAKERS[head].get(str(part.get("use")))
-    if make is None:
+    entry = _LISTS[head].get(str(part.get("use")))
+    if entry is None:
         return True  # somebody's own; checked when it is made
-    return not any("has no option" in problem for problem in problems_with(make, {option: None}, head))
+    return option in [known.name for known in entry.options]
 
 
 def choose(cell: dict[str, Any], key: str, value: Any) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import tomli_w
 
 from seepage.core.storage import SCHEMA
-from seepage.errors import Problems, SeepageError
+from seepage.errors import Problems, SeepageError, short
 from seepage.recipe.auxiliary import Auxiliary
 from seepage.recipe.case import Recipe, Scoring, Told
 from seepage.recipe.overrides import choose, copy_tables
-from seepage.recipe.parts import Part, problems_of, seed_problems
+from seepage.recipe.parts import problems_of, seed_problems
 from seepage.recipe.plans import Batches, Federation, Rounds, Training
-from seepage.registry import problems_with, short
+from seepage.registry import Spec
+from seepage.signatures import problems_with
 
 _TABLES: dict[str, type] = {
     "training": Training,
@@ -204,12 +205,12 @@ def _table(make: type, table: Any, key: str, problems: list[str]) -> Any:
         return None
 
 
-def _part(table: Any, key: str, problems: list[str], default: str | None = None) -> Part:
+def _part(table: Any, key: str, problems: list[str], default: str | None = None) -> Spec:
     if not isinstance(table, Mapping) or not isinstance(table.get("use", default), str):
         problems.append(f'{key} must be a table with use = "NAME", got {table!r}')
-        return Part("")
+        return Spec("")
     options = dict(table)
-    part = Part(str(options.pop("use", default)), options)
+    part = Spec(str(options.pop("use", default)), options)
     try:
         problems += problems_of(part, key)
     except SeepageError as error:

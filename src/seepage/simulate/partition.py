@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.errors import SeepageError
+from seepage.registry import Registry, partitions
 
 Inputs = Callable[[Tensor], Tensor]
 """The inputs `[k, *shape]` at places `[k]` of the data set; only partitions by features look at them."""
@@ -46,6 +47,7 @@ class Partition(ABC):
             )
 
 
+@partitions.register("iid")
 @dataclass(frozen=True)
 class IID(Partition):
     """Every client's samples are drawn from all, evenly.
@@ -60,6 +62,7 @@ class IID(Partition):
         return [part.sort().values for part in torch.randperm(len(labels), generator=generator).tensor_split(clients)]
 
 
+@partitions.register("label_skew")
 @dataclass(frozen=True, kw_only=True)
 class LabelSkew(Partition):
     """Every client has samples of so many classes only (McMahan et al. 2017; FedLeak, Table 5).
@@ -103,6 +106,7 @@ class LabelSkew(Partition):
         return [torch.cat(part).sort().values for part in parts]
 
 
+@partitions.register("quantity_skew")
 @dataclass(frozen=True, kw_only=True)
 class QuantitySkew(Partition):
     """Clients differ in how much they hold: sizes drawn evenly from `low` to `high` (FedLeak: 50 to 250 samples).
@@ -134,6 +138,7 @@ class QuantitySkew(Partition):
         return [part.sort().values for part in order.split(sizes.tolist())]
 
 
+@partitions.register("feature_skew")
 @dataclass(frozen=True, kw_only=True)
 class FeatureSkew(Partition):
     """Clients differ in how busy their images are: groups by total variation (FedLeak, Table 7).
@@ -179,6 +184,7 @@ def _variation(images: Tensor) -> Tensor:
     return images.diff(dim=-2).abs().flatten(1).mean(1) + images.diff(dim=-1).abs().flatten(1).mean(1)
 
 
+@partitions.register("dirichlet")
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet(Partition):
     """Every class is shared out by proportions drawn from a symmetric Dirichlet (Hsu et al. 2019, by class).
@@ -230,13 +236,8 @@ class Dirichlet(Partition):
         return [torch.cat(part).sort().values for part in parts]
 
 
-PARTITIONS: dict[str, type[Partition]] = {
-    "dirichlet": Dirichlet,
-    "feature_skew": FeatureSkew,
-    "iid": IID,
-    "label_skew": LabelSkew,
-    "quantity_skew": QuantitySkew,
-}
+PARTITIONS: Registry[Partition] = partitions
+"""Every partition that has a name."""
 
 
 def sizes_of(parts: Sequence[Tensor]) -> str:

@@ -12,8 +12,9 @@ from torch import Tensor
 from seepage.clients import CLIENTS, make_client
 from seepage.core.storage import check_schema, read_json, read_tensors
 from seepage.defenses import DEFENSES, joined
-from seepage.errors import SeepageError, unknown
-from seepage.registry import bind, problems_with, short
+from seepage.errors import SeepageError, short, unknown
+from seepage.registry import Spec
+from seepage.signatures import bind, problems_with
 from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
 
 LARGEST_INPUT = 2**28
@@ -53,8 +54,7 @@ class Facts:
         return Architecture(self.architecture["use"], dict(self.architecture["options"]))
 
     def make_client(self) -> ClientUpdate:
-        options = dict(self.client)
-        return make_client(options.pop("use"), options)
+        return make_client(Spec.of(self.client))
 
     def make_defense(self) -> Defense | None:
         """The defense that the attacker is told of."""
@@ -115,7 +115,7 @@ def _check_names(facts: Facts, path: Path) -> None:
     clients = client.pop("clients", 1)
     if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS:
         raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
-    bind(CLIENTS[rule], client, f"the client rule {rule!r} of {path}")
+    bind(CLIENTS[rule].make, client, f"the client rule {rule!r} of {path}")
     facts.make_client()
     _check_defense(facts, path)
     for item in facts.told:
@@ -129,7 +129,7 @@ def _check_defense(facts: Facts, path: Path) -> None:
         use = options.pop("use", None)
         if not isinstance(use, str) or use not in DEFENSES:
             raise SeepageError(f"{path} names the unknown defense {short(use)}; use the seepage version that wrote it")
-        bind(DEFENSES[use], options, f"the defense {use!r} of {path}")
+        bind(DEFENSES[use].make, options, f"the defense {use!r} of {path}")
     facts.make_defense()  # its own checks
 
 

@@ -20,6 +20,7 @@ from seepage.attacks.cafe.invert import Search, gauss_newton, invert, reads_inpu
 from seepage.attacks.cafe.label_inference import Linked, link
 from seepage.attacks.cafe.steps import Recovered, determined, open_rounds, params_of, read_biases, window
 from seepage.attacks.cafe.target_layers import Site, assemble, block_shape, true_representations
+from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
 
 __all__ = ["Cafe", "Recovered", "Search", "true_representations"]
@@ -49,6 +50,11 @@ class _View:
     total: int
 
 
+@attacks.register(
+    "cafe",
+    paper="Jin et al. 2021",
+    cost="seconds to minutes (linear algebra, then each sample by itself)",
+)
 @dataclass(frozen=True, kw_only=True)
 class Cafe(Attack):
     """Recover all samples of all parties from rounds with known indices, as exactly as the rounds allow.

@@ -13,6 +13,7 @@ from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progre
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds
 from seepage.attacks.cafe.target_layers import Site, assemble, block_shape
 from seepage.core.nn import generator
+from seepage.registry import attacks
 from seepage.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
 
 Constants = dict[str, float]
@@ -71,6 +72,11 @@ class _Tables:
     y: Tensor
 
 
+@attacks.register(
+    "cafe_published",
+    paper="Jin et al. 2021, algorithms 3 and 4",
+    cost="hours (8,000 iterations of each step)",
+)
 @dataclass(frozen=True, kw_only=True)
 class PublishedCafe(Attack):
     """CAFE's own stochastic algorithms, one batch per iteration (Jin et al. 2021, algorithms 3 and 4).

@@ -24,6 +24,7 @@ from seepage.attacks.cpa.published import PublishedParty
 from seepage.attacks.cpa.refinement import Mixture, Unmixed, View, anneal, polish, sensitivity, stages_for
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
 from seepage.core.nn import generator, last_linear
+from seepage.registry import attacks
 from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 Scale = Literal["auto", "bias", "range"]
@@ -37,6 +38,11 @@ MANY = 128
 """From here on a polish is dear."""
 
 
+@attacks.register(
+    "cocktail_party",
+    paper="Kariyappa et al. 2023",
+    cost="seconds (unmixing by independent components)",
+)
 @dataclass(frozen=True, kw_only=True)
 class CocktailParty(Attack):
     """Blind source separation of a fully connected layer's update (Kariyappa et al., ICML 2023, eq. 4 to 10).

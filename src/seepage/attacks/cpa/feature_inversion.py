@@ -14,6 +14,7 @@ from seepage.attacks.matching.optimizers import Adam, Schedule, make_schedule
 from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import pack, unpack
 from seepage.core.nn import calls_in_pass, generator
+from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 RECORDS = 100
@@ -276,6 +277,12 @@ class _Inversion:
         return found
 
 
+@attacks.register(
+    "cpa_fia",
+    needs="images; a fully connected layer behind convolutions, no more examples than it has neurons",
+    paper="Kariyappa et al. 2023, section 4",
+    cost="minutes to hours (25,000 Adam steps)",
+)
 def cpa_fia(
     *,
     steps: int = 25_000,

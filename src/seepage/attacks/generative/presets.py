@@ -19,8 +19,15 @@ from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.presets import LabelRule
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.errors import SeepageError
+from seepage.registry import attacks
 
 
+@attacks.register(
+    "ggl",
+    needs="images; auxiliary images or a generator of your own; the batch size, best 1",
+    paper="Li et al. 2022",
+    cost="minutes to hours (the training of a generator, 25,000 evaluations by CMA-ES)",
+)
 def ggl(
     *,
     search: Literal["cma", "adam"] = "cma",
@@ -86,6 +93,12 @@ def ggl(
     )
 
 
+@attacks.register(
+    "gias",
+    needs="images; auxiliary images or a generator of your own; the batch size",
+    paper="Jeon et al. 2021",
+    cost="minutes to hours (the training of a generator, 5,500 Adam steps)",
+)
 def gias(
     *,
     steps: int = 5500,
@@ -113,6 +126,10 @@ def gias(
     in the paper for batches; the generator is trained here, or your own (see `ggl`); rates are constant; one Adam over
     both parts, so that its memory moves the latents for some more steps, and the weights' first steps are larger than
     the rate (its divisor still counts their steps of rest). With no more steps than `latent_steps` weights stay.
+
+    Args:
+        latent_steps: Steps on the generator's inputs; the rest goes to its weights.
+        weight_lr: Learning rate on the generator's weights.
     """
     if latent_steps < 0 or steps < 1:
         raise SeepageError(
@@ -133,6 +150,12 @@ def gias(
     )
 
 
+@attacks.register(
+    "rogs",
+    needs="images; auxiliary images, unless enhance is off; the batch size",
+    paper="Yue et al. 2023",
+    cost="seconds to minutes (100 Adam steps, and the training of an enhancer)",
+)
 def rogs(
     *,
     steps: int = 100,
@@ -156,6 +179,9 @@ def rogs(
     denoised and super-resolved one, trained on ImageNet; here one small residual network is trained on
     `Knowledge.auxiliary` (`enhance=False` leaves it out and needs no images); labels are inferred, the released code is
     told them; the distance follows a known defense (`DefenseAware`), the released one does not.
+
+    Args:
+        enhance: Whether a network trained on the auxiliary images sharpens the result.
     """
     source = GradientMatching(
         distance=DefenseAware(L2()),

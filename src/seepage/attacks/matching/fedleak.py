@@ -15,8 +15,15 @@ from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.presets import LabelRule
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Local
+from seepage.registry import attacks
 
 
+@attacks.register(
+    "fedleak",
+    needs="the batch size; a fully connected last layer, unless labels are told",
+    paper="Fan et al. 2025",
+    cost="minutes to hours (10,000 Adam steps of two evaluations)",
+)
 def fedleak(
     *,
     steps: int = 10_000,
@@ -66,6 +73,12 @@ def fedleak(
     )
 
 
+@attacks.register(
+    "fedleak_released",
+    needs="images; the batch size",
+    paper="Fan et al. 2025, the authors' deposit",
+    cost="minutes to hours (10,000 AdamW steps of two evaluations)",
+)
 def fedleak_released(
     *,
     steps: int = 10_000,

@@ -36,7 +36,13 @@ class OptimizerSettings(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(OptimizerSettings):
-    """Adam; with `weight_decay` > 0 it is AdamW (decoupled)."""
+    """Adam; with `weight_decay` > 0 it is AdamW (decoupled).
+
+    Args:
+        lr: Learning rate of the attack's own optimizer, in units of its unknowns per step; not the client's.
+        betas: Decay of the running means of the gradient and of its square.
+        weight_decay: Share of each unknown that a step of rate 1 takes off.
+    """
 
     lr: float
     betas: tuple[float, float] = (0.9, 0.999)

@@ -17,10 +17,17 @@ from seepage.attacks.matching.parameters import Pixels, Start
 from seepage.attacks.matching.partial import GaussianLikelihood
 from seepage.attacks.matching.priors import GroupConsistency, Prior, SquaredNorm, TotalVariation
 from seepage.attacks.matching.problem import Local
+from seepage.registry import attacks
 
 LabelRule = Literal["auto", "bias", "count", "given", "joint", "minimum", "refined", "sign"]
 
 
+@attacks.register(
+    "dlg",
+    needs="a network with smooth activations, few examples",
+    paper="Zhu et al. 2019",
+    cost="seconds (L-BFGS)",
+)
 def dlg(
     *,
     steps: int = 300,
@@ -52,6 +59,12 @@ def dlg(
     )
 
 
+@attacks.register(
+    "idlg",
+    needs="one example; a fully connected last layer",
+    paper="Zhao et al. 2020",
+    cost="seconds (L-BFGS)",
+)
 def idlg(
     *,
     steps: int = 300,
@@ -74,6 +87,12 @@ def idlg(
     )
 
 
+@attacks.register(
+    "inverting_gradients",
+    needs="the batch size",
+    paper="Geiping et al. 2020",
+    cost="seconds to hours (24,000 Adam steps)",
+)
 def inverting_gradients(
     *,
     steps: int = 24_000,
@@ -96,6 +115,9 @@ def inverting_gradients(
     Deviations: units are (x - 0.5) / 0.25 for every data set, not its own statistics; the best iterate by the
     objective is returned, not the last; for more than one unknown label the bias count is used where the authors
     optimise label logits (`labels="joint"` does that); the model's mode is the client's, not always eval.
+
+    Args:
+        signed: Whether steps follow the sign of the gradient alone.
     """
     return GradientMatching(
         distance=DefenseAware(Cosine()),
@@ -113,6 +135,12 @@ def inverting_gradients(
     )
 
 
+@attacks.register(
+    "sapag",
+    needs="the batch size",
+    paper="Wang et al. 2020",
+    cost="seconds to minutes (AdamW)",
+)
 def sapag(
     *,
     steps: int = 2_000,
@@ -146,6 +174,12 @@ def sapag(
     )
 
 
+@attacks.register(
+    "grad_inversion",
+    needs="images; BatchNorm with running statistics; labels that all differ, unless told",
+    paper="Yin et al. 2021",
+    cost="minutes to days (20,000 Adam steps of four restarts)",
+)
 def grad_inversion(
     *,
     steps: int = 20_000,
@@ -170,6 +204,9 @@ def grad_inversion(
     restarts and the group's weight LeakPro's; registration is a shift, not RANSAC flow; units are (x - 0.5) / 0.25;
     variances and norms as in `BatchNormStatistics`, `SquaredNorm` and `GroupConsistency`. Inapplicable to models
     without BatchNorm unless `batch_norm=0`.
+
+    Args:
+        match: Weight of the distance between gradients.
     """
     statistics: tuple[LayerPrior, ...] = (BatchNormStatistics(batch_norm),) if batch_norm > 0 else ()
     priors: tuple[Prior, ...] = (TotalVariation(tv), SquaredNorm(l2))
@@ -187,6 +224,12 @@ def grad_inversion(
     )
 
 
+@attacks.register(
+    "bayes",
+    needs="the batch size; gains where the client's Gaussian noise is known",
+    paper="Balunovic et al. 2022",
+    cost="seconds to minutes (Adam)",
+)
 def bayes(
     *,
     steps: int = 2_000,
@@ -224,6 +267,12 @@ def bayes(
     )
 
 
+@attacks.register(
+    "cpl",
+    needs="a network with smooth activations, few examples",
+    paper="Wei et al. 2020, ESORICS",
+    cost="seconds (L-BFGS)",
+)
 def cpl(
     *,
     steps: int = 300,

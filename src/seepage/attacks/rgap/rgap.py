@@ -11,6 +11,7 @@ from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.rgap.chain import INSTEAD, Chain, Link, probe_image
 from seepage.clients import FedSGD
 from seepage.core.nn import state_of
+from seepage.registry import attacks
 from seepage.types import Ambiguity, Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 RANK = 1e-10
@@ -149,6 +150,11 @@ def _solve(link: Link, slopes: Tensor, gradient: Tensor, known: tuple[Tensor, Te
     return _Step(reading.to(slopes), rank, residual)
 
 
+@attacks.register(
+    "rgap",
+    paper="Zhu and Blaschko 2021",
+    cost="milliseconds to minutes (least squares, layer by layer)",
+)
 @dataclass(frozen=True, kw_only=True)
 class RGap(Attack):
     """Recursive gradient attack on one example (Zhu and Blaschko, ICLR 2021, algorithm 1, eq. 6 to 15).

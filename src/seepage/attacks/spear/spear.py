@@ -16,6 +16,7 @@ from seepage.attacks.spear.lifted_columns import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import Found, Span, reweighted, sampled
 from seepage.core.nn import generator
+from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 INSTEAD = f"cocktail_party or {MATCHING}"
@@ -33,6 +34,11 @@ LOOKED = 16
 """Candidates of the lifted equations looked at in one go."""
 
 
+@attacks.register(
+    "spear",
+    paper="Dimitrov et al. 2024",
+    cost="seconds (linear equations), to minutes (sparse directions of a low-rank matrix)",
+)
 @dataclass(frozen=True, kw_only=True)
 class Spear(Attack):
     """Exact inversion of small batches through the zeros of a ReLU (Dimitrov et al., NeurIPS 2024, sections 3 and 4).

@@ -1,0 +1,70 @@
+"""Files of recipes: the built-in ones by name, and anybody's by its path."""
+
+import itertools
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from seepage.errors import SeepageError, unknown
+from seepage.registry import datasets
+
+BUILT_IN = Path(__file__).parents[1] / "recipes"
+"""Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
+LARGEST = 2**24
+"""Bytes of one recipe; more is refused before it is read."""
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file.
+
+    Raises:
+        SeepageError: Where the file is missing or no TOML.
+    """
+    from seepage.core.storage import check_regular  # which imports PyTorch, and names of recipes need none
+
+    check_regular(path, LARGEST)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SeepageError(f"cannot read the recipe {path}: {error.strerror or error}; check the path") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise SeepageError(f"the recipe {path} is not valid TOML: {error}; correct that line") from error
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: a path, or the name of a built-in one.
+
+    Raises:
+        SeepageError: For an unknown name, and for data in place of a recipe.
+    """
+    path = Path(name)
+    if path.is_dir() or path.suffix.lower() in (".zip", ".npz"):
+        recorded = f", or attack recorded updates with: seepage attack {path} --use NAME" if path.is_dir() else ""
+        raise SeepageError(
+            f"{path} is no recipe but looks like data; audit your own images with --data {path}{recorded}"
+        )
+    if path.suffix == ".toml" or path.exists():
+        return path
+    built_in = _built_in()
+    if name in built_in:
+        return built_in[name]
+    if name in datasets:
+        raise SeepageError(f"{name} is a data set and no recipe; audit it with --data {name}")
+    raise unknown("recipe", name, [*built_in, "FILE.toml"])
+
+
+def list_recipes() -> dict[str, str]:
+    """The built-in recipes, `default`, `cafe/exact`, ..., with what the comment at their head says."""
+    return {name: _head(file) for name, file in sorted(_built_in().items())}
+
+
+def _head(file: Path) -> str:
+    """The first sentence of a recipe's opening comment."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), file.read_text(encoding="utf-8").splitlines())
+    text = " ".join(line.lstrip("# ") for line in lines)
+    return re.split(r"\.\s+(?=[A-Z])", text)[0].rstrip(".")
+
+
+def _built_in() -> dict[str, Path]:
+    return {file.relative_to(BUILT_IN).with_suffix("").as_posix(): file for file in BUILT_IN.rglob("*.toml")}
