@@ -73,6 +73,8 @@ class Needs:
         gradient: The update is one gradient, and no difference of weights: `a difference of weights {...}`.
         uncoupled: Examples do not reach into one another's gradients. The reason says what batch norm in train mode
             does: `batch norm in train mode makes {every column a mixture of the batch}`.
+        softmax_gradient: The client's loss has the gradient softmax minus label in the logits, as cross-entropy has:
+            `the client's loss is no plain cross-entropy, and {the recursion starts from ...}`.
         batch_size: How many examples are behind the update is known: `the batch size is unknown, and {...}`.
         single_example: The update comes from one example: `{the recursion solves for one example}, and 3 are mixed`.
         instead: What to use where the model or the rule is in the way.
@@ -86,6 +88,7 @@ class Needs:
     linear_in_gradient: str | None = None
     gradient: str | None = None
     uncoupled: str | None = None
+    softmax_gradient: str | None = None
     batch_size: str | None = None
     single_example: str | None = None
     instead: str = MATCHING
@@ -135,6 +138,10 @@ class Needs:
             )
         if self.uncoupled is not None and knowledge.client.batch_coupled(knowledge.model):
             raise Inapplicable(f"batch norm in train mode makes {self.uncoupled}", f"use {self.instead}")
+        if self.softmax_gradient is not None and not knowledge.client.softmax_gradient:
+            raise Inapplicable(
+                f"the client's loss is no plain cross-entropy, and {self.softmax_gradient}", f"use {self.instead}"
+            )
 
     def _check_told(self, observed: Round) -> None:
         if self.batch_size is not None and observed.batch_size is None:

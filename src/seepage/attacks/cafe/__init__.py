@@ -143,7 +143,9 @@ class Cafe(Attack):
 
     def _recover(self, view: _View) -> tuple[list[Recovered], Linked | None]:
         found = self._steps(view)
-        linked = link(view.knowledge.model, view.params, view.sites, found)
+        linked = None
+        if view.knowledge.client.softmax_gradient:
+            linked = link(view.knowledge.model, view.params, view.sites, found)
         if linked is not None and not view.moving:
             _drop_misfits(found, linked)
         return found, linked

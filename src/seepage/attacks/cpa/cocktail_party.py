@@ -208,7 +208,8 @@ class _Run:
     @property
     def _polishes(self) -> bool:
         """Whether the model can compute the mixing columns of this update."""
-        known = not self.knowledge.client.batch_coupled(self.knowledge.model)
+        client = self.knowledge.client
+        known = client.softmax_gradient and not client.batch_coupled(self.knowledge.model)
         return self.attack.polish and self.bias is not None and known and not self.noisy
 
     @property

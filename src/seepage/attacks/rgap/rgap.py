@@ -190,6 +190,7 @@ class RGap(Attack):
         text="one example; a chain of fully connected layers and convolutions without pooling",
         linear_in_gradient="it is no gradient of the model the recursion goes back through",
         gradient="is no gradient of the model the recursion goes back through",
+        softmax_gradient="the recursion starts from the gradient of a cross-entropy, softmax minus label",
         batch_size="the recursion holds for one example",
         single_example="the recursion solves for one example",
     )

@@ -92,6 +92,7 @@ class Spear(Attack):
         linear_in_gradient="the update has not the batch's rank",
         gradient="mixes local steps, whose units are on and off in different places",
         uncoupled="every column a mixture of the batch",
+        softmax_gradient="each example is told by the errors of a cross-entropy, softmax minus label",
         instead=INSTEAD,
     )
 
