@@ -29,8 +29,8 @@ from unittest import mock
 import torch
 
 from seepage.integrations import flower
-from seepage.integrations.flower import scene_of
-from seepage.simulate.federation import Stage, federate
+from seepage.integrations.flower import start_of
+from seepage.simulate.federation import Checkpoint, federate
 
 SHORT, EXAMPLES, SIZE = 2, 64, 16
 RECIPE = """
@@ -82,12 +82,12 @@ class Clock:
         self.last = now
 
 
-def here(recipe: str, cpus: int, clock: Clock) -> Stage:
-    scene = scene_of(recipe)
-    return federate(scene.clients, scene.state, scene.plan, progress=clock.tick)
+def here(recipe: str, cpus: int, clock: Clock) -> Checkpoint:
+    start = start_of(recipe)
+    return federate(start.clients, start.state, start.plan, progress=clock.tick)
 
 
-def there(recipe: str, cpus: int, clock: Clock) -> Stage:
+def there(recipe: str, cpus: int, clock: Clock) -> Checkpoint:
     with mock.patch.object(flower, "federate", partial(federate, progress=clock.tick)):
         return flower.simulate(recipe, cpus=cpus)
 
@@ -102,7 +102,7 @@ def compare(options: argparse.Namespace, model: str, folder: Path) -> dict[str, 
     text = RECIPE.format(model=model, clients=options.clients, rounds=rounds, examples=EXAMPLES, size=SIZE)
     path.write_text(text, encoding="utf-8")
     clocks = {"seepage": Clock(), "flower": Clock()}
-    ends: dict[str, Stage] = {}
+    ends: dict[str, Checkpoint] = {}
     for name, run in TURNS:
         ends[name] = run(str(path), options.cpus, clocks[name])
     steps = options.clients // 2 * (EXAMPLES // SIZE)

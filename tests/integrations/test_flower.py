@@ -11,8 +11,8 @@ from tests.integrations.conftest import write_app
 pytest.importorskip("flwr", reason="needs seepage[flower]")
 
 from seepage import SeepageError
-from seepage.integrations.flower import Scene, scene_of, simulate
-from seepage.simulate.federation import Stage, federate
+from seepage.integrations.flower import FederationStart, simulate, start_of
+from seepage.simulate.federation import Checkpoint, federate
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quiet_flower")]
 
@@ -48,16 +48,16 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def here(scene: Scene) -> Stage:
+def here(start: FederationStart) -> Checkpoint:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return federate(scene.clients, scene.state, scene.plan)
+        return federate(start.clients, start.state, start.plan)
     finally:
         torch.set_num_threads(threads)
 
 
-def assert_same(found: dict[str, torch.Tensor], stage: Stage) -> None:
+def assert_same(found: dict[str, torch.Tensor], stage: Checkpoint) -> None:
     for name, tensor in (stage.params | stage.buffers).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
@@ -65,13 +65,13 @@ def assert_same(found: dict[str, torch.Tensor], stage: Stage) -> None:
 def test_the_simulation_engine_gives_the_same_model(recipe: Path) -> None:
     found = simulate(str(recipe))
     assert found.t == 3
-    assert_same(found.params | found.buffers, here(scene_of(str(recipe))))
+    assert_same(found.params | found.buffers, here(start_of(str(recipe))))
 
 
 def test_a_recipe_without_a_federation_is_refused(recipe: Path) -> None:
     recipe.write_text('[[attack]]\nuse = "linear"\n')
     with pytest.raises(SeepageError, match="has no"):
-        scene_of(str(recipe))
+        start_of(str(recipe))
 
 
 CLIENT = """
@@ -90,4 +90,4 @@ def test_a_server_and_two_nodes_on_loopback_give_the_same_model(tmp_path: Path, 
     app = write_app(tmp_path, "federated", client=client, server=server)
     loopback.start(nodes=2)
     loopback.run(app, out.exists)
-    assert_same(load_file(out), here(scene_of(str(recipe))))
+    assert_same(load_file(out), here(start_of(str(recipe))))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
 from seepage.core.nn import state_of
 from seepage.recipe.plans import Federation
-from seepage.simulate.federation import Checkpoints, Clients, Stage, federate
+from seepage.simulate.federation import Checkpoint, CheckpointFolder, Clients, federate
 from seepage.types import ClientUpdate, Tensors
 
 DRAW = torch.Generator().manual_seed(0)
@@ -28,9 +28,9 @@ def network() -> nn.Sequential:
 
 
 def clients(rule: ClientUpdate | None = None, **options: object) -> Clients:
-    holdings = list(torch.arange(96).tensor_split(8))
+    parts = list(torch.arange(96).tensor_split(8))
     return Clients(
-        network(), rule or FedAvg(lr=0.2, batch_size=4), holdings, lookup, test=lookup(torch.arange(96, 120)), **options
+        network(), rule or FedAvg(lr=0.2, batch_size=4), parts, lookup, test=lookup(torch.arange(96, 120)), **options
     )  # type: ignore[arg-type]
 
 
@@ -47,7 +47,7 @@ def test_a_round_is_the_mean_of_what_its_clients_send() -> None:
     total: Tensors = {name: torch.zeros_like(p) for name, p in start[0].items()}
     for client in chosen:
         rule = FedAvg(lr=0.2, batch_size=4).for_round(0, client)
-        own = rule(all_.model, start[0], lookup(all_.holdings[client]), buffers=start[1])
+        own = rule(all_.model, start[0], lookup(all_.parts[client]), buffers=start[1])
         for name, tensor in own.tensors.items():
             total[name] += tensor / 4
     for name, tensor in stage.params.items():
@@ -94,7 +94,7 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(tmp_path: Path, defense: 
         if done == 13:
             raise Stop
 
-    kept = Checkpoints(tmp_path)
+    kept = CheckpointFolder(tmp_path)
     with pytest.raises(Stop):
         federate(all_, start, plan, checkpoints=kept, progress=stop)
     seen: list[int] = []
@@ -107,7 +107,7 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(tmp_path: Path, defense: 
 
 def test_a_later_stage_goes_on_from_an_earlier_one(tmp_path: Path) -> None:
     all_, start = clients(), state_of(network())
-    kept = Checkpoints(tmp_path)
+    kept = CheckpointFolder(tmp_path)
     federate(all_, start, Federation(rounds=5, clients=8), checkpoints=kept)
     seen: list[int] = []
     later = federate(
@@ -120,10 +120,10 @@ def test_a_later_stage_goes_on_from_an_earlier_one(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
-    federate(clients(), state_of(network()), Federation(rounds=2, clients=8), checkpoints=Checkpoints(tmp_path))
+    federate(clients(), state_of(network()), Federation(rounds=2, clients=8), checkpoints=CheckpointFolder(tmp_path))
     other = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3))
     with pytest.raises(SeepageError, match="does not fit the model"):
-        Checkpoints(tmp_path).latest(2, Stage(0, *state_of(other)))
+        CheckpointFolder(tmp_path).latest(2, Checkpoint(0, *state_of(other)))
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -135,7 +135,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 def test_clients_without_data_never_take_part() -> None:
     all_ = clients()
-    all_ = Clients(all_.model, all_.rule, [*all_.holdings[:2], torch.arange(0)], lookup)
+    all_ = Clients(all_.model, all_.rule, [*all_.parts[:2], torch.arange(0)], lookup)
     assert {client for t in range(30) for client in all_.chosen(t, Federation(clients=3, share=0.3))} == {0, 1}
     nobody = Clients(all_.model, all_.rule, [torch.arange(0)], lookup)
     with pytest.raises(SeepageError, match="holds any example"):

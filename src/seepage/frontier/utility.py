@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.audit.record import built_model, open_data
 from seepage.core.executor import Executor, Work
-from seepage.core.nn import state_of
 from seepage.core.progress import ProgressCallback
 from seepage.core.storage import SCHEMA, read_json, write_json
 from seepage.data import Dataset, FileDataset
@@ -21,9 +19,8 @@ from seepage.frontier.sweep import Entry, Utility
 from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
 from seepage.recipe.plans import Federation
-from seepage.simulate.federation import Clients, Stage
-from seepage.simulate.shares import Held, clients_of, train_federation
-from seepage.simulate.training import train
+from seepage.simulate.federation import Checkpoint, Clients
+from seepage.simulate.setting import Setting, SharedParts, State, train_federation
 from seepage.types import Batch, Update
 
 REPEATS = 7
@@ -31,31 +28,24 @@ REPEATS = 7
 
 
 @dataclass(frozen=True)
-class Scene:
-    """A recipe's clients and the stage their training starts from."""
+class FederatedSetting:
+    """A recipe's clients and the state their training starts from."""
 
     recipe: Recipe
     plan: Federation
     clients: Clients
-    start: Stage
+    start: State
     examples: int
 
     @classmethod
-    def of(cls, recipe: Recipe, utility: Utility, sets: dict[str, Dataset]) -> "Scene":
+    def of(cls, recipe: Recipe, utility: Utility, shared: SharedParts | None = None) -> "FederatedSetting":
         """Load the data, build and train the model as the recipe says, and share the data out."""
         assert recipe.federation is not None
         recipe = replace(recipe, federation=replace(recipe.federation, rounds=utility.rounds))
         assert recipe.federation is not None
-        dataset = open_data(recipe, sets)
-        model = built_model(recipe, dataset)
-
-        def batch_of(indices: torch.Tensor) -> Batch:
-            return dataset.batch(indices).to(recipe.device)
-
-        params, buffers = train(model, state_of(model), batch_of, dataset.train, recipe.training, seed=recipe.seed)
-        held = Held.of(recipe, dataset)
-        clients = clients_of(recipe, dataset, held, model)
-        return cls(recipe, recipe.federation, clients, Stage(0, params, buffers), len(held.test))
+        setting = Setting.of(recipe, shared)
+        clients = setting.clients()
+        return cls(recipe, recipe.federation, clients, setting.state, 0 if clients.test is None else len(clients.test))
 
     def busiest(self) -> list[int]:
         """The rounds of the client that takes part in most of them."""
@@ -65,31 +55,30 @@ class Scene:
                 taken.setdefault(client, []).append(t)
         return max(taken.values(), key=len, default=[])
 
-    def carried(self, dataset: Dataset) -> "Scene":
+    def carried(self, dataset: Dataset) -> "FederatedSetting":
         """The same for another machine, where images that stay in their files are none."""
         if not isinstance(dataset, FileDataset):
             return self
         held = _InMemory(self.clients.lookup(torch.arange(len(dataset))))
         return replace(self, clients=replace(self.clients, lookup=held))
 
-    def defended(self, recipe: Recipe) -> "Scene":
+    def defended(self, recipe: Recipe) -> "FederatedSetting":
         """The same with the defense of another recipe that differs in nothing else."""
         clients = replace(self.clients, defense=recipe.make_defense())
         return replace(self, recipe=replace(self.recipe, defense=recipe.defense), clients=clients)
 
     def train(self, folder: Path) -> dict[str, Any]:
         """Train with the defense in all clients; returns the accuracy, with the number of examples behind it."""
-        state = self.start.params, self.start.buffers
-        stage = train_federation(self.recipe, self.clients, state, folder / "private", lambda done, total: None)
+        reached = train_federation(self.recipe, self.clients, self.start, folder / "private", lambda done, total: None)
         return {
-            "accuracy": stage.accuracies[-1][1] if stage.accuracies else None,
+            "accuracy": reached.accuracies[-1][1] if reached.accuracies else None,
             "accuracy_examples": self.examples,
         }
 
     def max_participations(self) -> int:
         """In how many local steps of a round one example is used, by the client where that is most."""
-        rule, most = self.clients.rule, self.plan.examples or max(map(len, self.clients.holdings))
-        return max(rule.max_participations(min(len(places), most)) for places in self.clients.holdings if len(places))
+        rule, most = self.clients.rule, self.plan.examples or max(map(len, self.clients.parts))
+        return max(rule.max_participations(min(len(places), most)) for places in self.clients.parts if len(places))
 
 
 @dataclass(frozen=True)
@@ -126,8 +115,8 @@ def measure_all(
     if todo:
         show(0, len(todo), todo[0].title)
         on.run(todo, on.plan(jobs, len(todo), todo[0].device), folder, done)
-    sets: dict[str, Dataset] = {}
-    return [_priced(entry, utility, each.done_file, sets) for entry, each in zip(entries, everyone, strict=True)]
+    shared = SharedParts()
+    return [_priced(entry, utility, each.done_file, shared) for entry, each in zip(entries, everyone, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -160,13 +149,13 @@ class EntryTraining:
 
     def run(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        self.train(lambda: Scene.of(self.recipe, self.utility, {}))
+        self.train(lambda: FederatedSetting.of(self.recipe, self.utility))
 
-    def train(self, scene: Callable[[], Scene]) -> None:
-        """Train in the scene that a function gives, and write the mark."""
+    def train(self, setting: Callable[[], FederatedSetting]) -> None:
+        """Train in the setting that a function gives, and write the mark."""
         found: dict[str, Any] = {"accuracy": None, "accuracy_examples": None, "reason": None}
         try:
-            found |= scene().train(self.folder)
+            found |= setting().train(self.folder)
         except SeepageError as error:
             found["reason"] = str(error)
         write_json(self.done_file, {"schema": SCHEMA, **found})
@@ -185,22 +174,22 @@ class SerializedTraining:
     def key(self) -> str:
         return f"clients of {self.training.folder}"
 
-    def load(self) -> Scene | SeepageError:
-        sets: dict[str, Dataset] = {}
+    def load(self) -> FederatedSetting | SeepageError:
+        shared = SharedParts()
         try:
-            scene = Scene.of(replace(self.training.recipe, defense=()), self.training.utility, sets)
+            setting = FederatedSetting.of(replace(self.training.recipe, defense=()), self.training.utility, shared)
         except SeepageError as error:
             return error
-        return scene.carried(*sets.values())
+        return setting.carried(*shared.datasets.values())
 
-    def run(self, loaded: Scene | SeepageError, folder: Path, threads: int) -> None:
-        def scene() -> Scene:
+    def run(self, loaded: FederatedSetting | SeepageError, folder: Path, threads: int) -> None:
+        def setting() -> FederatedSetting:
             if isinstance(loaded, SeepageError):
                 raise loaded
             return loaded.defended(self.training.recipe)
 
         torch.set_num_threads(threads)
-        replace(self.training, folder=folder).train(scene)
+        replace(self.training, folder=folder).train(setting)
 
 
 def _read_by_all(recipe: Recipe) -> Recipe:
@@ -214,17 +203,17 @@ def _hides_from_the_server_alone(recipe: Recipe, part: Any) -> bool:
     return defense is not None and all(stage.acts_on == "view" for stage in defense.stages())
 
 
-def _priced(entry: Entry, utility: Utility, path: Path, sets: dict[str, Dataset]) -> dict[str, Any]:
+def _priced(entry: Entry, utility: Utility, path: Path, shared: SharedParts) -> dict[str, Any]:
     """Accuracy, with seconds, bytes and epsilon added where they are not measured yet."""
     found: dict[str, Any] = read_json(path)
     if "bytes" in found:
         return found
     found |= {"seconds": None, "bytes": None, "bytes_plain": None, "promise": None}
     if found["reason"] is None:
-        scene = Scene.of(entry.recipe, utility, sets)
+        setting = FederatedSetting.of(entry.recipe, utility, shared)
         defense = entry.recipe.make_defense()
-        promise = guarantee_of(defense, scene.busiest(), participations=scene.max_participations())
-        seconds, update = _timed(scene)
+        promise = guarantee_of(defense, setting.busiest(), participations=setting.max_participations())
+        seconds, update = _timed(setting)
         size = update.encoded_bytes() if defense is None else defense.wire_bytes(update)
         found |= {"seconds": round(seconds, 6), "bytes": size, "bytes_plain": update.nbytes}
         found["promise"] = None if promise is None else asdict(promise)
@@ -232,15 +221,15 @@ def _priced(entry: Entry, utility: Utility, path: Path, sets: dict[str, Dataset]
     return found
 
 
-def _timed(scene: Scene) -> tuple[float, Update]:
+def _timed(setting: FederatedSetting) -> tuple[float, Update]:
     """Median seconds of one client's work on one thread, and what it sends."""
-    client = scene.clients.chosen(0, scene.plan)[0]
+    client = setting.clients.chosen(0, setting.plan)[0]
     threads, seconds = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
         for _ in range(REPEATS):
             begun = time.perf_counter()
-            reply = scene.clients.reply(scene.start, client, scene.plan)
+            reply = setting.clients.reply(Checkpoint(0, *setting.start), client, setting.plan)
             seconds.append(time.perf_counter() - begun)
     finally:
         torch.set_num_threads(threads)

@@ -23,16 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.core.nn import state_of
 from seepage.core.storage import write_tensors
 from seepage.errors import SeepageError
-from seepage.models import build
 from seepage.recipe.files import find_recipe, read_recipe
 from seepage.recipe.plans import Federation
 from seepage.recipe.resolve import cells
-from seepage.simulate.federation import Clients, Reply, Stage, federate
-from seepage.simulate.shares import Held, clients_of
-from seepage.simulate.training import begin
+from seepage.simulate.federation import Checkpoint, Clients, Reply, federate
+from seepage.simulate.setting import Setting, State
 from seepage.types import Tensors, Update
 
 try:
@@ -47,16 +44,16 @@ WAIT = 600.0
 
 
 @dataclass(frozen=True)
-class Scene:
+class FederationStart:
     """A federation ready to run: what every process of it makes for itself, from the recipe alone."""
 
     clients: Clients
-    state: tuple[Tensors, Tensors]
+    state: State
     plan: Federation
 
 
 @cache
-def scene_of(recipe: str) -> Scene:
+def start_of(recipe: str) -> FederationStart:
     """The federation of a recipe's first cell, made once in each process.
 
     Args:
@@ -65,16 +62,11 @@ def scene_of(recipe: str) -> Scene:
     Raises:
         SeepageError: For a recipe without `[federation]`.
     """
-    from seepage import data
-
-    cell = cells(read_recipe(find_recipe(recipe)))[0]
-    if cell.federation is None:
+    case = cells(read_recipe(find_recipe(recipe)))[0]
+    if case.federation is None:
         raise SeepageError(f"the recipe {recipe} has no [federation]; add that table")
-    dataset = data.load(cell.data.use, seed=cell.seed, **cell.data.options)
-    model = build(cell.architecture, dataset.input_shape, len(dataset.classes), seed=cell.seed)
-    begin(model, cell.training, cell.architecture, len(dataset.classes), seed=cell.seed)
-    clients = clients_of(cell, dataset, Held.of(cell, dataset), model)
-    return Scene(clients, state_of(model), cell.federation)
+    setting = Setting.of(case)
+    return FederationStart(setting.clients(), setting.state, case.federation)
 
 
 def client_app(recipe: str) -> ClientApp:
@@ -91,8 +83,8 @@ def client_app(recipe: str) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        own, sent = scene_of(recipe), message.content
-        stage = Stage(int(sent["config"]["t"]), *_state(sent))
+        own, sent = start_of(recipe), message.content
+        stage = Checkpoint(int(sent["config"]["t"]), *_state(sent))
         number, of = int(sent["config"]["number"]), int(sent["config"]["of"])
         reply = own.clients.reply(stage, _client(context), own.plan, number, of)
         return Message(_packed_reply(reply), reply_to=message)
@@ -104,8 +96,8 @@ def _client(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def server_app(recipe: str, out: str | Path | Callable[[Stage], None]) -> ServerApp:
-    """The app that runs on the server. It uses the scene's model and test examples, and nobody's data.
+def server_app(recipe: str, out: str | Path | Callable[[Checkpoint], None]) -> ServerApp:
+    """The app that runs on the server. It uses the start's model and test examples, and nobody's data.
 
     Args:
         recipe: A file, or the name of a built-in recipe; the same as the clients'.
@@ -115,13 +107,13 @@ def server_app(recipe: str, out: str | Path | Callable[[Stage], None]) -> Server
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        scene = scene_of(recipe)
-        nodes = _nodes(grid, len(scene.clients.holdings))
+        start = start_of(recipe)
+        nodes = _nodes(grid, len(start.clients.parts))
 
-        def ask(stage: Stage, chosen: Sequence[int]) -> list[Reply]:
+        def ask(stage: Checkpoint, chosen: Sequence[int]) -> list[Reply]:
             return _ask(grid, nodes, stage, chosen)
 
-        stage = federate(scene.clients, scene.state, scene.plan, ask=ask)
+        stage = federate(start.clients, start.state, start.plan, ask=ask)
         if callable(out):
             out(stage)
         else:
@@ -130,7 +122,7 @@ def server_app(recipe: str, out: str | Path | Callable[[Stage], None]) -> Server
     return app
 
 
-def simulate(recipe: str, *, cpus: int = 1) -> Stage:
+def simulate(recipe: str, *, cpus: int = 1) -> Checkpoint:
     """Run a federation on Flower's simulation engine (on Ray) in this machine.
 
     Args:
@@ -142,11 +134,11 @@ def simulate(recipe: str, *, cpus: int = 1) -> Stage:
     """
     from flwr.simulation import run_simulation
 
-    found: list[Stage] = []
+    found: list[Checkpoint] = []
     run_simulation(
         server_app(recipe, found.append),
         client_app(recipe),
-        len(scene_of(recipe).clients.holdings),
+        len(start_of(recipe).clients.parts),
         backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": 0.0}},
     )
     if not found:
@@ -172,7 +164,7 @@ def _nodes(grid: Grid, clients: int) -> dict[int, int]:
     return found
 
 
-def _ask(grid: Grid, nodes: dict[int, int], stage: Stage, chosen: Sequence[int]) -> list[Reply]:
+def _ask(grid: Grid, nodes: dict[int, int], stage: Checkpoint, chosen: Sequence[int]) -> list[Reply]:
     """Send the stage to the chosen clients and collect their replies, in that order."""
     messages = [
         Message(_packed_stage(stage, number, len(chosen)), dst_node_id=nodes[client], message_type="train")
@@ -195,7 +187,7 @@ def _replies(answers: Iterable[Message]) -> list[Message]:
     return found
 
 
-def _packed_stage(stage: Stage, number: int, of: int) -> RecordDict:
+def _packed_stage(stage: Checkpoint, number: int, of: int) -> RecordDict:
     records: dict[str, Any] = {
         "params": _packed(stage.params),
         "buffers": _packed(stage.buffers),
@@ -218,7 +210,7 @@ def _packed_reply(reply: Reply) -> RecordDict:
     return RecordDict(records)
 
 
-def _unpacked_reply(content: RecordDict, stage: Stage) -> Reply:
+def _unpacked_reply(content: RecordDict, stage: Checkpoint) -> Reply:
     kind = content["config"]["kind"]
     update = Update(_like(_unpacked(content["update"]), stage.params), "delta" if kind == "delta" else "gradient")
     buffers = _like(_unpacked(content["buffers"]), stage.buffers)

@@ -22,11 +22,11 @@ from seepage.types import Batch, ClientUpdate, Defense, Tensors, Update, check_f
 Lookup = Callable[[Tensor], Batch]
 """Turns places of the data set into a batch."""
 EVERY = 20
-"""Checkpoints and accuracies, at the least, per federation: one each `rounds / EVERY` rounds."""
+"""CheckpointFolder and accuracies, at the least, per federation: one each `rounds / EVERY` rounds."""
 
 
 @dataclass(frozen=True)
-class Stage:
+class Checkpoint:
     """The federation between two rounds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Reply:
     examples: int
 
 
-Ask = Callable[[Stage, Sequence[int]], list[Reply]]
+Ask = Callable[[Checkpoint, Sequence[int]], list[Reply]]
 """Lets clients compute: the stage and who takes part in, their replies out, in that order."""
 
 
@@ -68,7 +68,7 @@ class Clients:
     Attributes:
         model: The architecture.
         rule: What each computes.
-        holdings: Places of the data set that each holds.
+        parts: Places of the data set that each holds.
         lookup: Turns places into a batch.
         defense: What each does to its update.
         test: Examples that nobody holds; the accuracy is measured on them.
@@ -77,7 +77,7 @@ class Clients:
 
     model: nn.Module
     rule: ClientUpdate
-    holdings: Sequence[Tensor]
+    parts: Sequence[Tensor]
     lookup: Lookup
     defense: Defense | None = None
     test: Batch | None = None
@@ -85,19 +85,19 @@ class Clients:
 
     def chosen(self, t: int, plan: Federation) -> list[int]:
         """Who takes part in round `t`. Clients that hold nothing never do."""
-        able = [client for client, places in enumerate(self.holdings) if len(places)]
+        able = [client for client, places in enumerate(self.parts) if len(places)]
         order = torch.randperm(len(able), generator=generator(self.seed, "participants", t))
         return sorted(able[place] for place in order[: plan.per_round].tolist())
 
     def batch(self, client: int, t: int, plan: Federation) -> Batch:
         """The examples with which a client takes part in round `t`."""
-        places = self.holdings[client]
+        places = self.parts[client]
         if plan.examples is not None and plan.examples < len(places):
             draw = generator(self.seed, f"examples of {client}", t)
             places = places[torch.randperm(len(places), generator=draw)[: plan.examples]]
         return self.lookup(places)
 
-    def reply(self, stage: Stage, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
+    def reply(self, stage: Checkpoint, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
         """What client `client` sends back from the stage it was sent, as number `number` of `of`."""
         batch = self.batch(client, stage.t, plan)
         sender = Client(self.rule, self.defense, self.seed, "client defense")
@@ -109,11 +109,11 @@ class Clients:
             t=stage.t,
             number=number,
             clients=of,
-            draw=stage.t * len(self.holdings) + client,
+            draw=stage.t * len(self.parts) + client,
         )
         return Reply(update, self._statistics(stage, batch), len(batch))
 
-    def _statistics(self, stage: Stage, batch: Batch) -> Tensors:
+    def _statistics(self, stage: Checkpoint, batch: Batch) -> Tensors:
         """Running statistics after one pass over the batch in train mode."""
         if not has_batch_norm(self.model) or self.rule.mode != "train":
             return stage.buffers
@@ -124,7 +124,7 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class Checkpoints:
+class CheckpointFolder:
     """Stages in a folder: the last one, and those that were asked for.
 
     Attributes:
@@ -133,7 +133,7 @@ class Checkpoints:
 
     folder: Path | None = None
 
-    def latest(self, t: int, like: Stage) -> Stage:
+    def latest(self, t: int, like: Checkpoint) -> Checkpoint:
         """The last stage kept at or before round `t`; `like`, the start, where there is none."""
         rounds = [int(path.stem) for path in self.folder.glob("*.safetensors")] if self.folder else []
         usable = [done for done in rounds if done <= t]
@@ -149,14 +149,14 @@ class Checkpoints:
         check_fits(buffers, like.buffers, f"the checkpoint {path}", "the model")
         facts = read_json(path.with_suffix(".json"))
         # In the model's own order: sums over tensors must round as without the stop.
-        return Stage(
+        return Checkpoint(
             max(usable),
             {name: params[name].to(like.params[name].device) for name in like.params},
             {name: buffers[name].to(like.buffers[name].device) for name in like.buffers},
             tuple((done, share) for done, share in facts["accuracies"]),
         )
 
-    def keep(self, stage: Stage, before: Stage | None) -> None:
+    def keep(self, stage: Checkpoint, before: Checkpoint | None) -> None:
         """Write a stage; the one before goes, unless it was asked for."""
         if self.folder is None:
             return
@@ -174,10 +174,10 @@ class Checkpoints:
 class _Kept:
     """What the running federation has on disk that nobody asked for."""
 
-    checkpoints: Checkpoints
-    last: Stage | None = field(default=None)
+    checkpoints: CheckpointFolder
+    last: Checkpoint | None = field(default=None)
 
-    def write(self, stage: Stage) -> None:
+    def write(self, stage: Checkpoint) -> None:
         self.checkpoints.keep(stage, self.last)
         self.last = stage
 
@@ -188,9 +188,9 @@ def federate(
     plan: Federation,
     *,
     ask: Ask | None = None,
-    checkpoints: Checkpoints = Checkpoints(),
+    checkpoints: CheckpointFolder = CheckpointFolder(),
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Stage:
+) -> Checkpoint:
     """Train from `state` for `plan.rounds` rounds; the model object is not changed.
 
     Each round draws its clients and their examples from `(seed, round)` alone, so a run that was stopped goes on to
@@ -210,7 +210,7 @@ def federate(
     Raises:
         SeepageError: Where the weights stop being finite, or nobody holds anything.
     """
-    stage = checkpoints.latest(plan.rounds, Stage(0, *state))
+    stage = checkpoints.latest(plan.rounds, Checkpoint(0, *state))
     kept, every = _Kept(checkpoints), max(1, plan.rounds // EVERY)
     while stage.t < plan.rounds:
         stage = _round(clients, stage, plan, ask)
@@ -221,7 +221,7 @@ def federate(
     return stage
 
 
-def _round(clients: Clients, stage: Stage, plan: Federation, ask: Ask | None) -> Stage:
+def _round(clients: Clients, stage: Checkpoint, plan: Federation, ask: Ask | None) -> Checkpoint:
     chosen = clients.chosen(stage.t, plan)
     if not chosen:
         raise SeepageError("no client of the federation holds any example; use fewer clients or more data")
@@ -239,10 +239,10 @@ def _round(clients: Clients, stage: Stage, plan: Federation, ask: Ask | None) ->
         raise Diverged(
             f"the weights of the federation are not finite after {stage.t + 1} rounds; lower client.lr or federation.lr"
         )
-    return Stage(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)
+    return Checkpoint(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)
 
 
-def _mean_buffers(stage: Stage, replies: Sequence[Reply], sizes: Sequence[int]) -> Tensors:
+def _mean_buffers(stage: Checkpoint, replies: Sequence[Reply], sizes: Sequence[int]) -> Tensors:
     if all(reply.buffers is stage.buffers for reply in replies):
         return stage.buffers
     own = [Update({name: tensor.double() for name, tensor in reply.buffers.items()}) for reply in replies]
@@ -251,8 +251,8 @@ def _mean_buffers(stage: Stage, replies: Sequence[Reply], sizes: Sequence[int]) 
     return {name: mean.tensors[name].to(tensor.dtype) for name, tensor in stage.buffers.items()}
 
 
-def _measured(clients: Clients, stage: Stage) -> Stage:
+def _measured(clients: Clients, stage: Checkpoint) -> Checkpoint:
     if clients.test is None:
         return stage
     share = accuracy(clients.model, (stage.params, stage.buffers), clients.test)
-    return Stage(stage.t, stage.params, stage.buffers, (*stage.accuracies, (stage.t, round(share, 4))))
+    return Checkpoint(stage.t, stage.params, stage.buffers, (*stage.accuracies, (stage.t, round(share, 4))))

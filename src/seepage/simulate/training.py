@@ -13,7 +13,8 @@ from seepage.models.weights import load_weights, pretrained_state, read_state
 from seepage.recipe.plans import Training
 from seepage.types import Architecture, Batch, Tensors
 
-WIDE = 0.5
+WIDE_START = 0.5
+"""Largest absolute value of a parameter of `training.init = wide`."""
 
 
 def begin(model: nn.Module, plan: Training, architecture: Architecture, num_classes: int, *, seed: int) -> str | None:
@@ -32,7 +33,7 @@ def begin(model: nn.Module, plan: Training, architecture: Architecture, num_clas
                 if isinstance(module, NORMALIZATIONS):
                     continue
                 for parameter in module.parameters(recurse=False):
-                    drawn = torch.rand(parameter.shape, generator=draw) * 2 * WIDE - WIDE
+                    drawn = torch.rand(parameter.shape, generator=draw) * 2 * WIDE_START - WIDE_START
                     parameter.copy_(drawn)
     if plan.weights is None:
         return None
@@ -52,6 +53,7 @@ def train(
     plan: Training,
     *,
     seed: int,
+    loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tensors, Tensors]:
     """Train from `state` on examples of `pool` and return the new `(params, buffers)`; the model is not changed.
@@ -63,6 +65,7 @@ def train(
         pool: `[m]` indices the model may be trained on.
         plan: Steps, rate and batch size.
         seed: Seeds the drawing of batches.
+        loss: The mean loss of `[n, classes]` outputs against labels.
         progress: Called with (done, total) steps.
 
     Raises:
@@ -83,14 +86,14 @@ def train(
         with in_mode(model, training=True):
             # Not `forward`: training is meant to update the buffers.
             logits = torch.func.functional_call(model, {**params, **buffers}, (batch.inputs,))
-        loss = F.cross_entropy(logits, batch.labels)
-        if not torch.isfinite(loss):
+        value = loss(logits, batch.labels)
+        if not torch.isfinite(value):
             raise SeepageError(
-                f"the training loss is {loss.item()} after {step} steps; lower the rate with --set training.lr="
+                f"the training loss is {value.item()} after {step} steps; lower the rate with --set training.lr="
                 f"{plan.lr / 10:g}"
             )
         optimizer.zero_grad()
-        loss.backward()
+        value.backward()
         optimizer.step()
         progress(step + 1, plan.steps)
     return {name: tensor.detach() for name, tensor in params.items()}, buffers

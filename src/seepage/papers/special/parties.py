@@ -1,17 +1,16 @@
 """The parties of a recipe with `[rounds]`, in memory, and how well their model does."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.audit.record import built_model, open_data
-from seepage.core.nn import forward, generator, in_mode, state_of
+from seepage.core.nn import forward, in_mode
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
+from seepage.simulate.setting import Setting
 from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Batch, Knowledge, Tensors
+from seepage.types import Batch, Tensors
 
-UNSEEN = 100
+MAX_UNSEEN = 100
 """Examples at most that accuracy is measured on; CAFE's Table 8 has as many."""
 
 
@@ -22,39 +21,17 @@ def parties_of(recipe: Recipe) -> tuple[IndexedVictim, Batch]:
         recipe: One cell, with `[rounds]`.
 
     Returns:
-        The victim, and at most `UNSEEN` other private examples.
+        The victim, and at most `MAX_UNSEEN` other private examples.
 
     Raises:
         SeepageError: Where the recipe has no `[rounds]`, and for mistakes in its data or model.
     """
     if recipe.rounds is None:
         raise SeepageError(f"the recipe {recipe.name} has no [rounds], which say who holds which samples; add them")
-    dataset = open_data(recipe, {})
-    model = built_model(recipe, dataset)
-    knowledge = Knowledge(
-        model=model,
-        client=recipe.make_client(),
-        input_shape=dataset.input_shape,
-        num_classes=len(dataset.classes),
-        told=frozenset({"indices"}),
-        architecture=recipe.architecture,
-    )
-    order = torch.randperm(len(dataset.private), generator=generator(recipe.seed, "victims"))
-    held, rest = (dataset.private[part] for part in order.tensor_split([recipe.rounds.samples]))
-    data = dataset.batch(held).to(recipe.device)
-    params, buffers = state_of(model)
-    victim = IndexedVictim(
-        knowledge=knowledge,
-        params=params,
-        data=Batch(data.inputs, data.labels, torch.arange(len(held))),
-        design=recipe.rounds.drawn(recipe.batch.size, recipe.seed),
-        rounds=recipe.rounds.count,
-        buffers=buffers,
-        defense=recipe.make_defense(),
-        seed=recipe.seed,
-        server=recipe.rounds.server,
-    )
-    return victim, dataset.batch(rest[:UNSEEN]).to(recipe.device)
+    setting = Setting.of(recipe)
+    victim, _ = setting.victim()
+    assert isinstance(victim, IndexedVictim)  # as the recipe has [rounds]
+    return victim, setting.batch(setting.unseen[:MAX_UNSEEN])
 
 
 def outputs(victim: IndexedVictim, params: Tensors, inputs: Tensor) -> Tensor:
@@ -67,7 +44,7 @@ def outputs(victim: IndexedVictim, params: Tensors, inputs: Tensor) -> Tensor:
 def loss(victim: IndexedVictim, t: int) -> float:
     """The mean loss over all samples after `t` rounds; not finite where training diverged."""
     found = outputs(victim, victim.params_at(t), victim.data.inputs)
-    return float(F.cross_entropy(found, victim.data.labels))
+    return float(victim.knowledge.client.loss_of(found, victim.data.labels))
 
 
 def finite(value: float) -> float | None:

@@ -1,0 +1,356 @@
+"""The setting of a case: its data, its model at the audited round, and who is attacked. Made here and nowhere else.
+
+recipe's case --> data set --> fresh model --> training --> federation's rounds --> audited state
+                     |                                                                  |
+                     +--> victims, unseen examples  ------------------------> Victim or IndexedVictim, and its truth
+
+An audit, a frontier, the Flower adapter and the papers' items all start from a `Setting`.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from seepage import data
+from seepage.core.nn import generator, state_of
+from seepage.data import Dataset
+from seepage.errors import SeepageError
+from seepage.models import build
+from seepage.recipe.auxiliary import auxiliary_images
+from seepage.recipe.case import Recipe
+from seepage.simulate.federation import Checkpoint, CheckpointFolder, Clients, federate
+from seepage.simulate.partition import sizes_of
+from seepage.simulate.training import begin, train
+from seepage.transcript.simulated import Victim
+from seepage.transcript.truth import Truth
+from seepage.transcript.vertical import IndexedVictim
+from seepage.types import Batch, Knowledge, Tensors
+
+MAX_UNSEEN = 256
+"""Examples on which the accuracy is measured, at most."""
+
+State = tuple[Tensors, Tensors]
+"""A model's trainable parameters and its buffers."""
+
+
+class Skipped(SeepageError):
+    """This case cannot be set up, and others may."""
+
+
+@dataclass(frozen=True)
+class SharedParts:
+    """What several cases have in common, each made once: data sets, and states after the training.
+
+    Each is kept under everything that it depends on, the device included.
+    """
+
+    datasets: dict[str, Dataset] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClientPartition:
+    """A data set shared out among the clients of a federation.
+
+    Attributes:
+        parts: Places of the data set that each client holds.
+        unseen: Places that nobody holds.
+    """
+
+    parts: tuple[Tensor, ...]
+    unseen: Tensor
+
+    @classmethod
+    def of(cls, case: Recipe, dataset: Dataset) -> "ClientPartition":
+        """Set a fifth of the private part aside, `MAX_UNSEEN` at most, and share out everything else.
+
+        Raises:
+            SeepageError: Where the data cannot be shared out so.
+        """
+        assert case.federation is not None
+        order = torch.randperm(len(dataset.private), generator=generator(case.seed, "unseen"))
+        unseen, rest = dataset.private[order].tensor_split([min(MAX_UNSEEN, len(dataset.private) // 5)])
+        pool = torch.cat([dataset.train, rest]).sort().values
+        parts = case.make_partition()(
+            dataset.labels[pool],
+            case.federation.clients,
+            generator=generator(case.seed, "partition"),
+            inputs=lambda places: dataset.batch(pool[places]).inputs,
+        )
+        return cls(tuple(pool[part] for part in parts), unseen)
+
+    def facts(self, reached: Checkpoint) -> dict[str, Any]:
+        """For the report: how even the parts are, and how the training went."""
+        return {"holdings": sizes_of(self.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A case with everything that was random about it drawn, apart from the client's own rounds.
+
+    Attributes:
+        case: One cell of a recipe.
+        dataset: Its data.
+        model: The architecture, on the case's device. Its own parameters are those it was built with.
+        state: Parameters and buffers after the recipe's training, and after the federation's rounds where
+            `after_federation` made the setting.
+        partition: Who holds what, where the case has a federation.
+        facts: What the report says of the federation.
+    """
+
+    case: Recipe
+    dataset: Dataset
+    model: nn.Module
+    state: State
+    partition: ClientPartition | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, case: Recipe, shared: SharedParts | None = None) -> "Setting":
+        """Load the data, build the model, train it as the recipe says, and share the data out.
+
+        Args:
+            case: One cell of a recipe.
+            shared: What other cases have made already; what this one makes is added.
+
+        Raises:
+            Skipped: Where this case cannot be set up, such as a model that cannot take the data.
+            SeepageError: For mistakes in the recipe or the data.
+        """
+        shared = SharedParts() if shared is None else shared
+        dataset = _open_data(case, shared.datasets)
+        model = _fresh_model(case, dataset)
+        rule = case.make_client()
+        loss = rule.loss, case.client.options.get("label_smoothing", 0)
+        key = repr((case.data, case.seed, case.model, case.training, case.device, loss))
+        if key not in shared.states:
+            shared.states[key] = train(
+                model,
+                state_of(model),
+                lambda places: dataset.batch(places).to(case.device),
+                dataset.train,
+                case.training,
+                seed=case.seed,
+                loss=rule.loss_of,
+            )
+        partition = None if case.federation is None else ClientPartition.of(case, dataset)
+        return cls(case, dataset, model, shared.states[key], partition)
+
+    def batch(self, places: Tensor) -> Batch:
+        """The examples at places `[n]` of the data set, on the case's device."""
+        return self.dataset.batch(places).to(self.case.device)
+
+    @cached_property
+    def _drawn(self) -> tuple[Sequence[Tensor], Tensor]:
+        """Who is attacked, and examples that no client holds: the only place where they are drawn."""
+        case, draw = self.case, generator(self.case.seed, "victims")
+        if self.partition is None:
+            order = torch.randperm(len(self.dataset.private), generator=draw)
+            chosen, rest = (self.dataset.private[part] for part in order.tensor_split([_attacked(case)]))
+            return (chosen.split(case.batch.size) if case.rounds is None else [chosen]), rest
+        size, count = case.batch.size, case.batch.count
+        able = [part for part in self.partition.parts if len(part) >= size]
+        if len(able) < count:
+            raise SeepageError(
+                f"{count} clients with at least {size} examples are to be audited and {len(able)} of "
+                f"{sizes_of(self.partition.parts)} have them; lower batch.size, batch.count or federation.clients"
+            )
+        chosen_clients = torch.randperm(len(able), generator=draw)[:count].tolist()
+        victims = [able[place][torch.randperm(len(able[place]), generator=draw)[:size]] for place in chosen_clients]
+        return victims, self.partition.unseen
+
+    @property
+    def victims(self) -> Sequence[Tensor]:
+        """Places `[batch.size]` of each attacked batch; with `[rounds]` of the one data set that all rounds draw from.
+
+        Raises:
+            SeepageError: Where too few clients of a federation hold enough.
+        """
+        return self._drawn[0]
+
+    @property
+    def unseen(self) -> Tensor:
+        """Places of examples that the model was not trained on and that are not attacked; a small data set has none."""
+        return self._drawn[1]
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """The attacked examples."""
+        return [self.batch(part) for part in self.victims]
+
+    @cached_property
+    def knowledge(self) -> Knowledge:
+        """What the attacker is told."""
+        case, auxiliary = self.case, None
+        if case.auxiliary is not None:
+            attacked = [batch.inputs for batch in self.batches]
+            auxiliary = auxiliary_images(case.auxiliary, self.dataset, attacked, case.seed).to(case.device)
+        return Knowledge(
+            model=self.model,
+            client=case.make_client(),
+            input_shape=self.dataset.input_shape,
+            num_classes=len(self.dataset.classes),
+            told=frozenset(case.knowledge.told) | ({"auxiliary"} if auxiliary is not None else set()),  # type: ignore[arg-type]
+            defense=case.make_defense() if "defense" in case.knowledge.told else None,
+            auxiliary=auxiliary,
+            architecture=case.architecture,
+        )
+
+    def victim(self) -> tuple[Victim | IndexedVictim, Truth]:
+        """The client or clients that are attacked, and what they hold."""
+        return victim_of(self.case, self.knowledge, self.state, self.batches)
+
+    def clients(self) -> Clients:
+        """All clients of the case's federation."""
+        assert self.partition is not None
+        case, unseen = self.case, self.partition.unseen
+        rule, defense = case.make_client().per_client, case.make_defense()
+        test = self.batch(unseen) if len(unseen) else None
+        return Clients(self.model, rule, self.partition.parts, self.batch, defense, test, case.seed)
+
+    def after_federation(
+        self, folder: Path, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> "Setting":
+        """The setting at the audited round; itself without a federation.
+
+        Args:
+            folder: Training goes on from the checkpoints below it, and leaves its own there.
+            progress: Called with (done, total) rounds.
+
+        Raises:
+            SeepageError: Where the training fails.
+        """
+        if self.partition is None:
+            return self
+        _ = self.victims  # too few of them are refused before the training, not after
+        reached = train_federation(self.case, self.clients(), self.state, folder, progress)
+        state, facts = (reached.params, reached.buffers), {"federation": self.partition.facts(reached)}
+        return replace(self, state=state, facts=facts)
+
+
+def victim_of(
+    case: Recipe, knowledge: Knowledge, state: State, batches: Sequence[Batch]
+) -> tuple[Victim | IndexedVictim, Truth]:
+    """The client or clients that are attacked, and what they hold.
+
+    Args:
+        case: One cell of a recipe.
+        knowledge: What the attacker is told.
+        state: The model's parameters and buffers.
+        batches: The attacked examples, as `Setting.batches` has them.
+    """
+    (params, buffers), defense = state, case.make_defense()
+    if case.rounds is None:
+        victim = Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, case.seed)
+        return victim, Truth(tuple(batches))
+    rounds, whole = case.rounds, batches[0]
+    held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
+    design = rounds.drawn(case.batch.size, case.seed)
+    indexed = IndexedVictim(knowledge, params, held, design, rounds.count, buffers, defense, case.seed, rounds.server)
+    draws = pad_sequence([design.indices(t) for t in range(rounds.count)], batch_first=True, padding_value=-1)
+    return indexed, Truth((held,), draws)
+
+
+def train_federation(
+    case: Recipe, clients: Clients, state: State, folder: Path, progress: Callable[[int, int], None]
+) -> Checkpoint:
+    """Bring the model from `state` to the audited round, going on from what lies below `folder`.
+
+    Raises:
+        SeepageError: Where the training fails.
+    """
+    plan = case.federation
+    assert plan is not None
+    # Everything that the checkpoints depend on but the number of rounds, so that later ones go on from earlier.
+    parts = (case.data, case.seed, case.model, case.training, case.client, case.defense, case.partition)
+    key = hashlib.sha256(repr((*parts, replace(plan, rounds=0), case.device)).encode()).hexdigest()[:10]
+    try:
+        return federate(
+            clients, state, plan, checkpoints=CheckpointFolder(folder / f"federation-{key}"), progress=progress
+        )
+    except ValueError as error:
+        raise SeepageError(
+            f"a client of the federation cannot train {case.model} ({error}); use larger client batches or "
+            "--set client.mode=eval"
+        ) from error
+
+
+# --- data and model, checked before anything is computed ---------------------------------------------------------
+
+
+def _open_data(case: Recipe, datasets: dict[str, Dataset]) -> Dataset:
+    """The case's data, loaded once for all cases that share `datasets`."""
+    key = repr((case.data, case.seed))
+    if key not in datasets:
+        options = {"seed": case.seed, **case.data.options}
+        if "root" in options:
+            options["root"] = Path(options["root"])
+        datasets[key] = data.load(case.data.use, **options)
+    _check_enough(case, datasets[key])
+    return datasets[key]
+
+
+def _attacked(case: Recipe) -> int:
+    """Private examples that are attacked."""
+    return case.batch.size * case.batch.count if case.rounds is None else case.rounds.samples
+
+
+def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
+    """The case's fresh model, on its device."""
+    try:
+        model = build(case.architecture, dataset.input_shape, len(dataset.classes), seed=case.seed)
+    except SeepageError as error:
+        raise Skipped(str(error)) from error
+    begin(model, case.training, case.architecture, len(dataset.classes), seed=case.seed)
+    model = model.to(case.device)
+    _check_takes(model, case, dataset)
+    return model
+
+
+def _check_enough(case: Recipe, dataset: Dataset) -> None:
+    if len(dataset.classes) < 2:
+        raise Skipped(
+            f"{dataset.name} has one class only, and a classifier of one class has no loss to send a gradient of; "
+            "give the examples labels"
+        )
+    needed = _attacked(case)
+    if needed > len(dataset.private) and case.rounds is not None:
+        raise Skipped(
+            f"the rounds draw from {needed} private examples and {dataset.name} has {len(dataset.private)}; "
+            "lower rounds.samples"
+        )
+    if needed > len(dataset.private):
+        raise Skipped(
+            f"{case.batch.count} batches of {case.batch.size} need {needed} private examples and {dataset.name} "
+            f"has {len(dataset.private)}; lower batch.size or batch.count, or raise data.split"
+        )
+    if case.training.steps and not len(dataset.train):
+        raise SeepageError(f"{dataset.name} has no examples to train on; lower data.split or set training.steps=0")
+
+
+def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
+    """Try the model on two examples, so that a misfit is one sentence and not a traceback."""
+    probe = torch.zeros(2, *dataset.input_shape, device=case.device)
+    try:
+        with torch.no_grad():
+            output = model.eval()(probe)
+    except Exception as error:  # whatever a stranger's forward may raise
+        raise Skipped(
+            f"the model {case.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); "
+            "choose another model, or change the data with --set data.size=… or data.channels=…"
+        ) from error
+    finally:
+        model.train()
+    if not isinstance(output, torch.Tensor) or output.shape != (2, len(dataset.classes)):
+        found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        raise SeepageError(
+            f"the model {case.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; "
+            f"it must return logits of shape (2, {len(dataset.classes)})"
+        )
