@@ -230,7 +230,7 @@ def test_local_steps_of_an_unknown_number_give_a_direction() -> None:
 def test_adam_has_no_closed_form() -> None:
     found = exposure(record(model(), private(1), client=FedAvg(optimizer="adam")))
     assert (found.examples, found.layers) == (0, ())
-    assert "divides every entry" in found.notes[0]
+    assert "divides each entry" in found.notes[0]
 
 
 def test_a_noisy_single_example_is_not_called_exact() -> None:

@@ -96,7 +96,7 @@ class Needs:
     def check(self, knowledge: Knowledge, observed: Round) -> None:
         """Raise `Inapplicable` with the first need that does not hold of this round."""
         self._check_model(knowledge, observed)
-        self._check_rule(knowledge, observed)
+        self.check_rule(knowledge, observed)
         self._check_told(observed)
         if not any(bool(tensor.any()) for tensor in observed.update.tensors.values()):
             raise Inapplicable(
@@ -125,7 +125,8 @@ class Needs:
                 "audit the network behind the embedding, with embedded inputs as its data",
             )
 
-    def _check_rule(self, knowledge: Knowledge, observed: Round) -> None:
+    def check_rule(self, knowledge: Knowledge, observed: Round) -> None:
+        """The same for the client's rule alone, whatever the model is and the attacker was told."""
         if self.linear_in_gradient is not None and not knowledge.client.linear_in_gradient:
             raise Inapplicable(
                 f"the client's optimizer divides each entry by a size of its own, so {self.linear_in_gradient}",

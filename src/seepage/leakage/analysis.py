@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from seepage.attacks.base import Needs
 from seepage.attacks.linear import LinearLeak
 from seepage.core.nn import last_linear
 from seepage.errors import Inapplicable, SeepageError
@@ -23,6 +24,8 @@ from seepage.transcript.simulated import OneRound
 from seepage.types import ClientUpdate, Knowledge, Round, Transcript, Update
 
 SCHEMA = 1
+NEEDS = Needs(linear_in_gradient="no layer has a closed form")
+"""What closed forms need of the client's rule, as the attacks do."""
 MAX_HEAD_SIZE = 2000
 """Examples times classes up to which the features of the head are solved for; more takes longer than a round may."""
 MAX_CERTIFIED_SIZE = 2**14
@@ -211,9 +214,10 @@ class UpdateAnalysis:
         """
         update, rule = self.observed.update, self.knowledge.client
         found = _Gradient(update, self.observed.batch_size, rule)
-        if not rule.linear_in_gradient:
-            why = "the client's optimizer divides every entry by a size of its own, so no layer has a closed form"
-            return replace(found, rule=None), False, why
+        try:
+            NEEDS.check_rule(self.knowledge, self.observed)
+        except Inapplicable as error:
+            return replace(found, rule=None), False, error.reason
         try:
             found[min(found, key=lambda name: update.tensors[name].numel())]  # the cheapest one
         except SeepageError as error:
@@ -239,9 +243,10 @@ class UpdateAnalysis:
 
     @cached_property
     def labels(self) -> LabelLeak | None:
-        """What the last layer says of the labels."""
+        """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
-        if not self.knowledge.client.linear_in_gradient:
+        rule = self.knowledge.client
+        if not (rule.linear_in_gradient and rule.softmax_gradient):
             return None
         return label_leak(gradient, self.knowledge, self.observed.batch_size if scaled else None)
 
