@@ -15,9 +15,7 @@ from torch import nn
 
 from seepage import Architecture, FedAvg, SeepageError, build, exposure, open_transcript
 from seepage.core.storage import read_lines
-from seepage.integrations import circuit_breaker as faults
-from seepage.integrations import recorder
-from seepage.integrations import retention as room
+from seepage.integrations import circuit_breaker, recorder, retention
 from seepage.integrations.recorder import Recorder
 from seepage.integrations.retention import surplus
 from seepage.leakage import Exposure
@@ -75,7 +73,7 @@ def test_each_fault_is_said_once_and_stays_beside_the_training(
     assert len(lines) == 1 + ends
     assert "round 0, client 0" in lines[0]
     assert "round 2, client 0" in lines[-1] or not ends
-    rows = read_lines(tmp_path / faults.FAULTS)
+    rows = read_lines(tmp_path / circuit_breaker.FAULTS_FILE)
     assert [(row["step"], row["given_up"]) for row in rows] == [(step, False), (step, True)][: 1 + ends]
     assert all(str(error).split(";")[0] in row["why"] for row in rows)
     with pytest.raises(type(error)):
@@ -88,7 +86,7 @@ def test_a_success_between_starts_the_count_again(tmp_path: Path, monkeypatch: p
         monkeypatch.setattr(recorder, "save_update", written if t % 3 == 2 else raising(ValueError(f"fault {t}")))
         seen.watch(*states, t=t, client=0, say=lines.append)
     assert len(lines) == 1
-    assert seen.faults.given_up == {}
+    assert seen.breaker.open == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000002-client-0", "000005-client-0", "faults.jsonl"]
 
 
@@ -97,12 +95,12 @@ def test_what_a_full_disk_did_not_take_is_noted_later(
 ) -> None:
     seen, full = of(tmp_path / "seen"), raising(OSError(errno.ENOSPC, "No space left on device"))
     with monkeypatch.context() as patch:
-        for module in (recorder, faults):
+        for module in (recorder, circuit_breaker):
             patch.setattr(module, "make_private", full)
         seen.watch(*states, t=0, client=0, say=lambda words: None)
     assert not (tmp_path / "seen").exists()
     assert seen.watch(*states, t=1, client=0).folder is not None
-    (row,) = read_lines(seen.folder / faults.FAULTS)
+    (row,) = read_lines(seen.folder / circuit_breaker.FAULTS_FILE)
     assert (row["where"], "No space left" in row["why"]) == ("round 0, client 0", True)
 
 
@@ -264,7 +262,7 @@ def within(left: list[str], *, most: int, rounds: int | None, per_client: int | 
     )
 
 
-@pytest.mark.parametrize("module", [faults, room])
+@pytest.mark.parametrize("module", [circuit_breaker, retention])
 def test_their_own_examples_hold(module: Any) -> None:
     """The folder of adapters is left out where doctests are collected."""
     found = doctest.testmod(module)

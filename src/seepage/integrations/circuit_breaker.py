@@ -1,4 +1,4 @@
-"""What fails beside a training stays beside it: each kind of fault is said once, and what keeps failing is given up."""
+"""What fails beside a training stays beside it: each kind of fault is said once, and what keeps failing is stopped."""
 
 import logging
 import time
@@ -11,11 +11,11 @@ from typing import Any, Literal, TypeVar
 from seepage.core.storage import SCHEMA, append_line, make_private
 from seepage.errors import SeepageError, printable
 
-IN_A_ROW = 3
+MAX_FAULTS_IN_A_ROW = 3
 """Faults of one step, one after the other, after which it is given up for the rest of the run."""
-LONGEST = 400
+MAX_REASON_LETTERS = 400
 """Letters of a fault's reason; more are cut."""
-FAULTS = "faults.jsonl"
+FAULTS_FILE = "faults.jsonl"
 """File of the recorder's folder with a line for each kind of fault, and for each step that was given up."""
 
 Step = Literal["hook", "read", "look", "write", "ledger"]
@@ -25,35 +25,35 @@ log = logging.getLogger("seepage")
 
 
 @dataclass
-class Faults:
+class CircuitBreaker:
     """The faults of one recorder in this process.
 
-    A fault of the update itself, such as NaN in it, is no reason to give up; a full disk, a folder that may not be
-    written, want of memory and mistakes in code are, where they come `IN_A_ROW` times without a success between.
+    A fault of the update itself, such as NaN in it, opens no circuit. A full disk, a folder that may not be written,
+    want of memory and mistakes in code do, where they come `MAX_FAULTS_IN_A_ROW` times without a success between.
 
     Attributes:
         folder: Where `faults.jsonl` goes, as far as it can be written.
         said: Kinds that were said already. A framework that starts a process for each round may keep them.
-        given_up: Steps that are not tried anymore, with the reason.
+        open: Open circuits: steps that are not tried anymore, with the reason.
 
     Example:
         >>> import tempfile
         >>> lines = []
         >>> with tempfile.TemporaryDirectory() as place:
-        ...     faults = Faults(Path(place))
+        ...     breaker = CircuitBreaker(Path(place))
         ...     for t in range(5):
-        ...         found = faults.tried("look", lambda: 1 / 0, f"round {t}", lines.append)
-        ...     len(lines), "look" in faults.given_up, found
+        ...         found = breaker.call("look", lambda: 1 / 0, f"round {t}", lines.append)
+        ...     len(lines), "look" in breaker.open, found
         (2, True, None)
     """
 
     folder: Path
     said: set[str] = field(default_factory=set)
-    given_up: dict[Step, str] = field(default_factory=dict)
+    open: dict[Step, str] = field(default_factory=dict)
     _in_a_row: dict[Step, int] = field(default_factory=dict)
     _unwritten: list[dict[str, Any]] = field(default_factory=list)
 
-    def tried(self, step: Step, work: Callable[[], T], where: str, say: Say, *, always: bool = False) -> T | None:
+    def call(self, step: Step, work: Callable[[], T], where: str, say: Say, *, always: bool = False) -> T | None:
         """What the work gives; None where it fails, or was given up. It lets no exception through.
 
         Args:
@@ -63,7 +63,7 @@ class Faults:
             say: Takes the warning.
             always: Never give it up, since something depends on it, or as it costs next to nothing.
         """
-        if step in self.given_up:
+        if step in self.open:
             return None
         try:
             found = work()
@@ -85,11 +85,11 @@ class Faults:
         if always or _of_update(error):
             return
         self._in_a_row[step] = self._in_a_row.get(step, 0) + 1
-        if self._in_a_row[step] >= IN_A_ROW:
-            self.given_up[step] = why
+        if self._in_a_row[step] >= MAX_FAULTS_IN_A_ROW:
+            self.open[step] = why
             self._tell(
-                f"{where}: {_ENDED[step]} after {IN_A_ROW} faults in a row, and the training goes on; start the run "
-                f"again to record further: {why}",
+                f"{where}: {_ENDED[step]} after {MAX_FAULTS_IN_A_ROW} faults in a row, and the training goes on; start "
+                f"the run again to record further: {why}",
                 say,
             )
             self._write({"step": step, "where": where, "why": why, "given_up": True})
@@ -114,7 +114,7 @@ class Faults:
         try:
             make_private(self.folder)
             while self._unwritten:
-                append_line(self.folder / FAULTS, self._unwritten[0])
+                append_line(self.folder / FAULTS_FILE, self._unwritten[0])
                 del self._unwritten[0]
         except Exception:  # a full disk takes no note of itself: the log has it, and the next try may do
             log.debug("seepage: no note of a fault could be written", exc_info=True)
@@ -142,7 +142,7 @@ def reason_of(error: Exception) -> str:
     >>> reason_of(SeepageError("the update holds NaN")), reason_of(ValueError("a   b"))
     ('the update holds NaN', 'ValueError: a b')
     """
-    words = " ".join(printable(" ".join(str(error).split())).split())[:LONGEST]
+    words = " ".join(printable(" ".join(str(error).split())).split())[:MAX_REASON_LETTERS]
     return words if isinstance(error, SeepageError) else f"{type(error).__name__}: {words}"
 
 

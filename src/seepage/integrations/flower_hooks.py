@@ -7,7 +7,6 @@ The first mod of the list is the outermost: it sees a reply after all others hav
 """
 
 import logging
-import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -20,9 +19,9 @@ from seepage.clients import FedSGD
 from seepage.clients.step import Client
 from seepage.core.nn import generator
 from seepage.errors import SeepageError, short
-from seepage.integrations.arrays import OneByOne, tensor_of
-from seepage.integrations.circuit_breaker import Faults
-from seepage.integrations.opacus import Ledger, said_of
+from seepage.integrations.circuit_breaker import CircuitBreaker
+from seepage.integrations.hook import NOT_LOOKED_AT, Hook, count_of, named_tensors
+from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorded, Recorder
 from seepage.types import Batch, ClientView, Defense, Tensors, Update
 
@@ -39,8 +38,6 @@ BLOCKED = 451
 """Code of the error that goes out in place of a blocked reply."""
 STATE = "seepage.recorder"
 """Where a client's state holds which faults were said."""
-PASSED = Recorded(None, None, blocked=False)
-"""What becomes of a reply that nobody looks at."""
 log = logging.getLogger("flwr")
 T = TypeVar("T")
 
@@ -67,29 +64,29 @@ def recording_mod(
     Raises:
         SeepageError: For `every` below 1.
     """
-    _check_every(every)
+    hook = Hook(recorder, every, ledger)
 
     def look(before: Mapping[str, Any] | None, message: Message, reply: Message, context: Context) -> Recorded:
         t, client = _round(message), _client(context)
-        keep = t % every == 0
-        if not _has_arrays(reply, before) or not (keep or recorder.block is not None):
-            return PASSED
+        keep = hook.keeps(t)
+        if not _has_arrays(reply, before) or not hook.looks(keep=keep):
+            return NOT_LOOKED_AT
         found = _recorded(recorder, before, reply, examples, t, client, keep=keep)
-        words = said_of(found, ledger, recorder.faults, t, client, f"round {t}, client {client}", _warn)
+        words = hook.summary(found, t, client, _warn)
         if words:
             log.info("seepage: round %d, client %d: %s", t, client, words)
         return found
 
     def mod(message: Message, context: Context, call_next: Next) -> Message:
-        tried = partial(recorder.faults.tried, "hook", where=_where(message), say=_warn, always=True)
-        tried(lambda: _recall(recorder.faults, context))
-        before = tried(lambda: _arrays(message))
+        guarded = partial(hook.guarded, where=_where(message), say=_warn)
+        guarded(lambda: _recall(recorder.breaker, context))
+        before = guarded(lambda: _arrays(message))
         reply = call_next(message, context)
         if not _is_train(message) or reply.has_error():
             return reply
-        found = tried(lambda: look(before, message, reply, context))
-        tried(lambda: _remember(recorder.faults, context))
-        if recorder.blocks(None) if found is None else found.blocked:
+        found = guarded(lambda: look(before, message, reply, context))
+        guarded(lambda: _remember(recorder.breaker, context))
+        if not hook.passes(found):
             _warn(f"{_where(message)}: the reply was blocked and does not leave the client")
             return Message(Error(BLOCKED, "the update gives away too much and was blocked"), reply_to=message)
         return reply
@@ -188,7 +185,7 @@ class AuditedStrategy(Strategy):
         examples: str = "num-examples",
         seed: int = 0,
     ) -> None:
-        _check_every(every)
+        self.hook = Hook(recorder, every)
         if clients is not None and clients < 1:
             raise SeepageError(f"clients must be 1 or more, got {clients}; leave it out to record all")
         self.strategy, self.recorder = strategy, recorder
@@ -234,18 +231,18 @@ class AuditedStrategy(Strategy):
         log.info("seepage: every %d rounds, %s clients, to %s", self.every, self.clients or "all", self.recorder.folder)
 
     def _tried(self, t: int, work: Callable[[], T]) -> T | None:
-        return self.recorder.faults.tried("hook", work, f"round {t}", _warn, always=True)
+        return self.hook.guarded(work, f"round {t}", _warn)
 
     def _held(self, t: int, messages: Iterable[Message]) -> dict[int, Mapping[str, Any]]:
         """What each client is sent in a round of which anything is looked at."""
-        if t % self.every != 0 and self.recorder.block is None:
+        if not self.hook.looks(keep=self.hook.keeps(t)):
             return {}
         found = {message.metadata.dst_node_id: _arrays(message) for message in messages}
         return {node: sent for node, sent in found.items() if sent is not None}
 
     def _sampled(self, t: int) -> set[int]:
         """The nodes that are recorded in this round."""
-        nodes = sorted(self._sent) if t % self.every == 0 else []
+        nodes = sorted(self._sent) if self.hook.keeps(t) else []
         if self.clients is None:
             return set(nodes)
         order = torch.randperm(len(nodes), generator=generator(self.seed, "recorded clients", t))
@@ -256,44 +253,38 @@ class AuditedStrategy(Strategy):
         if reply.has_error():
             return True
 
-        def look() -> bool:
+        def look() -> Recorded:
             node = reply.metadata.src_node_id
             found = self._look(reply, t, node, keep=node in kept)
             if found.exposure is not None:
                 lines[node] = found.exposure.line
             if found.blocked:
                 log.warning("seepage: round %d: the reply of node %d was blocked and left out", t, node)
-            return not found.blocked
+            return found
 
-        passes = self._tried(t, look)
-        return not self.recorder.blocks(None) if passes is None else passes
+        return self.hook.passes(self._tried(t, look))
 
     def _look(self, reply: Message, t: int, node: int, *, keep: bool) -> Recorded:
         before = self._sent.get(node)
-        if not _has_arrays(reply, before) or not (keep or self.recorder.block is not None):
-            return PASSED
+        if not _has_arrays(reply, before) or not self.hook.looks(keep=keep):
+            return NOT_LOOKED_AT
         return _recorded(self.recorder, before, reply, self.examples, t, node, keep=keep)
-
-
-def _check_every(every: int) -> None:
-    if every < 1:
-        raise SeepageError(f"every must be 1 or more, got {every}; 1 records each round")
 
 
 def _warn(words: str) -> None:
     log.warning("seepage: %s", words)
 
 
-def _recall(faults: Faults, context: Context) -> None:
+def _recall(breaker: CircuitBreaker, context: Context) -> None:
     """Take faults as said that the client's state names: Flower may start a process for each of its rounds."""
     if STATE in context.state.config_records:
-        faults.said.update(map(str, context.state.config_records[STATE]["said"]))
+        breaker.said.update(map(str, context.state.config_records[STATE]["said"]))
 
 
-def _remember(faults: Faults, context: Context) -> None:
+def _remember(breaker: CircuitBreaker, context: Context) -> None:
     """Keep in the client's state which faults were said. Without any it is left as it is."""
-    if faults.said:
-        context.state[STATE] = ConfigRecord({"said": sorted(faults.said)})
+    if breaker.said:
+        context.state[STATE] = ConfigRecord({"said": sorted(breaker.said)})
 
 
 def _recorded(
@@ -311,7 +302,7 @@ def _recorded(
     if after is None or before is None:
         what = "the reply carries" if after is None else "the server's message carries"
         why = f"{what} no single record of arrays; under secure aggregation they leave masked, as bytes"
-        recorder.faults.once(f"round {t}, client {client}: not recorded: {why}", what, _warn)
+        recorder.breaker.once(f"round {t}, client {client}: not recorded: {why}", what, _warn)
         return Recorded(None, None, recorder.blocks(None))
     return recorder.watch(
         _tensors(before),
@@ -343,21 +334,14 @@ def _arrays(message: Message) -> Mapping[str, Any] | None:
     return dict(records[0]) if len(records) == 1 and records[0] else None
 
 
-def _tensors(arrays: Mapping[str, Any]) -> OneByOne:
+def _tensors(arrays: Mapping[str, Any]) -> Mapping[str, Tensor]:
     """Flower's arrays as tensors; each is read from its bytes when it is asked for."""
-
-    def one(name: str) -> Tensor:
-        return tensor_of(arrays[name].numpy())
-
-    return OneByOne({name: name for name in arrays}, one)
+    return named_tensors(arrays, lambda array: array.numpy())
 
 
 def _count(reply: Message, key: str) -> int | None:
-    for metrics in reply.content.metric_records.values():
-        value = metrics.get(key)
-        if isinstance(value, int | float) and 1 <= value < math.inf:  # a metric may also be a list
-            return int(value)
-    return None
+    counts = (count_of(metrics.get(key)) for metrics in reply.content.metric_records.values())
+    return next((count for count in counts if count is not None), None)
 
 
 def _round(message: Message) -> int:

@@ -7,15 +7,15 @@ On a client put it last in the chain: filters run in the order of the list, thos
 of the job, so the last one sees what really leaves.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from seepage.errors import SeepageError
-from seepage.integrations.arrays import OneByOne, tensor_of
+from seepage.integrations.arrays import tensor_of
 from seepage.integrations.circuit_breaker import Say, reason_of
-from seepage.integrations.opacus import Ledger, said_of
+from seepage.integrations.hook import NOT_LOOKED_AT, Hook, check_every, count_of, named_tensors
+from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorded, Recorder
 from seepage.registry import import_dotted
 
@@ -31,7 +31,6 @@ try:
 except ImportError as error:
     raise SeepageError("NVFlare is not installed; run: pip install 'seepage[nvflare]'") from error
 
-T = TypeVar("T")
 M = TypeVar("M", Recorder, Ledger)
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
@@ -41,8 +40,8 @@ class _HeldBack(Exception):
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a client was given to start from."""
+class _SentOut:
+    """The weights of the task that a client was given to start from, and its round."""
 
     arrays: Mapping[str, Any]
     t: int
@@ -84,23 +83,21 @@ class RecordingFilter(DXOFilter):
         required: bool = False,
     ) -> None:
         super().__init__(supported_data_kinds=KINDS, data_kinds_to_filter=KINDS)
-        if every < 1:
-            raise SeepageError(f"every must be 1 or more, got {every}; 1 records each round")
+        check_every(every)
         self.recorder, self.every, self.examples = recorder, every, examples
         self.ledger, self.required = ledger, required
-        self._tasks: dict[str, Task] = {}
-        self._made: Recorder | None = None
-        self._joined: Ledger | None = None
+        self._tasks: dict[str, _SentOut] = {}
+        self._hook: Hook | None = None
         self._sought = False
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Make the recorder as the run starts, and remember the weights that go out, or came in, with a task."""
         if event_type == EventType.START_RUN:
-            self._recorder(fl_ctx)
+            self._open(fl_ctx)
         elif event_type == EventType.AFTER_TASK_DATA_FILTER:
-            recorder = self._recorder(fl_ctx)
-            if recorder is not None:
-                self._tried(recorder, fl_ctx, lambda: self._remember(fl_ctx))
+            hook = self._open(fl_ctx)
+            if hook is not None:
+                hook.guarded(lambda: self._remember(fl_ctx), "the update", self._say(fl_ctx))
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The task result as it is, or an error in its place."""
@@ -111,31 +108,27 @@ class RecordingFilter(DXOFilter):
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
         """Record one update. None tells NVFlare that nothing was changed."""
-        recorder = self._recorder(fl_ctx)
-        if recorder is None or self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
+        hook = self._open(fl_ctx)
+        if hook is None or self.get_prop(FilterContextKey.CHAIN_TYPE) == FilterChainType.TASK_DATA_CHAIN:
             return
-        found = self._tried(recorder, fl_ctx, lambda: self._looked(recorder, dxo, fl_ctx))
-        if recorder.blocks(None) if found is None else found.blocked:
+        found = hook.guarded(lambda: self._record(hook, dxo, fl_ctx), "the update", self._say(fl_ctx))
+        if not hook.passes(found):
             self.log_warning(fl_ctx, "seepage: the update was blocked and does not go on")
             raise _HeldBack
 
-    def _recorder(self, fl_ctx: FLContext) -> Recorder | None:
-        """The recorder, made once; None where that fails, which is said once."""
+    def _open(self, fl_ctx: FLContext) -> Hook | None:
+        """The recorder and the ledger, made once; None where that fails, which is said once."""
         if not self._sought:
             self._sought = True
             try:
-                self._made = _made(self.recorder, Recorder)
-                self._joined = _made(self.ledger, Ledger) if self.ledger else None
+                ledger = _made(self.ledger, Ledger) if self.ledger else None
+                self._hook = Hook(_made(self.recorder, Recorder), self.every, ledger)
             except Exception as error:
-                self._made = None
                 why = f"seepage: nothing is recorded or blocked in this run: {reason_of(error)}"
                 self.log_error(fl_ctx, why)
                 if self.required:
                     self.system_panic(why, fl_ctx)
-        return self._made
-
-    def _tried(self, recorder: Recorder, fl_ctx: FLContext, work: Callable[[], T]) -> T | None:
-        return recorder.faults.tried("hook", work, "the update", self._say(fl_ctx), always=True)
+        return self._hook
 
     def _say(self, fl_ctx: FLContext) -> Say:
         return lambda words: self.log_warning(fl_ctx, f"seepage: {words}")
@@ -149,35 +142,35 @@ class RecordingFilter(DXOFilter):
         at_client = fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.IN
         # A client's training may write into what it was given. The server's stays as it is until replies are in.
         kept = {name: tensor_of(array).clone() for name, array in arrays.items()} if at_client else dict(arrays)
-        self._tasks[_client(fl_ctx, at_client)] = Task(kept, int(data.get_header(AppConstants.CURRENT_ROUND, 0) or 0))
+        t = int(data.get_header(AppConstants.CURRENT_ROUND, 0) or 0)
+        self._tasks[_client(fl_ctx, at_client)] = _SentOut(kept, t)
 
-    def _looked(self, recorder: Recorder, dxo: DXO, fl_ctx: FLContext) -> Recorded:
+    def _record(self, hook: Hook, dxo: DXO, fl_ctx: FLContext) -> Recorded:
         """What became of an update."""
         client = _client(fl_ctx, fl_ctx.get_prop(FLContextKey.FILTER_DIRECTION) == FilterKey.OUT)
         task = self._tasks.pop(client, None)
-        keep = task is not None and task.t % self.every == 0
-        if not (keep or recorder.block is not None):
-            return Recorded(None, None, blocked=False)
+        keep = task is not None and hook.keeps(task.t)
+        if not hook.looks(keep=keep):
+            return NOT_LOOKED_AT
         if task is None:
             raise SeepageError("no weights were seen going out to it; let the task's data carry them as a DXO")
         done = dxo.get_meta_prop(MetaKey.PROCESSED_ALGORITHM)
         if done:
             raise SeepageError(f"its values went through {done!r}, so they are no weights; record before that")
-        found = recorder.watch(
-            _tensors(task.arrays),
-            _tensors(dxo.data),
+        found = hook.recorder.watch(
+            named_tensors(task.arrays),
+            named_tensors(dxo.data),
             t=task.t,
             client=client,
-            examples=_count(dxo, self.examples),
-            steps=_count(dxo, MetaKey.NUM_STEPS_CURRENT_ROUND),
+            examples=count_of(dxo.get_meta_prop(self.examples)) if self.examples else None,
+            steps=count_of(dxo.get_meta_prop(MetaKey.NUM_STEPS_CURRENT_ROUND)),
             difference=dxo.data_kind == DataKind.WEIGHT_DIFF,
             keep=keep,
             say=self._say(fl_ctx),
         )
-        where = f"round {task.t}, client {client}"
-        words = said_of(found, self._joined, recorder.faults, task.t, client, where, self._say(fl_ctx))
+        words = hook.summary(found, task.t, client, self._say(fl_ctx))
         if words:
-            self.log_info(fl_ctx, f"seepage: {where}: {words}")
+            self.log_info(fl_ctx, f"seepage: round {task.t}, client {client}: {words}")
         return found
 
 
@@ -204,12 +197,3 @@ def _client(fl_ctx: FLContext, at_client: bool) -> str:
         return str(fl_ctx.get_identity_name())
     peer = fl_ctx.get_peer_context()
     return "unknown" if peer is None else str(peer.get_identity_name())
-
-
-def _tensors(arrays: Mapping[str, Any]) -> OneByOne:
-    return OneByOne({name: name for name in arrays}, lambda name: tensor_of(arrays[name]))
-
-
-def _count(dxo: DXO, key: str) -> int | None:
-    value = dxo.get_meta_prop(key) if key else None
-    return int(value) if isinstance(value, int | float) and 1 <= value < math.inf else None

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from seepage.core.storage import SCHEMA, append_line, make_private, read_lines
 from seepage.errors import SeepageError
-from seepage.integrations.circuit_breaker import Faults, Say
 from seepage.integrations.recorder import Recorded, label_of
 from seepage.privacy.accounting import VACUOUS, doubts
 from seepage.privacy.ledger import LedgerEntry, read_entry, save_entry
@@ -155,27 +154,6 @@ class Ledger:
         make_private(path.parent)
         _cut(path)
         append_line(path, row)
-
-
-def said_of(
-    seen: Recorded, ledger: Ledger | None, faults: Faults, t: int, client: int | str, where: str, say: Say
-) -> str:
-    """One line for a log: what an update gives away and, where a ledger tells, what its client had spent.
-
-    Args:
-        seen: What the recorder made of the update.
-        ledger: The client's, with or without a line of this round; None: none is kept.
-        faults: Takes what fails, so that the training goes on.
-        t: The round.
-        client: The client's number or name.
-        where: Both in words, for a warning.
-        say: Takes the warning.
-    """
-    words = [] if seen.exposure is None else [seen.exposure.line]
-    if ledger is not None:
-        entry = faults.tried("ledger", lambda: ledger.join(seen, t=t, client=client), where, say)
-        words += [] if entry is None else [entry.line]
-    return " | ".join(words)
 
 
 def _row(t: int, client: int | str, entry: LedgerEntry, seen: Recorded | None) -> dict[str, Any]:

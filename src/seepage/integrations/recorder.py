@@ -27,7 +27,7 @@ from seepage.clients import FedSGD, client_options
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, printable, short
 from seepage.integrations.arrays import Layout, OneByOne, Sent
-from seepage.integrations.circuit_breaker import Faults, Say, Step
+from seepage.integrations.circuit_breaker import CircuitBreaker, Say, Step
 from seepage.integrations.retention import recordings, surplus
 from seepage.leakage import Exposure, exposure
 from seepage.models import build
@@ -141,9 +141,9 @@ class Recorder:
             raise SeepageError(f"one recording of this model takes {self.size} bytes; give most=… above that")
 
     @cached_property
-    def faults(self) -> Faults:
+    def breaker(self) -> CircuitBreaker:
         """What failed in this process, and was not let through to the training."""
-        return Faults(self.folder)
+        return CircuitBreaker(self.folder)
 
     @cached_property
     def layout(self) -> Layout:
@@ -229,12 +229,12 @@ class Recorder:
         say, where = say or _warn, printable(f"round {t}, client {client}")
 
         def tried(step: Step, work: Callable[[], T]) -> T | None:
-            return self.faults.tried(step, work, where, say, always=self.block is not None and step != "write")
+            return self.breaker.call(step, work, where, say, always=self.block is not None and step != "write")
 
         read = partial(self._read, before, after, t, steps, difference)
         found = self._through(tried, read, (t, client), examples, keep=keep)
         if found.missing:
-            self.faults.once(f"{where}: {_lacks(found.missing)}", f"missing from {label_of(client)}", say)
+            self.breaker.once(f"{where}: {_lacks(found.missing)}", f"missing from {label_of(client)}", say)
         return found
 
     def _through(
