@@ -205,6 +205,8 @@ class Source:
             found |= base.meanings()
         if isinstance(self.node, ast.FunctionDef):
             found |= self._passed_on()
+        for group in self._groups():
+            found |= group.meanings()
         return found | _documented(ast.get_docstring(self.node) or "")
 
     def _bases(self) -> list["Source"]:
@@ -227,10 +229,31 @@ class Source:
             found |= {own: said[name] for own, name in handed.items() if name in said and own not in found}
         return found
 
+    @property
+    def _preset(self) -> ast.Call | None:
+        """The decorator `preset("name", name=default)`, which gives a function options of the groups it takes."""
+        calls = [node for node in self.node.decorator_list if isinstance(node, ast.Call)]
+        return next((call for call in calls if ast.unparse(call.func) == "preset"), None)
+
+    def _groups(self) -> list["Source"]:
+        """The classes of options that a function with such a decorator takes as positional arguments."""
+        if not isinstance(self.node, ast.FunctionDef) or self._preset is None:
+            return []
+        kinds = [argument.annotation for argument in self.node.args.args]
+        found = [read_source(self.module, kind.id) for kind in kinds if isinstance(kind, ast.Name)]
+        return [group for group in found if group is not None]
+
+    def _shared(self, call: ast.Call) -> "dict[str, _Parameter]":
+        """The options of its groups that the decorator names: those with a default of their own first."""
+        known = {name: parameter for group in self._groups() for name, parameter in group._parameters().items()}
+        found = {k.arg: (*known[k.arg][:2], k.value) for k in call.keywords if k.arg in known}
+        return found | {name: known[name] for name in (constant(self.module, node) for node in call.args)}
+
     def _parameters(self) -> "dict[str, _Parameter]":
         """By name: the module that writes it down, its annotation and its default, None where it must be given."""
         if isinstance(self.node, ast.FunctionDef):
-            return dict(_arguments(self.module, self.node))  # `**options` are those of a library
+            taken = dict(_arguments(self.module, self.node))  # `**options` are those of a library
+            return taken if self._preset is None else self._shared(self._preset) | _keywords(taken, self.node)
         own = [node for node in self.node.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
         if own:
             return dict(list(_arguments(self.module, own[0]))[1:])
@@ -250,6 +273,11 @@ def _arguments(module: str, node: ast.FunctionDef) -> Iterator[tuple[str, _Param
     defaults += node.args.defaults
     for argument, default in zip([*places, *node.args.kwonlyargs], [*defaults, *node.args.kw_defaults], strict=True):
         yield argument.arg, (module, argument.annotation, default)
+
+
+def _keywords(parameters: dict[str, _Parameter], node: ast.FunctionDef) -> dict[str, _Parameter]:
+    """Those of a function's parameters that are keywords only."""
+    return {argument.arg: parameters[argument.arg] for argument in node.args.kwonlyargs}
 
 
 def _fields(module: str, node: ast.ClassDef) -> Iterator[tuple[str, _Parameter]]:

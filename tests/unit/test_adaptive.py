@@ -14,11 +14,10 @@ from seepage import FedAvg, FedSGD, attack, record, score
 from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.fedleak import fedleak, fedleak_released
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels
-from seepage.attacks.matching.presets import inverting_gradients
+from seepage.attacks.matching.presets import fedleak, fedleak_released, inverting_gradients
 from seepage.clients import Aggregate
 from seepage.core.nn import generator
 from seepage.defenses import (

@@ -228,7 +228,7 @@ def test_it_says_what_is_missing() -> None:
     table = record(build(Architecture("fc2"), (5,), 3), Batch(torch.rand(1, 5), torch.tensor([0])))
     with pytest.raises(Inapplicable, match="is for images"):
         ggl().check(table)
-    with pytest.raises(Inapplicable, match="without gradients"):
+    with pytest.raises(Inapplicable, match="without derivatives"):
         ggl(labels="joint").check(seen_of(image, planted_inputs(20, SHAPE)))
     with pytest.raises(SeepageError, match="returned a str"):
         attack(seen_of(image), ggl(generator="own_generators:no_module"))

@@ -3,6 +3,7 @@
 Facts and numbers of the released code are named with it; none of it is here.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 from seepage.attacks.base import Attack
@@ -16,8 +17,7 @@ from seepage.attacks.matching.distances import L2, Cosine
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import Adam
-from seepage.attacks.matching.presets import LabelRule
-from seepage.attacks.matching.priors import TotalVariation
+from seepage.attacks.matching.options import SearchOptions, preset
 from seepage.errors import SeepageError
 from seepage.registry import attacks
 
@@ -28,20 +28,16 @@ from seepage.registry import attacks
     paper="Li et al. 2022",
     cost="minutes to hours (the training of a generator, 25,000 evaluations by CMA-ES)",
 )
+@preset("labels", "generator", "weights", "width", "training", "keep", latent=128)
 def ggl(
+    shared: SearchOptions,
+    prior: ImagePrior,
     *,
     search: Literal["cma", "adam"] = "cma",
     steps: int | None = None,
     population: int = 50,
     sigma: float = 1.0,
     reach: float | None = 1.0,
-    labels: LabelRule = "auto",
-    generator: str | None = None,
-    weights: str | None = None,
-    latent: int = 128,
-    width: int = 16,
-    training: int = 2000,
-    keep: str | None = None,
 ) -> Attack:
     """Generative Gradient Leakage (Li et al., CVPR 2022): a generator's inputs, found by ranking guesses.
 
@@ -58,39 +54,24 @@ def ggl(
     mean; the gradient-based variant has no penalty on the latents besides the tanh.
 
     Args:
-        search: `cma`: without slopes. `adam`: with.
+        search: `cma`: without derivatives. `adam`: with.
         steps: Generations, or Adam steps; None: 500 and 2,500.
         population: Guesses per generation.
         sigma: Standard deviation of the first generation.
         reach: Bound of the latents; None: none.
-        labels: Rule of the labels.
-        generator: Your own, as `module:factory`.
-        weights: Its file.
-        latent: Latents per image.
-        width: Width of the trained decoder.
-        training: Its training steps.
-        keep: Folder of trained networks.
     """
-    prior = ImagePrior(generator=generator, weights=weights, latent=latent, width=width, training=training, keep=keep)
     parameters = Latent(prior=prior, reach=reach)
     if search == "cma":
         return LatentSearch(
             distance=DefenseAware(L2()),
             parameters=parameters,
-            labels=LABEL_RULES[labels],
+            labels=LABEL_RULES[shared.labels],
             steps=steps or 500,
             population=population,
             sigma=sigma,
         )
-    return GradientMatching(
-        distance=DefenseAware(L2()),
-        optimizer=Adam(lr=0.1),
-        steps=steps or 2500,
-        schedule="step",
-        direction=Sign(),
-        labels=LABEL_RULES[labels],
-        parameters=parameters,
-    )
+    adam = replace(shared, steps=steps or 2500, schedule="step")
+    return adam.matching(DefenseAware(L2()), Adam(lr=0.1), parameters, direction=Sign())
 
 
 @attacks.register(
@@ -99,22 +80,22 @@ def ggl(
     paper="Jeon et al. 2021",
     cost="minutes to hours (the training of a generator, 5,500 Adam steps)",
 )
+@preset(
+    "labels",
+    "restarts",
+    "microbatch",
+    "generator",
+    "weights",
+    "latent",
+    "width",
+    "training",
+    "keep",
+    steps=5500,
+    lr=3e-2,
+    tv=1e-6,
+)
 def gias(
-    *,
-    steps: int = 5500,
-    latent_steps: int = 500,
-    lr: float = 3e-2,
-    weight_lr: float = 1e-3,
-    tv: float = 1e-6,
-    labels: LabelRule = "auto",
-    restarts: int = 1,
-    microbatch: int | None = None,
-    generator: str | None = None,
-    weights: str | None = None,
-    latent: int = 64,
-    width: int = 16,
-    training: int = 2000,
-    keep: str | None = None,
+    search: SearchOptions, prior: ImagePrior, *, latent_steps: int = 500, weight_lr: float = 1e-3
 ) -> GradientMatching:
     """Gradient inversion in alternative spaces (Jeon et al., NeurIPS 2021): a generator's inputs, then its weights.
 
@@ -131,22 +112,16 @@ def gias(
         latent_steps: Steps on the generator's inputs; the rest goes to its weights.
         weight_lr: Learning rate on the generator's weights.
     """
+    steps = search.steps
     if latent_steps < 0 or steps < 1:
         raise SeepageError(
             f"gias needs steps from 1 and latent_steps from 0 up, got {steps} and {latent_steps}; correct the recipe"
         )
-    latent_steps = min(latent_steps, steps)
-    prior = ImagePrior(generator=generator, weights=weights, latent=latent, width=width, training=training, keep=keep)
-    return GradientMatching(
-        distance=DefenseAware(Cosine()),
-        priors=(TotalVariation(tv),) if tv > 0 else (),
-        optimizer=Adam(lr=lr),
-        steps=steps,
-        direction=LatentFirst(share=latent_steps / steps),
-        labels=LABEL_RULES[labels],
-        parameters=Latent(prior=prior, weights=weight_lr / lr),
-        restarts=restarts,
-        microbatch=microbatch,
+    return search.matching(
+        DefenseAware(Cosine()),
+        Adam(lr=search.lr),
+        Latent(prior=prior, weights=weight_lr / search.lr),
+        direction=LatentFirst(share=min(latent_steps, steps) / steps),
     )
 
 
@@ -156,19 +131,8 @@ def gias(
     paper="Yue et al. 2023",
     cost="seconds to minutes (100 Adam steps, and the training of an enhancer)",
 )
-def rogs(
-    *,
-    steps: int = 100,
-    lr: float = 0.05,
-    scale: int = 4,
-    enhance: bool = True,
-    labels: LabelRule = "auto",
-    restarts: int = 1,
-    microbatch: int | None = None,
-    width: int = 16,
-    training: int = 500,
-    keep: str | None = None,
-) -> Attack:
+@preset("labels", "restarts", "microbatch", "width", "keep", steps=100, lr=0.05, training=500)
+def rogs(search: SearchOptions, prior: ImagePrior, *, scale: int = 4, enhance: bool = True) -> Attack:
     """Reconstruction from obfuscated gradients (Yue et al., USENIX Security 2023): low resolution first, then detail.
 
     The unknowns are an image a quarter of each side, uniform in [0, 1] at first; its bicubic enlargement goes into the
@@ -181,16 +145,11 @@ def rogs(
     told them; the distance follows a known defense (`DefenseAware`), the released one does not.
 
     Args:
+        scale: How many times smaller each side of the searched image is.
         enhance: Whether a network trained on the auxiliary images sharpens the result.
     """
-    source = GradientMatching(
-        distance=DefenseAware(L2()),
-        optimizer=Adam(lr=lr),
-        steps=steps,
-        schedule="cosine",
-        labels=LABEL_RULES[labels],
-        parameters=LowResolution(scale=scale),
-        restarts=restarts,
-        microbatch=microbatch,
-    )
-    return Enhanced(source=source, scale=scale, width=width, training=training, keep=keep) if enhance else source
+    smooth = replace(search, schedule="cosine")
+    source = smooth.matching(DefenseAware(L2()), Adam(lr=search.lr), LowResolution(scale=scale))
+    if not enhance:
+        return source
+    return Enhanced(source=source, scale=scale, width=prior.width, training=prior.training, keep=prior.keep)

@@ -40,7 +40,7 @@ class ImagePrior:
         latent: Numbers per image.
         width: Channels of the trained decoder's last block.
         training: Training steps of 64 images.
-        lr: Learning rate of the training.
+        training_lr: Learning rate of the training.
         keep: Folder of trained networks, for the next run; None: none.
     """
 
@@ -49,11 +49,11 @@ class ImagePrior:
     latent: int = 64
     width: int = 16
     training: int = 2000
-    lr: float = 2e-3
+    training_lr: float = 2e-3
     keep: str | None = None
 
     def __post_init__(self) -> None:
-        if min(self.latent, self.width, self.training) < 1 or not self.lr > 0:
+        if min(self.latent, self.width, self.training) < 1 or not self.training_lr > 0:
             raise SeepageError(f"a generator needs numbers above 0, got {self}; correct the recipe")
         if self.weights is not None and self.generator is None:
             raise SeepageError(
@@ -72,7 +72,7 @@ class ImagePrior:
         if self.generator is not None:
             return self._users(knowledge, like)
         images, bounds = own_images(knowledge), knowledge.value_range
-        latent, width, steps, lr = self.latent, self.width, self.training, self.lr
+        latent, width, steps, lr = self.latent, self.width, self.training, self.training_lr
         return remembered(
             f"decoder/{latent}/{width}/{steps}/{lr}/{bounds}",
             images,

@@ -1,4 +1,4 @@
-"""Search among a generator's inputs without slopes, by the covariance matrix adaptation evolution strategy (CMA-ES)."""
+"""Search a generator's inputs without derivatives, by covariance matrix adaptation (CMA-ES)."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ WORST = 1e300
 class LatentSearch(Attack):
     """Find the generator's inputs whose images have the observed gradient, by ranking guesses alone.
 
-    Nothing is differentiated twice, and the distance may be anything, so that what a defense does need not have slopes.
+    Nothing is differentiated, so that distances and defenses need not have derivatives.
 
     Args:
         distance: Between dummy and observed gradient; only which of two guesses is nearer counts.
@@ -57,7 +57,7 @@ class LatentSearch(Attack):
                 f"{self.population} and {self.sigma}; correct the recipe"
             )
         if self.parameters.weights:
-            raise SeepageError("a search without slopes cannot move a generator's weights; use gias for that")
+            raise SeepageError("a search without derivatives cannot move a generator's weights; use gias for that")
 
     def examine(self, transcript: Transcript) -> Transcript:
         if find_spec("cmaes") is None:
@@ -71,7 +71,7 @@ class LatentSearch(Attack):
         ).check(transcript)
         if self.labels(transcript[0], transcript.knowledge) is None:
             raise Inapplicable(
-                "labels cannot be optimized without slopes", "set search = 'adam', or another labels rule"
+                "labels cannot be optimized without derivatives", "set search = 'adam', or another labels rule"
             )
         return transcript
 

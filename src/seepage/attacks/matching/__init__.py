@@ -1,8 +1,17 @@
 """The gradient-matching family: an engine, its parts, and a page of named methods."""
 
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.fedleak import fedleak, fedleak_released
-from seepage.attacks.matching.presets import bayes, cpl, dlg, grad_inversion, idlg, inverting_gradients, sapag
+from seepage.attacks.matching.presets import (
+    bayes,
+    cpl,
+    dlg,
+    fedleak,
+    fedleak_released,
+    grad_inversion,
+    idlg,
+    inverting_gradients,
+    sapag,
+)
 
 __all__ = [
     "GradientMatching",

@@ -6,9 +6,9 @@ from typing import Literal
 from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.distances import L1, Cosine, Distance
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.fedleak import fedleak
 from seepage.attacks.matching.optimizers import Schedule
 from seepage.attacks.matching.partial import TopMagnitude
+from seepage.attacks.matching.presets import fedleak
 
 RATIO = 0.5
 """FedLeak's share of matched entries."""
