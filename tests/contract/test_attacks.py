@@ -4,6 +4,7 @@ import gc
 import json
 import subprocess
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,21 +12,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from fake_device import pretended
 from torch import Tensor, nn
 
 from seepage import (
     ATTACKS,
     Architecture,
-    Attack,
     Batch,
-    FedAvg,
     FedSGD,
     Transcript,
     build,
     record,
     save_transcript,
 )
-from seepage.recipe.plans import Rounds
 from seepage.testing import ATTACK_CHECKS, AttackCase, planted_inputs
 from seepage.testing.watch import Killed
 
@@ -73,255 +72,22 @@ def with_images() -> tuple[Transcript, Tensor]:
 
 SETTLED = Architecture("convnet", {"width": 8, "batch_norm": True, "activation": "gelu"})
 FC2 = Architecture("fc2", {"hidden": 32})
-VERTICAL = Architecture("vertical", {"channels": 32, "hidden": 48})
-ALL_CONV, NO_BIAS, SMOOTH = (Architecture(f"odd_models:{name}") for name in ("all_conv", "no_bias", "smooth"))
+VICTIMS = {"settled": settled, "with_images": with_images}
+DATA = Path(__file__).parents[1] / "attacks"
+"""A file for each name in `ATTACKS`: what is planted for it. PSNRs are about 5 dB below what was measured."""
 
 
-def made(name: str, **options: object) -> Attack:
-    return ATTACKS[name].make(**options)
+def cases_of(use: str) -> list[AttackCase]:
+    tables = tomllib.loads((DATA / f"{use}.toml").read_text())["planted"]
+    return [replace(AttackCase.of(use, table, victims=VICTIMS), other_device=pretended) for table in tables]
 
 
-CASES: dict[str, list[AttackCase]] = {
-    "linear": [
-        AttackCase(attack=made("linear"), planted_db=150, refuses=(Architecture("convnet"), NO_BIAS)),
-        AttackCase(
-            attack=made("linear"), planted_db=150, model=Architecture("fc2", {"hidden": 64}), batch_size=4, found=3
-        ),
-    ],
-    "rgap": [
-        AttackCase(
-            attack=made("rgap"),
-            planted_db=100,
-            model=Architecture("lenet"),
-            refuses=(ALL_CONV, Architecture("convnet", {"batch_norm": True})),
-        ),
-        AttackCase(attack=made("rgap"), planted_db=120, model=Architecture("mlp3", {"hidden": 16})),
-    ],
-    "spear": [
-        AttackCase(
-            attack=made("spear"),
-            planted_db=110,
-            model=Architecture("fc2", {"hidden": 64}),
-            batch_size=4,
-            needs_batch_size=False,
-            refuses=(ALL_CONV, NO_BIAS, SMOOTH, Architecture("fc2", {"hidden": 4})),
-        ),
-        AttackCase(
-            attack=made("spear", mode="published", samples=2**15),
-            planted_db=110,
-            model=Architecture("fc2", {"hidden": 64}),
-            batch_size=4,
-            needs_batch_size=False,
-        ),
-    ],
-    "cocktail_party": [
-        AttackCase(
-            attack=made("cocktail_party"),
-            planted_db=100,
-            model=Architecture("fc2", {"hidden": 64}),
-            needs_batch_size=False,
-            refuses=(ALL_CONV,),
-        ),
-        AttackCase(
-            attack=made("cocktail_party"),
-            planted_db=80,
-            input_shape=(3, 16, 16),
-            model=Architecture("fc2", {"hidden": 64}),
-            batch_size=6,
-            needs_batch_size=False,
-        ),
-        AttackCase(
-            attack=made("cocktail_party", mode="published", steps=50),
-            planted_db=5,
-            input_shape=(3, 16, 16),
-            model=Architecture("fc2", {"hidden": 64}),
-            batch_size=4,
-        ),
-    ],
-    "cpa_fia": [
-        AttackCase(
-            attack=made("cpa_fia", steps=300, tv=0.03, matching=matching),
-            planted_db=least,
-            model=Architecture("convnet", {"width": 32}),
-            batch_size=3,
-            brief=made("cpa_fia", steps=4, matching=matching),
-            needs_batch_size=matching > 0,
-            refuses=(FC2, ALL_CONV),
-        )
-        for matching, least in ((0.0, 12), (1.0, 15))
-    ],
-    "cafe": [
-        AttackCase(
-            attack=made("cafe"),
-            planted_db=100,
-            model=VERTICAL,
-            batch_size=4,
-            rounds=Rounds(design=design, count=count, samples=12),
-            needs_batch_size=False,
-            refuses=(ALL_CONV, NO_BIAS),
-        )
-        for design, count in (("partitions", 9), ("random", 24))
-    ],
-    "cafe_published": [
-        AttackCase(
-            attack=made("cafe_published", iterations=(1000, 1000, 400), alpha=0.0),
-            planted_db=18,
-            model=VERTICAL,
-            batch_size=4,
-            rounds=Rounds(design="random", count=200, samples=8),
-            found=6,
-            brief=made("cafe_published", iterations=(150, 150, 100), alpha=0.0),
-            needs_batch_size=False,
-            refuses=(ALL_CONV,),
-        )
-    ],
-    "averaged": [
-        AttackCase(
-            attack=made("averaged", attack="linear"),
-            planted_db=150,
-            rounds=Rounds(design="whole", count=3, samples=1),
-            refuses=(Architecture("convnet"), NO_BIAS),
-        ),
-        AttackCase(
-            attack=made("averaged", attack="cocktail_party"),
-            planted_db=80,
-            input_shape=(3, 16, 16),
-            model=Architecture("fc2", {"hidden": 64}),
-            batch_size=6,
-            rounds=Rounds(design="whole", count=2, samples=6),
-            needs_batch_size=False,
-            refuses=(ALL_CONV,),
-        ),
-    ],
-    "idlg": [
-        AttackCase(
-            attack=made("idlg", steps=30, line_search=True),
-            planted_db=85,
-            model=SMOOTH,
-            brief=made("idlg", steps=6),
-            refuses=(ALL_CONV,),
-        )
-    ],
-    "dlg": [
-        AttackCase(
-            attack=made("dlg", steps=30, line_search=True),
-            planted_db=90,
-            model=SMOOTH,
-            brief=made("dlg", steps=6, restarts=2),
-        ),
-        AttackCase(
-            attack=made("dlg", steps=30, line_search=True),
-            planted_db=80,
-            model=Architecture("lenet"),
-            brief=made("dlg", steps=4, line_search=True),
-        ),
-    ],
-    "sapag": [
-        AttackCase(
-            attack=made("sapag", steps=300),
-            planted_db=60,
-            model=FC2,
-            brief=made("sapag", steps=12, restarts=2),
-        )
-    ],
-    "cpl": [
-        # The label term pulls away from the truth, whose prediction is not its label: with weight 1 it ends at 21 dB.
-        AttackCase(
-            attack=made("cpl", steps=30, line_search=True, label_weight=0.01),
-            planted_db=55,
-            model=SMOOTH,
-            brief=made("cpl", steps=6, restarts=2),
-        )
-    ],
-    "bayes": [
-        AttackCase(attack=made("bayes", steps=300), planted_db=70, model=FC2, brief=made("bayes", steps=12, restarts=2))
-    ],
-    "fedleak": [
-        AttackCase(
-            attack=made("fedleak", steps=200, lr=0.02, schedule="cosine"),
-            planted_db=45,
-            model=FC2,
-            brief=made("fedleak", steps=12, by="tensor", l1="sum", sample=50),
-            refuses=(ALL_CONV,),
-        )
-    ],
-    "fedleak_released": [
-        AttackCase(
-            attack=made("fedleak_released", steps=150, width=8),
-            planted_db=33,
-            model=FC2,
-            brief=made("fedleak_released", steps=5, width=2, restarts=2, labels="joint"),
-        )
-    ],
-    "rogs": [
-        AttackCase(
-            attack=made("rogs", steps=150, scale=2, width=4, training=20),
-            planted_db=22,
-            victim=with_images,
-            brief=made("rogs", steps=8, width=4, training=20),
-            refuses=(FC2, ALL_CONV),
-        )
-    ],
-    "gias": [
-        AttackCase(
-            attack=made("gias", steps=300, latent_steps=100, latent=16, width=4, training=200),
-            planted_db=21,
-            victim=with_images,
-            brief=made("gias", steps=12, latent_steps=4, latent=16, width=4, training=20, restarts=2),
-            refuses=(FC2, ALL_CONV),
-        )
-    ],
-    "ggl": [
-        AttackCase(
-            attack=made("ggl", steps=40, population=16, reach=None, latent=16, width=4, training=200),
-            planted_db=15,
-            victim=with_images,
-            brief=made("ggl", steps=8, population=6, latent=16, width=4, training=20),
-            refuses=(FC2, ALL_CONV),
-        ),
-        AttackCase(
-            attack=made("ggl", search="adam", steps=150, reach=3.0, latent=16, width=4, training=200),
-            planted_db=15,
-            victim=with_images,
-            brief=made("ggl", search="adam", steps=8, latent=16, width=4, training=20),
-            refuses=(FC2, ALL_CONV),
-        ),
-    ],
-    "grad_inversion": [
-        AttackCase(
-            attack=made("grad_inversion", steps=200, match=1.0, batch_norm=1e-3, group=1e-3, restarts=2),
-            planted_db=90,
-            batch_size=2,
-            victim=settled,
-            brief=made("grad_inversion", steps=12),
-            refuses=(FC2, ALL_CONV),
-        )
-    ],
-    "inverting_gradients": [
-        AttackCase(
-            attack=made("inverting_gradients", steps=300),
-            planted_db=70,
-            model=FC2,
-            brief=made("inverting_gradients", steps=12, labels="joint"),
-        ),
-        # Two local epochs, matched through both.
-        AttackCase(
-            attack=made("inverting_gradients", steps=300),
-            planted_db=57,
-            model=FC2,
-            batch_size=2,
-            client=FedAvg(lr=0.05, epochs=2, batch_size=2),
-            brief=made("inverting_gradients", steps=12, local="averaged"),
-        ),
-    ],
-}
-"""At least one case for each name in `ATTACKS`. PSNRs are about 5 dB below what was measured."""
-
-ALL = [pytest.param(case, id=f"{name}-{i}") for name, cases in CASES.items() for i, case in enumerate(cases)]
+CASES = {use: cases_of(use) for use in ATTACKS if (DATA / f"{use}.toml").exists()}
+ALL = [pytest.param(case, id=f"{use}-{i}") for use, cases in CASES.items() for i, case in enumerate(cases)]
 
 
-def test_every_attack_has_a_case() -> None:
-    assert set(CASES) == set(ATTACKS)
+def test_every_attack_has_its_file_of_cases() -> None:
+    assert {path.stem for path in DATA.glob("*.toml")} == set(ATTACKS)
 
 
 @pytest.mark.parametrize("check", ATTACK_CHECKS.values(), ids=ATTACK_CHECKS)
@@ -341,29 +107,16 @@ def test_iterative_attacks_keep_checkpoints(name: str) -> None:
 
 
 READ_ALONE = """
-import sys, types
+import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from safetensors.torch import save_file
-from seepage import *
-from seepage.attacks import *
-from seepage.attacks.cpa.feature_inversion import *
-from seepage.attacks.generative import *
-from seepage.attacks.matching.adaptive import *
-from seepage.attacks.matching.distances import *
-from seepage.attacks.matching.directions import *
-from seepage.attacks.matching.generator import *
-from seepage.attacks.matching.labels import *
-from seepage.attacks.matching.layers import *
-from seepage.attacks.matching.optimizers import *
-from seepage.attacks.matching.parameters import *
-from seepage.attacks.matching.partial import *
-from seepage.attacks.matching.priors import *
+from seepage import attack
 here = Path(sys.argv[1])
 for folder in sorted(here.iterdir()):
-    chosen = eval((folder / "attack.txt").read_text())
-    found = attack(folder / "observed", chosen, seed=0)
+    asked = json.loads((folder / "attack.json").read_text())
+    found = attack(folder / "observed", asked["use"], options=asked["options"], seed=0)
     save_file({"inputs": found.inputs}, folder / "found.safetensors")
 """
 
@@ -378,7 +131,10 @@ def test_another_process_with_the_observed_folder_alone_finds_the_same(tmp_path:
             case = replace(case, model=Architecture("lenet"))  # another process cannot import this file's networks
         transcript, _truth = case.plant()
         save_transcript(transcript, tmp_path / name / "observed")
-        (tmp_path / name / "attack.txt").write_text(repr(case.brief or case.attack))
+        table = tomllib.loads((DATA / f"{name}.toml").read_text())["planted"][0]
+        options = table.get("brief", table.get("options", {}))
+        asked = {"use": name, "options": {key: None if value == "None" else value for key, value in options.items()}}
+        (tmp_path / name / "attack.json").write_text(json.dumps(asked))
         expected[name] = case.run(transcript).inputs
     subprocess.run([sys.executable, "-c", READ_ALONE, str(tmp_path)], check=True, timeout=120)
     for name, inputs in expected.items():

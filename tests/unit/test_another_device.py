@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from fake_device import pretended
 
 from seepage.audit import run as audit
-from seepage.testing.fake_device import pretended
 
 FACES = """
 data = { use = "faces", size = 8 }

@@ -2,10 +2,10 @@
 
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,12 @@ from torch import Tensor
 from seepage.api import record
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.audit.attempt import FolderProgress
-from seepage.clients import FedSGD
+from seepage.clients import FedSGD, make_client
 from seepage.core.nn import generator, state_of
 from seepage.models import build
 from seepage.recipe.plans import Rounds
-from seepage.testing.fake_device import pretended
-from seepage.testing.watch import Changed, Kept, Killed, globals_kept, same, snapshot, tensors_of
+from seepage.registry import Spec, attacks
+from seepage.testing.watch import Changed, Kept, Killed, OtherDevice, globals_kept, real_gpu, same, snapshot, tensors_of
 from seepage.transcript.recorded import open_transcript, save_transcript
 from seepage.transcript.vertical import IndexedVictim
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
@@ -47,6 +47,7 @@ class AttackCase:
         needs_batch_size: Whether it must be `Inapplicable` where the batch size is unknown.
         victim: Your own transcript and its true inputs, in place of the planted ones.
         device: Where all of it happens.
+        other_device: Opens another device for the check that an attack stays on its rounds' device.
         seed: Draws network and inputs, and seeds the attack.
     """
 
@@ -64,7 +65,41 @@ class AttackCase:
     needs_batch_size: bool = True
     victim: Callable[[], tuple[Transcript, Tensor]] | None = None
     device: str = "cpu"
+    other_device: OtherDevice = real_gpu
     seed: int = 0
+
+    @classmethod
+    def of(
+        cls, use: str, table: Mapping[str, Any], *, victims: Mapping[str, Callable[[], tuple[Transcript, Tensor]]]
+    ) -> "AttackCase":
+        """A case as a table of TOML states it, under the names of the attributes, where parts are tables with `use`.
+
+        Args:
+            use: Name of the attack.
+            table: `db` is the least PSNR; `options` and `brief` are options of the attack, in which `"None"` is None.
+            victims: What the table may name as its `victim`.
+        """
+
+        def made(options: Mapping[str, Any]) -> Attack:
+            plain = {name: None if value == "None" else value for name, value in options.items()}
+            attack: Attack = attacks.build(Spec(use, plain))
+            return attack
+
+        plain = {"input_shape", "num_classes", "batch_size", "found", "needs_batch_size", "device", "seed"}
+        given: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in table.items() if name in plain
+        }
+        return cls(
+            attack=made(table.get("options", {})),
+            planted_db=table["db"],
+            brief=made(table["brief"]) if "brief" in table else None,
+            model=Spec.of(table["model"]) if "model" in table else TINY,
+            client=make_client(Spec.of(table.get("client", {"use": "fedsgd"}))),
+            rounds=Rounds(**table["rounds"]) if "rounds" in table else None,
+            refuses=tuple(Spec.of(one) for one in table.get("refuses", ())),
+            victim=victims[table["victim"]] if "victim" in table else None,
+            **given,
+        )
 
     def plant(self, *, architecture: Architecture | None = None, double: bool = False) -> tuple[Transcript, Tensor]:
         """A transcript and the inputs `[n, *shape]` behind it."""
@@ -242,9 +277,11 @@ def recorded_equals_simulated(case: AttackCase) -> None:
 
 
 def works_on_another_device(case: AttackCase) -> None:
-    """Rounds on a GPU, or a pretended one, are attacked there, and all that is found lies there."""
+    """Rounds on a GPU, where there is one, are attacked there, and all that is found lies there."""
     transcript, _ = case.plant()
-    with tempfile.TemporaryDirectory() as folder, pretended() as device:
+    with tempfile.TemporaryDirectory() as folder, case.other_device() as device:
+        if device is None:
+            return
         save_transcript(transcript, Path(folder) / "observed")
         far = open_transcript(Path(folder) / "observed", device=str(device), trust=True)
         found = case.run(far)

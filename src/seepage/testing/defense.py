@@ -11,8 +11,7 @@ from seepage.clients import FedSGD
 from seepage.core.nn import generator, state_of
 from seepage.errors import Inapplicable, SeepageError
 from seepage.models import build
-from seepage.testing.fake_device import pretended
-from seepage.testing.watch import globals_kept, same, snapshot
+from seepage.testing.watch import OtherDevice, globals_kept, real_gpu, same, snapshot
 from seepage.types import Architecture, Batch, ClientView, Defense, Update
 
 Promise = Callable[[Update, Update], None]
@@ -31,6 +30,7 @@ class DefenseCase:
         deltas: Whether it takes differences of weights; else it has to refuse them with `Inapplicable`.
         refuses: Values of its parameters that make no sense, each refused in one sentence.
         model: The client's network; its parameters give the update's names and shapes.
+        other_device: Opens another device for the check that a defense stays on its update's device.
         seed: Draws the update.
     """
 
@@ -41,6 +41,7 @@ class DefenseCase:
     deltas: bool = True
     refuses: tuple[Mapping[str, Any], ...] = ()
     model: Architecture = Architecture("fc2", {"hidden": 16})  # noqa: RUF009 - frozen and without state
+    other_device: OtherDevice = real_gpu
     seed: int = 0
 
     def client(self) -> ClientView:
@@ -114,10 +115,12 @@ def all_randomness_comes_from_its_generator(case: DefenseCase) -> None:
 
 
 def works_on_another_device(case: DefenseCase) -> None:
-    """An update on a GPU, or a pretended one, is defended there, and is the CPU's with its generator."""
+    """An update on a GPU, where there is one, is defended there, and is the CPU's with its generator."""
     update, client = random_update(case.client(), case.seed), case.client()
     near = case.apply(update)
-    with pretended() as device:
+    with case.other_device() as device:
+        if device is None:
+            return
         client = replace(
             client,
             model=client.model.to(device),

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,16 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     return bool(a == b)
+
+
+OtherDevice = Callable[[], AbstractContextManager[torch.device | None]]
+"""Opens a device that is not the CPU, or says that there is none."""
+
+
+@contextmanager
+def real_gpu() -> Iterator[torch.device | None]:
+    """The first GPU, where PyTorch has one."""
+    yield torch.device("cuda", 0) if torch.cuda.is_available() else None
 
 
 @contextmanager
