@@ -3,47 +3,55 @@
 The way of the data is drawn at the top of `seepage.types`; the verbs are `record`, `attack` and `score`.
 """
 
-from seepage.api import attack, observe, record
-from seepage.attacks import (
-    ATTACKS,
-    Attack,
-    Cafe,
-    CocktailParty,
-    FeatureInversion,
-    GradientMatching,
-    LinearLeak,
-    PublishedCafe,
-    bayes,
-    cpa_fia,
-    cpl,
-    dlg,
-    fedleak,
-    fedleak_released,
-    grad_inversion,
-    idlg,
-    inverting_gradients,
-    sapag,
-)
-from seepage.clients import CLIENTS, Aggregate, FedAvg, FedSGD
-from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
-from seepage.errors import Inapplicable, SeepageError
-from seepage.leakage import Exposure, exposure
-from seepage.metrics import METRICS, Scores, score
-from seepage.models import MODELS, build
-from seepage.transcript.recorded import open_transcript, save_transcript
-from seepage.transcript.truth import open_truth, save_truth
-from seepage.types import (
-    Architecture,
-    Batch,
-    ClientUpdate,
-    Defense,
-    Knowledge,
-    Reconstruction,
-    Round,
-    Score,
-    Transcript,
-    Update,
-)
+import ast
+import importlib
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` and `seepage list` need no PyTorch
+    from seepage.api import attack, observe, record
+    from seepage.attacks import (
+        ATTACKS,
+        Attack,
+        Cafe,
+        CocktailParty,
+        FeatureInversion,
+        GradientMatching,
+        LinearLeak,
+        PublishedCafe,
+        bayes,
+        cpa_fia,
+        cpl,
+        dlg,
+        fedleak,
+        fedleak_released,
+        grad_inversion,
+        idlg,
+        inverting_gradients,
+        sapag,
+    )
+    from seepage.clients import CLIENTS, Aggregate, FedAvg, FedSGD
+    from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
+    from seepage.errors import Inapplicable, SeepageError
+    from seepage.leakage import Exposure, exposure
+    from seepage.metrics import METRICS, Scores, score
+    from seepage.models import MODELS, build
+    from seepage.transcript.recorded import open_transcript, save_transcript
+    from seepage.transcript.truth import open_truth, save_truth
+    from seepage.types import (
+        Architecture,
+        Batch,
+        ClientUpdate,
+        Defense,
+        Knowledge,
+        Reconstruction,
+        Round,
+        Score,
+        Transcript,
+        Update,
+    )
 
 __all__ = [
     "ATTACKS",
@@ -100,3 +108,27 @@ __all__ = [
     "save_truth",
     "score",
 ]
+
+
+@cache
+def _homes() -> dict[str, str]:
+    """The module that each public name is imported from, as it stands above."""
+    (block,) = [node for node in ast.parse(Path(__file__).read_text(encoding="utf-8")).body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a room of the package, imported on first use."""
+    if name in _homes():
+        found = getattr(importlib.import_module(_homes()[name]), name)
+    elif not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -185,14 +185,24 @@ class Registry(Mapping[str, Entry[T]]):
         given: Leading arguments that the program passes itself when it makes one.
         variable: The name of this registry in its module.
         group: The group of entry points; default: the room.
+        own: What somebody's own is called in messages, as in `module:factory`.
         shared: `module:Class` of options that every one of this kind takes; it is given them as one object.
     """
 
     def __init__(
-        self, kind: str, room: str, variable: str, *, base: str = "", given: int = 0, group: str = "", shared: str = ""
+        self,
+        kind: str,
+        room: str,
+        variable: str,
+        *,
+        base: str = "",
+        given: int = 0,
+        group: str = "",
+        own: str = "",
+        shared: str = "",
     ) -> None:
         self.kind, self.room, self.variable, self.base, self.given = kind, room, variable, base, given
-        self.group, self.shared = group or room, shared
+        self.group, self.own, self.shared = group or room, own or kind.capitalize(), shared
         self._registered: dict[str, Entry[T]] = {}
 
     def register(self, name: str, **facts: Any) -> Callable[[Made], Made]:
@@ -208,12 +218,15 @@ class Registry(Mapping[str, Entry[T]]):
         """
 
         def remember(make: Made) -> Made:
-            home = f"{make.__module__}:{make.__qualname__}" if hasattr(make, "__qualname__") else ""
-            other = self._registered.get(name) or self._built_in.get(name)
-            if other is not None and home and other.home != home:
-                raise SeepageError(f"two {self.kind}s are called {name!r}: {other.home} and {home}; rename one")
-            if name not in self._built_in:
-                self._registered[name] = Entry(name, home, facts, self.given, made=make)
+            module, thing = make.__module__, getattr(make, "__qualname__", name)
+            if f"{module}.".startswith(f"{self.room}."):
+                return make  # this package's own, whose source says it already
+            other = self._all.get(name)
+            if other is not None and other.home != f"{module}:{thing}":
+                raise SeepageError(
+                    f"two {self.kind}s are called {name!r}: {other.home} and {module}:{thing}; rename one"
+                )
+            self._registered[name] = Entry(name, f"{module}:{thing}", facts, self.given, made=make)
             return make
 
         return remember
@@ -232,7 +245,7 @@ class Registry(Mapping[str, Entry[T]]):
                 return Entry(use, entry.home, entry.facts, entry.given, (use.removeprefix(head),), entry.made)
         if is_dotted(use):
             return Entry(use, use, {}, self.given, made=import_dotted(use))
-        raise unknown(self.kind, use, [*self, *self.patterns, f"module:{self.kind.capitalize()}"])
+        raise unknown(self.kind, use, [*self, *self.patterns, f"module:{self.own}"])
 
     def knows(self, use: str) -> bool:
         """Whether a name leads to code of this package, of the libraries it uses, or of an installed one.
@@ -319,9 +332,8 @@ class Registry(Mapping[str, Entry[T]]):
         """One sentence where what was made is of another kind."""
         if not self.base or isinstance(made, _import_home(self.base)):
             return []
-        base = self.base.partition(":")[2]
-        module = self.base.partition(":")[0].removesuffix(".base")
-        module = "seepage" if module == "seepage.types" else module
+        module, _, base = self.base.partition(":")
+        module = "seepage" if module in ("seepage.types", "seepage.attacks.base") else module  # where it is public
         return [f"{what} makes a {type(made).__name__}, not a {module}.{base}; derive it from that"]
 
     def spec_of(self, made: Any) -> Spec:
@@ -396,15 +408,18 @@ class Registry(Mapping[str, Entry[T]]):
         below = path.relative_to(room.parent).with_suffix("").parts if path != room else ()
         module = ".".join([self.room, *(part for part in below if part != "__init__")])
         for node in parse(path).body:
-            calls = getattr(node, "decorator_list", None)
-            name = getattr(node, "name", "")
-            if calls is None and isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                calls, name = [node.value.func], ast.unparse(node.targets[0])  # x = data.register("x")(loader)
-            for call in calls or ():
-                if isinstance(call, ast.Call) and ast.unparse(call.func) == f"{self.variable}.register":
-                    facts = _declared(module, node) | {k.arg: constant(module, k.value) for k in call.keywords if k.arg}
-                    use = constant(module, call.args[0])
-                    yield Entry(use, f"{module}:{name}", facts, self.given)
+            for call, name in self._calls(node):
+                facts = _declared(module, node) | {k.arg: constant(module, k.value) for k in call.keywords if k.arg}
+                yield Entry(constant(module, call.args[0]), f"{module}:{name}", facts, self.given)
+
+    def _calls(self, node: ast.stmt) -> Iterator[tuple[ast.Call, str]]:
+        """Where a statement registers something here: the call, and the name of what it registers."""
+        calls, name = getattr(node, "decorator_list", []), getattr(node, "name", "")
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            calls, name = [node.value.func], ast.unparse(node.targets[0])  # x = datasets.register("x")(loader)
+        for call in calls:
+            if isinstance(call, ast.Call) and ast.unparse(call.func) == f"{self.variable}.register":
+                yield call, name
 
     @cached_property
     def _installed(self) -> dict[str, Entry[T]]:
@@ -416,7 +431,14 @@ class Registry(Mapping[str, Entry[T]]):
         return found
 
     def _entry_of(self, point: EntryPoint) -> Entry[T]:
-        return Entry(point.name, point.value.replace(" ", ""), {}, self.given)
+        """What an entry point names; its facts are read from its source, without importing it."""
+        source = read_source(point.module, point.attr)
+        node = source.node if source is not None else None
+        calls = [] if node is None else [call for call, _ in self._calls(node)]
+        facts = _declared(point.module, node) if node is not None else {}
+        for call in calls:
+            facts |= {k.arg: constant(point.module, k.value) for k in call.keywords if k.arg}
+        return Entry(point.name, f"{point.module}:{point.attr}", facts, self.given)
 
 
 def _declared(module: str, node: ast.stmt) -> dict[str, Any]:
@@ -448,7 +470,7 @@ def _rank(cost: str) -> list[int]:
 attacks: Registry[Any] = Registry("attack", "seepage.attacks", "attacks", base="seepage.attacks.base:Attack")
 defenses: Registry[Any] = Registry("defense", "seepage.defenses", "defenses", base="seepage.types:Defense")
 clients: Registry[Any] = Registry("client", "seepage.clients", "clients", base="seepage.types:ClientUpdate")
-models: Registry[Any] = Registry("model", "seepage.models", "models", base="torch.nn:Module", given=2)
+models: Registry[Any] = Registry("model", "seepage.models", "models", base="torch.nn:Module", given=2, own="factory")
 datasets: Registry[Any] = Registry(
     "data",
     "seepage.data",

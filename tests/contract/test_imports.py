@@ -23,7 +23,8 @@ def loaded(statement: str) -> set[str]:
 
 @pytest.mark.slow
 def test_import_seepage_loads_nothing_heavy() -> None:
-    found = loaded("import seepage")
+    assert "torch" not in loaded("import seepage, seepage.cli.commands")
+    found = loaded("import seepage; seepage.attack")
     assert "torch" in found
     # torch itself may load some of these; what it does not, seepage must not either.
     assert not (found & HEAVY) - loaded("import torch, safetensors.torch, torch.func")

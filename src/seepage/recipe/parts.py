@@ -2,8 +2,10 @@
 
 from seepage import data
 from seepage.clients import alone
+from seepage.data.dataset import Options
 from seepage.errors import SeepageError
 from seepage.registry import KINDS, Spec, clients, datasets, models
+from seepage.signatures import problems_with
 
 _REGISTRIES = {registry.kind: registry for registry in KINDS.values()}
 
@@ -41,7 +43,7 @@ def _data_problems(part: Spec, what: str) -> list[str]:
     try:
         loader = data.named(part)
     except SeepageError as error:
-        return [str(error)]
+        return [str(error), *problems_with(Options, part.options, what)]
     found = datasets.problems(loader, what)
     if not found and "seed" in part.options:
         found += seed_problems(part.options["seed"], f"{what}: seed")
