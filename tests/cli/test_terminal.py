@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from seepage.audit.row import Result
 from seepage.cli import terminal
 from seepage.cli.terminal import print_result, progress_bar
 
@@ -94,7 +95,7 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], **options
         "cells": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": base}, *other],
         "thresholds": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0},
     }  # fmt: skip
-    print_result(terminal.Path("run"), result, **{"quiet": False, **options})
+    print_result(terminal.Path("run"), Result.model_validate(result), **{"quiet": False, **options})
     return capsys.readouterr().out.splitlines()
 
 
@@ -151,7 +152,7 @@ def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[st
         "promise": {"doubts": [evil]}, "exposure": evil}],
     }  # fmt: skip
     for quiet in (False, True):
-        print_result(terminal.Path("run"), result, quiet=quiet)
+        print_result(terminal.Path("run"), Result.model_validate(result), quiet=quiet)
         out = capsys.readouterr().out
         assert not [c for c in out if not c.isprintable() and c != "\n"]
         assert not any(line.startswith("LEAKS") for line in out.splitlines())
@@ -164,7 +165,7 @@ def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str])
         "recovered_gain_db": 3.0, "exact_db": 40.0},
         "cells": [{"name": "a", "title": "fc2", "baselines": None, "promise": promise}],
     }  # fmt: skip
-    print_result(terminal.Path("run"), result, quiet=False)
+    print_result(terminal.Path("run"), Result.model_validate(result), quiet=False)
     lines = capsys.readouterr().out.splitlines()
     place = lines.index("LEAKS.")
     assert lines[place + 1] == "Promised beside it: epsilon = 8.12 at delta = 1e-05 for each example, over 1 round."

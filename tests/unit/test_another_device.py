@@ -95,7 +95,7 @@ attack = [
 
 def rows_of(tables: dict[str, Any], folder: Path, device: str) -> list[dict[str, Any]]:
     run = audit.run({"device": device} | tables, out=folder, jobs=1)
-    found: list[dict[str, Any]] = run.result["rows"]
+    found: list[dict[str, Any]] = run.result.record()["rows"]
     assert json.loads((run.folder / "env.json").read_text())["device"] == device
     return found
 

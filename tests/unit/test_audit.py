@@ -39,7 +39,7 @@ def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
         "attacks/cell/linear/000000.json", "attacks/cell/linear/000000.safetensors",
         "reconstructions/cell/linear.safetensors",
     }  # fmt: skip
-    assert run.result == json.loads((run.folder / "result.json").read_text())
+    assert run.result.record() == json.loads((run.folder / "result.json").read_text())
     environment = json.loads((run.folder / "env.json").read_text())
     assert environment["command"] == "seepage audit x.toml"
     assert (environment["jobs"], environment["device"]) == (1, "cpu")
@@ -170,7 +170,7 @@ def test_a_client_whose_training_overflows_leaves_out_its_cell_alone(tmp_path: P
         "attack": [{"use": "linear"}],
         "case": [{"name": "overflows", "client": {"lr": 1e30}}],
     }
-    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result["rows"]}
+    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
     assert found["overflows"]["outcome"] == "not recorded"
     assert "holds NaN or infinite values" in found["overflows"]["reason"]
     assert found["cell"]["psnr"] is not None
@@ -185,7 +185,7 @@ def test_a_federation_that_diverges_leaves_out_its_cell_alone(tmp_path: Path) ->
         "attack": [{"use": "linear"}],
         "case": [{"name": "diverges", "federation": {"lr": 1e45}}],
     }
-    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result["rows"]}
+    found = {row["cell"]: row for row in audit.run(tables, out=tmp_path / "run", jobs=1).result.record()["rows"]}
     assert found["diverges"]["outcome"] == "not recorded"
     assert "not finite after" in found["diverges"]["reason"]
     assert found["cell"]["psnr"] is not None

@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
+from seepage.audit.row import Row
+from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.core.nn import generator, state_of
 from seepage.leakage import diagnostics
 from seepage.privacy.guarantee import guarantee_of
@@ -60,10 +62,10 @@ def test_one_batch_is_little_to_rest_on() -> None:
     assert diagnostics.sample_diagnostics(8, 2) == []
 
 
-BASE: dict[str, Any] = {
-    "attack": "dlg", "status": "ok", "reason": None, "steps": 9, "examples": 8, "objective": None,
-    "objective_at_truth": None, "recovered": 0.0, "told_extra": [],
-}  # fmt: skip
+def row(**changes: Any) -> Row:
+    """A row of an attack that recovered nothing, with changes by the flat keys of schema 1."""
+    base = {"cell": "a", "attack": "dlg", "outcome": "", "steps": 9, "examples": 8, "recovered": 0.0}
+    return Row.model_validate({**base, **changes})
 
 
 @pytest.mark.parametrize(
@@ -85,20 +87,16 @@ BASE: dict[str, Any] = {
     ],
 )
 def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
-    flags = diagnostics.attack_diagnostics({**BASE, **changes})
+    flags = attack_diagnostics(row(**changes))
     assert names(flags) == wanted
     assert all("dlg" in flag.message for flag in flags)
 
 
 def test_what_a_score_fitted_and_what_the_eye_may_see() -> None:
-    assert diagnostics.alignment_diagnostics("hungarian", "dlg") == []
-    assert "cannot know scale" in diagnostics.alignment_diagnostics("hungarian+scale", "dlg")[0].message
-    assert (
-        diagnostics.outline_diagnostics({**BASE, "visible": None})
-        == diagnostics.outline_diagnostics({**BASE, "visible": 0})
-        == []
-    )
-    assert "3 of 8 guesses" in diagnostics.outline_diagnostics({**BASE, "visible": 3})[0].message
+    assert alignment_diagnostics(row(alignment="hungarian")) == []
+    assert "cannot know scale" in alignment_diagnostics(row(alignment="hungarian+scale"))[0].message
+    assert outline_diagnostics(row()) == outline_diagnostics(row(visible=0)) == []
+    assert "3 of 8 guesses" in outline_diagnostics(row(visible=3))[0].message
 
 
 def test_a_metric_that_cannot_be_measured_is_said_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage import GaussianNoise, SeepageError
+from seepage.audit.row import Row
 from seepage.clients import Aggregate, FedSGD
 from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, SelectiveEncryption, Soteria, Sparsify
 from seepage.frontier.advising import advice, untried
-from seepage.frontier.rows import Point, Row, pareto, points_of, rows_of, wilson
+from seepage.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of, wilson
 from seepage.frontier.sweep import STRENGTHS, sweep_of
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.guarantee import guarantee_of
@@ -138,9 +139,11 @@ def test_the_line_is_what_nothing_beats(pairs: list[tuple[int, int]]) -> None:
     assert [point.accuracy for point in line] == sorted(point.accuracy for point in line)
 
 
-def row(defense: str, accuracy: float | None, recovered: int | None, attacker: str = "oblivious", **found: int) -> Row:
+def row(
+    defense: str, accuracy: float | None, recovered: int | None, attacker: str = "oblivious", **found: int
+) -> DefenseRow:
     """A row with the examples each attack found; where none is named, one found all that was."""
-    return Row(
+    return DefenseRow(
         defense=defense,
         attacker=attacker,
         cell=defense,
@@ -193,7 +196,7 @@ def test_an_attacker_who_knows_decides() -> None:
         ([BARE, row("a", None, 0)], "nothing can be compared"),
     ],
 )
-def test_the_advice_in_other_cases(rows: list[Row], words: str) -> None:
+def test_the_advice_in_other_cases(rows: list[DefenseRow], words: str) -> None:
     assert words in advice(rows)
     assert " safe" not in advice(rows)
 
@@ -254,7 +257,9 @@ def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:
         "and stops every attack tried (none of which was told of it) on 10 examples, with the steps they were given. "
         "linear could not be tried behind a: KeyError: 'x' (own.py line 3)."
     )
-    alone = Row(defense="b", attacker="knows", cell="b", reason="too few examples; lower batch.size", accuracy=0.9)
+    alone = DefenseRow(
+        defense="b", attacker="knows", cell="b", reason="too few examples; lower batch.size", accuracy=0.9
+    )
     assert untried([BARE, row("b", 0.9, 0), alone]) == [
         "No attack, told of it, could be tried behind b: too few examples; lower batch.size."
     ]
@@ -276,7 +281,10 @@ def test_the_same_reason_is_given_once_and_those_a_defense_looks_good_by_come_fi
 
 
 def test_a_defense_that_leaves_nothing_but_zeros_is_no_row_without_a_reason() -> None:
-    bare, zero = row("no defense", 0.9, 9), Row(defense="z", attacker="oblivious", cell="z", zero=True, reason="zero")
+    bare, zero = (
+        row("no defense", 0.9, 9),
+        DefenseRow(defense="z", attacker="oblivious", cell="z", zero=True, reason="zero"),
+    )
     words = advice([bare, row("a", 0.8, 0), replace(zero, accuracy=0.9, accuracy_examples=200)])
     assert words.endswith(
         "z costs no accuracy (90.0% to 90.0% of 200 test examples) and left nothing but zeros to read in these "
@@ -305,10 +313,11 @@ def test_noise_alone_at_several_strengths_names_no_kind_that_fails() -> None:
 PRICE = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
 
 
-def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> dict[str, Any]:
+def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> Row:
     """A row of an audit."""
     base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
-    return {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "traces", **base, **changes}
+    found = {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "traces", **base, **changes}
+    return Row.model_validate(found)
 
 
 def test_the_best_attack_is_the_one_that_recovers_most() -> None:
@@ -321,7 +330,8 @@ def test_the_best_attack_is_the_one_that_recovers_most() -> None:
     found = rows_of(sweep.entries, [PRICE, PRICE], results)
     assert [(one.attack, one.recovered, one.examples) for one in found] == [("bayes", 3, 4)] * 2
     assert [dict(one.found) for one in found] == [{"linear": 1, "bayes": 3}] * 2
-    silent = rows_of(sweep.entries, [PRICE, PRICE], [{**one, "psnr": None, "reason": "why"} for one in results])
+    unscored = [one.model_copy(update={"scores": {}, "reason": "why"}) for one in results]
+    silent = rows_of(sweep.entries, [PRICE, PRICE], unscored)
     assert [(one.attack, one.recovered, one.reason) for one in silent] == [(None, None, "why")] * 2
 
 

@@ -290,11 +290,11 @@ TABLES = {
 
 def test_an_audit_says_that_images_were_told_and_hands_over_none_of_the_private_ones(tmp_path: Path) -> None:
     done = run({**TABLES, "auxiliary": {"use": "digits"}}, out=tmp_path / "run", jobs=1)
-    assert [row["told_extra"] for row in done.result["rows"]] == [["auxiliary"]]
+    assert [row["told_extra"] for row in done.result.record()["rows"]] == [["auxiliary"]]
     handed = load_file(tmp_path / "run/observed/auxiliary.safetensors")["inputs"]
     private = open_truth(tmp_path / "run/private").whole.inputs
     assert torch.cdist(handed.flatten(1), private.flatten(1)).min() > 0
-    assert "auxiliary images of digits" in done.result["cells"][0]["title"]
+    assert "auxiliary images of digits" in done.result.record()["cells"][0]["title"]
 
 
 def test_a_recipe_keeps_its_auxiliary_images_and_refuses_those_of_a_shared_data_set() -> None:

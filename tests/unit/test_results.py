@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 from statistics import median_low
 from typing import Any
 
@@ -13,37 +12,39 @@ from hypothesis import strategies as st
 
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
-from seepage.audit.row import (
-    SCORE_KEYS,
-    SHOWN,
-    check_result,
-    describe_outcome,
-    parse_condition,
-    reasons,
-    skipped_row,
-    thresholds,
-    violations,
-    worst_status,
-)
-from seepage.audit.verdict import verdict
+from seepage.audit.gate import Condition, parse_condition, violations
+from seepage.audit.row import SCORE_NAMES, Cell, Result, Row
+from seepage.audit.score import skipped_row, worst_status
+from seepage.audit.verdict import reasons, verdict
+from seepage.core.schema import parse
 from seepage.errors import SeepageError
 from seepage.metrics import Scores
-from seepage.recipe.case import Scoring
+from seepage.recipe.case import Recipe
 
 TITLES = {"a": "case A", "b": "case B"}
 
-
-def row(**changes: Any) -> dict[str, Any]:
-    """A row of an attack that recovered nothing, with changes."""
-    base = {
-        "cell": "a", "attack": "dlg", "status": "ok", "reason": None, "told_extra": [], "examples": 8, "seconds": 1.0,
-        **dict.fromkeys(SCORE_KEYS), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
-    }  # fmt: skip
-    found = {**base, **changes}
-    return {**found, "outcome": describe_outcome(found)}
+BASE: dict[str, Any] = {
+    "cell": "a", "attack": "dlg", "status": "ok", "reason": None, "told_extra": [], "examples": 8, "seconds": 1.0,
+    **dict.fromkeys(SCORE_NAMES), "recovered": 0.0, "exact": 0.0, "psnr": 9.0, "ssim": 0.1, "gain_db": -3.0,
+    "outcome": "",
+}  # fmt: skip
 
 
-NO_SCORE: dict[str, Any] = dict.fromkeys(SCORE_KEYS)
+def row(**changes: Any) -> Row:
+    """A row of an attack that recovered nothing, with changes by the flat keys of schema 1."""
+    return Row.model_validate({**BASE, **changes})
+
+
+def cells_of(titles: dict[str, str], defenses: dict[str, str | None] | None = None) -> list[Cell]:
+    """Cells with these titles, whose parts are between commas that stand in no brackets."""
+    known = defenses or {}
+    return [
+        Cell(name=name, title=title, title_parts=re.split(r", (?![^(]*\))", title), defense=known.get(name))
+        for name, title in titles.items()
+    ]
+
+
+NO_SCORE: dict[str, Any] = dict.fromkeys(SCORE_NAMES)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +69,7 @@ NO_SCORE: dict[str, Any] = dict.fromkeys(SCORE_KEYS)
     ],
 )
 def test_a_row_in_two_words(changes: dict[str, Any], words: str) -> None:
-    assert row(**changes)["outcome"] == words
+    assert row(**changes).phrase == words
 
 
 LEVELS = [
@@ -78,14 +79,14 @@ LEVELS = [
     ("nothing", [row(), row(cell="b")]),
     ("unscored", [row(**NO_SCORE), row(cell="b", **NO_SCORE)]),
     ("certified", [row(**NO_SCORE, returned=3, vouched=2), row(cell="b", **NO_SCORE)]),
-    ("unscored", [row(outcome="features only", **NO_SCORE), row(cell="b", status="inapplicable", **NO_SCORE)]),
+    ("unscored", [row(**{**NO_SCORE, "outcome": "features only"}), row(cell="b", status="inapplicable", **NO_SCORE)]),
     ("unscored", [row(status="inapplicable", **NO_SCORE), row(cell="b", status="error", **NO_SCORE)]),
 ]
 
 
 @pytest.mark.parametrize(("level", "rows"), LEVELS, ids=[f"{level}{i}" for i, (level, _) in enumerate(LEVELS)])
-def test_the_level_of_a_run(level: str, rows: list[dict[str, Any]]) -> None:
-    found, text = verdict(rows, TITLES)
+def test_the_level_of_a_run(level: str, rows: list[Row]) -> None:
+    found, text = verdict(rows, cells_of(TITLES))
     assert found == level
     assert text == " ".join(text.split())
     assert ("LEAKS" in text) == (level in ("exact", "recognizable", "certified"))
@@ -109,7 +110,7 @@ def test_the_worst_row_is_named_with_what_it_was_told() -> None:
         ),
         row(cell="b", attack="dlg", recovered=1.0, gain_db=12.0, psnr=25.0),
     ]
-    _, text = verdict(rows, TITLES)
+    _, text = verdict(rows, cells_of(TITLES))
     assert "2 of 2 audited cases" in text
     assert "Worst: case A, where the attack linear rebuilt 4 of 8 examples exactly. Median PSNR of the 8" in text
     assert (
@@ -121,16 +122,16 @@ def test_the_worst_row_is_named_with_what_it_was_told() -> None:
 
 def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() -> None:
     leak = row(exact=1.0, recovered=1.0, gain_db=30.0)
-    _, text = verdict([leak, row(cell="b")], TITLES)
+    _, text = verdict([leak, row(cell="b")], cells_of(TITLES))
     assert (
         "In 1 audited case (case B) these attacks, with the steps they were given, recovered no example. "
         "That is no proof of safety."
     ) in text
-    _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], TITLES)
+    _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], cells_of(TITLES))
     assert "of 1 audited case." in text
     assert "In 1 further case (case B) no attack gave a result: none applies, all failed, or no update could be" in text
     for quiet in ([row(), row(cell="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
-        _, text = verdict(quiet, TITLES)
+        _, text = verdict(quiet, cells_of(TITLES))
         assert "case B" in text
         assert "no proof of safety" in text
 
@@ -178,22 +179,22 @@ NO_PROOF = f"{UNSHOWN}run the same command without --defense, or the recipe with
     ],
 )
 def test_attackers_who_did_not_know_of_the_defense_are_told_of(
-    rows: list[dict[str, Any]], titles: dict[str, str], defenses: dict[str, str | None], end: str
+    rows: list[Row], titles: dict[str, str], defenses: dict[str, str | None], end: str
 ) -> None:
-    level, text = verdict(rows, titles, defenses)
+    level, text = verdict(rows, cells_of(titles, defenses))
     assert text.endswith(end)
-    assert level == verdict(rows, titles)[0]
-    assert "did not know" not in verdict(rows, titles)[1]
+    assert level == verdict(rows, cells_of(titles))[0]
+    assert "did not know" not in verdict(rows, cells_of(titles))[1]
 
 
 def test_scores_without_a_mean_color_can_be_put_in_words() -> None:
     rows = [row(exact=1.0, psnr=90.0, psnr_median=90.0, gain_db=None, recovered=None, examples=1)]
-    level, text = verdict(rows, {"a": "case A"})
+    level, text = verdict(rows, cells_of({"a": "case A"}))
     assert level == "exact"
     assert "1 of 1 examples exactly. PSNR: 90 dB. It was told nothing beyond the protocol." in text
 
 
-def quiet_cases(count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def quiet_cases(count: int) -> tuple[list[Row], dict[str, str]]:
     """A case that leaks, and `count` that do not, whose titles share words."""
     titles = {"a": "fc2(hidden=8, depth=2), batch 1, fresh"}
     titles |= {f"q{i}": f"convnet(width=4, depth=2), batch {2**i}, fresh" for i in range(count)}
@@ -203,14 +204,14 @@ def quiet_cases(count: int) -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 def test_few_quiet_cases_are_named_and_many_counted_with_what_they_share() -> None:
     rows, titles = quiet_cases(3)
-    _, text = verdict(rows, titles)
+    _, text = verdict(rows, cells_of(titles))
     assert all(titles[f"q{i}"] in text for i in range(3))
     rows, titles = quiet_cases(4)
-    _, text = verdict(rows, titles)
+    _, text = verdict(rows, cells_of(titles))
     assert "In 4 audited cases (all of them: convnet(width=4, depth=2)) these attacks" in text
     assert "batch 8" not in text
     titles["q0"] = "resnet, batch 4, fresh"
-    assert "In 4 audited cases these attacks" in verdict(rows, titles)[1]
+    assert "In 4 audited cases these attacks" in verdict(rows, cells_of(titles))[1]
 
 
 def test_a_reason_is_given_once_however_many_attacks_and_cases_have_it() -> None:
@@ -243,13 +244,13 @@ def scores_of(values: list[float]) -> Scores:
 
 
 def test_outlines_that_the_eye_sees_are_traces() -> None:
-    assert verdict([row(visible=2)], {"a": "case A"})[0] == "traces"
+    assert verdict([row(visible=2)], cells_of({"a": "case A"}))[0] == "traces"
 
 
 @pytest.mark.parametrize(
     ("text", "condition"),
     [
-        ("psnr>20", ("psnr", ">", 20.0)), (" ssim >= .5", None), ("ssim>=0.5", ("ssim", ">=", 0.5)),
+        ("psnr>20", Condition("psnr", ">", 20.0)), (" ssim >= .5", None), ("ssim>=0.5", ("ssim", ">=", 0.5)),
         ("gain_db < -1e1", ("gain_db", "<", -10.0)), ("recovered<=1", ("recovered", "<=", 1.0)), ("psnr>nan", None),
         ("psnr>1e", None), ("psnr => 3", None), ("psnr>20;ssim>1", None), ("psnr>inf", None),
     ],
@@ -272,40 +273,43 @@ def test_a_condition_on_what_is_no_score_is_refused() -> None:
 @pytest.mark.parametrize(("sign", "wanted"), [(">", [3]), (">=", [2, 3]), ("<", [1]), ("<=", [1, 2])])
 def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
     rows = [row(psnr=float(n)) for n in (1, 2, 3)] + [row(**NO_SCORE)]
-    assert [found["psnr"] for found in violations(rows, ("psnr", sign, 2.0))] == wanted
+    assert [found.mean("psnr") for found in violations(rows, Condition("psnr", sign, 2.0))] == wanted
 
 
 def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
     for rows in ([], [row(**NO_SCORE)], [row()], [row(lpips=0.1), row(cell="b")]):
         with pytest.raises(SeepageError, match="no attack has the score 'lpips'"):
-            violations(rows, ("lpips", ">", 0.5))
+            violations(rows, Condition("lpips", ">", 0.5))
     with pytest.raises(SeepageError, match="'psnr' in b; score"):
-        violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], ("psnr", ">", 20.0))
+        violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
 
 
 def test_a_case_that_sent_nothing_is_no_reason_to_fail() -> None:
     nothing = row(cell="b", status="inapplicable", zero_update=True, **NO_SCORE)
-    assert violations([row(psnr=9.0), nothing], ("psnr", ">", 20.0)) == []
+    assert violations([row(psnr=9.0), nothing], Condition("psnr", ">", 20.0)) == []
 
 
-NOT_RECORDED = skipped_row("b", "dlg", LinearLeak(), (), "too few examples")
+NOT_RECORDED = skipped_row(Recipe(), "b", "dlg", LinearLeak(), (), "too few examples")
 
 
 def test_a_case_that_could_not_be_recorded_is_not_passed_over() -> None:
     with pytest.raises(SeepageError) as error:
-        violations([row(psnr=9.0), NOT_RECORDED, {**NOT_RECORDED, "attack": "linear"}], ("psnr", ">", 20.0))
+        violations(
+            [row(psnr=9.0), NOT_RECORDED, NOT_RECORDED.model_copy(update={"attack": "linear"})],
+            Condition("psnr", ">", 20.0),
+        )
     assert str(error.value) == (
         "--fail-if cannot be judged: b could not be recorded (too few examples); mend the recipe there, or take the "
         "case out of it"
     )
-    others = [{**NOT_RECORDED, "cell": cell} for cell in "bcde"]
+    others = [NOT_RECORDED.model_copy(update={"cell": cell}) for cell in "bcde"]
     with pytest.raises(SeepageError, match="b, c, d and others could not be recorded"):
-        violations([row(psnr=9.0), *others], ("psnr", ">", 20.0))
+        violations([row(psnr=9.0), *others], Condition("psnr", ">", 20.0))
 
 
 @pytest.mark.parametrize("other", [NOT_RECORDED, row(cell="b", status="error", **NO_SCORE)])
-def test_a_gate_that_a_case_closed_is_closed_whatever_became_of_another(other: dict[str, Any]) -> None:
-    assert [found["psnr"] for found in violations([other, row(psnr=90.0)], ("psnr", ">", 20.0))] == [90.0]
+def test_a_gate_that_a_case_closed_is_closed_whatever_became_of_another(other: Row) -> None:
+    assert [found.mean("psnr") for found in violations([other, row(psnr=90.0)], Condition("psnr", ">", 20.0))] == [90.0]
 
 
 def test_the_worst_status_is_shown() -> None:
@@ -320,15 +324,14 @@ def test_the_worst_status_is_shown() -> None:
 
 def test_a_result_file_needs_what_readers_rely_on() -> None:
     good: dict[str, Any] = {
-        "verdict": "", "verdict_level": "nothing", "thresholds": {}, "rows": [row()],
+        "verdict": "", "verdict_level": "nothing", "thresholds": {}, "rows": [row().record()],
         "cells": [{"name": "a", "title": "A", "baselines": None}],
     }  # fmt: skip
-    check_result(good, Path("x"))
+    assert parse(Result, good, "x").thresholds.exact_db == 40.0
     for key in good:
-        with pytest.raises(SeepageError, match=f"x is damaged: it lacks {key}"):
-            check_result({k: v for k, v in good.items() if k != key}, Path("x"))
-    for key in SHOWN:
-        rows = [{k: v for k, v in row().items() if k != key}]
-        with pytest.raises(SeepageError, match=f"it lacks {key}"):
-            check_result({**good, "rows": rows}, Path("x"))
-    assert thresholds(Scoring())["exact_db"] == 40.0
+        with pytest.raises(SeepageError, match=f"x is damaged: it lacks '{key}'"):
+            parse(Result, {k: v for k, v in good.items() if k != key}, "x")
+    for key in ("cell", "attack", "outcome"):
+        rows = [{k: v for k, v in row().record().items() if k != key}]
+        with pytest.raises(SeepageError, match=f"lacks '{key}'"):
+            parse(Result, {**good, "rows": rows}, "x")

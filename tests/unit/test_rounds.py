@@ -87,10 +87,10 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
     tables = {**VERTICAL, "rounds": {**VERTICAL["rounds"], "optimizer": optimizer, "lr": 1e-6}}
     tables["attack"] = [{"use": "cafe"}, {"use": "inverting_gradients", "steps": 3}]
     found = run(tables, out=tmp_path / "run", jobs=1)
-    cafe, matching = found.result["rows"]
+    cafe, matching = found.result.record()["rows"]
     assert (cafe["examples"], matching["examples"]) == (12, 5)
     assert (cafe["rounds"], cafe["told_extra"], cafe["told"][-1]) == (12, [], "indices")
-    assert "which here shows the indices of each batch" in found.result["verdict"]
+    assert "which here shows the indices of each batch" in found.result.record()["verdict"]
     assert cafe["exact"] > 0.7
     assert cafe["error_v"] < 1e-3
     assert cafe["error_h"] < 1e-3
@@ -108,7 +108,7 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
 def test_a_recorded_folder_of_rounds_is_attacked_without_the_truth(tmp_path: Path) -> None:
     folder = record_only(VERTICAL, out=tmp_path / "recorded")
     found = attack_only(folder / "observed", [{"use": "cafe"}], out=tmp_path / "run", jobs=1)
-    (row,) = found.result["rows"]
+    (row,) = found.result.record()["rows"]
     assert (row["status"], row["psnr"], row["examples"]) == ("ok", None, None)
     assert row["returned"] >= 10
 
@@ -121,12 +121,12 @@ def test_a_cell_that_cannot_be_recorded_is_left_out_with_its_reason(tmp_path: Pa
         "grid": {"batch": [{"size": 1}, {"size": 4000}]},
     }
     found = run(tables, out=tmp_path / "run", jobs=1)
-    good, left_out = found.result["rows"]
+    good, left_out = found.result.record()["rows"]
     assert (good["status"], good["exact"]) == ("ok", 1.0)
     assert left_out["status"] == "inapplicable"
     assert "need 4000 private examples" in left_out["reason"]
     assert set(good) == set(left_out)
-    assert "no attack gave a result" in found.result["verdict"]
+    assert "no attack gave a result" in found.result.record()["verdict"]
     again = run(tables, out=tmp_path / "run", jobs=1)
     assert not again.fresh
     with pytest.raises(SeepageError, match="need 4000"):

@@ -4,16 +4,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from seepage.attacks.base import Checkpoint
+from seepage.audit.row import Status
 from seepage.core.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
 from seepage.errors import SeepageError
-from seepage.types import Reconstruction, Status, Tensors
-
-AttemptStatus = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
+from seepage.types import Reconstruction, Tensors
+from seepage.types import Status as SearchStatus
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Attempt:
         attack: The attack's `repr`.
     """
 
-    status: AttemptStatus
+    status: Status
     attack: str
     reconstruction: Reconstruction | None = None
     reason: str | None = None
@@ -79,7 +79,7 @@ def open_attempt(path: Path) -> Attempt:
 
 
 def _reconstruction(facts: Mapping[str, Any], tensors: Tensors) -> Reconstruction:
-    status: Status = facts["status"]
+    status: SearchStatus = facts["status"]
     return Reconstruction(
         inputs=tensors["inputs"],
         labels=tensors.get("labels"),

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_space, read_json, write_json
 from seepage.errors import Diverged, Inapplicable, SeepageError
-from seepage.metrics import baselines, psnr, ssim
+from seepage.metrics import baselines, is_image, psnr, ssim
 from seepage.recipe.case import Recipe
 from seepage.registry import Spec
 from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, victim_of
@@ -137,7 +138,7 @@ def _names(recipe: Recipe) -> dict[str, Any]:
     words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
     words += [f"auxiliary images of {recipe.auxiliary}"] if recipe.auxiliary is not None else []
     title = ", ".join(words)
-    return {"schema": SCHEMA, "name": recipe.cell, "title": title, "baselines": None}
+    return {"schema": SCHEMA, "name": recipe.cell, "title": title, "title_parts": words, "baselines": None}
 
 
 def _client_words(part: Spec) -> str:
@@ -191,12 +192,19 @@ def _cell_facts(setting: Setting, batches: Sequence[Batch]) -> dict[str, Any]:
 
 
 def _baselines(batches: Sequence[Batch], seed: int) -> dict[str, dict[str, float | None]]:
-    truth = torch.cat([batch.inputs for batch in batches]).cpu()
-    image = truth.ndim == 4
+    """Scores of guesses without an attack, mean over all examples; made as the scores of attacks make them."""
+    found: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
+    for batch in batches:
+        truth = batch.inputs.cpu()
+        for name, guess in baselines(truth, seed=seed).items():
+            similar = ssim(guess, truth) if is_image(tuple(truth.shape[1:])) else None
+            found.setdefault(name, []).append((psnr(guess, truth), similar))
     return {
-        name: {
-            "psnr": round(float(psnr(guess, truth).mean()), 2),
-            "ssim": round(float(ssim(guess, truth).mean()), 4) if image else None,
-        }
-        for name, guess in baselines(truth, seed=seed).items()
+        name: {"psnr": _mean([p for p, _ in parts], 2), "ssim": _mean([s for _, s in parts], 4)}
+        for name, parts in found.items()
     }
+
+
+def _mean(parts: Sequence[Tensor | None], digits: int) -> float | None:
+    known = [part for part in parts if part is not None]
+    return round(float(torch.cat(known).mean()), digits) if known else None

@@ -1,342 +1,564 @@
-"""Rows, verdict and threshold gate: what the outcomes of a run amount to."""
+"""What an audit found, typed: one row per attack and cell, and the whole of `result.json`.
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+`Result` is the one schema that the table in the terminal, the report, the gate, the frontier and the published tables
+read. It imports nothing heavy, so that a reader of results needs no PyTorch.
 
-from seepage.attacks import Attack
-from seepage.audit.attempt import Attempt
-from seepage.audit.score import Measured, at_truth, inner_errors
-from seepage.errors import SeepageError, unknown
-from seepage.recipe.case import Scoring
-from seepage.types import Batch, Reconstruction, Transcript
+A score is a `Summary` under its metric's name, so that a new metric needs no new key. Files keep the flat keys that
+they have had since schema 1 (`psnr_median`, `error_v`, ...) beside that: `SCHEMA_1` says where in a row each of them
+stands, `Row.record` writes them, and a file that has them alone is read as well.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from seepage.core.schema import Record, Summary
+
+Status = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
+"""How an attack ended: as a reconstruction does, or not applicable, or with a fault in its code."""
 
 PROTOCOL = ("model", "client rule", "batch size", "update")
-"""What every attacker here is told: what an honest-but-curious server sees anyway."""
-
-SCORE_KEYS = (
-    "recovered", "exact", "psnr", "psnr_median", "psnr_low", "psnr_high", "ssim", "lpips", "correlation", "cosine",
-    "gain_db", "label_accuracy", "mean_color_psnr", "grey_psnr", "random_psnr", "mean_color_ssim", "grey_ssim",
-    "random_ssim",
-)  # fmt: skip
+"""What every attacker here knows: what an honest-but-curious server sees anyway."""
 
 
-def make_row(
-    cell: str,
-    name: str,
-    outcomes: Sequence[Attempt],
-    views: Sequence[Transcript],
-    truth: Sequence[Batch] | None,
-    measured: Measured | None,
-    attack: Attack,
-) -> dict[str, Any]:
-    """One line of the result table: one attack on one cell. Null where something does not apply.
+class Outcome(StrEnum):
+    """What a row amounts to. Code compares these; `Row.phrase` says them to people."""
 
-    Args:
-        cell: The cell's name.
-        name: The attack's name in this run.
-        outcomes: One per run of the attack.
-        views: What each run saw.
-        truth: The private batch behind each, where it is at hand.
-        measured: Their scores.
-        attack: The attack.
+    EXACT = "exact"
+    PARTLY_EXACT = "partly_exact"
+    RECOVERED = "recovered"
+    PARTLY_RECOVERED = "partly_recovered"
+    TRACES = "traces"
+    NOTHING_RECOVERED = "nothing_recovered"
+    ZERO_UPDATE = "zero_update"
+    FEATURES_ONLY = "features_only"
+    RETURNED_NOTHING = "returned_nothing"
+    NOT_SCORED = "not_scored"
+    NOT_RECORDED = "not_recorded"
+    INAPPLICABLE = "does_not_apply"
+    FAILED = "failed"
+
+    @property
+    def phrase(self) -> str:
+        """In words, where no count is known."""
+        return self.value.replace("_", " ")
+
+
+class Certified(Record):
+    """Guesses that an attack vouches for without any truth.
+
+    Attributes:
+        n: How many.
+        wrong: How many of them are no private example after all; None where no truth was at hand.
     """
-    first, transcript = outcomes[0], views[0]
-    found = [outcome.reconstruction for outcome in outcomes if outcome.reconstruction is not None]
-    told = transcript.knowledge.told
-    # Where indices are known at all, the protocol shows them: the server itself names the batches.
-    told_extra, shown = sorted(told - {"indices"}), sorted(told & {"indices"})
-    known = [item for item in PROTOCOL if item != "batch size" or transcript[0].batch_size is not None]
-    row: dict[str, Any] = {
-        "cell": cell,
-        "attack": name,
-        "options": first.attack,
-        "status": worst_status(outcomes),
-        "reason": _reason(outcomes),
-        "told": [*known, *shown, *told_extra],
-        "told_extra": told_extra,
-        "examples": _examples(views, truth),
-        **dict.fromkeys(SCORE_KEYS),
-        "psnr_nearest": None,
-        "alignment": None,
-        "seconds": round(sum(outcome.seconds for outcome in outcomes), 3) if found else None,
-        "cpu_seconds": round(sum(outcome.cpu_seconds for outcome in outcomes), 3) if found else None,
-        "rounds": _total("rounds", found),
-        "steps": _most("steps", found),
-        "evaluations": _total("evaluations", found),
-        "objective": _mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
-        "objective_at_truth": None,
-        "visible": None,
-        "vouched": _vouched(found),
-        "certified": None,
-        "false_certificates": None,
-        "error_v": None,
-        "error_h": None,
-        "space": found[0].space if found else None,
-        "returned": sum(len(r) for r in found) if found else None,
-        "notes": list(dict.fromkeys(note for r in found for note in r.notes)),
-    }
-    if measured is not None and truth is not None:
-        scores = measured.scores
-        row |= {key: _rounded(getattr(scores, key)) for key in SCORE_KEYS}
-        row |= {"alignment": scores.alignment, "objective_at_truth": at_truth(attack, views, truth)}
-        row["visible"] = scores.visible
-        row["psnr_nearest"] = _rounded(measured.nearest)
-        row["notes"] += list(scores.notes)
-        row |= measured.certified
-        row |= inner_errors(attack, views, truth, outcomes, measured.places)
-    row["zero_update"] = row["status"] == "inapplicable" and all(map(_is_zero, views))
-    row["outcome"] = describe_outcome(row)
-    row["nothing_recovered"] = row["outcome"] == "nothing recovered"
+
+    n: int
+    wrong: int | None = None
+
+
+class Cost(Record):
+    """The work of an attack.
+
+    Attributes:
+        seconds: Wall time.
+        cpu_seconds: Processor time.
+        rounds: Rounds that it read.
+        steps: Steps of its longest search.
+        evaluations: Gradients of the client's rule that it computed.
+    """
+
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+    rounds: int | None = None
+    steps: int | None = None
+    evaluations: int | None = None
+
+
+class Row(Record):
+    """One attack on one cell. None where something does not apply.
+
+    Attributes:
+        cell: The cell's name.
+        attack: The attack's name in this run.
+        options: The attack's `repr`: every option with its value.
+        status: The worst status of the batches that gave a result, or of all where none did.
+        outcome: What it amounts to.
+        reason: Why there is no result, on all or some batches.
+        told: What the attacker knows: the protocol, and what it was told beyond that.
+        told_extra: Side information: what it was told beyond the protocol.
+        examples: Private examples.
+        returned: Guesses that came back.
+        space: Whether the guesses are examples or inputs of an inner layer.
+        alignment: How guesses were matched with examples, and what was fitted with the truth for it.
+        scores: Metric to its summary; also `recovered` and `exact` (shares), `gain_db` (PSNR over that of the example's
+            mean color), `psnr_nearest` (each example takes its most similar guess) and `label_accuracy`.
+        baselines: Guess without an attack, to metric, to its mean.
+        visible: Guesses that do not count as recovered and correlate with their example by more than 0.8.
+        certified: Guesses that the attack vouches for.
+        inner: Relative error of each quantity that the attack finds on its way.
+        objective: Mean objective reached.
+        objective_at_truth: The objective at the private examples.
+        cost: The work.
+        notes: What the attack says about itself.
+    """
+
+    cell: str
+    attack: str
+    options: str = ""
+    status: Status = "ok"
+    outcome: Outcome = Field(strict=False)
+    reason: str | None = None
+    told: list[str] = []
+    told_extra: list[str] = []
+    examples: int | None = None
+    returned: int | None = None
+    space: Literal["input", "feature"] | None = None
+    alignment: str | None = None
+    scores: dict[str, Summary] = {}
+    baselines: dict[str, dict[str, float]] = {}
+    visible: int | None = None
+    certified: Certified | None = None
+    inner: dict[str, float] = {}
+    objective: float | None = None
+    objective_at_truth: float | None = None
+    cost: Cost = Cost()
+    notes: list[str] = []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_schema_1(cls, found: Any) -> Any:
+        return _nested(found) if isinstance(found, Mapping) else found
+
+    def mean(self, metric: str) -> float | None:
+        """Mean of a metric over the examples."""
+        return self.scores[metric].mean if metric in self.scores else None
+
+    def median(self, metric: str) -> float | None:
+        """Median of a metric over the examples."""
+        return self.scores[metric].median if metric in self.scores else None
+
+    def count(self, share: str) -> int | None:
+        """Examples that `recovered` or `exact` is the share of."""
+        found = self.mean(share)
+        return None if found is None or self.examples is None else round(found * self.examples)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the attack was measured against a truth."""
+        return "psnr" in self.scores
+
+    @property
+    def gave_result(self) -> bool:
+        """Whether the attack applied and ended with a result, if only with no guess."""
+        return self.status not in ("inapplicable", "error")
+
+    @property
+    def leaks(self) -> bool:
+        """Whether any example came back, recognizably or exactly."""
+        return bool(self.mean("recovered") or self.mean("exact"))
+
+    @property
+    def fitted(self) -> str:
+        """What the score fitted with the truth, such as `sign and scale`; empty where nothing."""
+        return (self.alignment or "").partition("+")[2].replace("+", " and ")
+
+    @property
+    def phrase(self) -> str:
+        """The outcome for people. Where some are exact their count says so: more may be recovered than exact.
+
+        >>> Row(cell="a", attack="x", outcome="partly_exact", examples=4, scores={"exact": {"mean": 0.5}}).phrase
+        '2/4 exact'
+        """
+        exact = self.count("exact")
+        if self.outcome is Outcome.PARTLY_EXACT and exact is not None:
+            return f"{exact}/{self.examples} exact"
+        return self.outcome.phrase
+
+    def value(self, key: str) -> float | None:
+        """A number by the name that the gate and tables know it under; None where the row has none.
+
+        Names are the flat keys of schema 1, a metric for its mean, and `METRIC_median`, `METRIC_low`, `METRIC_high`
+        and `METRIC_n`.
+        """
+        if key == "certified":
+            return self._certified_share
+        place = self._at(SCHEMA_1.get(key, (key,)))
+        if place is None and key not in SCHEMA_1:
+            place = self._of_metric(key)
+        return place if isinstance(place, int | float) and not isinstance(place, bool) else None
+
+    def _of_metric(self, key: str) -> float | None:
+        metric, _, part = key.rpartition("_")
+        if key in self.scores:
+            return self.scores[key].mean
+        return getattr(self.scores.get(metric), part, None) if part in Summary.model_fields else None
+
+    @property
+    def _certified_share(self) -> float | None:
+        """Guesses vouched for by example, where a truth was at hand to count the wrong ones by."""
+        if self.certified is None or self.certified.wrong is None or not self.examples:
+            return None
+        return round(self.certified.n / self.examples, 4)
+
+    def record(self) -> dict[str, Any]:
+        """As a table of `result.json`: the scores, and beside them every flat key of schema 1."""
+        plain = self.model_dump(mode="json", exclude={"certified", "cost", "outcome"})
+        return {
+            **plain,
+            **{key: self._at(path) for key, path in SCHEMA_1.items()},
+            "certified": self._certified_share,
+            "outcome": self.phrase,
+            "outcome_code": self.outcome.value,
+            "zero_update": self.outcome is Outcome.ZERO_UPDATE,
+            "nothing_recovered": self.outcome is Outcome.NOTHING_RECOVERED,
+        }
+
+    def _at(self, path: tuple[str, ...]) -> Any:
+        """What stands at a path of attributes and keys."""
+        found: Any = self
+        for part in path:
+            found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
+        return found
+
+
+_BASELINES = ("mean_color", "grey", "random")
+
+SCHEMA_1: dict[str, tuple[str, ...]] = {
+    **{name: ("scores", name, "mean") for name in ("recovered", "exact", "psnr")},
+    **{f"psnr_{part}": ("scores", "psnr", part) for part in ("median", "low", "high")},
+    **{name: ("scores", name, "mean") for name in ("ssim", "lpips", "correlation", "cosine", "gain_db")},
+    **{name: ("scores", name, "mean") for name in ("label_accuracy", "psnr_nearest")},
+    **{f"{base}_{metric}": ("baselines", base, metric) for metric in ("psnr", "ssim") for base in _BASELINES},
+    "error_v": ("inner", "v"),
+    "error_h": ("inner", "h"),
+    "vouched": ("certified", "n"),
+    "false_certificates": ("certified", "wrong"),
+    **{name: ("cost", name) for name in Cost.model_fields},
+}
+"""Where in a row each flat key of schema 1 stands. A new metric adds nothing here."""
+
+SCORE_NAMES = (
+    *(key for key, path in SCHEMA_1.items() if path[0] in ("scores", "baselines", "inner")), "visible", "certified",
+)  # fmt: skip
+"""Flat keys of schema 1 that are scores: what `--fail-if` can always name."""
+
+_BY_WORD = {word: outcome for outcome in Outcome for word in (outcome.value, outcome.phrase)}
+
+
+def _nested(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as the type wants it, from flat keys and from what stands in its place already."""
+    row = {key: value for key, value in found.items() if key in Row.model_fields and key != "certified"}
+    share = found.get("certified")
+    if isinstance(share, Mapping | Certified):
+        row["certified"], share = share, None
+    for key, path in SCHEMA_1.items():
+        value = found.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise PydanticCustomError("damaged", "{words}", {"words": f"{key!r} cannot be {value!r:.40}"})
+        if path[0] == "scores" and "scores" in found:
+            continue  # the summaries are whole
+        place = row
+        for part in path[:-1]:
+            place[part] = dict(place.get(part) or {})
+            place = place[part]
+        place.setdefault(path[-1], value)
+    # A summary needs its mean: an interval alone says nothing.
+    if "scores" not in found and "scores" in row:
+        row["scores"] = {name: one for name, one in row["scores"].items() if "mean" in one}
+    # A row of the first versions has the share of certified guesses and no count.
+    examples = found.get("examples")
+    if isinstance(share, int | float) and isinstance(examples, int) and found.get("vouched") is None:
+        row["certified"] = {"wrong": found.get("false_certificates"), "n": round(share * examples)}
+    if "outcome" in found:
+        row["outcome"] = found.get("outcome_code") or _outcome_of(found)
     return row
 
 
-def _vouched(found: Sequence[Reconstruction]) -> int | None:
-    """Guesses that an attack certifies, truth or not; None where it cannot certify any."""
-    given = [r.certified for r in found if r.certified is not None]
-    return int(sum(int(certified.sum()) for certified in given)) if given else None
+def _outcome_of(found: Mapping[str, Any]) -> Outcome:
+    """The outcome of a row that has no code: by its phrase, or by its numbers where the phrase holds a count."""
+    if isinstance(found["outcome"], str) and found["outcome"] in _BY_WORD:
+        return _BY_WORD[found["outcome"]]
+    shares = {key: found[key] for key in ("psnr", "exact", "recovered", "gain_db") if found.get(key) is not None}
+    return judge_outcome(
+        str(found.get("status", "ok")),
+        shares,
+        zero_update=bool(found.get("zero_update")),
+        returned=found.get("returned"),
+        space=found.get("space"),
+    )
 
 
-def worst_status(outcomes: Sequence[Attempt]) -> str:
-    """The status that a reader must know: the worst of the batches that gave a result, or of all where none did."""
-    order = ("error", "inapplicable", "interrupted", "diverged", "exhausted", "ok")
-    spoke = [outcome for outcome in outcomes if outcome.reconstruction is not None] or outcomes
-    return next(status for status in order if any(outcome.status == status for outcome in spoke))
-
-
-def _reason(outcomes: Sequence[Attempt]) -> str | None:
-    """Why there is no result, with how many batches that is true of where others have one."""
-    silent = [outcome for outcome in outcomes if outcome.reason]
-    if not silent:
-        return None
-    where = f"on {len(silent)} of {len(outcomes)} batches: " if len(silent) < len(outcomes) else ""
-    return f"{where}{silent[0].reason}"
-
-
-def skipped_row(cell: str, name: str, attack: Attack, told: Sequence[str], reason: str) -> dict[str, Any]:
-    """The line of an attack on a cell that could not be recorded."""
-    blank = dict.fromkeys(
-        ("examples", *SCORE_KEYS, "psnr_nearest", "alignment", "seconds", "cpu_seconds", "rounds", "steps",
-         "evaluations", "objective", "objective_at_truth", "visible", "vouched", "certified", "false_certificates",
-         "error_v", "error_h", "space", "returned")
-    )  # fmt: skip
-    return {
-        "cell": cell,
-        "attack": name,
-        "options": repr(attack),
-        "status": "inapplicable",
-        "reason": reason,
-        "told": [*PROTOCOL, *told],
-        "told_extra": [item for item in told if item != "indices"],
-        **blank,
-        "notes": [],
-        "zero_update": False,
-        "outcome": "not recorded",
-        "nothing_recovered": False,
-    }
-
-
-def _is_zero(transcript: Transcript) -> bool:
-    """Whether no round's update has anything in it."""
-    updates = (transcript[t].update.tensors.values() for t in range(len(transcript)))
-    return not any(bool(tensor.any()) for tensors in updates for tensor in tensors)
-
-
-def describe_outcome(row: Mapping[str, Any]) -> str:
-    """A row in two words, from its scores. Where some are exact their count says so: more may be recovered than exact.
-
-    >>> describe_outcome({"status": "inapplicable", "zero_update": True})
-    'zero update'
-    >>> describe_outcome({"status": "ok", "psnr": 70.0, "recovered": 1.0, "exact": 0.5, "examples": 4})
-    '2/4 exact'
-    """
-    if row["status"] == "error":
-        return "failed"
-    if row["status"] == "inapplicable":
-        return "zero update" if row.get("zero_update") else "does not apply"
-    if row["psnr"] is None:
-        if row.get("returned") == 0:
-            return "returned nothing"
-        return "features only" if row.get("space") == "feature" else "not scored"
-    if row["exact"]:
-        everything = row["exact"] == row["recovered"] == 1
-        return "exact" if everything else f"{round(row['exact'] * row['examples'])}/{row['examples']} exact"
-    if row["recovered"]:
-        return "recovered" if row["recovered"] == 1 else "partly recovered"
-    return "traces" if row["gain_db"] is not None and row["gain_db"] > 0 else "nothing recovered"
-
-
-def _examples(views: Sequence[Transcript], truth: Sequence[Batch] | None) -> int | None:
-    if truth is not None:
-        return sum(len(batch) for batch in truth)
-    if len(views) == 1 and len(views[0]) > 1 and "indices" in views[0].knowledge.told:
-        return None  # Rounds over one data set hold its examples again and again.
-    sizes = [view[t].batch_size for view in views for t in range(len(view))]
-    return sum(size for size in sizes if size is not None) if None not in sizes else None
-
-
-def _most(key: str, found: Sequence[Any]) -> int | None:
-    """The most of any one run: what its `steps` option says, where none ended early."""
-    values = [reconstruction.cost[key] for reconstruction in found if key in reconstruction.cost]
-    return int(max(values)) if values else None
-
-
-def _total(key: str, found: Sequence[Any]) -> int | None:
-    values = [reconstruction.cost[key] for reconstruction in found if key in reconstruction.cost]
-    return int(sum(values)) if values else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    mean = sum(values) / len(values) if values else None
-    return None if mean is None or mean != mean or abs(mean) == float("inf") else mean
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
-
-
-NAMED = 3
-"""Cases or attacks that a sentence names one by one; more are counted."""
-
-
-def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tuple[str, str]]:
-    """Why attacks gave no result: each reason once, however many attacks and cases it was given for.
+def judge_outcome(
+    status: str,
+    means: Mapping[str, float],
+    *,
+    zero_update: bool = False,
+    returned: int | None = None,
+    space: str | None = None,
+) -> Outcome:
+    """What an attack's result amounts to.
 
     Args:
-        entries: Attack, outcome, reason and the case's title, row by row.
-        cases: Number of all cases.
+        status: How the attack ended.
+        means: Means of `psnr`, `exact`, `recovered` and `gain_db`; empty where there is no score.
+        zero_update: Whether the attacked update is zero everywhere.
+        returned: Guesses that came back.
+        space: Where the guesses lie: `input` or `feature`.
 
-    Returns:
-        Attacks and sentence.
-
-    >>> reasons([("dlg", "failed", "no memory", "A"), ("dlg", "failed", "no memory", "B")], 3)
-    [('dlg', 'failed (2 of 3 cases): no memory')]
+    >>> judge_outcome("inapplicable", {}, zero_update=True).value
+    'zero_update'
+    >>> judge_outcome("ok", {"psnr": 70.0, "recovered": 1.0, "exact": 0.5}).value
+    'partly_exact'
     """
-    places: dict[tuple[str, str, str], list[str]] = {}
-    for attack, outcome, reason, title in entries:
-        places.setdefault((attack, outcome, reason), []).append(title)
-    attacks: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
-    for (attack, outcome, reason), titles in places.items():
-        attacks.setdefault((outcome, reason, tuple(titles)), []).append(attack)
-    found = []
-    for (outcome, reason, where), names in attacks.items():
-        who = ", ".join(names) if len(names) <= NAMED else f"{len(names)} attacks"
-        among = f" ({where[0] if len(where) == 1 else f'{len(where)} of {cases} cases'})" if cases > 1 else ""
-        found.append((who, f"{outcome}{among}: {reason}"))
-    return found
+    if status == "error":
+        return Outcome.FAILED
+    if status == "inapplicable":
+        return Outcome.ZERO_UPDATE if zero_update else Outcome.INAPPLICABLE
+    if "psnr" not in means:
+        if returned == 0:
+            return Outcome.RETURNED_NOTHING
+        return Outcome.FEATURES_ONLY if space == "feature" else Outcome.NOT_SCORED
+    exact, recovered = means.get("exact"), means.get("recovered")
+    if exact:
+        return Outcome.EXACT if exact == recovered == 1 else Outcome.PARTLY_EXACT
+    if recovered:
+        return Outcome.RECOVERED if recovered == 1 else Outcome.PARTLY_RECOVERED
+    return Outcome.TRACES if means.get("gain_db", 0.0) > 0 else Outcome.NOTHING_RECOVERED
 
 
-def promise_lines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What defenses promise in differential privacy, to stand beside the verdict: each sentence once.
+# --- the cell ----------------------------------------------------------------------------------------------------
 
-    >>> promise_lines([{"title": "fc2", "promise": {"epsilon": 8.0, "delta": 1e-5, "unit": "example", "rounds": 1}}])
-    ['Promised beside it: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
+
+class DrawnRounds(Record):
+    """Rounds that draw their batches from one data set."""
+
+    count: int
+    samples: int
+    design: str | None = None
+    optimizer: str | None = None
+    lr: float | None = None
+
+
+class Guarantee(Record):
+    """What the defense guarantees in differential privacy, over the audited rounds.
+
+    Attributes:
+        epsilon: None where none holds or none could be counted.
+        delta: The chance that it does not hold.
+        unit: What it protects: one `example`, or one `update` of a client.
+        rounds: Rounds that were counted.
+        doubts: Why not to trust it.
     """
-    places: dict[str, list[str]] = {}
-    for cell in cells:
-        promise = cell.get("promise")
-        if isinstance(promise, Mapping):
-            places.setdefault(_promised(promise), []).append(str(cell.get("title") or cell.get("name")))
-    lines = []
-    for words, titles in places.items():
-        where = "; ".join(titles) if len(titles) <= NAMED else f"{len(titles)} of {len(cells)} cases"
-        lines.append(f"Promised beside it: {words}{f' ({where})' if len(titles) < len(cells) else ''}.")
-    return lines
+
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str = ""
+    rounds: int | None = None
+    doubts: list[str] = []
+
+    @field_validator("doubts", mode="before")
+    @classmethod
+    def _as_list(cls, found: Any) -> Any:
+        return list(found) if isinstance(found, tuple) else found
+
+    @property
+    def phrase(self) -> str:
+        """In words."""
+        if self.epsilon is None or self.delta is None:
+            return f"no epsilon: {self.doubts[0]}" if self.doubts else "no epsilon"
+        unit = "example" if self.unit == "example" else "client's update"
+        over = f"over {self.rounds} round{'' if self.rounds == 1 else 's'}"
+        return f"epsilon = {self.epsilon:.3g} at delta = {self.delta:g} for each {unit}, {over}"
 
 
-def _promised(promise: Mapping[str, Any]) -> str:
-    epsilon, delta, rounds = (promise.get(key) for key in ("epsilon", "delta", "rounds"))
-    if not isinstance(epsilon, int | float) or not isinstance(delta, int | float):
-        doubts = promise.get("doubts")
-        return f"no epsilon: {doubts[0]}" if isinstance(doubts, list | tuple) and doubts else "no epsilon"
-    unit = "example" if promise.get("unit") == "example" else "client's update"
-    over = f"over {rounds} round{'' if rounds == 1 else 's'}"
-    return f"epsilon = {epsilon:.3g} at delta = {delta:g} for each {unit}, {over}"
+class Cell(Record):
+    """What one client did, and what is known about its update; None where that is not known.
 
-
-SHOWN = (
-    "cell", "attack", "status", "reason", "told_extra", "examples", "recovered", "psnr", "psnr_low", "psnr_high",
-    "ssim", "gain_db", "seconds", "outcome",
-)  # fmt: skip
-"""What every row has had since schema 1; a reader relies on these."""
-
-
-def check_result(result: Mapping[str, Any], path: Path) -> None:
-    """Raise unless a result file has the keys that readers rely on."""
-    parts = {"rows": SHOWN, "cells": ("name", "title", "baselines")}
-    lacking = [key for key in ("verdict", "verdict_level", "thresholds", *parts) if key not in result]
-    for part, keys in parts.items():
-        for entry in result.get(part, []):
-            lacking += [key for key in keys if not isinstance(entry, Mapping) or key not in entry]
-    if lacking:
-        raise SeepageError(f"{path} is damaged: it lacks {', '.join(dict.fromkeys(lacking))}; make the run again")
-
-
-# --- the gate ----------------------------------------------------------------------------------------------------
-
-GATE_KEYS = (*SCORE_KEYS, "visible", "certified", "error_v", "error_h")
-"""What `--fail-if` can name."""
-_CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*")
-_COMPARE = {
-    ">": lambda a, b: a > b,
-    "<": lambda a, b: a < b,
-    ">=": lambda a, b: a >= b,
-    "<=": lambda a, b: a <= b,
-}
-
-
-def parse_condition(text: str) -> tuple[str, str, float]:
-    """A condition such as `psnr>20`.
-
-    Raises:
-        SeepageError: Where it is no condition or names no score.
-
-    >>> parse_condition("psnr > 20")
-    ('psnr', '>', 20.0)
+    Attributes:
+        name: The cell's name: of its folders, and in rows.
+        title: For people.
+        title_parts: What the title is made of, part by part.
+        model: Name of the model.
+        model_options: Its options.
+        data: The data set.
+        data_source: Where that is from.
+        batch_size: Examples of one batch.
+        batches: Batches that are attacked.
+        rounds: How the batches were drawn, where they were drawn from one data set.
+        training_steps: Steps that the model was trained for.
+        history: How the model got where it is, in words.
+        accuracy: Share of unseen examples that the model classifies right.
+        accuracy_examples: Unseen examples.
+        defense: The defense's `repr`; None: there is none, or it is not known.
+        client: The client rule's `repr`.
+        classes: Names of the classes.
+        parameters: Number of the model's parameters.
+        baselines: Guess without an attack, to metric, to its mean.
+        federation: Facts of the federation that trained the model.
+        inferred: What an attacker was not told and inferred, by name, with its source.
+        promise: What the defense guarantees in differential privacy.
+        exposure: What the update gives away without an attack, in one line.
+        skipped: Why the cell could not be recorded.
     """
-    match = _CONDITION.fullmatch(text)
-    if match is None:
-        raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
-    key, sign, number = match.groups()
-    if key not in GATE_KEYS:
-        raise unknown("score in --fail-if", key, GATE_KEYS)
-    return key, sign, float(number)
+
+    schema_version: int = Field(default=1, alias="schema")
+    name: str
+    title: str = ""
+    title_parts: list[str] = []
+    model: str | None = None
+    model_options: dict[str, JsonValue] = {}
+    data: str | None = None
+    data_source: str | None = None
+    batch_size: int | None = None
+    batches: int | None = None
+    rounds: DrawnRounds | None = None
+    training_steps: int | None = None
+    history: str | None = None
+    accuracy: float | None = None
+    accuracy_examples: int | None = None
+    defense: str | None = None
+    client: str | None = None
+    classes: list[JsonValue] = []
+    parameters: int | None = None
+    baselines: dict[str, dict[str, float | None]] | None = None
+    federation: dict[str, JsonValue] | None = None
+    inferred: dict[str, str] | None = None
+    promise: Guarantee | None = None
+    exposure: str | None = None
+    skipped: str | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title, or the name where there is none."""
+        return self.title or self.name
+
+    def baseline(self, name: str, metric: str) -> float | None:
+        """The mean of a metric for a guess without an attack; None where it was not measured."""
+        return ((self.baselines or {}).get(name) or {}).get(metric)
+
+    def record(self) -> dict[str, Any]:
+        """As a table of `result.json`: what was found out, and nothing for the rest."""
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
-def violations(rows: Sequence[Mapping[str, Any]], condition: tuple[str, str, float]) -> list[Mapping[str, Any]]:
-    """Rows that meet a `--fail-if` condition.
+# --- the whole result --------------------------------------------------------------------------------------------
 
-    Raises:
-        SeepageError: Where none does and a cell could not be recorded, or has no row with that score: a gate that
-            cannot see must not let anything pass. A cell whose update is zero has nothing to leak, and passes.
+
+class Thresholds(Record):
+    """From where on an example counts as recovered or exact, and what else was measured.
+
+    Attributes:
+        recovered_ssim: SSIM from which an image can count as recovered.
+        recovered_gain_db: Decibels over its own mean color that an example needs besides.
+        exact_db: PSNR in dB over which an example counts as exact.
+        lpips: Whether LPIPS was asked for.
+        metrics: Further metrics that were asked for.
     """
-    key, sign, number = condition
-    found = [row for row in rows if row.get(key) is not None and _COMPARE[sign](row[key], number)]
-    if found:
-        return found
-    lost = {row["cell"]: row["reason"] for row in rows if row["outcome"] == "not recorded"}
-    if lost:
-        raise SeepageError(
-            f"--fail-if cannot be judged: {_first(lost)} could not be recorded "
-            f"({next(iter(lost.values()))}); mend the recipe there, or take the case out of it"
-        )
-    seen = {row["cell"] for row in rows if row.get(key) is not None or row["outcome"] == "zero update"}
-    blind = dict.fromkeys(row["cell"] for row in rows if row["cell"] not in seen)
-    if blind or not rows:
-        raise SeepageError(
-            f"--fail-if cannot be judged: no attack has the score {key!r}{f' in {_first(blind)}' if blind else ''}; "
-            "score the run against the truth, name another score, or leave out cases that no attack applies to"
-        )
-    return []
+
+    recovered_ssim: float = 0.6
+    recovered_gain_db: float = 3.0
+    exact_db: float = 40.0
+    lpips: bool = False
+    metrics: list[str] = []
 
 
-def _first(cells: Collection[str]) -> str:
-    """The first few names of cells."""
-    return f"{', '.join(list(cells)[:NAMED])}{' and others' if len(cells) > NAMED else ''}"
+class Diagnostic(Record):
+    """One diagnostic: what a reader must know before believing a number.
+
+    Attributes:
+        cell: Where it was raised; None: about the whole run.
+        attack: About which attack; None: about the cell.
+        name: Stable short name.
+        severity: `warning`: the number may mislead. `note`: good to know.
+        message: What was seen and what it means.
+        evidence: The measured numbers behind it.
+        limit: What it does not show; empty where the message says all.
+        tensors: Parameters that would have to be withheld or noised to close it.
+    """
+
+    cell: str | None = None
+    attack: str | None = None
+    name: str
+    severity: str
+    message: str
+    evidence: dict[str, JsonValue] = {}
+    limit: str = ""
+    tensors: list[str] = []
 
 
-def thresholds(scoring: Scoring) -> dict[str, Any]:
-    """The thresholds of a run, for its result file."""
-    return asdict(scoring)
+class Result(Record):
+    """The content of `result.json`.
+
+    Attributes:
+        schema_version: 1. Keys may be added to that version; none is removed or changes its meaning.
+        run: The run folder, as it was named.
+        verdict: The run in plain words.
+        verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified` or `unscored`.
+        rows: One per attack and cell, cheapest attack first.
+        cells: One per client setting.
+        thresholds: What "recovered" and "exact" mean here.
+    """
+
+    schema_version: int = Field(default=1, alias="schema")
+    run: str = ""
+    verdict: str
+    verdict_level: str
+    rows: list[Row]
+    cells: list[Cell]
+    thresholds: Thresholds
+
+    def rows_of(self, cell: Cell) -> list[Row]:
+        """The rows of one cell, in order."""
+        return [row for row in self.rows if row.cell == cell.name]
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """A cell's name to what a reader knows it by."""
+        return {cell.name: cell.heading for cell in self.cells}
+
+    def record(self) -> dict[str, Any]:
+        """As the table that `result.json` holds."""
+        return {
+            "schema": self.schema_version,
+            "run": self.run,
+            "verdict": self.verdict,
+            "verdict_level": self.verdict_level,
+            "rows": [row.record() for row in self.rows],
+            "cells": [cell.record() for cell in self.cells],
+            "thresholds": self.thresholds.model_dump(mode="json"),
+        }
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of `result.json` as it is written: the models, and the flat keys of schema 1 in each row."""
+    schema = Result.model_json_schema(by_alias=True)
+    row = schema["$defs"]["Row"]
+    number, count = {"type": ["number", "null"]}, {"type": ["integer", "null"]}
+    counts = {"vouched", "false_certificates", "rounds", "steps", "evaluations"}
+    flat = {
+        key: {
+            **(count if key in counts else number),
+            "description": f"The same as {'.'.join(path)}, where there is one.",
+        }
+        for key, path in SCHEMA_1.items()
+    }
+    codes = row["properties"].pop("outcome")
+    del row["properties"]["cost"]
+    row["properties"] |= {
+        **flat,
+        "certified": {**number, "description": "Guesses that the attack vouches for, by example."},
+        "outcome": {"type": "string", "description": "The outcome for people, such as '2/4 exact'."},
+        "outcome_code": codes,
+        "zero_update": {"type": "boolean"},
+        "nothing_recovered": {"type": "boolean"},
+    }
+    row["required"] = sorted(row["properties"])
+    schema["required"] = sorted(schema["properties"])
+    for unused in ("Certified", "Cost"):
+        schema["$defs"].pop(unused, None)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "result.schema.json", **schema}

@@ -27,10 +27,11 @@ import torch
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cells, own_source
 from seepage.audit.record import record_cells
-from seepage.audit.row import check_result
+from seepage.audit.row import Result
 from seepage.audit.summary import summarize
 from seepage.core.executor import Executor, threads_for
 from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.schema import parse
 from seepage.core.storage import (
     SCHEMA,
     check_schema,
@@ -62,12 +63,12 @@ class Run:
 
     Attributes:
         folder: The run folder.
-        result: Content of `result.json`: verdict, rows, cells, thresholds.
+        result: What it found: the content of `result.json`.
         fresh: Whether it was computed now; False: it was found finished and left as it was.
     """
 
     folder: Path
-    result: Mapping[str, Any]
+    result: Result
     fresh: bool
 
 
@@ -367,7 +368,9 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     sources = _foreign_sources(asked, truth)
     if fingerprint([source.observed for source in sources]) != asked.content:
         raise SeepageError(f"{asked.observed} has changed since {folder} was made; attack it again")
-    recipes = [Recipe(name="attack", attack=parts, cell=source.name, score=scoring) for source in sources]
+    recipes = [
+        Recipe(name="attack", seed=asked.seed, attack=parts, cell=source.name, score=scoring) for source in sources
+    ]
     return Run(folder, summarize(sources, recipes, folder), fresh=True)
 
 
@@ -389,12 +392,11 @@ def _read_through(transcript: Transcript) -> None:
         transcript[t].gradient(transcript.knowledge.client)
 
 
-def _read_result(folder: Path) -> dict[str, Any]:
+def _read_result(folder: Path) -> Result:
     path = folder / "result.json"
-    result: dict[str, Any] = read_json(path)
-    check_schema(result, path)
-    check_result(result, path)
-    return result
+    found = read_json(path)
+    check_schema(found, path)
+    return parse(Result, found, str(path))
 
 
 def validate_folder(folder: Path) -> list[str]:

@@ -11,16 +11,19 @@ from seepage import data
 from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names
 from seepage.audit.attempt import Attempt, open_attempt
-from seepage.audit.row import make_row, skipped_row, thresholds
-from seepage.audit.score import score_outcomes
+from seepage.audit.row import Cell, Diagnostic, Result, Row, Thresholds
+from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
+from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.verdict import verdict
 from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.schema import parse
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
+from seepage.leakage.finding import Finding
 from seepage.metrics import Alignment, Scores
 from seepage.privacy.guarantee import DPGuarantee, guarantee_of
-from seepage.recipe.case import Recipe, Scoring
+from seepage.recipe.case import Recipe
 from seepage.recipe.trust import own_code
 from seepage.transcript.foreign import read_facts
 from seepage.transcript.simulated import OneRound
@@ -28,58 +31,89 @@ from seepage.transcript.truth import Truth, misfit, open_truth
 from seepage.types import Knowledge, Tensors, Transcript
 
 
+@dataclass(frozen=True)
+class CellSummary:
+    """What the attacks on one cell amount to.
+
+    Attributes:
+        cell: The cell's facts.
+        rows: One per attack.
+        diagnostics: What a reader must know before believing the numbers.
+        lines: One per example and metric, for `scores.jsonl`.
+        exposure: What the first round's update gives away without an attack; None where no update was made.
+    """
+
+    cell: Cell
+    rows: list[Row]
+    diagnostics: list[Diagnostic]
+    lines: list[dict[str, Any]]
+    exposure: dict[str, Any] | None
+
+
 def summarize(
     sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress
-) -> dict[str, Any]:
-    """Score all outcomes, raise the flags, and write `scores.jsonl`, `flags.json` and, last, `result.json`."""
-    rows: list[dict[str, Any]] = []
-    lines: list[dict[str, Any]] = []
-    flags: list[dict[str, Any]] = []
-    facts: list[dict[str, Any]] = []
-    looks: list[dict[str, Any]] = []
+) -> Result:
+    """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json` and, last, `result.json`."""
+    found = []
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
         show(i, len(sources), f"scoring {source.name}" if len(sources) > 1 else "scoring")
-        named = list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
-        if source.skipped:
-            facts.append(_facts_on_disk(source))
-            reason, told = facts[-1]["skipped"], sorted(recipe.knowledge.told)
-            rows += [skipped_row(source.name, name, attack, told, reason) for name, attack in named]
-            continue
-        transcript = source.open("cpu")
-        truth = None if source.private is None else _truth_for(transcript, source)
-        said = _said(source)
-        facts.append(_facts_of(source, transcript) | {"inferred": said, "promise": _promised(source)})
-        looks.append(_look(source, transcript))
-        facts[-1]["exposure"] = looks[-1].get("line")
-        flags += _cell_flags(source, transcript, truth, recipe.score)
-        for name, attack in named:
-            row, scores = _score_attack(Attacked(source, name, attack, folder), transcript, truth, recipe.score)
-            row["told"] = [item for item in row["told"] if item not in said]
-            rows.append(row)
-            found = (
-                diagnostics.attack_diagnostics(row)
-                + diagnostics.outline_diagnostics(row)
-                + (diagnostics.alignment_diagnostics(scores.alignment, name) if scores else [])
-            )
-            flags += [{"cell": source.name, "attack": name, **asdict(flag)} for flag in found]
-            lines += _score_lines(source.name, name, scores, truth) if scores else []
-    write_lines(folder / "scores.jsonl", lines)
+        found.append(_skipped_cell(source, recipe) if source.skipped else _summarize_cell(source, recipe, folder))
+    flags = [flag.model_dump(mode="json") for part in found for flag in part.diagnostics]
+    write_lines(folder / "scores.jsonl", [line for part in found for line in part.lines])
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
-    write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": looks})
-    defenses = {fact["name"]: fact.get("defense") for fact in facts}
-    titles = {fact["name"]: fact["title"] for fact in facts}
-    level, words = verdict(rows, titles, defenses, own_code=_takes_own_code(sources, recipes))
-    result = {
-        "schema": SCHEMA,
-        "run": str(folder),
-        "verdict": words,
-        "verdict_level": level,
-        "rows": rows,
-        "cells": facts,
-        "thresholds": thresholds(recipes[0].score),
-    }
-    write_json(folder / "result.json", result)
+    exposures = [part.exposure for part in found if part.exposure is not None]
+    write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": exposures})
+    rows, cells = [row for part in found for row in part.rows], [part.cell for part in found]
+    level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes))
+    scoring = recipes[0].score
+    result = Result(
+        run=str(folder),
+        verdict=words,
+        verdict_level=level,
+        rows=rows,
+        cells=cells,
+        thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
+    )
+    write_json(folder / "result.json", result.record())
     return result
+
+
+def _skipped_cell(source: Source, recipe: Recipe) -> CellSummary:
+    """A cell that could not be recorded: a row per attack that says so."""
+    facts = _facts_on_disk(source)
+    told, reason = sorted(recipe.knowledge.told), str(facts["skipped"])
+    rows = [skipped_row(recipe, source.name, name, attack, told, reason) for name, attack in _named_attacks(recipe)]
+    return CellSummary(parse(Cell, facts, f"{source.private}/cell.json"), rows, [], [], None)
+
+
+def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
+    return list(zip(attack_names(recipe.attack), map(recipe.make_attack, recipe.attack), strict=True))
+
+
+def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary:
+    transcript = source.open("cpu")
+    truth = None if source.private is None else _truth_for(transcript, source)
+    said, look = _said(source), _look(source, transcript)
+    guarantee = None if source.recipe is None else _guarantee(source.recipe)
+    facts = _facts_of(source, transcript) | {"inferred": said, "exposure": look.get("line")}
+    facts["promise"] = None if guarantee is None else asdict(guarantee)
+    flags = [
+        Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
+    ]
+    rows, lines = [], []
+    for name, attack in _named_attacks(recipe):
+        own = AttackedCell(source, name, attack, folder)
+        row, scores = _score_attack(own, transcript, truth, recipe)
+        row = row.model_copy(update={"told": [item for item in row.told if item not in said]})
+        rows.append(row)
+        findings = [*attack_diagnostics(row), *outline_diagnostics(row), *alignment_diagnostics(row)]
+        flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
+        lines += _score_lines(source.name, name, scores, truth) if scores else []
+    return CellSummary(parse(Cell, facts, f"the facts of {source.name}"), rows, flags, lines, look)
+
+
+def _table(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "evidence": dict(finding.evidence), "tensors": list(finding.tensors)}
 
 
 def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> bool:
@@ -97,12 +131,6 @@ def _said(source: Source) -> dict[str, str]:
     if source.batch_size is not None:
         said.pop("batch size", None)
     return said | ({"batch size": source.inferred} if source.inferred else {})
-
-
-def _promised(source: Source) -> dict[str, Any] | None:
-    """What the defense promises in differential privacy, where it promises anything."""
-    found = None if source.recipe is None else _promise(source.recipe)
-    return None if found is None else asdict(found)
 
 
 def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
@@ -172,7 +200,7 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     return Truth((dataset.batch(torch.arange(len(dataset))),))
 
 
-def _promise(recipe: Recipe) -> DPGuarantee | None:
+def _guarantee(recipe: Recipe) -> DPGuarantee | None:
     defense, rounds, size = recipe.make_defense(), recipe.rounds, recipe.batch.size
     once = guarantee_of(defense)
     if once is None:  # before thousands of rounds are gone through
@@ -183,29 +211,30 @@ def _promise(recipe: Recipe) -> DPGuarantee | None:
     return guarantee_of(defense, taken, participations=recipe.make_client().max_participations(size))
 
 
-def _cell_flags(source: Source, transcript: Transcript, truth: Truth | None, scoring: Scoring) -> list[dict[str, Any]]:
+def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:
     knowledge = transcript.knowledge
     found = diagnostics.model_diagnostics(knowledge.model, knowledge.client.mode)
     losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
     drawn = "indices" in knowledge.told
     found += diagnostics.update_diagnostics(transcript, 1 if drawn else len(transcript), losses)
-    found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _promise(source.recipe))
+    found += diagnostics.guarantee_diagnostics(None if source.recipe is None else _guarantee(source.recipe))
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))
-        found += diagnostics.metric_diagnostics(scoring.lpips, knowledge.input_shape)
-    return [{"cell": source.name, "attack": None, **asdict(flag)} for flag in found]
+        asked = recipe.score.lpips or "lpips" in recipe.score.metrics
+        found += diagnostics.metric_diagnostics(asked, knowledge.input_shape)
+    return found
 
 
 @dataclass(frozen=True)
-class Attacked:
-    """One attack on one cell, and where its outcomes lie."""
+class AttackedCell:
+    """One attack on one cell, and where its attempts lie."""
 
     source: Source
     name: str
     attack: Attack
     folder: Path
 
-    def outcomes(self) -> dict[int, Attempt]:
+    def attempts(self) -> dict[int, Attempt]:
         """By round; an attack on all rounds together has one, at 0."""
         place = self.folder / "attacks" / self.source.name / self.name
         found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
@@ -215,32 +244,33 @@ class Attacked:
 
 
 def _score_attack(
-    one: Attacked, transcript: Transcript, truth: Truth | None, scoring: Scoring
-) -> tuple[dict[str, Any], Scores | None]:
-    outcomes = one.outcomes()
+    one: AttackedCell, transcript: Transcript, truth: Truth | None, recipe: Recipe
+) -> tuple[Row, Scores | None]:
+    """Score an attack on a cell, and write what came back beside the truth, for the report."""
+    attempts = one.attempts()
     everything = one.attack.rounds == "all"
-    views = [transcript if everything else OneRound(transcript, t) for t in outcomes]
+    views = [transcript if everything else OneRound(transcript, t) for t in attempts]
     batches = None
     if truth is not None:
-        batches = [truth.whole if everything else truth.of_round(t) for t in outcomes]
-    value_range, found = transcript.knowledge.value_range, list(outcomes.values())
-    measured = None if batches is None else score_outcomes(found, batches, value_range, scoring)
+        batches = [truth.whole if everything else truth.of_round(t) for t in attempts]
+    value_range, found = transcript.knowledge.value_range, list(attempts.values())
+    scored = None if batches is None else score_attempts(found, batches, value_range, recipe.score, seed=recipe.seed)
     tensors: Tensors = {}
-    if measured is not None and truth is not None:
-        for t, place, outcome in zip(outcomes, measured.places, found, strict=True):
-            tensors |= _aligned_round(t, place, truth, whole=everything) if outcome.reconstruction else {}
+    if scored is not None and truth is not None:
+        for t, place, attempt in zip(attempts, scored.alignments, found, strict=True):
+            tensors |= _aligned_round(t, place, truth, whole=everything) if attempt.reconstruction else {}
     elif truth is None:
-        for t, outcome in outcomes.items():
-            tensors |= _as_found(t, outcome, value_range)
+        for t, attempt in attempts.items():
+            tensors |= _as_found(t, attempt, value_range)
     if tensors:
         write_tensors(one.folder / "reconstructions" / one.source.name / f"{one.name}.safetensors", tensors)
-    row = make_row(one.source.name, one.name, found, views, batches, measured, one.attack)
-    return row, None if measured is None else measured.scores
+    row = make_row(one.source.name, one.name, found, views, batches, scored, one.attack)
+    return row, None if scored is None else scored.scores
 
 
-def _as_found(t: int, outcome: Attempt, value_range: tuple[float, float]) -> Tensors:
+def _as_found(t: int, attempt: Attempt, value_range: tuple[float, float]) -> Tensors:
     """The guesses for the report as they are, where there is no truth to sort them by."""
-    found = outcome.reconstruction
+    found = attempt.reconstruction
     if found is None or found.space != "input":
         return {}
     matched = torch.ones(len(found), dtype=torch.bool)

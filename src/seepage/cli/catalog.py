@@ -16,10 +16,6 @@ def catalog() -> dict[str, list[dict[str, str]]]:
     files = {"name": "PATH", "about": "an image folder with a folder per class, a .zip with labels.csv, or a .npz"}
     more = {"models": [own], "data": [files]}
     listed = {kind: [_row(entry) for entry in registry.describe()] for kind, registry in KINDS.items()}
-    if not listed["metrics"]:  # until metrics register themselves
-        from seepage.metrics import METRICS
-
-        listed["metrics"] = [{"name": name, "about": m.description, "unit": m.unit} for name, m in METRICS.items()]
     return {
         **{kind: [*rows, *more.get(kind, [])] for kind, rows in listed.items()},
         "recipes": [

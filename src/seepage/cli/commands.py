@@ -35,7 +35,7 @@ from seepage.cli.options import (
     tables_of,
 )
 from seepage.cli.reproducing import reproduce
-from seepage.cli.showing import command_line, gate, present, write_pages
+from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
 from seepage.errors import SeepageError, printable, unknown
 
 
@@ -103,12 +103,11 @@ def audit(
     quiet: QuietOption = False,
 ) -> None:
     """Record real updates, attack them, score what came back, and write a report."""
-    from seepage.audit.row import parse_condition
     from seepage.audit.run import run
     from seepage.cli.terminal import progress_bar
 
-    condition = None if fail_if is None else parse_condition(fail_if)
     tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, attack, defense, settings)
+    condition = condition_of(fail_if, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, on=runner, show=show, command=command_line())
         write_pages(finished.folder, show, again=False, pictures=not no_pictures)
@@ -162,15 +161,15 @@ def score(
     quiet: QuietOption = False,
 ) -> None:
     """Score a run that was attacked without the truth, show an audit's scores again, or count what people judged."""
-    from seepage.audit.row import parse_condition
     from seepage.audit.run import score_run
+    from seepage.recipe.overrides import change
 
     if judgements:
         if truth is not None or settings or fail_if or trust:
             raise SeepageError("--judgements counts what people said and nothing else; leave out the other options")
         count_judgements(run, judgements, as_json=as_json, quiet=quiet)
         return
-    condition = None if fail_if is None else parse_condition(fail_if)
+    condition = condition_of(fail_if, change({}, settings or []))
     finished = score_run(run, truth, settings or [], trust=trust)
     write_pages(run, lambda *_: None, again=finished.fresh)
     present(run, finished, as_json, quiet, note_old=False)

@@ -28,7 +28,7 @@ from seepage.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from seepage.frontier import Row
+    from seepage.frontier import DefenseRow
 
 
 def frontier(
@@ -82,7 +82,7 @@ def frontier(
         print(f"\npage: {found.folder / 'frontier.html'}; pictures: {found.folder / 'report.html'}")
 
 
-def _print_table(rows: "Sequence[Row]") -> None:
+def _print_table(rows: "Sequence[DefenseRow]") -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -102,7 +102,7 @@ def _print_table(rows: "Sequence[Row]") -> None:
     console.print()
 
 
-def _legend(rows: "Sequence[Row]") -> str:
+def _legend(rows: "Sequence[DefenseRow]") -> str:
     from seepage.privacy.accounting import VACUOUS
 
     words = (
@@ -118,24 +118,30 @@ def _legend(rows: "Sequence[Row]") -> str:
     return words
 
 
-def _print_lacking(rows: "Sequence[Row]") -> None:
+def _print_lacking(rows: "Sequence[DefenseRow]") -> None:
     """Why no epsilon could be counted, where that is a matter of this machine and not of the defense."""
     doubts = [doubt for row in rows if row.promise is not None for doubt in row.promise["doubts"]]
     for doubt in dict.fromkeys(doubt for doubt in doubts if "not installed" in doubt):
         print(f"{doubt}\n")
 
 
-def _entries(row: "Row", first: bool) -> list[str]:
-    words = row.defense if first else "  attacker knows it"
+def _entries(row: "DefenseRow", first: bool) -> list[str]:
+    from seepage.report.formatting import number, scientific
+    from seepage.report.table import plain_text
+
     price = [
-        "-" if row.epsilon is None else f"{row.epsilon:.3g}",
-        "-" if row.seconds is None else f"{1000 * row.seconds:.1f}",
-        "-" if row.bytes is None else f"{row.bytes / 1000:.1f}",
+        scientific(row.epsilon),
+        number(None if row.seconds is None else 1000 * row.seconds),
+        number(None if row.bytes is None else row.bytes / 1000),
     ]
     accuracy = "-" if row.accuracy is None else f"{row.accuracy:.1%}"
-    found = ["-", "-", "-"]
-    if row.recovered is not None:
-        similar = "-" if row.ssim is None else f"{row.ssim:.2f}"
-        found = [f"{row.recovered}/{row.examples}", f"{row.psnr_median:.1f}", similar]
-    attack = row.attack or row.reason or "-"
-    return [words, accuracy if first else "", *found, *(price if first else ["", "", ""]), attack]
+    count = "-" if row.recovered is None else f"{row.recovered}/{row.examples}"
+    texts = [
+        row.defense if first else "  attacker knows it",
+        accuracy if first else "",
+        count,
+        number(row.psnr_median),
+        number(row.ssim, 2),
+        *(price if first else ["", "", ""]),
+    ]
+    return [*map(plain_text, texts), row.attack or row.reason or "-"]

@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ import typer
 from seepage.errors import printable
 
 if TYPE_CHECKING:
+    from seepage.audit.gate import Condition
+    from seepage.audit.row import Result
     from seepage.audit.run import Run
     from seepage.core.progress import ProgressCallback
 
@@ -56,24 +59,38 @@ def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_o
     if not finished.fresh:
         open_run(folder)  # it may be somebody else's, and damaged
     if as_json:
-        keys = ("verdict", "verdict_level", "rows", "cells", "thresholds")
-        result = {key: finished.result[key] for key in keys}
-        found = {"schema": 1, "run": str(folder), "finished_earlier": not finished.fresh, **result}
+        found = {**finished.result.record(), "run": str(folder), "finished_earlier": not finished.fresh}
         print(json.dumps(found, allow_nan=False))
     else:
         print_result(folder, finished.result, quiet=quiet, note_old=note_old and not finished.fresh)
 
 
-def gate(result: Any, condition: tuple[str, str, float] | None) -> None:
-    """End with exit code 1 where a row meets the condition of `--fail-if`."""
-    from seepage.audit.row import violations
+def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | None":
+    """What `--fail-if` says, of any metric that a recipe's tables have measured; None where it says nothing.
 
-    if condition is None:
-        return
-    found = violations(result["rows"], condition)
-    if found:
-        key, sign, number = condition
-        titles = {cell["name"]: cell["title"] for cell in result["cells"]}
-        worst = "; ".join(f"{row['attack']} on {titles[row['cell']]}: {key} {row[key]:g}" for row in found[:3])
-        print(f"failed: {len(found)} rows have {key} {sign} {number:g}: {printable(worst)}", file=sys.stderr)
+    Raises:
+        SeepageError: Where it is no condition or names no score.
+    """
+    if text is None:
+        return None
+    from seepage.audit.gate import parse_condition
+    from seepage.metrics import METRICS
+
+    scoring = tables.get("score")
+    asked = scoring.get("metrics", ()) if isinstance(scoring, Mapping) else ()
+    own = [str(use).rpartition(":")[2] for use in asked] if isinstance(asked, list | tuple) else []
+    return parse_condition(text, (*METRICS, *own))
+
+
+def gate(result: "Result", condition: "Condition | None") -> None:
+    """End with exit code 1 where a row meets the condition of `--fail-if`."""
+    from seepage.audit.gate import violations
+
+    found = violations(result.rows, condition) if condition is not None else []
+    if condition is not None and found:
+        titles = result.titles
+        worst = "; ".join(
+            f"{row.attack} on {titles[row.cell]}: {condition.score} {row.value(condition.score):g}" for row in found[:3]
+        )
+        print(f"failed: {len(found)} rows have {condition}: {printable(worst)}", file=sys.stderr)
         raise typer.Exit(1)

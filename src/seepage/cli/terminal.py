@@ -15,9 +15,12 @@ from rich.table import Table
 from rich.text import Text
 
 from seepage.audit.observe import inferred_lines
-from seepage.audit.row import promise_lines, reasons
+from seepage.audit.row import Cell, Outcome, Result, Row
+from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.errors import printable
+from seepage.report.formatting import number
+from seepage.report.table import RowTexts, further_metrics, is_muted, plain_text
 from seepage.signatures import Option
 
 LINE_EVERY = 10.0
@@ -29,7 +32,7 @@ PHASES = ("recording", "training", "scoring", "writing")
 """First words of what goes on before and after the attacks; an attack is named by itself: `dlg on CELL`."""
 
 
-MANY = 10
+COUNTED_ATTACKS = 10
 """Attacks that are counted; of fewer the share is told, since "0 of 1" would say nothing while a long one runs."""
 
 
@@ -78,7 +81,7 @@ class _Lines:
     def show(self, done: float, total: float, what: str) -> None:
         phase, _, rest = self.label.of(total, what).partition(" ")
         count = f"{done:.0f} of {total:g}" if total > 1 else ""
-        if phase.startswith("attacking") and total < MANY:
+        if phase.startswith("attacking") and total < COUNTED_ATTACKS:
             count = f"{done / total:.0%}"
         line = ": ".join(filter(None, (phase.removesuffix(":"), ", ".join(filter(None, (count, rest))))))
         now = time.monotonic()
@@ -106,126 +109,114 @@ def plain(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def print_result(folder: Path, result: Mapping[str, Any], *, quiet: bool, note_old: bool = False) -> None:
+def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = False) -> None:
     """Table, verdict and where the report lies."""
-    console, result = open_console(), plain(result)
+    console = open_console()
+    result = Result.model_validate(plain(result.record()))  # a stranger's words must not move the cursor
     if quiet:
-        console.print(result["verdict"], soft_wrap=True, highlight=False, markup=False)
+        console.print(result.verdict, soft_wrap=True, highlight=False, markup=False)
         return
-    for cell in result["cells"]:
-        rows = [row for row in result["rows"] if row["cell"] == cell["name"]]
-        console.print(Text(str(cell["title"]), style="bold"))
-        if cell["baselines"]:
-            console.print(Text(_baselines(cell["baselines"]) + _accuracy(cell), style="dim"))
+    for cell in result.cells:
+        rows = result.rows_of(cell)
+        console.print(Text(cell.heading, style="bold"))
+        if cell.baselines:
+            console.print(Text(_baselines(cell) + _accuracy(cell), style="dim"))
         console.print(_table(rows))
         for line in _beside(cell, rows):
             console.print(Text(line, style="dim"), soft_wrap=True)
         console.print()
-    titles = {cell["name"]: cell["title"] for cell in result["cells"]}
+    titles = result.titles
     entries = [
-        (row["attack"], row["outcome"] if row["psnr"] is None else "no result", row["reason"], titles[row["cell"]])
-        for row in result["rows"]
-        if row["reason"]
+        (row.attack, "no result" if row.scored else row.phrase, row.reason, titles[row.cell])
+        for row in result.rows
+        if row.reason
     ]
     for attack, words in reasons(entries, len(titles)):
         console.print(Text(f"{attack}, {words}", style="dim"))
     if entries:
         console.print()
-    if any(row["psnr"] is not None or row["outcome"] == "features only" for row in result["rows"]):
+    if any(row.scored or row.outcome is Outcome.FEATURES_ONLY for row in result.rows):
         console.print(Text(_legend(result), style="dim"))
         console.print()
-    leaks = result["verdict_level"] in ("exact", "recognizable", "certified")
-    console.print(Text(result["verdict"], style="bold red" if leaks else "bold"))
-    for line in promise_lines(result["cells"]):
+    leaks = result.verdict_level in ("exact", "recognizable", "certified")
+    console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
+    for line in guarantee_lines(result.cells):
         console.print(Text(line, style="bold"), soft_wrap=True)
     console.print()
     if note_old:
         console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
-    if any(row["ssim"] is not None for row in result["rows"]) and (folder / "grid.png").exists():
+    if _of_pictures(result.rows) and (folder / "grid.png").exists():
         console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _beside(cell: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _of_pictures(rows: Sequence[Row]) -> bool:
+    """Whether any attack returned pictures that were scored."""
+    return any("ssim" in row.scores for row in rows)
+
+
+def _beside(cell: Cell, rows: Sequence[Row]) -> list[str]:
     """What stands under a cell's table: what was inferred, and what the update gives away without an attack."""
-    inferred = cell.get("inferred")
-    lines = inferred_lines(inferred) if isinstance(inferred, Mapping) else []
-    if cell.get("exposure") and not any(row["psnr"] is not None for row in rows):
-        lines.append(f"without any attack: {cell['exposure']}")
+    lines = inferred_lines(cell.inferred or {})
+    if cell.exposure and not any(row.scored for row in rows):
+        lines.append(f"without any attack: {cell.exposure}")
     return lines
 
 
-def _legend(result: Mapping[str, Any]) -> str:
-    limits = result["thresholds"]
-    pictures = any(row["ssim"] is not None for row in result["rows"])
-    similar = f"SSIM of at least {limits['recovered_ssim']:g} and " if pictures else ""
+def _legend(result: Result) -> str:
+    limits, pictures = result.thresholds, _of_pictures(result.rows)
+    similar = f"SSIM of at least {limits.recovered_ssim:g} and " if pictures else ""
     own = "the example's own mean color" if pictures else "the example's own mean"
     words = (
-        f"found: recovered of all examples; recovered is {similar}{limits['recovered_gain_db']:g} dB over {own}. "
-        f"exact: over {limits['exact_db']:g} dB. "
+        f"found: recovered of all examples; recovered is {similar}{limits.recovered_gain_db:g} dB over {own}. "
+        f"exact: over {limits.exact_db:g} dB. "
         "median, mean: PSNR in dB over all examples; equal pictures count 150, which draws a mean up. "
         "[low, high]: 95 % interval of the mean."
     )
-    features = any(row["outcome"] == "features only" for row in result["rows"])
+    features = any(row.outcome is Outcome.FEATURES_ONLY for row in result.rows)
     return words + " features only: inner features came back, which no score compares with pictures." * features
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table(rows: Sequence[Row]) -> Table:
     """One cell's rows, for 80 columns: no box, and a column for what was told only where something was."""
-    told = any(row["told_extra"] for row in rows)
+    told, further = any(row.told_extra for row in rows), further_metrics(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attack", no_wrap=True)
     if told:
         table.add_column("told", no_wrap=True)
-    for name in ("found", "median", "mean, dB", "SSIM", "seconds"):
+    for name in ("found", "median", "mean, dB", "SSIM", *further, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
-        entries = _entries(row)
-        table.add_row(
-            entries[0], *([", ".join(row["told_extra"]) or "-"] if told else []), *entries[1:], style=_style(row)
-        )
+        texts = RowTexts.of(row, further, mean_digits=0)
+        interval = f" [{', '.join(texts.interval)}]" if texts.interval else ""
+        entries = [
+            *([texts.told or "-"] if told else []),
+            texts.recovered,
+            texts.median,
+            f"{texts.mean}{interval}",
+            texts.ssim,
+            *texts.more,
+            texts.seconds,
+            texts.outcome,
+        ]
+        style = "red" if row.mean("recovered") else "dim" if is_muted(row) else ""
+        table.add_row(Text(row.attack), *(Text(plain_text(entry)) for entry in entries), style=style)
     return table
 
 
-def _baselines(base: Mapping[str, Any]) -> str:
-    pictures = base.get("mean_color", {}).get("ssim") is not None
+def _baselines(cell: Cell) -> str:
+    pictures = cell.baseline("mean_color", "ssim") is not None
     words = BASELINES if pictures else {"mean_color": "the example's mean", "grey": "mid-range", "random": "noise"}
-    found = (f"{what} {_number(base.get(name, {}).get('psnr'), 1)}" for name, what in words.items())
+    found = (f"{what} {plain_text(number(cell.baseline(name, 'psnr')))}" for name, what in words.items())
     return f"without the update: {', '.join(found)} dB"
 
 
-def _accuracy(cell: Mapping[str, Any]) -> str:
+def _accuracy(cell: Cell) -> str:
     """How well a federation's model does at the audited round."""
-    if not cell.get("federation") or cell.get("accuracy") is None:
+    if not cell.federation or cell.accuracy is None:
         return ""
-    return f"; the model names {cell['accuracy']:.0%} of {cell['accuracy_examples']} unseen examples right"
-
-
-def _entries(row: Mapping[str, Any]) -> list[str]:
-    mean = _number(row["psnr"], 0)
-    if row["psnr_low"] is not None:
-        mean += f" [{row['psnr_low']:.0f}, {row['psnr_high']:.0f}]"
-    share = "-" if row["recovered"] is None else f"{round(row['recovered'] * row['examples'])}/{row['examples']}"
-    median = _number(row.get("psnr_median"), 1)  # runs of earlier versions have none
-    return [row["attack"], share, median, mean, _number(row["ssim"], 2), _number(row["seconds"], 1), _outcome(row)]
-
-
-def _outcome(row: Mapping[str, Any]) -> str:
-    fit = str(row.get("alignment") or "").partition("+")[2]
-    if row["psnr"] is None and row.get("vouched"):
-        return f"not scored, {row['vouched']} certified"
-    return f"{row['outcome']} ({fit} fitted)" if fit else str(row["outcome"])
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _style(row: Mapping[str, Any]) -> str:
-    if row["recovered"]:
-        return "red"
-    return "dim" if row["psnr"] is None or row["outcome"] == "nothing recovered" else ""
+    return f"; the model names {cell.accuracy:.0%} of {cell.accuracy_examples} unseen examples right"
 
 
 def print_kind(entries: Sequence[Mapping[str, str]], options: Mapping[str, Sequence[Option]]) -> None:

@@ -8,14 +8,14 @@ frontier.html  frontier.png      page and plot; the page holds the plot
 """
 
 from seepage.frontier.advising import advice, untried
-from seepage.frontier.rows import Row, pareto, points_of
+from seepage.frontier.rows import DefenseRow, pareto, points_of
 from seepage.frontier.run import Frontier, run_frontier
 from seepage.frontier.sweep import STRENGTHS, Utility, sweep_of
 
 __all__ = [
     "STRENGTHS",
     "Frontier",
-    "Row",
+    "DefenseRow",
     "Utility",
     "advice",
     "pareto",

@@ -2,16 +2,16 @@
 
 from collections.abc import Iterable, Sequence, Set
 
-from seepage.frontier.rows import Point, Row, points_of, wilson
+from seepage.frontier.rows import DefenseRow, Point, points_of, wilson
 
-NAMED = 3
+LISTED_NAMES = 3
 """Sentences on what could not be tried, and defenses in one of them, that are written out; more are counted."""
 
 NEAR_CHANCE = 0.05
 """Share of the way from guessing to no mistake, under which a model has learned too little to lose any."""
 
 
-def advice(rows: Sequence[Row], *, classes: int | None = None) -> str:
+def advice(rows: Sequence[DefenseRow], *, classes: int | None = None) -> str:
     """What to choose, what that rests on, and what could not be tried.
 
     Args:
@@ -19,12 +19,12 @@ def advice(rows: Sequence[Row], *, classes: int | None = None) -> str:
         classes: How many the data have, if known: a model that is hardly better than guessing has no accuracy to lose.
     """
     gaps = untried(rows)
-    left = len(gaps) - NAMED
+    left = len(gaps) - LISTED_NAMES
     more = [f"{left} more {'is' if left == 1 else 'are'} listed on the page."] if left > 0 else []
-    return " ".join([_choice(rows), *_nothing_left(rows), *_near_chance(rows, classes), *gaps[:NAMED], *more])
+    return " ".join([_choice(rows), *_nothing_left(rows), *_near_chance(rows, classes), *gaps[:LISTED_NAMES], *more])
 
 
-def _choice(rows: Sequence[Row]) -> str:
+def _choice(rows: Sequence[DefenseRow]) -> str:
     points = points_of(rows)
     bare = next((point for point in points if point.defense == "no defense"), None)
     if bare is None:
@@ -64,7 +64,7 @@ def _choice(rows: Sequence[Row]) -> str:
     )
 
 
-def _found(rows: Sequence[Row], defense: str) -> dict[str, int]:
+def _found(rows: Sequence[DefenseRow], defense: str) -> dict[str, int]:
     """Attacks that were scored behind a defense, told of it or not, and the most examples that each recovered."""
     found: dict[str, int] = {}
     for row in rows:
@@ -73,7 +73,7 @@ def _found(rows: Sequence[Row], defense: str) -> dict[str, int]:
     return found
 
 
-def _stopped(rows: Sequence[Row], defense: str, able: Set[str]) -> str:
+def _stopped(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
     """Which attacks a defense stops: of those scored behind it, the ones that found something without it."""
     tried = [attack for attack in _found(rows, defense) if attack in able]
     told = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == defense)
@@ -83,7 +83,7 @@ def _stopped(rows: Sequence[Row], defense: str, able: Set[str]) -> str:
     return f"the attacks that found something without it ({'; '.join(filter(None, [_listed(tried), unknown]))})"
 
 
-def _idle(rows: Sequence[Row], defense: str, able: Set[str]) -> str:
+def _idle(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
     """A sentence on the attacks behind a defense that are no evidence for it."""
     idle = [attack for attack in _found(rows, defense) if attack not in able]
     if not idle:
@@ -93,8 +93,8 @@ def _idle(rows: Sequence[Row], defense: str, able: Set[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    if len(names) > NAMED:
-        return f"{', '.join(names[:NAMED])} and {len(names) - NAMED} more"
+    if len(names) > LISTED_NAMES:
+        return f"{', '.join(names[:LISTED_NAMES])} and {len(names) - LISTED_NAMES} more"
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
@@ -116,7 +116,7 @@ def _failing(points: Sequence[Point]) -> str:
     return f"{worst}, at any strength tried," if kinds[worst] > 0 else ""
 
 
-def _nothing_left(rows: Sequence[Row]) -> list[str]:
+def _nothing_left(rows: Sequence[DefenseRow]) -> list[str]:
     """A sentence on the best defense that leaves an attacker nothing, and so has no score to be compared by."""
     bare = _undefended(rows)
     scored = {row.defense for row in rows if not row.zero}
@@ -129,11 +129,11 @@ def _nothing_left(rows: Sequence[Row]) -> list[str]:
     return [f"{best.defense} {cost} and left nothing but zeros to read in these updates, so nothing was attacked."]
 
 
-def _undefended(rows: Sequence[Row]) -> Row | None:
+def _undefended(rows: Sequence[DefenseRow]) -> DefenseRow | None:
     return next((row for row in rows if row.defense == "no defense"), None)
 
 
-def _near_chance(rows: Sequence[Row], classes: int | None) -> list[str]:
+def _near_chance(rows: Sequence[DefenseRow], classes: int | None) -> list[str]:
     """A sentence where the undefended model is hardly better than guessing."""
     bare = _undefended(rows)
     if bare is None or bare.accuracy is None or not bare.accuracy_examples or not classes:
@@ -149,14 +149,15 @@ def _near_chance(rows: Sequence[Row], classes: int | None) -> list[str]:
     ]
 
 
-def untried(rows: Sequence[Row]) -> list[str]:
+def untried(rows: Sequence[DefenseRow]) -> list[str]:
     """A sentence for each thing that could not be tried, with its reason; first those that a defense looks good by.
 
-    >>> broken = Row(defense="a", attacker="oblivious", cell="a", recovered=0, examples=4, untried={"dlg": "no memory"})
+    >>> lacking = {"dlg": "no memory"}
+    >>> broken = DefenseRow(defense="a", attacker="oblivious", cell="a", recovered=0, examples=4, untried=lacking)
     >>> untried([broken])
     ['dlg could not be tried behind a: no memory.']
     """
-    places: dict[tuple[str, str], list[Row]] = {}
+    places: dict[tuple[str, str], list[DefenseRow]] = {}
     for row in rows:
         for what, reason in _gaps(row):
             places.setdefault((what, reason), []).append(row)
@@ -165,7 +166,7 @@ def untried(rows: Sequence[Row]) -> list[str]:
     return [f"{what.format(_where(row.defense for row in own))}: {reason}." for (what, reason), own in ordered]
 
 
-def _gaps(row: Row) -> Iterable[tuple[str, str]]:
+def _gaps(row: DefenseRow) -> Iterable[tuple[str, str]]:
     """What of a row could not be measured, as words that leave room for where that was, and why."""
     told = ", told of it," if row.attacker == "knows" else ""
     if row.failed is not None:
@@ -185,6 +186,6 @@ def _where(defenses: Iterable[str]) -> str:
     found = list(dict.fromkeys(defenses))
     parts = ["without a defense"] if "no defense" in found else []
     names = [name for name in found if name != "no defense"]
-    left = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    parts += [f"behind {', '.join(names[:NAMED])}{left}"] if names else []
+    left = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
+    parts += [f"behind {', '.join(names[:LISTED_NAMES])}{left}"] if names else []
     return " and ".join(parts)

@@ -3,13 +3,14 @@
 import io
 import warnings
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from seepage.audit.row import Cell
 from seepage.core.storage import write_whole
 from seepage.frontier.advising import untried
-from seepage.frontier.rows import Row, pareto, points_of
+from seepage.frontier.rows import DefenseRow, pareto, points_of
 from seepage.report import formatting as words
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT, DPI = 7.2, 5.0, 130
 
 
-def write_page(folder: Path, rows: Sequence[Row], advice: str, facts: Mapping[str, Any], rounds: int) -> Path:
+def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Cell, rounds: int) -> Path:
     """Write the plot, and the page with the plot in it; returns the page.
 
     Args:
@@ -59,7 +60,7 @@ def write_page(folder: Path, rows: Sequence[Row], advice: str, facts: Mapping[st
     return path
 
 
-def _groups(rows: Sequence[Row], best: set[str]) -> list[dict[str, Any]]:
+def _groups(rows: Sequence[DefenseRow], best: set[str]) -> list[dict[str, Any]]:
     """One entry per defense: its number in the plot, what it costs, and its rows."""
     return [
         {
@@ -73,11 +74,11 @@ def _groups(rows: Sequence[Row], best: set[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _doubts(row: Row) -> list[str]:
+def _doubts(row: DefenseRow) -> list[str]:
     return [] if row.promise is None else list(row.promise["doubts"])
 
 
-def draw(rows: Sequence[Row]) -> bytes:
+def draw(rows: Sequence[DefenseRow]) -> bytes:
     """The plot as a PNG: a number for each defense, as in the table, and the line of those that no other beats."""
     import matplotlib
     from matplotlib.figure import Figure
@@ -92,7 +93,7 @@ def draw(rows: Sequence[Row]) -> bytes:
     return buffer.getvalue()
 
 
-def _fill(axes: "Axes", rows: Sequence[Row]) -> None:
+def _fill(axes: "Axes", rows: Sequence[DefenseRow]) -> None:
     numbers = {defense: number for number, defense in enumerate(dict.fromkeys(row.defense for row in rows))}
     points = points_of(rows)
     line = pareto(points)

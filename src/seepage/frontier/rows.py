@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from seepage.audit.row import Outcome, Row
 from seepage.core.storage import SCHEMA
 from seepage.frontier.sweep import Entry
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class DefenseRow:
     """One defense against one kind of attacker: one line of `frontier.jsonl`. None: does not apply.
 
     Attributes:
@@ -72,9 +73,7 @@ class Row:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def rows_of(
-    entries: Sequence[Entry], prices: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
-) -> list[Row]:
+def rows_of(entries: Sequence[Entry], prices: Sequence[Mapping[str, Any]], results: Sequence[Row]) -> list[DefenseRow]:
     """One row for each defense and kind of attacker.
 
     Args:
@@ -83,7 +82,7 @@ def rows_of(
         results: Rows of the audit.
     """
     rows = []
-    bare = {row["attack"]: row for row in results if row["cell"] == entries[0].recipe.cell}
+    bare = {row.attack: row for row in results if row.cell == entries[0].recipe.cell}
     for entry, price in zip(entries, prices, strict=True):
         promise = price["promise"]
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
@@ -91,49 +90,53 @@ def rows_of(
         told = entry.recipe.defense and "defense" in entry.recipe.knowledge.told
         for attacker, recipe in (("knows" if told else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:
-                own = [row for row in results if row["cell"] == recipe.cell]
+                own = [row for row in results if row.cell == recipe.cell]
                 found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
-                rows.append(Row(defense=entry.name, attacker=attacker, cell=recipe.cell, **found, **paid))
+                rows.append(DefenseRow(defense=entry.name, attacker=attacker, cell=recipe.cell, **found, **paid))
     return rows
 
 
-def _best(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _best(results: Sequence[Row]) -> dict[str, Any]:
     """The attack that got most back: by examples recovered, then by SSIM, then by PSNR."""
-    scored = [row for row in results if row["psnr"] is not None]
+    scored = [row for row in results if row.scored]
     if not scored:
         return {}
-    best = max(scored, key=lambda row: (row["recovered"] or 0, row["ssim"] or -1, row["psnr_median"]))
-    count = round((best["recovered"] or 0) * best["examples"])
-    low, high = wilson(count, best["examples"])
+    best = max(scored, key=_strength)
+    count, examples = best.count("recovered") or 0, best.examples or 0
+    low, high = wilson(count, examples)
     return {
-        "attack": best["attack"],
+        "attack": best.attack,
         "recovered": count,
-        "examples": best["examples"],
-        "found": {row["attack"]: round((row["recovered"] or 0) * row["examples"]) for row in scored},
+        "examples": examples,
+        "found": {row.attack: row.count("recovered") or 0 for row in scored},
         "recovered_low": low,
         "recovered_high": high,
-        **{key: best[key] for key in ("ssim", "psnr_median", "gain_db")},
+        **{key: best.value(key) for key in ("ssim", "psnr_median", "gain_db")},
     }
 
 
-def _lacking(results: Sequence[Mapping[str, Any]], bare: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _strength(row: Row) -> tuple[float, float, float]:
+    return row.mean("recovered") or 0.0, row.mean("ssim") or -1.0, row.median("psnr") or 0.0
+
+
+def _lacking(results: Sequence[Row], bare: Mapping[str, Row]) -> dict[str, Any]:
     """Why there is no score, and which attacks the defense, or a fault, kept from being tried as they were without."""
-    found = {"untried": {row["attack"]: str(row["reason"]) for row in results if _untried(row, bare)}}
-    if any(row["psnr"] is not None for row in results):
+    found = {"untried": {row.attack: str(row.reason) for row in results if _untried(row, bare)}}
+    if any(row.scored for row in results):
         return found
-    if results and all(row["outcome"] == "zero update" for row in results):
+    if results and all(row.outcome is Outcome.ZERO_UPDATE for row in results):
         return found | {"zero": True, "reason": "the update is zero everywhere: there is nothing to attack"}
-    return found | {"reason": next((str(row["reason"]) for row in results if row["reason"]), "no attack gave a guess")}
+    return found | {"reason": next((str(row.reason) for row in results if row.reason), "no attack gave a guess")}
 
 
-def _untried(row: Mapping[str, Any], bare: Mapping[str, Mapping[str, Any]]) -> bool:
+def _untried(row: Row, bare: Mapping[str, Row]) -> bool:
     """Whether an attack gave no result, or none on some batches, for another reason than that it never applies."""
-    if not row["reason"] or row["outcome"] == "zero update":
+    if not row.reason or row.outcome is Outcome.ZERO_UPDATE:
         return False
-    undefended = bare.get(row["attack"])
-    if row["status"] == "error" or undefended is None or undefended["cell"] == row["cell"]:
-        return bool(row["status"] == "error")
-    return undefended["reason"] is None or (row["psnr"] is None and undefended["psnr"] is not None)
+    undefended = bare.get(row.attack)
+    if row.status == "error" or undefended is None or undefended.cell == row.cell:
+        return row.status == "error"
+    return undefended.reason is None or (not row.scored and undefended.scored)
 
 
 def wilson(count: int, total: int) -> tuple[float, float]:
@@ -163,7 +166,7 @@ class Point:
         return no_worse and (self.accuracy > other.accuracy or self.share < other.share)
 
 
-def points_of(rows: Sequence[Row]) -> list[Point]:
+def points_of(rows: Sequence[DefenseRow]) -> list[Point]:
     """A point for each defense that has an accuracy and a score; `known`: an attacker who knows of it was scored."""
     found = []
     for defense in dict.fromkeys(row.defense for row in rows):

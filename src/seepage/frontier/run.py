@@ -11,7 +11,7 @@ from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import write_lines
 from seepage.frontier.advising import advice
 from seepage.frontier.page import write_page
-from seepage.frontier.rows import Row, rows_of
+from seepage.frontier.rows import DefenseRow, rows_of
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import measure_all
 from seepage.recipe.resolve import cells, resolved, run_name
@@ -28,7 +28,7 @@ class Frontier:
     """
 
     folder: Path
-    rows: tuple[Row, ...]
+    rows: tuple[DefenseRow, ...]
     advice: str
 
 
@@ -62,9 +62,9 @@ def run_frontier(
     folder = out or Path("runs") / run_name(text, f"{plain.name}-{Path(plain.data.use).stem}")
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())
-    rows = rows_of(sweep.entries, prices, finished.result["rows"])
-    facts = next(cell for cell in finished.result["cells"] if "model" in cell)  # the first that could be recorded
-    words = advice(rows, classes=len(facts["classes"]))
+    rows = rows_of(sweep.entries, prices, finished.result.rows)
+    facts = next(cell for cell in finished.result.cells if not cell.skipped)  # the first that could be recorded
+    words = advice(rows, classes=len(facts.classes))
     write_lines(folder / "frontier.jsonl", [row.record() for row in rows])
     write_page(folder, rows, words, facts, sweep.utility.rounds)
     return Frontier(folder, tuple(rows), words)

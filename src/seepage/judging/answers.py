@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from seepage.core.schema import Record, parse, parse_all
 from seepage.core.storage import check_regular, check_schema, read_json
 from seepage.errors import SeepageError
 from seepage.judging.page import key_path
 from seepage.judging.pairs import EXPECTED, Answer, Subject
-from seepage.report.run import parse, parse_all
 
 LARGEST_FILE = 2**20
 """Bytes of a file of answers."""
@@ -35,8 +35,7 @@ class Answers:
     answers: dict[str, Answer]
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(Record):
     """How many of a cell's examples an attack returned a guess for."""
 
     cell: str

@@ -6,7 +6,7 @@ RUN/private/judge-ID.json    what each pair is; the page names pairs by number o
 import hashlib
 import json
 from base64 import b64encode
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def write_judge_page(
     key = {
         "schema": SCHEMA,
         "seed": seed,
-        "pairs": {name: asdict(pair.subject) for name, pair in shown.items()},
+        "pairs": {name: pair.subject.model_dump() for name, pair in shown.items()},
         "groups": _groups(albums, shown),
     }
     digest = hashlib.sha256(json.dumps([key, pictures]).encode()).hexdigest()[:12]

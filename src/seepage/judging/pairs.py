@@ -10,10 +10,11 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.core.nn import generator
+from seepage.core.schema import Record
 from seepage.errors import SeepageError, unknown
 from seepage.metrics import baselines, psnr
 from seepage.report.pictures import Pictures, Place, open_pictures
-from seepage.report.run import Run
+from seepage.report.run import RunFolder
 
 T = TypeVar("T")
 Kind = Literal["guess", "same", "other", "flat"]
@@ -34,8 +35,7 @@ FLAT_DB = 20.0
 """PSNR of its mean color from which a private example is too flat for a control."""
 
 
-@dataclass(frozen=True)
-class Subject:
+class Subject(Record):
     """What a pair is. Only the key holds it, never the page.
 
     Attributes:
@@ -64,7 +64,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Held:
+class ControlExample:
     """A private example with what a control needs of it."""
 
     cell: str
@@ -74,10 +74,11 @@ class Held:
 
     def control(self, kind: Kind, right: Tensor) -> Pair:
         """A control of this example."""
-        return Pair(Subject(kind, self.cell, "", *self.place), self.picture, right)
+        t, example = self.place
+        return Pair(Subject(kind=kind, cell=self.cell, attack="", round=t, example=example), self.picture, right)
 
 
-def open_albums(run: Run, cell: str | None, attack: str | None) -> dict[str, Pictures]:
+def open_albums(run: RunFolder, cell: str | None, attack: str | None) -> dict[str, Pictures]:
     """Cell to its pictures, for cells with private pictures and guesses at hand.
 
     Raises:
@@ -149,19 +150,20 @@ def _guess(pictures: Pictures, cell: str, attack: str, place: Place) -> Pair:
     private, guess = pictures.private(place), pictures.guesses[attack].at(place)
     assert private is not None  # albums hold the truth,
     assert guess is not None  # and `returned` asked for it
-    return Pair(Subject("guess", cell, attack, *place), private, guess)
+    subject = Subject(kind="guess", cell=cell, attack=attack, round=place[0], example=place[1])
+    return Pair(subject, private, guess)
 
 
-def _private(albums: dict[str, Pictures]) -> list[Held]:
+def _private(albums: dict[str, Pictures]) -> list[ControlExample]:
     return [
-        Held(cell, (t, i), picture, pictures.labels[t][i])
+        ControlExample(cell, (t, i), picture, pictures.labels[t][i])
         for cell, pictures in albums.items()
         for t, inputs in (pictures.truth or {}).items()
         for i, picture in enumerate(inputs)
     ]
 
 
-def _controls(pool: list[Held], each: int, draw: Generator) -> list[Pair]:
+def _controls(pool: list[ControlExample], each: int, draw: Generator) -> list[Pair]:
     vivid = [held for held in pool if _db(_mean_color(held.picture), held.picture) < FLAT_DB]
     if not vivid:
         raise SeepageError(
@@ -175,7 +177,7 @@ def _controls(pool: list[Held], each: int, draw: Generator) -> list[Pair]:
     ]
 
 
-def _others(pool: list[Held], each: int, draw: Generator) -> list[Pair]:
+def _others(pool: list[ControlExample], each: int, draw: Generator) -> list[Pair]:
     found: list[Pair] = []
     for held in _shuffled(pool, draw):
         if (other := _another(held, pool, draw)) is not None:
@@ -190,14 +192,14 @@ def _others(pool: list[Held], each: int, draw: Generator) -> list[Pair]:
     return [found[i % len(found)] for i in range(each)]
 
 
-def _another(held: Held, pool: list[Held], draw: Generator) -> Held | None:
+def _another(held: ControlExample, pool: list[ControlExample], draw: Generator) -> ControlExample | None:
     """An example that a person must call another one: of another class where there is one, and not a near copy."""
     order = _shuffled([other for other in pool if other.picture.shape == held.picture.shape], draw)
     order.sort(key=lambda other: torch.equal(other.label, held.label))
     return next((other for other in order if _db(other.picture, held.picture) < ALIKE_DB), None)
 
 
-def _draw(pool: Sequence[Held], count: int, draw: Generator) -> list[Held]:
+def _draw(pool: Sequence[ControlExample], count: int, draw: Generator) -> list[ControlExample]:
     """`count` examples, each as seldom twice as can be."""
     order = _shuffled(pool, draw)
     return [order[i % len(order)] for i in range(count)]

@@ -1,7 +1,6 @@
 """Attack success rate: the share of guesses that people call the same content."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
@@ -50,12 +49,12 @@ def tally(folder: Path, answers: Sequence[Answers]) -> Judged:
     agreement, kappa = _agreement(votes, counted)
     flats = [word for name in counted for subject, word in said[name].items() if subject.kind == "flat"]
     flat_same = _share(flats, "same") if flats else None
-    return Judged(rows, judges, kappa=kappa, agreement=agreement, flat_same=flat_same)
+    return Judged(rows=rows, judges=judges, kappa=kappa, agreement=agreement, flat_same=flat_same)
 
 
 def write_judged(folder: Path, judged: Judged) -> Path:
     """Write `judgements.json` into the run folder; an earlier one is replaced."""
-    write_json(folder / FILE, {"schema": SCHEMA, **asdict(judged)})
+    write_json(folder / FILE, {"schema": SCHEMA, **judged.model_dump(mode="json")})
     return folder / FILE
 
 
@@ -72,7 +71,6 @@ def _said(name: str, answers: Iterable[Answers], keys: Mapping[str, Key]) -> dic
     }
 
 
-@dataclass(frozen=True)
 class _Seen(Subject):
     """A pair as somebody saw it: controls are told apart by page and number, guesses are not."""
 
@@ -80,17 +78,19 @@ class _Seen(Subject):
 
 
 def _seen(subject: Subject, page: str, pair: str) -> _Seen:
-    return _Seen(**asdict(subject), where="" if subject.kind == "guess" else f"{page}/{pair}")
+    return _Seen(**subject.model_dump(), where="" if subject.kind == "guess" else f"{page}/{pair}")
 
 
 def _judge(name: str, said: Mapping[_Seen, Answer]) -> Judge:
     controls = [(seen.kind, word) for seen, word in said.items() if seen.kind != "guess"]
     missed = sum(word != EXPECTED[kind] for kind, word in controls)
-    judge = Judge(name, guesses=len(said) - len(controls), controls=len(controls), missed=missed)
+    judge = Judge(name=name, guesses=len(said) - len(controls), controls=len(controls), missed=missed)
     if len(controls) < FEWEST_CONTROLS:
-        return replace(judge, left_out=f"answered {len(controls)} control pairs, too few to check the answers by")
+        why = f"answered {len(controls)} control pairs, too few to check the answers by"
+        return judge.model_copy(update={"left_out": why})
     if missed > MOST_MISSED * len(controls):
-        return replace(judge, left_out=f"missed {missed} of {len(controls)} control pairs, more than {MOST_MISSED:.0%}")
+        why = f"missed {missed} of {len(controls)} control pairs, more than {MOST_MISSED:.0%}"
+        return judge.model_copy(update={"left_out": why})
     return judge
 
 

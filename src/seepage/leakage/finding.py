@@ -28,3 +28,13 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     limit: str = ""
     tensors: tuple[str, ...] = ()
+
+
+def note(name: str, message: str, **evidence: Any) -> Finding:
+    """A finding that is good to know."""
+    return Finding(name=name, severity="note", message=message, evidence=evidence)
+
+
+def warning(name: str, message: str, **evidence: Any) -> Finding:
+    """A finding by which a number may mislead."""
+    return Finding(name=name, severity="warning", message=message, evidence=evidence)

@@ -9,6 +9,7 @@ Legend: k guesses, n examples, d values per example.
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,66 @@ _COLUMNS = 4096
 
 
 @dataclass(frozen=True, eq=False)
+class Pairs:
+    """All guesses beside all examples of one batch. Their distances are computed once, when first asked for.
+
+    Attributes:
+        guesses: `[k, d]`, as they came.
+        examples: `[n, d]`.
+        shape: Of one example.
+        value_range: Smallest and largest value of an input; None for features.
+        fit: What is fitted per pair: any of `sign` and `scale`.
+    """
+
+    guesses: Tensor
+    examples: Tensor
+    shape: tuple[int, ...]
+    value_range: tuple[float, float] | None
+    fit: frozenset[Ambiguity]
+
+    @cached_property
+    def usable(self) -> Tensor:
+        """`[k]` bool: guesses without a NaN or infinite value; the others match nothing."""
+        return self.guesses.isfinite().all(1)
+
+    @cached_property
+    def places(self) -> Tensor:
+        """`[k']` places of the usable guesses."""
+        return self.usable.nonzero().flatten()
+
+    @cached_property
+    def costs(self) -> Tensor:
+        """`[k', n]` float64: how badly each usable guess fits each example, after the allowed fit."""
+        return _costs(self.guesses[self.places], self.examples, self.value_range, self.fit)
+
+    def nearest(self) -> Tensor:
+        """`[n, *shape]` each example's most similar guess, fitted and clamped; mid-grey where there is no guess."""
+        return self.filled(_through(self.places, _nearest(self.costs)))
+
+    def errors(self, chosen: Tensor) -> Tensor:
+        """Mean squared error of some guesses to the example that is nearest to each, clamped and without any fit.
+
+        Args:
+            chosen: `[k]` bool: which guesses.
+
+        Returns:
+            `[chosen]` float64; infinite for a guess that is not finite.
+        """
+        assert self.value_range is not None  # features are not vouched for
+        if self.fit:  # the costs are those after the fit
+            guesses = self.guesses[chosen].clamp(*self.value_range)
+            return _mean_squares(guesses, self.examples).amin(1).nan_to_num(nan=torch.inf)
+        least = torch.full((len(self.guesses),), torch.inf, dtype=torch.float64)
+        least[self.places] = self.costs.amin(1)
+        return least[chosen]
+
+    def filled(self, permutation: Tensor) -> Tensor:
+        """`[n, *shape]` the guesses at `permutation`, fitted and clamped, with mid-grey in the gaps."""
+        filled = _fill(self.guesses, self.examples, permutation, self.value_range, self.fit)
+        return filled.reshape(len(self.examples), *self.shape)
+
+
+@dataclass(frozen=True, eq=False)
 class Alignment:
     """Guesses in the order of the examples.
 
@@ -27,11 +88,13 @@ class Alignment:
         permutation: `[n]` int64: the place of each example's guess among the guesses, -1 for none.
         name: The method, with what was fitted: `identity`, `hungarian`, `hungarian+sign+scale`, ...
         guesses: `[n, *shape]` the matched guesses, fitted and clamped; where there is none, mid-grey.
+        pairs: What was matched, with the distances.
     """
 
     permutation: Tensor
     name: str
     guesses: Tensor
+    pairs: Pairs
 
     @property
     def matched(self) -> Tensor:
@@ -83,18 +146,15 @@ def align(
             f"guesses of shape {tuple(guesses.shape[1:])} cannot be matched with examples of shape "
             f"{tuple(truth.shape[1:])}; reshape the guesses, or pass the true inputs of that layer"
         )
-    g, x = _rows(guesses), _rows(truth)  # [k, d], [n, d]
-    usable = g.isfinite().all(1)
     fit = frozenset(ambiguity) & ({"sign"} if value_range is None else {"sign", "scale"})
+    # guesses [k, d], examples [n, d]
+    pairs = Pairs(_rows(guesses), _rows(truth), tuple(truth.shape[1:]), value_range, fit)
     if method == "identity":
-        permutation = _by_index(guess_indices, truth_indices, usable)
+        permutation = _by_index(guess_indices, truth_indices, pairs.usable)
     else:
-        places = usable.nonzero().flatten()  # [k'] finite guesses
-        costs = _costs(g[places], x, value_range, fit)  # [k', n]
-        permutation = _through(places, _ASSIGN[method](costs))
-    filled = _fill(g, x, permutation, value_range, fit)
+        permutation = _through(pairs.places, _ASSIGN[method](pairs.costs))
     name = "+".join([method, *(word for word in ("sign", "scale") if word in fit)])
-    return Alignment(permutation, name, filled.reshape(truth.shape))
+    return Alignment(permutation, name, pairs.filled(permutation), pairs)
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.errors import SeepageError, unknown
+from seepage.registry import metrics
 
 MSE_FLOOR = 1e-15
 """Smallest MSE that `psnr` tells apart from zero: an exact guess scores 150 dB."""
@@ -31,6 +32,7 @@ _SSIM_PIECE = 1 << 14
 _PIECE = 1 << 20
 
 
+@metrics.register("mse", higher_is_better=False, by_default=True, digits=10, about="mean squared error on [0, 1]")
 def mse(guesses: Tensor, truth: Tensor) -> Tensor:
     """Mean squared error per example, computed in float64 so that exact recoveries are told apart.
 
@@ -50,6 +52,7 @@ def mse(guesses: Tensor, truth: Tensor) -> Tensor:
     return _in_pieces(lambda a, b: (a.double() - b.double()).square().flatten(1).mean(1), guesses, truth, _PIECE)
 
 
+@metrics.register("psnr", unit="dB", by_default=True, about="peak signal-to-noise ratio per example; exact = 150")
 def psnr(guesses: Tensor, truth: Tensor) -> Tensor:
     """Peak signal-to-noise ratio per example, `10 log10(1 / MSE)`, for values on [0, 1].
 
@@ -67,61 +70,6 @@ def psnr(guesses: Tensor, truth: Tensor) -> Tensor:
     tensor([20.], dtype=torch.float64)
     """
     return -10.0 * mse(guesses, truth).clamp_min(MSE_FLOOR).log10()
-
-
-def cosine(guesses: Tensor, truth: Tensor) -> Tensor:
-    """Cosine of the angle between guess and truth, per example; 0 where either is all zeros.
-
-    Args:
-        guesses: `[n, *shape]`, any range.
-        truth: `[n, *shape]`.
-
-    Returns:
-        `[n]` float64 in [-1, 1]. Higher is better.
-
-    Raises:
-        SeepageError: Where the shapes differ.
-
-    >>> cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 2.0]]))
-    tensor([0.7071], dtype=torch.float64)
-    """
-    return _in_pieces(_cosine, guesses, truth, _PIECE)
-
-
-def _cosine(guesses: Tensor, truth: Tensor) -> Tensor:
-    a, b = (nn.functional.normalize(t.double().flatten(1), dim=1) for t in (guesses, truth))
-    return (a * b).sum(1).clamp(-1.0, 1.0)
-
-
-def correlation(guesses: Tensor, truth: Tensor) -> Tensor:
-    """Pearson correlation of guess and truth over all values, per example; 0 where either is flat.
-
-    It does not see brightness and contrast, as the eye hardly does: a guess with washed-out colors may lose in PSNR
-    to a flat color and still show every outline.
-
-    Args:
-        guesses: `[n, *shape]`, any range.
-        truth: `[n, *shape]`.
-
-    Returns:
-        `[n]` float64 in [-1, 1]. Higher is better.
-
-    Raises:
-        SeepageError: Where the shapes differ.
-
-    >>> picture = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
-    >>> correlation(0.4 + 0.1 * picture, picture).round(decimals=4)
-    tensor([1.], dtype=torch.float64)
-    """
-    return _in_pieces(_correlation, guesses, truth, _PIECE)
-
-
-def _correlation(guesses: Tensor, truth: Tensor) -> Tensor:
-    a, b = (t.double().flatten(1) for t in (guesses, truth))
-    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
-    # Rounding leaves about 1e-7 of a flat float32 example; that is not a picture to correlate with.
-    flat = (a.norm(dim=1) < 1e-5) | (b.norm(dim=1) < 1e-5)
-    return _cosine(a, b).masked_fill(flat, 0.0)
 
 
 def is_image(shape: tuple[int, ...]) -> bool:
@@ -143,6 +91,9 @@ def ssim_window(height: int, width: int) -> int:
     return min(SSIM_WINDOW, short if short % 2 else short - 1)
 
 
+@metrics.register(
+    "ssim", images_only=True, by_default=True, about="structural similarity of images, Gaussian window of 11"
+)
 def ssim(guesses: Tensor, truth: Tensor) -> Tensor:
     """Structural similarity per image (Wang et al. 2004), with a Gaussian window of 11 and sigma 1.5.
 
@@ -192,6 +143,12 @@ def _ssim(guesses: Tensor, truth: Tensor, sigma: float) -> Tensor:
     return cast(Tensor, pixels).double().flatten(1).mean(1)
 
 
+@metrics.register(
+    "lpips",
+    higher_is_better=False,
+    images_only=True,
+    about="learned perceptual distance of images (VGG-16), if its weights are on disk",
+)
 def lpips(guesses: Tensor, truth: Tensor, net: LpipsNet = "vgg") -> Tensor | None:
     """Learned perceptual distance per image (Zhang et al. 2018), where the backbone's weights are on disk.
 
@@ -225,6 +182,63 @@ def _lpips(backbone: nn.Module, guesses: Tensor, truth: Tensor) -> Tensor:
     a, b = (t.float().clamp(0.0, 1.0).expand(-1, 3, -1, -1) for t in (guesses, truth))
     with torch.no_grad():
         return cast(Tensor, backbone(a, b, normalize=True)).flatten().double()
+
+
+@metrics.register("correlation", by_default=True, about="correlation with the truth, blind to brightness and contrast")
+def correlation(guesses: Tensor, truth: Tensor) -> Tensor:
+    """Pearson correlation of guess and truth over all values, per example; 0 where either is flat.
+
+    It does not see brightness and contrast, as the eye hardly does: a guess with washed-out colors may lose in PSNR
+    to a flat color and still show every outline.
+
+    Args:
+        guesses: `[n, *shape]`, any range.
+        truth: `[n, *shape]`.
+
+    Returns:
+        `[n]` float64 in [-1, 1]. Higher is better.
+
+    Raises:
+        SeepageError: Where the shapes differ.
+
+    >>> picture = torch.rand(1, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    >>> correlation(0.4 + 0.1 * picture, picture).round(decimals=4)
+    tensor([1.], dtype=torch.float64)
+    """
+    return _in_pieces(_correlation, guesses, truth, _PIECE)
+
+
+def _correlation(guesses: Tensor, truth: Tensor) -> Tensor:
+    a, b = (t.double().flatten(1) for t in (guesses, truth))
+    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
+    # Rounding leaves about 1e-7 of a flat float32 example; that is not a picture to correlate with.
+    flat = (a.norm(dim=1) < 1e-5) | (b.norm(dim=1) < 1e-5)
+    return _cosine(a, b).masked_fill(flat, 0.0)
+
+
+@metrics.register("cosine", by_default=True, about="cosine between guess and truth; the only metric of inner features")
+def cosine(guesses: Tensor, truth: Tensor) -> Tensor:
+    """Cosine of the angle between guess and truth, per example; 0 where either is all zeros.
+
+    Args:
+        guesses: `[n, *shape]`, any range.
+        truth: `[n, *shape]`.
+
+    Returns:
+        `[n]` float64 in [-1, 1]. Higher is better.
+
+    Raises:
+        SeepageError: Where the shapes differ.
+
+    >>> cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 2.0]]))
+    tensor([0.7071], dtype=torch.float64)
+    """
+    return _in_pieces(_cosine, guesses, truth, _PIECE)
+
+
+def _cosine(guesses: Tensor, truth: Tensor) -> Tensor:
+    a, b = (nn.functional.normalize(t.double().flatten(1), dim=1) for t in (guesses, truth))
+    return (a * b).sum(1).clamp(-1.0, 1.0)
 
 
 @lru_cache(maxsize=1)

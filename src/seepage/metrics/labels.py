@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from seepage.errors import SeepageError
+from seepage.registry import metrics
 
 
 def label_accuracy(guessed: Tensor, true: Tensor) -> float:
@@ -33,6 +34,7 @@ def label_accuracy(guessed: Tensor, true: Tensor) -> float:
     return int(torch.minimum(*counts).sum()) / max(len(guessed), len(true))
 
 
+@metrics.register("label", of_labels=True, by_default=True, about="1 where the label was guessed right")
 def label_hits(guessed: Tensor, true: Tensor, permutation: Tensor) -> Tensor:
     """Which examples had their label guessed right by the guess they were matched with.
 

@@ -1,32 +1,21 @@
 """Score a reconstruction against the truth: align once, measure everything, keep every example."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from seepage.errors import SeepageError, unknown
+from seepage.errors import SeepageError
 from seepage.metrics import image
 from seepage.metrics.align import Alignment, align
 from seepage.metrics.baselines import baselines
 from seepage.metrics.labels import label_accuracy, label_hits
+from seepage.metrics.metric import Metric, find_metric
 from seepage.metrics.scores import Scores
 from seepage.types import Batch, Reconstruction
 
-_MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor | None]] = {
-    "mse": image.mse,
-    "psnr": image.psnr,
-    "ssim": image.ssim,
-    "lpips": image.lpips,
-    "correlation": image.correlation,
-    "cosine": image.cosine,
-}
-_IMAGES_ONLY = frozenset({"ssim", "lpips"})
-_KNOWN = (*_MEASURES, "label")
 _FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
-# All batches share one noise picture, so that `random` differs between batches only by the truth.
-_NOISE_SEED = 0
 
 
 def score(
@@ -40,6 +29,7 @@ def score(
     recovered_gain_db: float = 3.0,
     exact_db: float = 40.0,
     aligned: Alignment | None = None,
+    seed: int = 0,
 ) -> Scores:
     """Match guesses with examples and measure each pair, beside three guesses that need no attack.
 
@@ -55,14 +45,17 @@ def score(
         reconstruction: The guesses.
         truth: The private batch.
         value_range: Smallest and largest value an input can take.
-        metrics: Names from `METRICS`. MSE and PSNR are always measured, the names say which rows come out;
-            `label` is added where labels were guessed. Without `ssim`, `recovered` of images is None.
+        metrics: Names from `METRICS`, or `module:function` of one's own. MSE and PSNR are always measured, the names
+            say which rows come out; `label` is added where labels were guessed. Without `ssim`, `recovered` of images
+            is None.
         method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry
             indices and the attack knows which guess is whose, else hungarian.
         recovered_ssim: SSIM from which an image counts as recovered.
         recovered_gain_db: Gain over the own mean color in dB from which an example counts as recovered.
         exact_db: PSNR in dB above which an example counts as exact.
         aligned: What `align_guess` made of the two, where it is known already.
+        seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
+            picture, so that `random` differs between them only by the truth.
 
     Returns:
         The scores of this batch.
@@ -76,19 +69,18 @@ def score(
     >>> found.alignment, found.psnr, found.ssim
     ('hungarian', 150.0, None)
     """
-    for name in metrics:
-        if name not in _KNOWN:
-            raise unknown("metric", name, _KNOWN)
+    wanted = {metric.name: metric for metric in map(find_metric, metrics)}
     feature = reconstruction.space == "feature"
     _check(reconstruction, truth, None if feature else value_range)
     aligned = aligned or align_guess(reconstruction, truth, None if feature else value_range, method)
     inputs = truth.inputs.detach().cpu()
-    blank = _without_inputs(reconstruction, truth, tuple(dict.fromkeys(metrics)), aligned)
+    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned)
     if feature:
         cosines = image.cosine(aligned.guesses, inputs).masked_fill(~aligned.matched, torch.nan)
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
     guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
-    return _with_inputs(blank, guesses, inputs, recovered_ssim, recovered_gain_db, exact_db)
+    limits = Limits(recovered_ssim, recovered_gain_db, exact_db)
+    return _with_inputs(blank, guesses, inputs, wanted, limits, seed)
 
 
 def align_guess(
@@ -140,30 +132,35 @@ def _without_inputs(
     )
 
 
+@dataclass(frozen=True)
+class Limits:
+    """From where on an example counts as recovered or exact; see `score`."""
+
+    ssim: float
+    gain_db: float
+    exact_db: float
+
+
 def _with_inputs(
-    blank: Scores,
-    guesses: Tensor,
-    truth: Tensor,
-    recovered_ssim: float,
-    recovered_gain_db: float,
-    exact_db: float,
+    blank: Scores, guesses: Tensor, truth: Tensor, wanted: Mapping[str, Metric], limits: Limits, seed: int
 ) -> Scores:
     """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
     shape = tuple(truth.shape[1:])
-    values = _measure(guesses, truth, [name for name in _MEASURES if name in {"mse", "psnr", *blank.metrics}])
+    always = {name: find_metric(name) for name in ("mse", "psnr")}
+    values = _measure(guesses, truth, [*always.values(), *(m for m in wanted.values() if m.name not in always)])
     floors = {
-        name: _measure(guess, truth, [metric for metric in ("psnr", "ssim") if metric in values])
-        for name, guess in baselines(truth, seed=_NOISE_SEED).items()
+        name: _measure(guess, truth, [find_metric(metric) for metric in ("psnr", "ssim") if metric in values])
+        for name, guess in baselines(truth, seed=seed).items()
     }
-    recovered = blank.matched & (values["psnr"] - floors["mean_color"]["psnr"] >= recovered_gain_db)
+    recovered = blank.matched & (values["psnr"] - floors["mean_color"]["psnr"] >= limits.gain_db)
     if "ssim" in values:
-        recovered &= values["ssim"] >= recovered_ssim
+        recovered &= values["ssim"] >= limits.ssim
     return replace(
         blank,
         values={**values, **blank.values},
         baseline_values=floors,
         recovered_each=None if image.is_image(shape) and "ssim" not in values else recovered,
-        exact_each=blank.matched & (values["psnr"] > exact_db),
+        exact_each=blank.matched & (values["psnr"] > limits.exact_db),
         notes=_notes(blank.metrics, values, shape),
     )
 
@@ -194,9 +191,11 @@ def _to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
     return ((values - low) / (high - low)).clamp(0.0, 1.0)
 
 
-def _measure(guesses: Tensor, truth: Tensor, metrics: Sequence[str]) -> dict[str, Tensor]:
-    names = [name for name in metrics if name not in _IMAGES_ONLY or image.is_image(tuple(truth.shape[1:]))]
-    found = {name: _MEASURES[name](guesses, truth) for name in names}
+def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric]) -> dict[str, Tensor]:
+    """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
+    image_like = image.is_image(tuple(truth.shape[1:]))
+    fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
+    found = {metric.name: metric(guesses, truth) for metric in fitting}
     return {name: values for name, values in found.items() if values is not None}
 
 

@@ -8,11 +8,18 @@ from math import isnan, nan
 import torch
 from torch import Tensor
 
+from seepage.core.schema import Summary
 from seepage.errors import SeepageError
 from seepage.metrics.interval import bootstrap_interval
+from seepage.registry import metrics
 from seepage.types import Score
 
-VISIBLE = 0.8
+BASELINE_NAMES = ("mean_color", "grey", "random")
+"""Guesses that need no attack; see `baselines`."""
+
+_SHARES = frozenset({"recovered", "exact", "gain_db", "label_accuracy"})
+
+VISIBLE_CORRELATION = 0.8
 """Correlation over which outlines are plain to the eye, by looking at pictures of the default audit."""
 
 
@@ -104,64 +111,55 @@ class Scores:
         """Number of private examples."""
         return len(self.matched)
 
-    @property
-    def matched_share(self) -> float:
-        """Share of examples that the attack returned a guess for."""
-        return float(self.matched.double().mean())
-
-    @property
-    def recovered(self) -> float | None:
-        """Share of examples recognizably recovered: SSIM and gain over the own mean color are high enough."""
-        return _share(self.recovered_each)
-
-    @property
-    def exact(self) -> float | None:
-        """Share of examples recovered above the PSNR that counts as exact."""
-        return _share(self.exact_each)
-
-    @property
-    def psnr(self) -> float | None:
-        """Mean PSNR in dB; an exact guess counts 150."""
-        return _mean(self.values.get("psnr"))
-
-    @property
-    def psnr_median(self) -> float | None:
-        """Median PSNR in dB: half of the examples or more reach it.
-
-        Of two middle examples the worse one counts, so that the 150 of an exact guess is averaged with nothing.
-        """
-        known = _known(self.values.get("psnr"))
-        return None if known is None else float(known.median())
-
-    @property
-    def psnr_low(self) -> float | None:
-        """Lower end of the 95 % bootstrap interval of `psnr`; None for a single example."""
-        return None if self._psnr_interval is None else self._psnr_interval[0]
-
-    @property
-    def psnr_high(self) -> float | None:
-        """Upper end of the 95 % bootstrap interval of `psnr`; None for a single example."""
-        return None if self._psnr_interval is None else self._psnr_interval[1]
+    @cached_property
+    def summaries(self) -> dict[str, Summary]:
+        """Every score that applies, by name: shares, all metrics, gain and labels; see `__getattr__`."""
+        found = {
+            "recovered": _share(self.recovered_each),
+            "exact": _share(self.exact_each),
+            **{name: self._summary(values) for name, values in self.values.items() if name != "label"},
+            "gain_db": self._summary(self._gains),
+            "label_accuracy": self._labels,
+        }
+        return {name: summary for name, summary in found.items() if summary is not None}
 
     @cached_property
-    def _psnr_interval(self) -> tuple[float, float] | None:
-        values = self.values.get("psnr")
-        return None if values is None else bootstrap_interval(values, self.batches)
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Guess without an attack (`mean_color`, `grey`, `random`), to metric, to its mean."""
+        means = {
+            name: {metric: _known(values) for metric, values in found.items()}
+            for name, found in self.baseline_values.items()
+        }
+        return {
+            name: {metric: float(known.mean()) for metric, known in found.items() if known is not None}
+            for name, found in means.items()
+        }
+
+    def __getattr__(self, name: str) -> float | None:
+        """A score by name, None where it does not apply: nothing is made up.
+
+        `recovered`, `exact`: the share of examples that count as such. A metric, such as `psnr`: its mean over the
+        examples; for features over the matched ones only, since nothing stands in for a feature. `gain_db`: mean of
+        PSNR minus the PSNR of the example's own mean color; 0 or less: no leak is seen. `label_accuracy`: share of
+        labels guessed right whatever their order, each batch weighted by its size. `psnr_median`, `psnr_low`,
+        `psnr_high`: median and 95 % bootstrap interval of the mean, and so for every metric. `grey_psnr`,
+        `mean_color_ssim`, `random_psnr`, ...: the mean for a guess that needs no attack.
+        """
+        if not name.startswith("_") and "metrics" in vars(self):
+            metric, _, part = name.rpartition("_")
+            if name in _SHARES or name in self._names:
+                return self.summaries[name].mean if name in self.summaries else None
+            if part in ("median", "low", "high") and metric in self._names:
+                return getattr(self.summaries.get(metric), part, None)
+            for base in BASELINE_NAMES:
+                if name.startswith(f"{base}_"):
+                    return self.baselines.get(base, {}).get(name.removeprefix(f"{base}_"))
+        raise AttributeError(f"scores have no {name!r}; they have {', '.join(sorted(self._names | _SHARES))}")
 
     @property
-    def ssim(self) -> float | None:
-        """Mean SSIM."""
-        return _mean(self.values.get("ssim"))
-
-    @property
-    def lpips(self) -> float | None:
-        """Mean LPIPS."""
-        return _mean(self.values.get("lpips"))
-
-    @property
-    def correlation(self) -> float | None:
-        """Mean correlation, blind to brightness and contrast."""
-        return _mean(self.values.get("correlation"))
+    def _names(self) -> frozenset[str]:
+        """Metrics that a score can be asked of."""
+        return frozenset(metrics) | frozenset(self.metrics) | frozenset(self.values)
 
     @property
     def visible(self) -> int:
@@ -169,59 +167,34 @@ class Scores:
         found, recovered = self.values.get("correlation"), self.recovered_each
         if found is None or recovered is None:
             return 0
-        return int(((found > VISIBLE) & self.matched & ~recovered).sum())
+        return int(((found > VISIBLE_CORRELATION) & self.matched & ~recovered).sum())
 
     @property
-    def cosine(self) -> float | None:
-        """Mean cosine; for features over the matched examples only, since nothing stands in for a feature."""
-        return _mean(self.values.get("cosine"))
-
-    @property
-    def gain_db(self) -> float | None:
-        """Mean of PSNR minus the PSNR of the example's own mean color, in dB; 0 or less: no leak is seen."""
+    def _gains(self) -> Tensor | None:
+        """`[n]` PSNR minus that of the example's own mean color, in dB."""
         floor = self.baseline_values.get("mean_color", {}).get("psnr")
-        return None if floor is None else _mean(self.values["psnr"] - floor)
+        return None if floor is None else self.values["psnr"] - floor
 
     @property
-    def label_accuracy(self) -> float | None:
-        """Share of labels guessed right whatever their order, each batch weighted by its size."""
+    def _labels(self) -> Summary | None:
         if "label" not in self.values:
             return None
         weights = self.batches.bincount(minlength=len(self.label_shares)).double()
-        return float((self.label_shares * weights).sum() / weights.sum())
+        share = float((self.label_shares * weights).sum() / weights.sum())
+        return Summary(mean=share, n=self.examples)
 
-    @property
-    def mean_color_psnr(self) -> float | None:
-        """Mean PSNR in dB of each image's own mean color."""
-        return self._baseline("mean_color", "psnr")
+    def _summary(self, values: Tensor | None) -> Summary | None:
+        """Mean, median and interval of what is known.
 
-    @property
-    def grey_psnr(self) -> float | None:
-        """Mean PSNR in dB of a mid-grey image."""
-        return self._baseline("grey", "psnr")
-
-    @property
-    def random_psnr(self) -> float | None:
-        """Mean PSNR in dB of uniform noise."""
-        return self._baseline("random", "psnr")
-
-    @property
-    def mean_color_ssim(self) -> float | None:
-        """Mean SSIM of each image's own mean color."""
-        return self._baseline("mean_color", "ssim")
-
-    @property
-    def grey_ssim(self) -> float | None:
-        """Mean SSIM of a mid-grey image."""
-        return self._baseline("grey", "ssim")
-
-    @property
-    def random_ssim(self) -> float | None:
-        """Mean SSIM of uniform noise."""
-        return self._baseline("random", "ssim")
-
-    def _baseline(self, name: str, metric: str) -> float | None:
-        return _mean(self.baseline_values.get(name, {}).get(metric))
+        Of two middle examples the worse one is the median, so that the 150 dB of an exact guess is averaged with
+        nothing.
+        """
+        known = _known(values)
+        if values is None or known is None:
+            return None
+        whole = len(known) == len(values) and bool(values.isfinite().all())
+        low, high = (bootstrap_interval(values, self.batches) if whole else None) or (None, None)
+        return Summary(mean=float(known.mean()), median=float(known.median()), low=low, high=high, n=len(known))
 
 
 def _without_labels(names: Iterable[str]) -> tuple[str, ...]:
@@ -248,16 +221,11 @@ def _numbers(values: Tensor | None, length: int) -> list[float | None]:
     return [None if isnan(number) else number for number in values.tolist()]
 
 
-def _mean(values: Tensor | None) -> float | None:
-    known = _known(values)
-    return None if known is None else float(known.mean())
-
-
 def _known(values: Tensor | None) -> Tensor | None:
     """The values that are there, or None where none is."""
     known = None if values is None else values[~values.isnan()]
     return None if known is None or not len(known) else known
 
 
-def _share(mask: Tensor | None) -> float | None:
-    return None if mask is None else float(mask.double().mean())
+def _share(mask: Tensor | None) -> Summary | None:
+    return None if mask is None else Summary(mean=float(mask.double().mean()), n=len(mask))

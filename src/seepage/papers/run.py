@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import run as audit
+from seepage.audit.row import Cell, Result, Row
 from seepage.core.executor import Executor
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import read_json, write_json, write_whole
@@ -22,7 +23,7 @@ from seepage.recipe.resolve import cells, resolved, run_name
 from seepage.registry import import_dotted
 from seepage.report.grid import write_grid
 
-BESIDE = (
+KEPT_FACTS = (
     "psnr", "psnr_low", "psnr_high", "psnr_median", "psnr_nearest", "ssim", "recovered", "exact", "examples", "gain_db",
     "mean_color_psnr", "mean_color_ssim", "grey_psnr", "label_accuracy", "alignment", "told_extra", "outcome", "reason",
     "status", "steps", "evaluations", "cpu_seconds", "options",
@@ -198,10 +199,10 @@ def _finite(value: Value) -> Value:
     return replace(value, ours=None, low=None, high=None, facts={**value.facts, "reason": f"it became {value.ours}"})
 
 
-def _values(job: Job, result: Mapping[str, Any]) -> list[Value]:
+def _values(job: Job, result: Result) -> list[Value]:
     """The numbers of an audit's result, row by row and column by column."""
-    rows = {(row["cell"], row["attack"]): row for row in result["rows"]}
-    facts = {cell["name"]: cell for cell in result["cells"]}
+    rows = {(row.cell, row.attack): row for row in result.rows}
+    facts = {cell.name: cell for cell in result.cells}
     found = []
     for line in job.lines:
         for column in range(len(job.item.expect.columns)):
@@ -212,19 +213,20 @@ def _values(job: Job, result: Mapping[str, Any]) -> list[Value]:
     return found
 
 
-def _value(line: Line, column: int, cell: Any, row: Any, where: str) -> Value:
+def _value(line: Line, column: int, cell: Cell | None, row: Row | None, where: str) -> Value:
     if cell is None or (row is None and not line.metric.startswith("cell.")):
         raise SeepageError(f"the recipe has no {where}, which [[expect.rows]] {line.name!r} names; correct the recipe")
-    if line.metric.startswith("cell."):
-        number = cell.get(line.metric.removeprefix("cell."))
-        return Value(row=line.name, column=column, ours=number, facts={"examples": cell.get("accuracy_examples")})
-    if line.metric not in row:
+    if row is None or line.metric.startswith("cell."):
+        number = getattr(cell, line.metric.removeprefix("cell."), None)
+        return Value(row=line.name, column=column, ours=number, facts={"examples": cell.accuracy_examples})
+    written = row.record()
+    if line.metric not in written and row.value(line.metric) is None:
         raise SeepageError(f"a result row has no {line.metric!r}, which [[expect.rows]] {line.name!r} names")
-    low, high = (row["psnr_low"], row["psnr_high"]) if line.metric == "psnr" else (None, None)
-    beside = {key: row.get(key) for key in BESIDE if row.get(key) is not None}
-    beside |= {"cell": row["cell"], "attack": row["attack"], "client": cell.get("client")}
-    beside |= {"batch_size": cell.get("batch_size")}
-    return Value(row=line.name, column=column, ours=row[line.metric], low=low, high=high, facts=beside)
+    psnr = row.scores.get("psnr") if line.metric == "psnr" else None
+    low, high = (psnr.low, psnr.high) if psnr is not None else (None, None)
+    beside = {key: written[key] for key in KEPT_FACTS if written[key] is not None}
+    beside |= {"cell": row.cell, "attack": row.attack, "client": cell.client, "batch_size": cell.batch_size}
+    return Value(row=line.name, column=column, ours=row.value(line.metric), low=low, high=high, facts=beside)
 
 
 def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Record:

@@ -14,7 +14,7 @@
     [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
-    [score]     recovered_ssim = 0.6           `Scoring`: thresholds
+    [score]     recovered_ssim = 0.6           `Scoring`: thresholds, further metrics
     [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
     [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
 
@@ -64,12 +64,17 @@ class Scoring:
         recovered_gain_db: Decibels over its own mean-color image that it needs besides.
         exact_db: PSNR over which an example counts as exact.
         lpips: Also compute LPIPS, where its weights are on this machine.
+        metrics: Further metrics, each by its name or as `module:function` of one's own.
     """
 
     recovered_ssim: float = 0.6
     recovered_gain_db: float = 3.0
     exact_db: float = 40.0
     lpips: bool = False
+    metrics: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
 
 
 @dataclass(frozen=True, kw_only=True)

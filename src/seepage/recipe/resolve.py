@@ -231,7 +231,8 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         "training": _written(first.training),
         "batch": asdict(first.batch),
         "knowledge": {"told": list(first.knowledge.told)},
-        "score": asdict(first.score),
+        # Without further metrics the text, and with it the name of the run, is what it was before there were any.
+        "score": {key: value for key, value in asdict(first.score).items() if key != "metrics" or value},
         "defense": [part.table() for part in first.defense],
         "attack": [part.table() for part in first.attack],
     }

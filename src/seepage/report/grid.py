@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from seepage.audit.row import Cell
 from seepage.core.storage import write_whole
 from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels
-from seepage.report.run import Cell, Run, open_run
+from seepage.report.run import RunFolder, open_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,7 +34,7 @@ NOT_RETURNED = "not returned"
 
 
 @dataclass(frozen=True)
-class Shown:
+class GridPlace:
     """One place of the grid.
 
     Attributes:
@@ -46,7 +47,7 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Block:
+class GridBlock:
     """One cell's part of the grid.
 
     Attributes:
@@ -58,7 +59,7 @@ class Block:
 
     title: str
     columns: list[str]
-    rows: list[list[Shown]]
+    rows: list[list[GridPlace]]
 
     @property
     def width(self) -> float:
@@ -109,7 +110,7 @@ def _png(figure: "Figure") -> bytes:
 # --- what to show ------------------------------------------------------------------------------------------------
 
 
-def _blocks(run: Run) -> list[Block]:
+def _blocks(run: RunFolder) -> list[GridBlock]:
     per_cell = 2 if len(run.cells) > 4 else MOST_EXAMPLES - (len(run.cells) > 2)
     opened = [(cell, open_pictures(run, cell)) for cell in run.cells[:MOST_CELLS]]
     found = [(cell, pictures) for cell, pictures in opened if pictures.places]
@@ -122,40 +123,40 @@ def _blocks(run: Run) -> list[Block]:
     return blocks
 
 
-def _block(run: Run, cell: Cell, pictures: Pictures, attacks: list[str], examples: int, held: bool) -> Block:
+def _block(run: RunFolder, cell: Cell, pictures: Pictures, attacks: list[str], examples: int, held: bool) -> GridBlock:
     places = sorted(pictures.places, key=lambda place: -_best(run, cell, attacks, place))[:examples]
     rows = []
     for place in places:
         picture = pictures.private(place)
-        private = [Shown(picture, "" if picture is not None else "not here")] * held
+        private = [GridPlace(picture, "" if picture is not None else "not here")] * held
         rows.append([*private, *(_shown(run, cell, pictures, attack, place) for attack in attacks)])
-    return Block(cell.heading, ["private"] * held + attacks, rows)
+    return GridBlock(cell.heading, ["private"] * held + attacks, rows)
 
 
-def _shown(run: Run, cell: Cell, pictures: Pictures, attack: str, place: Place) -> Shown:
+def _shown(run: RunFolder, cell: Cell, pictures: Pictures, attack: str, place: Place) -> GridPlace:
     if attack not in pictures.guesses:
-        return Shown(None, next(row.outcome for row in run.rows_of(cell) if row.attack == attack))
+        return GridPlace(None, next(row.phrase for row in run.rows_of(cell) if row.attack == attack))
     picture = pictures.guesses[attack].at(place)
     psnr = run.scores.get((cell.name, attack, *place, "psnr"))
-    return Shown(picture, NOT_RETURNED if picture is None else "" if psnr is None else f"{number(psnr)} dB")
+    return GridPlace(picture, NOT_RETURNED if picture is None else "" if psnr is None else f"{number(psnr)} dB")
 
 
-def _attacks(run: Run, found: list[tuple[Cell, Pictures]]) -> list[str]:
+def _attacks(run: RunFolder, found: list[tuple[Cell, Pictures]]) -> list[str]:
     """The attacks with pictures of any cell, in row order; of too many those with the highest PSNR anywhere."""
     best: dict[str, float] = {}
     for cell, pictures in found:
         for row in run.rows_of(cell):
             if row.attack in pictures.guesses:
-                best[row.attack] = max(best.get(row.attack, 0.0), row.psnr or 0.0)
+                best[row.attack] = max(best.get(row.attack, 0.0), row.mean("psnr") or 0.0)
     kept = sorted(best, key=lambda attack: -best[attack])[:MOST_ATTACKS]
     return [attack for attack in run.attacks if attack in kept]
 
 
-def _best(run: Run, cell: Cell, attacks: list[str], place: Place) -> float:
+def _best(run: RunFolder, cell: Cell, attacks: list[str], place: Place) -> float:
     return max((run.scores.get((cell.name, attack, *place, "psnr")) or 0.0 for attack in attacks), default=0.0)
 
 
-def _footer(run: Run) -> str:
+def _footer(run: RunFolder) -> str:
     parts = ["Private data: handle like the data themselves."]
     if run.scored:
         parts.append("PSNR under each picture. The best recovered examples are shown, not typical ones.")
@@ -167,7 +168,7 @@ def _footer(run: Run) -> str:
 # --- how to lay it out -------------------------------------------------------------------------------------------
 
 
-def _figure(blocks: list[Block], footer: str) -> "Figure":
+def _figure(blocks: list[GridBlock], footer: str) -> "Figure":
     from matplotlib.figure import Figure
 
     if not blocks:
@@ -190,7 +191,7 @@ def _figure(blocks: list[Block], footer: str) -> "Figure":
     return figure
 
 
-def _draw(figure: "Figure", block: Block, left: float, top: float, room: float) -> None:
+def _draw(figure: "Figure", block: GridBlock, left: float, top: float, room: float) -> None:
     """Draw a block with its top left corner at `(left, top)`, in inches from the bottom left."""
     title = _short(block.title, int((room - MARGIN) / LETTER))
     _text(figure, left, top - 0.1, title, size=9.5, weight="bold", ha="left")

@@ -1,17 +1,15 @@
 """`judgements.json`: what people said of the guesses of a run."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seepage.core.schema import Record, parse, parse_all
 from seepage.core.storage import check_schema, read_json
-from seepage.report.run import Number, parse, parse_all
 
 FILE = "judgements.json"
 
 
-@dataclass(frozen=True)
-class Judge:
+class Judge(Record):
     """One person.
 
     Attributes:
@@ -29,8 +27,7 @@ class Judge:
     left_out: str | None = None
 
 
-@dataclass(frozen=True)
-class JudgedRow:
+class JudgedRow(Record):
     """One attack on one cell, as people saw it.
 
     Attributes:
@@ -53,8 +50,8 @@ class JudgedRow:
     pairs: int
     judges: int
     asr: float
-    asr_low: Number
-    asr_high: Number
+    asr_low: float | None
+    asr_high: float | None
     interval: str
     cannot_tell: float
     returned: int
@@ -62,8 +59,7 @@ class JudgedRow:
     asr_of_examples: float
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(Record):
     """What `judgements.json` holds.
 
     Attributes:
@@ -76,9 +72,9 @@ class Judged:
 
     rows: list[JudgedRow]
     judges: list[Judge]
-    kappa: Number = None
-    agreement: Number = None
-    flat_same: Number = None
+    kappa: float | None = None
+    agreement: float | None = None
+    flat_same: float | None = None
 
 
 def open_judged(folder: Path) -> Judged | None:

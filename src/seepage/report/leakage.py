@@ -1,20 +1,19 @@
 """What each case's update gives away with no attack, from `exposure.json`, ready to be laid out."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from pydantic import JsonValue
+
+from seepage.core.schema import Record, parse_all
 from seepage.core.storage import check_schema, read_json
 from seepage.privacy.ledger import read_entry
-from seepage.report.run import parse, parse_all
 
 FILE = "exposure.json"
-NAMED = 6
+LISTED_NAMES = 6
 """Tensors and classes that a line names; more are counted."""
 
 
-@dataclass(frozen=True)
-class Says:
+class TensorExposure(Record):
     """What one tensor gives away; the fields are keys of `exposure.json`."""
 
     name: str
@@ -22,8 +21,7 @@ class Says:
     withhold: bool = False
 
 
-@dataclass(frozen=True)
-class Norm:
+class BatchNormExposure(Record):
     """What one batch norm tells."""
 
     mode: str
@@ -31,16 +29,14 @@ class Norm:
     channels: int = 0
 
 
-@dataclass(frozen=True)
-class Labels:
+class LabelExposure(Record):
     """What the last layer tells of the labels."""
 
-    present: list[Any] = field(default_factory=list)
+    present: list[JsonValue] = []
     sound: bool = False
 
 
-@dataclass(frozen=True)
-class Exposed:
+class CellExposure(Record):
     """One case; the fields are keys of `exposure.json`."""
 
     cell: str
@@ -49,11 +45,11 @@ class Exposed:
     vectors: int = 0
     batch_size: int | None = None
     at_least: int | None = None
-    looks_like: list[Any] = field(default_factory=list)
-    tensors: list[Any] = field(default_factory=list)
-    norms: list[Any] = field(default_factory=list)
-    labels: dict[str, Any] | None = None
-    stated: dict[str, Any] | None = None
+    looks_like: list[JsonValue] = []
+    tensors: list[TensorExposure] = []
+    norms: list[BatchNormExposure] = []
+    labels: LabelExposure | None = None
+    stated: dict[str, JsonValue] | None = None
 
     @property
     def promised(self) -> list[str]:
@@ -71,19 +67,19 @@ class Exposed:
         return f"{self.examples} of at least {self.at_least}" if self.at_least else f"{self.examples}"
 
     @property
-    def says(self) -> list[Says]:
+    def giving(self) -> list[TensorExposure]:
         """The tensors that give something away."""
-        return [says for says in parse_all(Says, self.tensors, FILE) if says.withhold]
+        return [tensor for tensor in self.tensors if tensor.withhold]
 
     @property
     def withhold(self) -> str:
         """Their names."""
-        return _some([says.name for says in self.says]) or "nothing found"
+        return _some([says.name for says in self.giving]) or "nothing found"
 
     @property
     def classes(self) -> str:
         """The classes that the last bias names."""
-        found = None if self.labels is None else parse(Labels, self.labels, FILE)
+        found = self.labels
         if found is None or not found.sound or not found.present:
             return "not told"
         return _some([str(name) for name in found.present])
@@ -91,7 +87,7 @@ class Exposed:
     @property
     def batch_norm(self) -> str:
         """The mode of batch norm, and how much of the batch's variance it tells."""
-        norms = parse_all(Norm, self.norms, FILE)
+        norms = self.norms
         if not norms:
             return ""
         read, channels = sum(norm.variances for norm in norms), sum(norm.channels for norm in norms)
@@ -99,11 +95,11 @@ class Exposed:
 
 
 def _some(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return ", ".join(names[:NAMED]) + more
+    more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
+    return ", ".join(names[:LISTED_NAMES]) + more
 
 
-def open_exposed(folder: Path) -> list[Exposed]:
+def open_exposed(folder: Path) -> list[CellExposure]:
     """Read what a run's updates give away by themselves; none where nobody has looked.
 
     Raises:
@@ -114,4 +110,4 @@ def open_exposed(folder: Path) -> list[Exposed]:
         return []
     record = read_json(path)
     check_schema(record, path)
-    return parse_all(Exposed, record.get("cells"), f"{path}")
+    return parse_all(CellExposure, record.get("cells"), f"{path}")

@@ -7,19 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
-from seepage.audit.row import promise_lines, reasons
+from seepage.audit.row import Cell, Diagnostic, Row
+from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.core.storage import write_whole
-from seepage.metrics import Risk, risk
 from seepage.report import formatting as words
 from seepage.report.human_study import Judged, JudgedRow, open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
-from seepage.report.run import Caution, Cell, Row, Run, open_run
+from seepage.report.run import RunFolder, open_run
+from seepage.report.table import MatrixEntry, RowTexts, further_metrics, is_muted
 
-STRIP = 8
+STRIP_LENGTH = 8
 """Examples shown per cell."""
 
-FEWEST = 30
+FEWEST_TESTED = 30
 """Examples that an accuracy must rest on to be shown: of fewer it may be off by more than 18 points."""
 
 LEVELS = {
@@ -33,18 +34,9 @@ LEVELS = {
 
 NO_REASON = "no reason was recorded"
 
-STATUSES = {
-    "ok": "finished",
-    "exhausted": "out of steps",
-    "diverged": "diverged",
-    "interrupted": "interrupted",
-    "error": "failed",
-    "inapplicable": "does not apply",
-}
-
 
 @dataclass(frozen=True)
-class Shown:
+class StripPicture:
     """One picture of a strip; without a `uri` the attack returned none."""
 
     alt: str
@@ -58,17 +50,7 @@ class Strip:
 
     label: str
     remark: str
-    pictures: list[Shown]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One entry of the matrix: how one attack fared on one cell."""
-
-    count: str
-    words: str
-    shade: int
-    reason: str | None = None
+    pictures: list[StripPicture]
 
 
 @dataclass(frozen=True)
@@ -80,7 +62,8 @@ class Section:
         accuracy: How well the model does, in words; empty where too few examples say so.
         told: What every attacker here is told.
         told_more: Whether an attacker here is told more than that.
-        rows: Attacks that were tried.
+        rows: Attacks that were tried, as texts.
+        further: Metrics that only this recipe asked for, as headings of columns.
         others: Attacks that do not apply, or failed.
         strips: Rows of pictures; empty where the data are no pictures.
         remark: What the strips show of how many.
@@ -90,15 +73,16 @@ class Section:
     accuracy: str
     told: list[str]
     told_more: bool
-    rows: list[Row]
+    rows: list[RowTexts]
+    further: list[str]
     others: list[Row]
     strips: list[Strip]
     remark: str
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One kind of caution.
+class DiagnosticGroup:
+    """All diagnostics of one kind.
 
     Attributes:
         severity: `warning` or `note`.
@@ -130,7 +114,7 @@ def write_report(run: Path, *, pictures: bool = True) -> Path:
     return path
 
 
-def _render(run: Run, pictures: bool) -> str:
+def _render(run: RunFolder, pictures: bool) -> str:
     import jinja2
 
     environment = jinja2.Environment(
@@ -155,75 +139,60 @@ def _render(run: Run, pictures: bool) -> str:
     return environment.get_template("template.html.j2").render(_content(run, pictures))
 
 
-def _content(run: Run, pictures: bool) -> dict[str, Any]:
+def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
-    exposed = open_exposed(run.folder)
-    titles = {cell.name: cell.heading for cell in run.cells}
+    exposed, level = open_exposed(run.folder), run.result.verdict_level
+    titles = run.result.titles
     return {
         "run": run,
         "pictures": pictures,
-        "promises": promise_lines([{"title": cell.heading, "promise": cell.promise} for cell in run.cells]),
+        "promises": guarantee_lines(run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
-        "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.says],
+        "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
-        "level": run.level if run.level in LEVELS else "unscored",
-        "level_words": LEVELS.get(run.level, "Not scored"),
-        "matrix": [(attack, [_entry(run, attack, cell) for cell in run.cells]) for attack in run.attacks],
+        "level": level if level in LEVELS else "unscored",
+        "level_words": LEVELS.get(level, "Not scored"),
+        "matrix": [(attack, [MatrixEntry.of(_row(run, attack, cell)) for cell in run.cells]) for attack in run.attacks],
         "sections": sections,
         "told": _in_all([section.told for section in sections if section.told]),
         "remarks": _remarks(run, common),
         "common": common,
         "findings": _findings(run),
         "warnings": len({flag.message for flag in run.flags if flag.severity == "warning"}),
-        "statuses": STATUSES,
         "with_options": words.with_options,
-        "risk_of": _risk,
+        "is_muted": is_muted,
         "judged": _judged(run),
     }
 
 
-def _risk(row: Row) -> Risk | None:
-    """The risk tier of an attack on pictures, where it was scored."""
-    if row.psnr is None or row.gain_db is None or row.ssim is None:
-        return None
-    return risk(row.psnr, row.gain_db)
+def _row(run: RunFolder, attack: str, cell: Cell) -> Row | None:
+    return next((row for row in run.rows_of(cell) if row.attack == attack), None)
 
 
 # --- at a glance -------------------------------------------------------------------------------------------------
 
 
-def _entry(run: Run, attack: str, cell: Cell) -> Entry:
-    row = next((row for row in run.rows_of(cell) if row.attack == attack), None)
-    if row is None:
-        return Entry(words.NONE, "not run", 0)
-    if row.recovered is None and row.vouched:
-        return Entry(f"{row.vouched}", "certified", 4)
-    if row.recovered is None:
-        return Entry(words.NONE, row.outcome, 0, row.reason)
-    return Entry(words.count_of(row.recovered, row.examples), row.outcome, _shade(row))
-
-
-def _shade(row: Row) -> int:
-    """0 (nothing) to 4 (all), so that a glance finds the worst."""
-    return min(4, 1 + int(row.recovered * 3)) if row.recovered else 0
-
-
-def _remarks(run: Run, common: list[tuple[str, str]]) -> list[tuple[str, str]]:
+def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """What there is to say about an attack once for all cells: why it gave no result, and what it notes on each."""
-    titles = {cell.name: cell.heading for cell in run.cells}
+    titles = run.result.titles
     entries = [
-        (row.attack, "no result" if row.scored else row.outcome, row.reason or NO_REASON, titles.get(row.cell, ""))
+        (row.attack, "no result" if row.scored else row.phrase, row.reason or NO_REASON, titles.get(row.cell, ""))
         for row in run.rows
-        if row.reason or not row.applies
+        if row.reason or not _was_tried(row)
     ]
     return [*reasons(entries, len(titles)), *((attack, f"every case: {note}") for attack, note in common)]
 
 
-def _common_notes(run: Run) -> list[tuple[str, str]]:
+def _was_tried(row: Row) -> bool:
+    """Whether the attack could be tried at all."""
+    return row.status != "inapplicable"
+
+
+def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
     """Notes that an attack made on every cell it was tried on, where there are several."""
     found = []
     for attack in run.attacks:
-        tried = [row for row in run.rows if row.attack == attack and row.applies]
+        tried = [row for row in run.rows if row.attack == attack and _was_tried(row)]
         notes = dict.fromkeys(str(note) for row in tried for note in row.notes)
         found += [(attack, note) for note in notes if len(tried) > 1 and all(note in row.notes for row in tried)]
     return found
@@ -237,18 +206,20 @@ def _in_all(lists: list[list[str]]) -> list[str]:
 # --- one cell ----------------------------------------------------------------------------------------------------
 
 
-def _section(run: Run, cell: Cell, shown: bool) -> Section:
+def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
     rows = run.rows_of(cell)
-    tried = [row for row in rows if row.applies]
+    tried = [row for row in rows if _was_tried(row)]
     told = [str(item) for item in tried[0].told] if tried else []
     pictures = open_pictures(run, cell) if shown else Pictures(None, {})
+    further = further_metrics(tried)
     return Section(
         cell=cell,
         accuracy=_accuracy(cell),
         told=[item for item in told if all(item in map(str, row.told) for row in tried)],
         told_more=any(row.told_extra for row in tried),
-        rows=tried,
-        others=[row for row in rows if not row.applies or row.reason],
+        rows=[RowTexts.of(row, further) for row in tried],
+        further=further,
+        others=[row for row in rows if not _was_tried(row) or row.reason],
         strips=_strips(run, cell, tried, pictures),
         remark=_remark(pictures) if shown else "This page was written without pictures.",
     )
@@ -256,13 +227,13 @@ def _section(run: Run, cell: Cell, shown: bool) -> Section:
 
 def _accuracy(cell: Cell) -> str:
     examples = cell.accuracy_examples or 0
-    if cell.accuracy is None or examples < FEWEST:
+    if cell.accuracy is None or examples < FEWEST_TESTED:
         return ""
     return f"{words.percent(cell.accuracy)} of {words.plural(examples, 'unseen example')} named right"
 
 
-def _strips(run: Run, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
-    places = pictures.places[:STRIP]
+def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
+    places = pictures.places[:STRIP_LENGTH]
     strips = []
     if pictures.truth:
         shown = [_shown(pictures.private(place), f"Private example {i}", ()) for i, place in enumerate(places, 1)]
@@ -279,10 +250,11 @@ def _standing(row: Row) -> str:
     """What stands under an attack's name beside its pictures."""
     if not row.scored:
         return "not scored"
-    return f"{words.count_of(row.recovered, row.examples)} recovered" if row.recovered else row.outcome
+    share = row.mean("recovered")
+    return f"{words.count_of(share, row.examples)} recovered" if share else row.phrase
 
 
-def _guess(run: Run, row: Row, number: int, place: Place, picture: Tensor | None) -> Shown:
+def _guess(run: RunFolder, row: Row, number: int, place: Place, picture: Tensor | None) -> StripPicture:
     what = f"{row.attack}, example {number}"
     if picture is None:
         return _shown(None, f"{what}: not returned", ())
@@ -292,16 +264,22 @@ def _guess(run: Run, row: Row, number: int, place: Place, picture: Tensor | None
     return _shown(picture, ", ".join([what, *caption]), tuple(caption))
 
 
-def _shown(picture: Tensor | None, alt: str, caption: tuple[str, ...]) -> Shown:
-    return Shown(alt, None if picture is None else data_uri(picture), caption)
+def _shown(picture: Tensor | None, alt: str, caption: tuple[str, ...]) -> StripPicture:
+    return StripPicture(alt, None if picture is None else data_uri(picture), caption)
 
 
 def _remark(pictures: Pictures) -> str:
     total, size = len(pictures.places), pictures.size
     if size is None:
         return "There are no pictures to show: the data are no pictures, or no attack returned any."
-    parts = [f"The first {STRIP} of {total:,} examples, in batch order; {total - STRIP:,} more are not shown."]
-    parts = parts if total > STRIP else [f"All {words.plural(total, 'example')}." if total > 1 else "The one example."]
+    parts = [
+        f"The first {STRIP_LENGTH} of {total:,} examples, in batch order; {total - STRIP_LENGTH:,} more are not shown."
+    ]
+    parts = (
+        parts
+        if total > STRIP_LENGTH
+        else [f"All {words.plural(total, 'example')}." if total > 1 else "The one example."]
+    )
     parts += ["The private pictures are not in this folder."] * (pictures.truth is None)
     if max(size) > LARGEST_SIDE:
         parts.append(f"Reduced from {size[1]} \N{MULTIPLICATION SIGN} {size[0]} pixels.")
@@ -320,11 +298,11 @@ class People:
     counted: int
 
 
-def _judged(run: Run) -> People | None:
+def _judged(run: RunFolder) -> People | None:
     judged = open_judged(run.folder)
     if judged is None:
         return None
-    titles = {cell.name: cell.heading for cell in run.cells}
+    titles = run.result.titles
     rows = [(titles.get(row.cell, row.cell), row) for row in judged.rows]
     return People(judged, rows, sum(judge.left_out is None for judge in judged.judges))
 
@@ -332,19 +310,19 @@ def _judged(run: Run) -> People | None:
 # --- cautions ----------------------------------------------------------------------------------------------------
 
 
-def _findings(run: Run) -> list[Finding]:
+def _findings(run: RunFolder) -> list[DiagnosticGroup]:
     """The flags by kind, warnings first; a message that was raised in many places is told once."""
-    titles = {cell.name: cell.heading for cell in run.cells}
+    titles = run.result.titles
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for flag in sorted(run.flags, key=lambda flag: flag.severity != "warning"):
         severity = "warning" if flag.severity == "warning" else "note"
         places = groups.setdefault((severity, flag.name), {}).setdefault(flag.message, [])
         if (place := _where(flag, titles)) not in places:
             places.append(place)
-    return [Finding(severity, list(messages.items())) for (severity, _), messages in groups.items()]
+    return [DiagnosticGroup(severity, list(messages.items())) for (severity, _), messages in groups.items()]
 
 
-def _where(flag: Caution, titles: dict[str, str]) -> str:
+def _where(flag: Diagnostic, titles: dict[str, str]) -> str:
     parts = [titles.get(flag.cell, flag.cell)] if flag.cell else []
     parts += [flag.attack] if flag.attack else []
     return ": ".join(parts) or "the whole run"

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from seepage.audit.row import Cell
 from seepage.core.storage import read_tensors
 from seepage.errors import SeepageError
-from seepage.report.run import Cell, Run
+from seepage.report.run import RunFolder
 from seepage.transcript.truth import open_truth
 from seepage.types import Batch, Tensors
 
@@ -81,7 +82,7 @@ class Pictures:
         return None if self.truth is None else self.truth[place[0]][place[1]]
 
 
-def open_pictures(run: Run, cell: Cell) -> Pictures:
+def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
     """Read the private and the reconstructed pictures of a cell. Data that is no picture is left out.
 
     Raises:
@@ -92,7 +93,7 @@ def open_pictures(run: Run, cell: Cell) -> Pictures:
     guesses = {}
     for row in run.rows_of(cell):
         path = _inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
-        if row.applies and path is not None and path.exists():
+        if row.status != "inapplicable" and path is not None and path.exists():
             found = _guesses(read_tensors(path), path)
             _check_pairs(found, truth, path)
             if found.inputs:
@@ -100,7 +101,7 @@ def open_pictures(run: Run, cell: Cell) -> Pictures:
     return Pictures(truth, guesses, {t: batch.labels for t, batch in batches.items()})
 
 
-def _truth(run: Run, cell: Cell) -> dict[int, Batch]:
+def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
     own = _inside(run.folder / "private", cell.name)
     # A run of one cell has no folder per cell.
     options = [own, run.folder / "private" if len(run.cells) == 1 else None]

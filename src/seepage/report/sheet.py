@@ -14,7 +14,7 @@ from seepage.report.run import open_run
 
 GAP = 12
 """Pixels between the two halves."""
-MOST = 2000
+LARGEST_SHEET = 2000
 """Pictures on a sheet."""
 EMPTY = 235
 """Brightness of a place where the attack returned nothing."""
@@ -42,7 +42,7 @@ def write_sheet(folder: Path, path: Path, *, cell: str | None = None, attack: st
     if attack is not None and attack not in pictures.guesses:
         raise unknown("attack with pictures", attack, pictures.guesses)
     guesses = pictures.guesses[attack or next(iter(pictures.guesses))]
-    places = pictures.places[:MOST]
+    places = pictures.places[:LARGEST_SHEET]
     across = max(1, round((len(places) / 2) ** 0.5))
     left = [_tile(pictures, place) for place in places]
     right = [_blank(left[0]) if (guess := guesses.at(place)) is None else pixels(guess) for place in places]

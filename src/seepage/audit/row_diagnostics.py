@@ -1,0 +1,68 @@
+"""Diagnostics about a result row: what a reader must know before believing its numbers."""
+
+from seepage.audit.row import Row
+from seepage.leakage.finding import Finding, note, warning
+
+
+def attack_diagnostics(row: Row) -> list[Finding]:
+    """Findings about one attack's result row: failed, diverged, not settled, or led astray by its objective."""
+    found, name = [], row.attack
+    if row.status == "error":
+        words = f"{name} failed ({row.reason}); that it has no score is no evidence of safety."
+        found.append(warning("failed", words))
+    if row.status == "diverged":
+        words = f"{name} diverged (NaN or infinite objective); its score is no evidence of safety."
+        found.append(warning("diverged", words))
+    if row.status == "exhausted":
+        words = f"{name} was still improving when its {row.cost.steps} steps ended"
+        if row.cost.steps is None:
+            words = f"{name} ended before all its guesses fitted to its own measure"
+        found.append(note("not-settled", f"{words}; more steps may recover more."))
+    wrong = row.certified.wrong if row.certified is not None else None
+    if wrong:
+        words = f"{name} vouches for {wrong} guesses that are not exact: do not rely on what it calls certain here."
+        found.append(warning("false-certificate", words, guesses=wrong))
+    found += _objective_diagnostics(row)
+    if row.told_extra:
+        words = f"{name} was told more than the protocol shows: {', '.join(row.told_extra)}."
+        found.append(note("told", words))
+    return found
+
+
+def _objective_diagnostics(row: Row) -> list[Finding]:
+    """Whether the objective or the search was the limit of an attack that did not recover everything."""
+    name, reached, truth = row.attack, row.objective, row.objective_at_truth
+    if reached is None or truth is None or row.mean("recovered"):
+        return []
+    if reached < truth - 1e-6 * abs(truth):  # beyond rounding
+        words = (
+            f"{name} found inputs that fit its objective better ({reached:.3g}) than the truth does ({truth:.3g}): "
+            "the objective is the limit, not the search."
+        )
+        return [warning("objective-limits", words, reached=reached, truth=truth)]
+    if reached > truth:
+        words = (
+            f"{name} stopped at objective {reached:.3g} where the truth has {truth:.3g}: "
+            "a better search would see more."
+        )
+        return [note("search-limits", words, reached=reached, truth=truth)]
+    return []
+
+
+def outline_diagnostics(row: Row) -> list[Finding]:
+    """A finding where the eye may see more than PSNR and SSIM count."""
+    if not row.visible:
+        return []
+    words = (
+        f"{row.visible} of {row.examples} guesses of {row.attack} are not counted as recovered and yet follow their "
+        "private example closely but for brightness and contrast (correlation over 0.8). Look at them."
+    )
+    return [warning("outlines-visible", words, guesses=row.visible)]
+
+
+def alignment_diagnostics(row: Row) -> list[Finding]:
+    """A finding where the score fitted something the method cannot know."""
+    if not row.fitted:
+        return []
+    words = f"{row.attack} cannot know {row.fitted}; the score fitted it with the truth, which an attacker could not."
+    return [warning("fitted", words)]

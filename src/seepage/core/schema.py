@@ -1,0 +1,100 @@
+"""Tables of JSON as typed records: what a file holds is checked once, and a damaged file is one sentence."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from seepage.errors import SeepageError
+
+
+class Record(BaseModel):
+    """What one table of a JSON file holds. Types are exact (no number from a text); unknown keys are passed over."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
+
+
+class Summary(Record):
+    """One metric over all examples of a cell.
+
+    Attributes:
+        mean: Mean over the examples.
+        median: The value that half of the examples or more reach.
+        low: Lower end of the 95 % bootstrap interval of the mean; None for a single example, or where none was made.
+        high: Its upper end.
+        n: Examples that have a value.
+    """
+
+    mean: float
+    median: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None
+
+    def rounded(self, digits: int) -> "Summary":
+        """The same with so many decimals.
+
+        >>> Summary(mean=0.123456, n=2).rounded(4)
+        Summary(mean=0.1235, median=None, low=None, high=None, n=2)
+        """
+        found = {key: getattr(self, key) for key in ("median", "low", "high")}
+        ends = {key: None if number is None else round(number, digits) for key, number in found.items()}
+        return self.model_copy(update={"mean": round(self.mean, digits), **ends})
+
+
+T = TypeVar("T", bound=Record)
+
+
+def parse(kind: type[T], found: object, where: str) -> T:
+    """A record from what was read.
+
+    Args:
+        kind: The type of the record.
+        found: What was read.
+        where: The file, for the message.
+
+    Raises:
+        SeepageError: Where a key is missing or its value is not what it must be.
+
+    >>> class Point(Record):
+    ...     x: float
+    >>> parse(Point, {"x": 17, "newer": 1}, "here")
+    Point(x=17.0)
+    """
+    with _told(where):
+        return kind.model_validate(found)
+
+
+def parse_all(kind: type[T], found: object, where: str) -> list[T]:
+    """A list of records from what was read; see `parse`."""
+    if not isinstance(found, list):
+        raise SeepageError(f"{where} is damaged: it must hold a list of {kind.__name__.lower()}s; make the run again")
+    with _told(where):
+        return TypeAdapter(list[kind]).validate_python(found)  # type: ignore[valid-type]
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Turn pydantic's report of all mistakes into one sentence about the first."""
+    try:
+        yield
+    except ValidationError as error:
+        words = describe_damage(error.errors(include_url=False)[0])
+        raise SeepageError(f"{where} is damaged: {words}; make the run again") from None
+
+
+def describe_damage(mistake: Any) -> str:
+    """One of pydantic's mistakes in words, by the innermost key that has a name."""
+    place, value = mistake["loc"], f"{mistake['input']!r:.40}"
+    name = next((part for part in reversed(place) if isinstance(part, str)), "")
+    match mistake["type"]:
+        case "missing":
+            return f"it lacks {name!r}" if len(place) == 1 else f"an entry lacks {name!r}"
+        case "model_type":
+            return f"{value} is no table"
+        case "list_type":
+            return f"it must hold a list of {name}, not {value}"
+        case "damaged":
+            return str(mistake["msg"])
+    return f"{name!r} cannot be {value}"

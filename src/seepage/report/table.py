@@ -1,0 +1,146 @@
+"""A result row as the texts of a table: one place for the terminal, the report and the frontier."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from seepage.audit.row import Outcome, Row
+from seepage.metrics import Risk, default_metrics, risk
+from seepage.report.formatting import NONE, count_of, duration, number, percent, signed
+
+STATUSES = {
+    "ok": "finished",
+    "exhausted": "out of steps",
+    "diverged": "diverged",
+    "interrupted": "interrupted",
+    "error": "failed",
+    "inapplicable": "does not apply",
+}
+
+
+def plain_text(text: str) -> str:
+    """A text of this module as a terminal of any kind can show it.
+
+    >>> plain_text(NONE), plain_text(signed(-2.0))
+    ('-', '-2.0')
+    """
+    return text.replace(NONE, "-").replace("\N{MINUS SIGN}", "-")
+
+
+@dataclass(frozen=True)
+class RowTexts:
+    """One row as texts; a dash stands for what does not apply.
+
+    Attributes:
+        row: The row.
+        recovered: Examples recovered, of all.
+        exact: Examples recovered exactly, of all.
+        median: Median PSNR in dB.
+        mean: Mean PSNR in dB.
+        interval: Lower and upper end of its 95 % interval; None where there is none.
+        ssim: Mean SSIM.
+        gain: Mean gain over the mean color, in dB.
+        labels: Share of labels named right.
+        time: Wall time, in the unit that fits.
+        seconds: Wall time in seconds.
+        outcome: What it amounts to, with what was fitted for it.
+        status: How the attack ended.
+        told: Side information.
+        more: Of each further metric its mean.
+    """
+
+    row: Row
+    recovered: str
+    exact: str
+    median: str
+    mean: str
+    interval: tuple[str, str] | None
+    ssim: str
+    gain: str
+    labels: str
+    time: str
+    seconds: str
+    outcome: str
+    status: str
+    told: str
+    more: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, row: Row, further: Sequence[str] = (), *, mean_digits: int = 1) -> "RowTexts":
+        """Format a row.
+
+        Args:
+            row: The row.
+            further: Metrics beside those that every table has.
+            mean_digits: Decimals of the mean PSNR and its interval.
+        """
+        psnr = row.scores.get("psnr")
+        interval = None
+        if psnr is not None and psnr.low is not None and psnr.high is not None:
+            interval = number(psnr.low, mean_digits), number(psnr.high, mean_digits)
+        return cls(
+            row=row,
+            recovered=count_of(row.mean("recovered"), row.examples),
+            exact=count_of(row.mean("exact"), row.examples),
+            median=number(row.median("psnr")),
+            mean=number(row.mean("psnr"), mean_digits),
+            interval=interval,
+            ssim=number(row.mean("ssim"), 2),
+            gain=signed(row.mean("gain_db")),
+            labels=percent(row.mean("label_accuracy")),
+            time=duration(row.cost.seconds),
+            seconds=number(row.cost.seconds),
+            outcome=_outcome(row),
+            status=STATUSES[row.status],
+            told=", ".join(row.told_extra),
+            more=[number(row.mean(name), 3) for name in further],
+        )
+
+    @property
+    def risk(self) -> Risk | None:
+        """The risk tier of an attack on pictures, where it was scored."""
+        psnr, gain = self.row.mean("psnr"), self.row.mean("gain_db")
+        return None if psnr is None or gain is None or "ssim" not in self.row.scores else risk(psnr, gain)
+
+
+def _outcome(row: Row) -> str:
+    if not row.scored and row.certified is not None and row.certified.n:
+        return f"not scored, {row.certified.n} certified"
+    return f"{row.phrase} ({row.fitted} fitted)" if row.fitted else row.phrase
+
+
+def further_metrics(rows: Iterable[Row]) -> list[str]:
+    """Metrics of these rows that only a recipe that names them has measured: each is a column of its own."""
+    names = dict.fromkeys(name for row in rows for name in row.scores)
+    common = {metric.name for metric in default_metrics()} | _COMMON
+    return [name for name in names if name not in common]
+
+
+_COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest"}
+"""Scores of every row that are not metrics of an example by themselves."""
+
+
+@dataclass(frozen=True)
+class MatrixEntry:
+    """How one attack fared on one cell, at a glance: a count, words, and a shade from 0 (nothing) to 4 (all)."""
+
+    count: str
+    words: str
+    shade: int
+    reason: str | None = None
+
+    @classmethod
+    def of(cls, row: Row | None) -> "MatrixEntry":
+        """The entry of a row; None: the attack was not run there."""
+        if row is None:
+            return cls(NONE, "not run", 0)
+        share = row.mean("recovered")
+        if share is None and row.certified is not None and row.certified.n:
+            return cls(f"{row.certified.n}", "certified", 4)
+        if share is None:
+            return cls(NONE, row.phrase, 0, row.reason)
+        return cls(count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0)
+
+
+def is_muted(row: Row) -> bool:
+    """Whether a table shows a row in a quieter color: nothing came back, or nothing says what it is worth."""
+    return not row.scored or row.outcome is Outcome.NOTHING_RECOVERED
