@@ -1,4 +1,8 @@
-"""Data sets from a folder with one sub-folder of images per class."""
+"""Data sets from a folder with one sub-folder of images per class.
+
+torchvision's `ImageFolder` is not used: it follows links out of the folder, waits for pipes, and opens whatever Pillow
+opens, also formats that call outside programs, with no bound on their pixels.
+"""
 
 import os
 from pathlib import Path

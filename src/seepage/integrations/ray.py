@@ -34,16 +34,16 @@ try:
 except ImportError as error:
     raise SeepageError("Ray is not installed; run: pip install 'seepage[ray]'") from error
 
-WAIT = 10.0
+ANSWER_SECONDS = 10.0
 """Seconds in which a cluster must answer."""
 
-POLL = 0.3
+POLL_SECONDS = 0.3
 """Seconds between looks at how far the workers are."""
 
-RETRIES = 5
+MAX_RETRIES = 5
 """Times that a piece is begun anew after its worker was killed."""
 
-LOG = "progress.jsonl"
+PROGRESS_FILE = "progress.jsonl"
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def _join(address: str | None) -> None:
 def _knock(address: str) -> None:
     """Raise `OSError` where nobody listens: Ray itself waits for minutes."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), WAIT).close()
+    socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
 
 
 def _is_stale() -> bool:
@@ -137,7 +137,7 @@ def _check_nodes() -> None:
         for node in nodes
     ]
     try:
-        answers = ray.get(asked, timeout=6 * WAIT)
+        answers = ray.get(asked, timeout=6 * ANSWER_SECONDS)
     except RayError as error:
         raise SeepageError(
             f"the nodes of the Ray cluster do not answer ({type(error).__name__}); look at `ray status`"
@@ -178,7 +178,7 @@ class Ray:
         """
         pairs = [(work, work.serialized()) for work in works]
         travelling = [(work, serialized) for work, serialized in pairs if serialized is not None]
-        _Sweep(travelling, plan, folder, done).run()
+        _Dispatch(travelling, plan, folder, done).run()
         LocalExecutor().run(
             [work for work, serialized in pairs if serialized is None], Plan(1, plan.threads), folder, done
         )
@@ -194,7 +194,7 @@ class _Answer:
 
 
 @dataclass
-class _Sweep:
+class _Dispatch:
     """Pieces on their way out and back.
 
     Attributes:
@@ -222,7 +222,7 @@ class _Sweep:
                 while waiting and len(out) < self.plan.jobs:
                     work, serialized = waiting.pop()
                     out[self._send(work, serialized, lines)] = work, serialized
-                for ref in ray.wait(list(out), timeout=POLL)[0]:
+                for ref in ray.wait(list(out), timeout=POLL_SECONDS)[0]:
                     work, serialized = out.pop(ref)
                     self._keep(work, _answer(ref, work))
                     left[serialized.key] -= 1
@@ -244,7 +244,7 @@ class _Sweep:
             name=work.title,
             num_cpus=1 if on_cpu else 0,
             num_gpus=0 if on_cpu else 1,
-            max_retries=RETRIES,
+            max_retries=MAX_RETRIES,
             # Ray keeps a pool of processes for each environment: none that has held data of clients attacks.
             runtime_env={"env_vars": {"SEEPAGE_WORK": type(serialized).__name__}},
         )
@@ -261,7 +261,7 @@ class _Sweep:
 
     def _append(self, lines: bytes) -> None:
         if lines:
-            with (self.folder / LOG).open("ab") as file:
+            with (self.folder / PROGRESS_FILE).open("ab") as file:
                 file.write(lines)
 
 
@@ -273,7 +273,7 @@ def _answer(ref: Any, work: Work) -> _Answer:
         raise error.cause or error from error
     except RayError as error:
         raise SeepageError(
-            f"the worker for {work.title} died {RETRIES + 1} times ({type(error).__name__}), most likely for want of "
+            f"the worker for {work.title} died {MAX_RETRIES + 1} times ({type(error).__name__}), most likely for want of "
             "memory; take a node with more, or a smaller batch or model"
         ) from error
 
@@ -283,24 +283,24 @@ def _carry_out(serialized: SerializedTask, loaded: Any, threads: int, lines: Any
     failed = None
     with tempfile.TemporaryDirectory(prefix="seepage-") as place:
         folder = Path(place)
-        follower = LogFollower(folder / LOG)
+        follower = LogFollower(folder / PROGRESS_FILE)
         with _reported(follower, lines.add.remote):
             try:
                 serialized.run(loaded, folder, threads)
             except SeepageError as error:
                 failed = error
-        names = [path for path in folder.rglob("*") if path.is_file() and path.name != LOG]
+        names = [path for path in folder.rglob("*") if path.is_file() and path.name != PROGRESS_FILE]
         files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in names}
         return _Answer({} if failed else files, follower.fresh(), failed)
 
 
 @contextmanager
 def _reported(follower: LogFollower, send: Callable[[bytes], Any]) -> Iterator[None]:
-    """Send fresh lines every `POLL` seconds, from a thread, while a block runs."""
+    """Send fresh lines every `POLL_SECONDS` seconds, from a thread, while a block runs."""
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(POLL):
+        while not ended.wait(POLL_SECONDS):
             fresh = follower.fresh()
             if fresh:
                 send(fresh)
@@ -335,7 +335,7 @@ def _lines() -> Any:
 def _taken(lines: Any) -> bytes:
     """Lines that workers reported; none where their holder is gone with its node, since results come without it."""
     try:
-        taken: bytes = ray.get(lines.take.remote(), timeout=WAIT)
+        taken: bytes = ray.get(lines.take.remote(), timeout=ANSWER_SECONDS)
         return taken
     except (RayError, RaySystemError):
         return b""

@@ -37,7 +37,7 @@ from seepage.transcript.truth import save_truth
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Update
 
 log = logging.getLogger("seepage")
-_LOOKING = threading.Lock()
+_MODEL_LOCK = threading.Lock()
 """Looks go through one model at weights of its own, and servers take replies in several threads."""
 T = TypeVar("T")
 
@@ -303,7 +303,7 @@ class Recorder:
         return sent, rule
 
     def _look(self, sent: Sent, rule: ClientUpdate, examples: int | None) -> Exposure:
-        with _LOOKING:
+        with _MODEL_LOCK:
             sent.load(self.model)
             params = {name: p.detach() for name, p in self.model.named_parameters() if name in sent.update}
             update = Update(dict(sent.update), sent.kind)
