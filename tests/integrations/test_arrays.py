@@ -1,6 +1,5 @@
 """Weights under the model's names, one tensor at a time."""
 
-import doctest
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from seepage import Architecture, FedAvg, SeepageError, exposure, open_transcript
-from seepage.integrations import arrays as module
 from seepage.integrations.arrays import Layout, Sent, tensor_of
 from seepage.integrations.recorder import Recorder
 
@@ -132,9 +130,3 @@ def test_arrays_of_frameworks_become_tensors() -> None:
     for nothing in (b"secret", "words", object()):
         with pytest.raises(SeepageError, match="no array of numbers"):
             tensor_of(nothing)
-
-
-def test_its_own_example_holds() -> None:
-    found = doctest.testmod(module)
-    assert found.failed == 0
-    assert found.attempted > 0

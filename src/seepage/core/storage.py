@@ -5,8 +5,9 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -203,6 +204,36 @@ def check_schema(record: Any, path: Path) -> None:
             f"{path} has schema version {repr(found)[:40]} and this seepage reads version {SCHEMA}; "
             "record it again, or use the seepage version that wrote it"
         )
+
+
+@dataclass(frozen=True)
+class LazyTensors(Mapping[str, Tensor]):
+    """Named tensors, each made anew when it is asked for and kept by nobody.
+
+    Args:
+        keys_by_name: What `make` is called with, by name.
+        make: Makes one tensor.
+
+    Example:
+        >>> found = LazyTensors({"w": "0"}, lambda key: torch.full((2,), float(key)))
+        >>> found["w"], list(found)
+        (tensor([0., 0.]), ['w'])
+    """
+
+    keys_by_name: Mapping[str, str]
+    make: Callable[[str], Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.make(self.keys_by_name[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys_by_name  # without making it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys_by_name)
+
+    def __len__(self) -> int:
+        return len(self.keys_by_name)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:

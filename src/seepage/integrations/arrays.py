@@ -1,6 +1,6 @@
 """Weights as a framework hands them over, under the model's own names and one tensor at a time."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -9,38 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from seepage.core.nn import forward, in_mode
+from seepage.core.storage import LazyTensors
 from seepage.errors import SeepageError
 from seepage.models.weights import stripped
 from seepage.types import Tensors, check_finite, check_fits
 
 Part = Literal["params", "buffers", "frozen"]
-
-
-@dataclass(frozen=True)
-class OneByOne(Mapping[str, Tensor]):
-    """Named tensors, each made anew when it is asked for and kept by nobody.
-
-    Args:
-        keys_by_name: What `make` is called with, by name.
-        make: Makes one tensor.
-
-    Example:
-        >>> found = OneByOne({"w": "0"}, lambda key: torch.full((2,), float(key)))
-        >>> found["w"], list(found)
-        (tensor([0., 0.]), ['w'])
-    """
-
-    keys_by_name: Mapping[str, str]
-    make: Callable[[str], Tensor]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.make(self.keys_by_name[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys_by_name)
-
-    def __len__(self) -> int:
-        return len(self.keys_by_name)
 
 
 def tensor_of(array: Any) -> Tensor:
@@ -96,7 +70,7 @@ class Layout:
         """The names of one part."""
         return [name for name, found in self.parts.items() if found == part]
 
-    def named(self, arrays: Mapping[str, Tensor]) -> OneByOne:
+    def named(self, arrays: Mapping[str, Tensor]) -> LazyTensors:
         """Arrays under the model's names, in its number format; those only numbered are taken to be in its order.
 
         What wrappers put before every name is left out. A name that the model does not have is kept as it is.
@@ -114,7 +88,7 @@ class Layout:
             one = tensor.reshape(like.shape) if tensor.numel() == like.numel() == 1 else tensor
             return one.to("cpu", like.dtype)
 
-        return OneByOne(keys, make)
+        return LazyTensors(keys, make)
 
 
 def _classes(model: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -186,7 +160,7 @@ class Sent:
             moved = end[name] if difference else end[name] - start[name]
             return moved if lr is None else -moved / lr
 
-        made = OneByOne(names, make)
+        made = LazyTensors(names, make)
         update = dict(made) if hold else made
         check_finite(update, t)
         missing = tuple(name for name in trained if name not in names)
@@ -204,12 +178,12 @@ class Sent:
         return {name: self._sent_out(name) for name in self.layout.of_part("buffers")}
 
     @property
-    def state(self) -> OneByOne:
+    def state(self) -> LazyTensors:
         """The model that was sent out, `params/NAME`, `buffers/NAME` and `frozen/NAME`."""
         keys = {
             f"{'frozen' if name in self.missing else part}/{name}": name for name, part in self.layout.parts.items()
         }
-        return OneByOne(keys, self._sent_out)
+        return LazyTensors(keys, self._sent_out)
 
     def _sent_out(self, name: str) -> Tensor:
         return self.layout.fixed[name] if name in self.layout.fixed else self.before[name]

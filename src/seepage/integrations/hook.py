@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from seepage.core.storage import LazyTensors
 from seepage.errors import SeepageError
-from seepage.integrations.arrays import OneByOne, tensor_of
+from seepage.integrations.arrays import tensor_of
 from seepage.integrations.circuit_breaker import Say
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorded, Recorder
@@ -74,11 +75,11 @@ def count_of(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and 1 <= value < math.inf else None
 
 
-def named_tensors(arrays: Mapping[str, Any], unpack: Callable[[Any], Any] = lambda array: array) -> OneByOne:
+def named_tensors(arrays: Mapping[str, Any], unpack: Callable[[Any], Any] = lambda array: array) -> LazyTensors:
     """A framework's arrays as tensors; each is made when it is asked for.
 
     Args:
         arrays: By name.
         unpack: Makes NumPy's or PyTorch's array of one.
     """
-    return OneByOne({name: name for name in arrays}, lambda name: tensor_of(unpack(arrays[name])))
+    return LazyTensors({name: name for name in arrays}, lambda name: tensor_of(unpack(arrays[name])))

@@ -273,8 +273,8 @@ def _answer(ref: Any, work: Work) -> _Answer:
         raise error.cause or error from error
     except RayError as error:
         raise SeepageError(
-            f"the worker for {work.title} died {MAX_RETRIES + 1} times ({type(error).__name__}), most likely for want of "
-            "memory; take a node with more, or a smaller batch or model"
+            f"the worker for {work.title} died {MAX_RETRIES + 1} times ({type(error).__name__}), most likely for want "
+            "of memory; take a node with more, or a smaller batch or model"
         ) from error
 
 

@@ -24,9 +24,9 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor, nn
 
 from seepage.clients import FedSGD, client_options
-from seepage.core.storage import make_private
+from seepage.core.storage import LazyTensors, make_private
 from seepage.errors import SeepageError, printable, short
-from seepage.integrations.arrays import Layout, OneByOne, Sent
+from seepage.integrations.arrays import Layout, Sent
 from seepage.integrations.circuit_breaker import CircuitBreaker, Say, Step
 from seepage.integrations.retention import recordings, surplus
 from seepage.leakage import Exposure, exposure
@@ -363,7 +363,7 @@ def label_of(client: int | str) -> str:
     return hashlib.blake2b(name.encode(errors="replace"), digest_size=8).hexdigest()
 
 
-def _written(sent: Sent) -> OneByOne:
+def _written(sent: Sent) -> LazyTensors:
     """`update/NAME` and its `kind`, as a recorded round holds them."""
     keys = {f"update/{name}": name for name in sent.update}
-    return OneByOne({**keys, "kind": ""}, lambda name: sent.update[name] if name else kind_tensor(sent.kind))
+    return LazyTensors({**keys, "kind": ""}, lambda name: sent.update[name] if name else kind_tensor(sent.kind))

@@ -11,6 +11,7 @@ from torch import Tensor
 from seepage.attacks.base import Needs
 from seepage.attacks.linear import LinearLeak
 from seepage.core.nn import last_linear
+from seepage.core.storage import LazyTensors
 from seepage.errors import Inapplicable, SeepageError
 from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
 from seepage.leakage.finding import Finding
@@ -21,7 +22,7 @@ from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.privacy.ledger import LedgerEntry, open_entry
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
-from seepage.types import ClientUpdate, Knowledge, Round, Transcript, Update
+from seepage.types import Knowledge, Round, Transcript, Update
 
 SCHEMA = 1
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
@@ -155,36 +156,6 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
 
 
 @dataclass(frozen=True)
-class _Gradient(Mapping[str, Tensor]):
-    """The update read as a gradient; each tensor is made when it is asked for, as a whole gradient is a whole model.
-
-    Attributes:
-        update: What was sent.
-        examples: Behind it, where known.
-        rule: What it is read by; None: only its direction is known.
-    """
-
-    update: Update
-    examples: int | None
-    rule: ClientUpdate | None
-
-    def __getitem__(self, name: str) -> Tensor:
-        tensor = self.update.tensors[name]
-        if self.rule is None:
-            return -tensor if self.update.kind == "delta" else tensor
-        return self.rule.as_gradient(Update({name: tensor}, self.update.kind), self.examples)[name]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.update.tensors  # without making it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.update.tensors)
-
-    def __len__(self) -> int:
-        return len(self.update.tensors)
-
-
-@dataclass(frozen=True)
 class UpdateAnalysis:
     """One round's update, opened once. Each part is computed when it is first asked for, and once.
 
@@ -207,22 +178,28 @@ class UpdateAnalysis:
         return self.seen.knowledge
 
     @cached_property
-    def _read(self) -> tuple[_Gradient, bool, str | None]:
+    def _read(self) -> tuple[LazyTensors, bool, str | None]:
         """The update as a gradient, whether its scale is known, and what limits the reading.
 
-        Of an unknown number of local steps only the direction is known, and of Adam's not even that.
+        Each tensor is made when it is asked for, as a whole gradient is a whole model. Of an unknown number of local
+        steps only the direction is known, and of Adam's not even that.
         """
-        update, rule = self.observed.update, self.knowledge.client
-        found = _Gradient(update, self.observed.batch_size, rule)
+        update, rule, size = self.observed.update, self.knowledge.client, self.observed.batch_size
+        names = {name: name for name in update.tensors}
+        sign = -1 if update.kind == "delta" else 1
+        direction = LazyTensors(names, lambda name: sign * update.tensors[name])
+        gradient = LazyTensors(
+            names, lambda name: rule.as_gradient(Update({name: update.tensors[name]}, update.kind), size)[name]
+        )
         try:
             NEEDS.check_rule(self.knowledge, self.observed)
         except Inapplicable as error:
-            return replace(found, rule=None), False, error.reason
+            return direction, False, error.reason
         try:
-            found[min(found, key=lambda name: update.tensors[name].numel())]  # the cheapest one
+            gradient[min(names, key=lambda name: update.tensors[name].numel())]  # the cheapest one
         except SeepageError as error:
-            return replace(found, rule=None), False, f"read up to a factor, so without counts of labels: {error}"
-        return found, True, None
+            return direction, False, f"read up to a factor, so without counts of labels: {error}"
+        return gradient, True, None
 
     @cached_property
     def norm(self) -> float:
