@@ -336,20 +336,27 @@ class Registry(Mapping[str, Entry[T]]):
         module = "seepage" if module in ("seepage.types", "seepage.attacks.base") else module  # where it is public
         return [f"{what} makes a {type(made).__name__}, not a {module}.{base}; derive it from that"]
 
-    def spec_of(self, made: Any) -> Spec:
+    def spec_of(self, made: Any, *, dotted: bool = False) -> Spec:
         """The reverse of `build` for a dataclass: its name and its options.
 
         Fields that its class lists as `secrets` are left out: no attacker is told them, and no folder holds them. So
         is a field whose metadata say `quiet`, at its default: folders written before it existed read the same.
+
+        Args:
+            made: The part.
+            dotted: Whether one that no package registers is named by its dotted path, which to read is to run code.
 
         Raises:
             SeepageError: For a thing that cannot be named.
         """
         kind = type(made)
         home = f"{kind.__module__}:{kind.__qualname__}"
-        entry = next((entry for entry in self._all.values() if entry.home == home), None)
+        # What a file in the working folder registered has its name in this process alone.
+        lasting = {**self._built_in, **self._installed}
+        entry = next((entry for entry in lasting.values() if entry.home == home), None)
+        named = dotted and is_dotted(home) and kind.__module__ != "__main__"
         secret = getattr(kind, "secrets", ())
-        if entry is None or not is_dataclass(made):
+        if not is_dataclass(made) or (entry is None and not named):
             raise SeepageError(
                 f"{kind.__name__} is not one of seepage's {self.kind}s ({', '.join(self)}), so it has no name here"
             )
@@ -358,7 +365,7 @@ class Registry(Mapping[str, Entry[T]]):
             for f in fields(made)
             if f.init and f.name not in secret and not ("quiet" in f.metadata and getattr(made, f.name) == f.default)
         }
-        return Spec(entry.name, options)
+        return Spec(home if entry is None else entry.name, options)
 
     def describe(self) -> list[Entry[T]]:
         """All entries, patterns such as `torchvision:NAME` last. Nothing is imported for it."""

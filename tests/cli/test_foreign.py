@@ -208,6 +208,36 @@ def test_somebody_elses_code_is_not_run_unasked(observed: Path, home: Path, refu
     assert "theirs" not in sys.modules
 
 
+RULE = """
+open("ran", "a").close()
+from dataclasses import dataclass
+from seepage import FedSGD
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Halved(FedSGD):
+    share: float = 0.5
+"""
+
+
+def test_a_client_rule_of_ones_own_is_recorded_by_its_path_and_run_only_where_it_is_trusted(
+    home: Path, cli: Cli, refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "ourrule.py").write_text(RULE)
+    arguments = ("tiny.toml", "--client", "ourrule:Halved", "--set", "client.share=0.25", "--jobs", 1, "--out", "run")
+    assert cli("audit", *arguments).code == 0
+    written = json.loads(Path("run/observed/knowledge.json").read_text())["client"]
+    assert (written["use"], written["share"]) == ("ourrule:Halved", 0.25)
+    monkeypatch.delitem(sys.modules, "ourrule")
+    (home / "ran").unlink()
+    assert "not run unasked" in refused("attack", "run/observed", "--use", "linear", "--jobs", 1)
+    assert "not run unasked" in refused("validate", "run/observed")
+    assert "not run unasked" in refused("exposure", "run/observed")
+    assert "somebody's own code" in refused("validate", "run/recipe.toml")
+    assert not (home / "ran").exists()
+    assert cli("attack", "run/observed", "--use", "linear", "--jobs", 1, "--trust", "--out", "blind").code == 0
+    assert "--trust" in refused("score", "blind", "--truth", "run/private")
+    assert cli("score", "blind", "--truth", "run/private", "--trust").code == 0
+
+
 def test_own_code_runs_with_the_recorded_options_once_it_is_named(home: Path, cli: Cli) -> None:
     (home / "ours.py").write_text(CODE)
     arguments = ("tiny.toml", "--model", "ours:make", "--set", "model.hidden=7", "--jobs", 1, "--out", "run")

@@ -94,6 +94,7 @@ def attack_folder(
     on: Executor | None = None,
     show: ProgressCallback = no_progress,
     command: str = "",
+    trust: bool = False,
 ) -> Run:
     """Attack recorded updates, with no truth at hand. A batch size that nobody told is inferred, and said to be.
 
@@ -109,6 +110,7 @@ def attack_folder(
         on: Where attacks run; None: on this machine.
         show: Progress.
         command: The command, for the record.
+        trust: Run the code that the folder names; for folders of one's own.
 
     Raises:
         SeepageError: As `attack_only` does.
@@ -129,6 +131,7 @@ def attack_folder(
         show=show,
         command=command,
         sizes=infer_sizes(observed, model) if batch_size is None else None,
+        trust=trust,
     )
 
 

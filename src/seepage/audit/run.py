@@ -223,6 +223,7 @@ def attack_only(
     command: str = "",
     beside: Collection[str] = (),
     sizes: Mapping[str, tuple[int, str]] | None = None,
+    trust: bool = False,
 ) -> Run:
     """Attack recorded updates, with no truth at hand.
 
@@ -240,6 +241,7 @@ def attack_only(
         command: The command, for the record.
         beside: What `out` may hold before the run.
         sizes: Inferred batch sizes, each with its source, by the name of the folder that has none.
+        trust: Run the code that the folder names; for folders of one's own.
 
     Raises:
         SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
@@ -258,7 +260,7 @@ def attack_only(
     parts = asked.parts()
     for part in parts:
         ATTACKS.build(part)
-    sources = _foreign_sources(asked)
+    sources = _foreign_sources(asked, trust=trust)
     text = asked.text
     folder = out or Path("runs") / run_name(text, "attack")
     if claim(folder, "attack.json", text, beside):
@@ -319,7 +321,7 @@ def _read_asked(path: Path, trust: bool) -> Asked:
     return Asked(**known)
 
 
-def _foreign_sources(asked: Asked, truth: Path | None = None) -> list[Source]:
+def _foreign_sources(asked: Asked, truth: Path | None = None, *, trust: bool) -> list[Source]:
     found = list_transcripts(Path(asked.observed))
     names = [folder.name for folder in found]
     if len(found) == 1:
@@ -327,7 +329,7 @@ def _foreign_sources(asked: Asked, truth: Path | None = None) -> list[Source]:
         names = ["cell" if own in ("", "observed") else own]
     sizes = [asked.size_of(place.name) for place in found]
     return [
-        Source(name, place, _truth_of(name, truth), asked.architecture(), size, inferred=said)
+        Source(name, place, _truth_of(name, truth), asked.architecture(), size, trust, inferred=said)
         for name, place, (size, said) in zip(names, found, sizes, strict=True)
     ]
 
@@ -365,7 +367,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     chosen = change({}, settings).get("score", {})
     bind(Scoring, chosen, "[score]")
     scoring, parts = Scoring(**chosen), asked.parts()
-    sources = _foreign_sources(asked, truth)
+    sources = _foreign_sources(asked, truth, trust=trust)
     if fingerprint([source.observed for source in sources]) != asked.content:
         raise SeepageError(f"{asked.observed} has changed since {folder} was made; attack it again")
     recipes = [

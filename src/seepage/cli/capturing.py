@@ -121,6 +121,9 @@ def attack(
     out: OutOption = None,
     jobs: JobsOption = None,
     on: OnOption = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code that the folder names: a model, a client rule; it is yours.")
+    ] = False,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -146,7 +149,7 @@ def attack(
         _check_files(captured, after, params)
         run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size))
     else:
-        run = partial(attack_folder, captured, model=_chosen(tables), batch_size=batch_size)
+        run = partial(attack_folder, captured, model=_chosen(tables), batch_size=batch_size, trust=trust)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(
             tables["attack"],

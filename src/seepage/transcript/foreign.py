@@ -53,8 +53,15 @@ class Facts:
     def named(self) -> Architecture:
         return Architecture(self.architecture["use"], dict(self.architecture["options"]))
 
-    def make_client(self) -> ClientUpdate:
-        return make_client(Spec.of(self.client))
+    def make_client(self, *, trust: bool = False) -> ClientUpdate:
+        """The client's rule; one that is somebody's own code is made only where that is trusted."""
+        spec = Spec.of(self.client)
+        if CLIENTS.is_foreign(spec.use) and not trust:
+            raise SeepageError(
+                f"the update was recorded with the client rule {short(spec.use)}, which is somebody's own code and is "
+                "not run unasked; if you trust it, add --trust"
+            )
+        return make_client(spec)
 
     def make_defense(self) -> Defense | None:
         """The defense that the attacker is told of."""
@@ -110,13 +117,14 @@ def _check_names(facts: Facts, path: Path) -> None:
     if not isinstance(architecture.get("use"), str) or not isinstance(architecture.get("options"), dict):
         raise SeepageError(f"{path} is damaged: architecture needs a name `use` and a table `options`; record it again")
     rule = client.pop("use", None)
-    if not isinstance(rule, str) or rule not in CLIENTS:
+    if not isinstance(rule, str) or not (rule in CLIENTS or CLIENTS.is_foreign(rule)):
         raise SeepageError(f"{path} names the unknown client rule {short(rule)}; use the seepage version that wrote it")
     clients = client.pop("clients", 1)
     if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS:
         raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
-    bind(CLIENTS[rule].make, client, f"the client rule {rule!r} of {path}")
-    facts.make_client()
+    if rule in CLIENTS:  # somebody's own is not imported before it is trusted
+        bind(CLIENTS[rule].make, client, f"the client rule {rule!r} of {path}")
+        facts.make_client()
     _check_defense(facts, path)
     for item in facts.told:
         if item not in get_args(Told):

@@ -273,7 +273,7 @@ def open_transcript(
         architecture: Use this model instead of the recorded one; needed where the record names somebody's own code.
         batch_size: Use this batch size where the record has none.
         device: Where to put the tensors.
-        trust: The folder was written by this very run, so its dotted paths were typed by the user.
+        trust: Whether code that it names by dotted paths, a model or a client rule, is run: it is one's own.
 
     Raises:
         SeepageError: Where a file is missing, truncated, of another schema version, or does not fit the model.
@@ -314,7 +314,7 @@ def _open_knowledge(
     told = frozenset(item for item in get_args(Told) if item in facts.told)
     knowledge = Knowledge(
         model=model.to(device),
-        client=facts.make_client(),
+        client=facts.make_client(trust=trust),
         input_shape=shape,
         num_classes=facts.num_classes,
         value_range=(low, high),
