@@ -26,6 +26,10 @@ class Inapplicable(SeepageError):
         return type(self), (self.reason, self.remedy)  # so that it survives the way back from a worker
 
 
+class NotFinite(SeepageError):
+    """An update that holds NaN or infinite values."""
+
+
 class Diverged(SeepageError):
     """Training whose weights are no numbers anymore: nothing more can be made of it."""
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from seepage.errors import SeepageError, short
+from seepage.errors import NotFinite, SeepageError, short
 from seepage.registry import Spec
 
 Architecture = Spec
@@ -159,10 +159,10 @@ class Round:
 
 
 def check_finite(update: Mapping[str, Tensor], t: int) -> None:
-    """Raise `SeepageError` where the update of round `t` holds NaN or infinite values."""
+    """Raise `NotFinite` where the update of round `t` holds NaN or infinite values."""
     for name in update:
         if not _is_finite(update[name]):
-            raise SeepageError(
+            raise NotFinite(
                 f"the update of round {t} holds NaN or infinite values in {short(name)}, so nothing "
                 "can be read from it; check the client's training for overflow and record again"
             )

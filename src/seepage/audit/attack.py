@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from seepage.core.progress import ProgressCallback
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.registry import Spec
-from seepage.transcript.recorded import RecordedTranscript, keeps_rounds, open_transcript
+from seepage.transcript.foreign import Facts, read_facts
+from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
 from seepage.transcript.vertical import IndexedTranscript
 from seepage.types import Architecture, Reconstruction, Transcript
@@ -60,10 +62,15 @@ class Source:
         """Whether the cell could not be recorded."""
         return self.private is not None and is_skipped(self.private)
 
+    @cached_property
+    def facts(self) -> Facts:
+        """What `knowledge.json` says, which takes no model."""
+        return read_facts(self.observed)
+
     @property
     def kept(self) -> bool:
         """Whether its rounds lie in the folder; else they are made anew, which takes the private data."""
-        return self.recipe is None or keeps_rounds(self.observed)
+        return self.recipe is None or self.facts.kept
 
     def open(self, device: str) -> RecordedTranscript | IndexedTranscript:
         if self.recipe is not None and self.private is not None and not self.kept:
@@ -82,13 +89,12 @@ class Source:
 
     def rounds(self, attack: Attack) -> int:
         """How many runs of an attack this cell takes: one on all rounds together, or one for each round."""
-        transcript = self.open("cpu")
         if attack.rounds == "all":
             return 1
-        if "indices" not in transcript.knowledge.told:
-            return len(transcript)
+        if "indices" not in self.facts.told:
+            return self.facts.rounds
         # Rounds over one data set are many and alike.
-        return min(len(transcript), 1 if self.recipe is None else self.recipe.batch.count)
+        return min(self.facts.rounds, 1 if self.recipe is None else self.recipe.batch.count)
 
 
 def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
@@ -305,23 +311,33 @@ def attack_cells(
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
     """
-    tasks = []
-    for i, source in enumerate(sources):
-        own = recipes[i].attack if recipes else parts
-        seed, device = (recipes[i].seed, recipes[i].device) if recipes else (seed, device)
+    chosen = {repr(spec): ATTACKS.build(spec) for spec in _all_parts(parts, recipes)}
+    tasks: list[Task] = []
+    for place, source in enumerate(sources):
         if source.skipped:
             continue
+        recipe = recipes[place] if recipes else None
+        own, own_seed, own_device = (recipe.attack, recipe.seed, recipe.device) if recipe else (parts, seed, device)
         for name, part in zip(attack_names(own), own, strict=True):
-            rounds = source.rounds(ATTACKS.build(part))
-            tasks += [_task(source, name, part, t, folder, seed, device) for t in range(rounds)]
+            rounds = range(source.rounds(chosen[repr(part)]))
+            tasks += [_task(source, name, part, t, folder, own_seed, own_device) for t in rounds]
     todo = [task for task in tasks if not task.done]
-    runner = on or LocalExecutor()
-    plan = runner.plan(jobs, len(todo), device)
+    executor = on or LocalExecutor()
+    # Cells on different devices run one group after the other, each as many at a time as suits its device.
+    devices = list(dict.fromkeys([recipes[0].device if recipes else device, *(task.device for task in tasks)]))
+    groups = {one: [task for task in todo if task.device == one] for one in devices}
+    plans = {one: executor.plan(jobs, len(group), one) for one, group in groups.items()}
     if todo:
         meter = _Meter(todo, folder / "progress.jsonl", show)
         with meter.watched():
-            runner.run(todo, plan, folder, meter.finish)
-    return plan
+            for one, group in groups.items():
+                if group:
+                    executor.run(group, plans[one], folder, meter.finish)
+    return plans[devices[0]]
+
+
+def _all_parts(parts: Sequence[Spec], recipes: Sequence[Recipe] | None) -> Sequence[Spec]:
+    return parts if recipes is None else [part for recipe in recipes for part in recipe.attack]
 
 
 def _task(source: Source, name: str, part: Spec, t: int, folder: Path, seed: int, device: str) -> Task:

@@ -6,21 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_space, read_json, write_json
-from seepage.errors import Diverged, Inapplicable, SeepageError
+from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
 from seepage.recipe.case import Recipe
 from seepage.registry import Spec
 from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, victim_of
 from seepage.simulate.training import accuracy
 from seepage.transcript.recorded import open_knowledge, save_transcript
-from seepage.transcript.simulated import Victim
 from seepage.transcript.truth import open_truth, save_truth
-from seepage.transcript.vertical import IndexedTranscript, IndexedVictim
-from seepage.types import Batch, check_finite
+from seepage.transcript.vertical import IndexedTranscript
+from seepage.types import Batch, Round, Transcript
 
 
 def place_of(folder: Path, part: str, recipe: Recipe, recipes: Sequence[Recipe]) -> Path:
@@ -84,12 +82,13 @@ def _record_cell(
 
     setting = Setting.of(recipe, shared).after_federation(folder / "private", progress)
     victim, truth = setting.victim()
-    _check_computes(victim, recipe)
+    transcript = victim.transcript()
+    first = _first_round(transcript, recipe)
     save_truth(truth, private)
     size = sum(p.nbytes for p in setting.state[0].values())
     kept = recipe.rounds is None or recipe.rounds.count * size <= keep
-    check_space(observed, size * (len(victim.transcript()) if kept else 1))
-    save_transcript(victim.transcript(), observed, rounds=kept)
+    check_space(observed, size * (len(transcript) if kept else 1))
+    save_transcript(transcript, observed, rounds=kept, first=first)
     write_json(private / "cell.json", _cell_facts(setting, list(truth)))
 
 
@@ -102,21 +101,19 @@ def made_anew(recipe: Recipe, observed: Path, private: Path, device: str) -> Ind
     return transcript
 
 
-def _check_computes(victim: Victim | IndexedVictim, recipe: Recipe) -> None:
-    """Compute one update, so that batch norm on a single value is one sentence and not a traceback.
+def _first_round(transcript: Transcript, recipe: Recipe) -> Round:
+    """The first round, so that batch norm on a single value is one sentence and not a traceback.
 
     Training that overflows, as under a strong defense, leaves out its cell and no other.
     """
     try:
-        sent = victim.update(0)
+        return transcript[0]
     except ValueError as error:
         raise Skipped(
             f"the client cannot compute an update of {recipe.model} on a batch of {recipe.batch.size} ({error}); "
             "use a larger --batch-size, larger images (--set data.size=64), or --set client.mode=eval"
         ) from error
-    try:
-        check_finite(sent.tensors, 0)
-    except SeepageError as error:
+    except NotFinite as error:
         raise Skipped(str(error)) from error
 
 

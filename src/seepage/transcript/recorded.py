@@ -9,7 +9,7 @@ A folder `observed/` holds everything an attacker may read, and nothing else:
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -51,13 +51,33 @@ from seepage.types import (
     check_fits,
 )
 
+MAX_CACHED_BYTES = 2**28
+"""Bytes of rounds that an open transcript holds, unless one round alone is more."""
 SLACK = 2**26
 """Bytes that a file may have beside the numbers of its model."""
 
 
+@dataclass
+class _RoundCache:
+    """The rounds read last, `MAX_CACHED_BYTES` of them at most and the last one in any case."""
+
+    rounds: dict[int, Round] = field(default_factory=dict)
+    sizes: dict[int, int] = field(default_factory=dict)
+    total: int = 0
+
+    def keep(self, observed: Round, size: int) -> None:
+        """Add a round of so many bytes, and let go of the oldest where there are too many."""
+        self.rounds[observed.t], self.sizes[observed.t] = observed, size
+        self.total += size
+        while self.total > MAX_CACHED_BYTES and len(self.rounds) > 1:
+            oldest = next(iter(self.rounds))
+            del self.rounds[oldest]
+            self.total -= self.sizes.pop(oldest)
+
+
 @dataclass(frozen=True)
 class RecordedTranscript:
-    """Rounds read from a folder, each when it is asked for."""
+    """Rounds read from a folder, each when it is first asked for. Those read last stay in memory."""
 
     folder: Path
     knowledge: Knowledge
@@ -65,6 +85,7 @@ class RecordedTranscript:
     first: tuple[Tensors, Tensors]
     batch_size: int | None
     device: str = "cpu"
+    _cache: _RoundCache = field(default_factory=_RoundCache, repr=False, compare=False)
 
     def __len__(self) -> int:
         return self.length
@@ -72,7 +93,12 @@ class RecordedTranscript:
     def __getitem__(self, t: int) -> Round:
         if not 0 <= t < self.length:
             raise IndexError(t)
-        path = round_file(self.folder, t)
+        if t not in self._cache.rounds:
+            path = round_file(self.folder, t)
+            self._cache.keep(self._read(t, path), path.stat().st_size)
+        return self._cache.rounds[t]
+
+    def _read(self, t: int, path: Path) -> Round:
         found = read_tensors(path, most=self._most)
         tensors = {name: tensor.to(self.device) for name, tensor in found.items()}
         parts = {part: _under(tensors, part) for part in ("params", "buffers", "update")}
@@ -100,17 +126,24 @@ class RecordedTranscript:
 
     def indices(self, t: int) -> Tensor | None:
         """The samples of round `t`, without reading its update; None where the attacker is not told."""
+        if t in self._cache.rounds:
+            return self._cache.rounds[t].indices
         path = round_file(self.folder, t)
         return self._told("indices", read_tensors(path, ["indices"]), path, None)
 
     def params(self, t: int) -> Tensors:
         """The weights of round `t`."""
+        if t in self._cache.rounds:
+            return self._cache.rounds[t].params
         names = [f"params/{name}" for name in self.first[0]]
         moved = _under(read_tensors(round_file(self.folder, t), names), "params")
         return self[t].params if moved else self.first[0]
 
     def select(self, t: int, names: Collection[str]) -> Tensors:
         """The gradients of round `t` of these tensors alone, without reading the others."""
+        if t in self._cache.rounds:
+            whole = self._cache.rounds[t].gradient(self.knowledge.client)
+            return {name: whole[name] for name in names}
         path = round_file(self.folder, t)
         tensors = read_tensors(path, ["kind", "indices", *(f"update/{name}" for name in names)])
         like = {name: self.first[0][name] for name in names}
@@ -155,7 +188,12 @@ def _over(part: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 
 def save_transcript(
-    transcript: Transcript, folder: Path, *, rounds: bool = True, inferred: Mapping[str, str] | None = None
+    transcript: Transcript,
+    folder: Path,
+    *,
+    rounds: bool = True,
+    inferred: Mapping[str, str] | None = None,
+    first: Round | None = None,
 ) -> None:
     """Write `observed/`. The index `knowledge.json` comes last, so a folder without it is not whole.
 
@@ -164,18 +202,20 @@ def save_transcript(
         folder: Where.
         rounds: Whether to write the rounds too. Without them only whoever holds the data can attack.
         inferred: What of the knowledge nobody told, by name, with its source.
+        first: The first round, where the caller has asked for it already.
 
     Raises:
         SeepageError: Where the model has no name to build it from, and where the disk is full.
     """
-    knowledge, first = transcript.knowledge, transcript[0]
+    # Each round is asked for once: it may be computed when it is.
+    knowledge, first = transcript.knowledge, transcript[0] if first is None else first
     table = _table(knowledge, first.batch_size, len(transcript), kept=rounds)
     table |= {"inferred": dict(inferred)} if inferred else {}
     frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in first.params}
     state = _over("params", first.params) | _over("buffers", first.buffers) | _over("frozen", frozen)
     write_tensors(folder / "model.safetensors", state)
     for t in range(len(transcript) if rounds else 0):
-        write_tensors(round_file(folder, t), _round_tensors(transcript[t], first))
+        write_tensors(round_file(folder, t), _round_tensors(transcript[t] if t else first, first))
     if knowledge.auxiliary is not None:
         write_tensors(folder / "auxiliary.safetensors", {"inputs": knowledge.auxiliary})
     write_json(folder / "knowledge.json", table)
@@ -293,11 +333,6 @@ def open_transcript(
 def open_knowledge(folder: Path, *, device: str = "cpu") -> tuple[Knowledge, tuple[Tensors, Tensors]]:
     """What the attacker is told, and the model's `(params, buffers)` of the first round, of a folder of one's own."""
     return _open_knowledge(folder, read_facts(folder), None, device, trust=True)
-
-
-def keeps_rounds(folder: Path) -> bool:
-    """Whether the rounds themselves lie in an `observed/` folder."""
-    return read_facts(folder).kept
 
 
 def _open_knowledge(

@@ -95,6 +95,7 @@ class IndexedVictim:
     server: ServerStep = ServerStep()
     keep: int = 64
     _states: dict[int, _State] = field(default_factory=dict, repr=False, compare=False)
+    _latest: dict[int, Update] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.data) != self.design.samples:
@@ -137,7 +138,11 @@ class IndexedVictim:
         return self._update(t, self.params_at(t))
 
     def _update(self, t: int, params: Tensors) -> Update:
-        return self._client.send(self.knowledge.model, params, self.batch(t), buffers=self.buffers, t=t)
+        # The server's step asks for the update that the round has just shown, so the last one is kept.
+        if t not in self._latest:
+            self._latest.clear()
+            self._latest[t] = self._client.send(self.knowledge.model, params, self.batch(t), buffers=self.buffers, t=t)
+        return self._latest[t]
 
     @property
     def _client(self) -> Client:
