@@ -153,7 +153,7 @@ class Mine(FedSGD):
 def test_a_client_rule_of_ones_own_cannot_be_saved(tmp_path: Path) -> None:
     model = build(ARCHITECTURE, (1, 8, 8), 3)
     own = record(model, batches(), client=Mine(), architecture=ARCHITECTURE)
-    with pytest.raises(SeepageError, match=r"Mine is not one of seepage's client rules \(fedavg, fedprox, fedsgd"):
+    with pytest.raises(SeepageError, match=r"Mine is not one of seepage's clients \(fedavg, fedprox, fedsgd"):
         save_transcript(own, tmp_path / "x")
     assert not (tmp_path / "x" / "knowledge.json").exists()
 
