@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_space, read_json, write_json
