@@ -14,7 +14,6 @@ other. Ray's workers get the niceness of this process, not 15 more. Needs `seepa
 
 import argparse
 import contextlib
-import json
 import os
 import statistics
 import tempfile
@@ -30,6 +29,7 @@ import torch
 
 from seepage.integrations import flower
 from seepage.integrations.flower import start_of
+from seepage.papers.records import keep_measured
 from seepage.simulate.federation import Checkpoint, federate
 
 SHORT, EXAMPLES, SIZE = 2, 64, 16
@@ -133,12 +133,10 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("RAY_worker_niceness", "0")
     facts = {
-        "benchmark": "federation",
         "clients": options.clients,
         "rounds": options.rounds,
         "cores": os.cpu_count(),
         "cpus_per_client": options.cpus,
-        "torch": torch.__version__,
         "flwr": version("flwr"),
         "ray": version("ray"),
     }
@@ -147,7 +145,8 @@ def main() -> None:
     for model in options.models:
         with tempfile.TemporaryDirectory() as folder:
             found = compare(options, model, Path(folder))
-        print(json.dumps({**facts, "model": model, **found, "command": command.format(model)}), flush=True)
+        ratio, made = found.pop("ratio"), {**facts, "model": model, **found}
+        keep_measured("federation/throughput", model, "ratio", ratio, command=command.format(model), **made)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,10 @@ wall time, and processor time, which other programs disturb less.
 `memory` runs one step per batch size, each in a process of its own, whole and in micro-batches, and prints how far the
 peak rises above what the process needs before the step.
 
-Each result is one JSON line on stdout; those in results/matching were appended from there.
+Each result is a record in results/matching/.
 """
 
 import argparse
-import json
 import os
 import platform
 import resource
@@ -25,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -36,6 +35,7 @@ from seepage.attacks.matching.first_order import FirstOrderProblem
 from seepage.attacks.matching.priors import TotalVariation
 from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import generator
+from seepage.papers.records import keep_measured
 
 
 def problem(model_name: str, size: int, batch: int, microbatch: int | None, mode: str) -> tuple[Problem, Batch]:
@@ -122,18 +122,16 @@ def speed(options: argparse.Namespace) -> None:
         for name, step in steps.items():
             clocks[name].append(time_once(step))
     medians = {name: [statistics.median(column) for column in zip(*c, strict=True)] for name, c in clocks.items()}
-    emit(
-        "speed",
-        options,
-        {
-            name: {
-                "ms": round(wall * 1e3, 1),
-                "cpu_ms": round(processor * 1e3, 1),
-                "cpu_ratio_to_plain": round(processor / medians["plain loop"][1], 3),
-            }
-            for name, (wall, processor) in medians.items()
-        },
-    )
+    row: dict[str, Any] = {
+        name: {
+            "ms": round(wall * 1e3, 1),
+            "cpu_ms": round(processor * 1e3, 1),
+            "cpu_ratio_to_plain": round(processor / medians["plain loop"][1], 3),
+        }
+        for name, (wall, processor) in medians.items()
+    }
+    row["times_faster"] = round(medians["plain loop"][1] / medians["engine"][1], 3)
+    emit("speed", options.model, "times_faster", options, row)
 
 
 def memory(options: argparse.Namespace) -> None:
@@ -163,8 +161,9 @@ def one_step(options: argparse.Namespace) -> None:
     before = peak()
     found.evaluate(inputs, truth.labels)
     rise = round((peak() - before) / 1024, 1)
-    result = {"batch": options.batch, "microbatch": options.microbatch or None, "step": options.step}
-    emit("memory", options, {**result, "peak_rise_mib": rise, "peak_mib": round(peak() / 1024, 1)})
+    result = {"microbatch": options.microbatch or None, "step": options.step, "peak_mib": round(peak() / 1024, 1)}
+    name = f"{options.model}, batch {options.batch}, micro-batch {options.microbatch or None}"
+    emit("memory", name, "peak_rise_mib", options, {**result, "peak_rise_mib": rise})
 
 
 def reset_peak() -> None:
@@ -185,19 +184,12 @@ def peak() -> float:
         return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
-def emit(kind: str, options: argparse.Namespace, result: dict[str, object]) -> None:
-    facts = {
-        "benchmark": f"matching-{kind}",
-        "model": options.model,
-        "image": options.size,
-        "batch": options.batch,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "seepage": version("seepage"),
-        "machine": platform.machine(),
-        "command": f"python benchmarks/{Path(sys.argv[0]).name} {' '.join(sys.argv[1:])}",
-    }
-    print(json.dumps({**facts, **result}), flush=True)
+def emit(study: str, name: str, metric: str, options: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Keep one record, with what was timed and where."""
+    facts = {"model": options.model, "image": options.size, "batch": options.batch}
+    facts |= {"seepage": version("seepage"), "machine": platform.machine()}
+    rest = {key: value for key, value in result.items() if key != metric}
+    keep_measured(f"matching/{study}", name, metric, result[metric], **facts, **rest)
 
 
 def main() -> None:

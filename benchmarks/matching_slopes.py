@@ -6,13 +6,12 @@
 
 `agreement` compares the slopes of an Inverting Gradients step by the inputs, in single precision, at random images.
 `psnr` runs Inverting Gradients with either step on a batch of two packaged photographs. `threshold` times the median
-of as many magnitudes as a ResNet-10 has weights, by `Tensor.kthvalue` and by `numpy.partition`. JSON lines.
+of as many magnitudes as a ResNet-10 has weights, by `Tensor.kthvalue` and by `numpy.partition`.
+Records go to results/matching/slopes.jsonl.
 """
 
 import argparse
-import json
 import statistics
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from seepage.attacks.matching import inverting_gradients
 from seepage.attacks.matching.first_order import FirstOrderProblem
 from seepage.core.nn import generator
 from seepage.data import load
+from seepage.papers.records import keep_measured
 
 VICTIMS = {
     "convnet, ReLU, no norm": ({"width": 16}, "eval"),
@@ -33,10 +33,10 @@ VICTIMS = {
 }
 
 
-def emit(kind: str, result: dict[str, Any]) -> None:
-    command = f"python benchmarks/matching_slopes.py {' '.join(sys.argv[1:])}"
-    print(json.dumps({"benchmark": f"slopes-{kind}", **result, "torch": torch.__version__, "command": command}))
-    sys.stdout.flush()
+def emit(kind: str, name: str, metric: str, result: dict[str, Any]) -> None:
+    rest = {key: value for key, value in result.items() if key not in (metric, "seed")}
+    seed = result.get("seed")
+    keep_measured("matching/slopes", name, metric, result[metric], seed=seed, benchmark=f"slopes-{kind}", **rest)
 
 
 def agreement(options: argparse.Namespace) -> None:
@@ -47,7 +47,8 @@ def agreement(options: argparse.Namespace) -> None:
             own = FirstOrderProblem(exact).fitted(inputs, labels).evaluate(inputs, labels).by_inputs.double().flatten()
             error = float((own - theirs).norm() / theirs.norm())
             cosine = float(own @ theirs / own.norm() / theirs.norm())
-            emit("agreement", {"model": name, "batch": batch, "relative_error": error, "cosine": round(cosine, 8)})
+            row = {"model": name, "batch": batch, "relative_error": error, "one_minus_cosine": 1 - cosine}
+            emit("agreement", f"{name}, batch {batch}", "relative_error", row)
 
 
 def quality(options: argparse.Namespace) -> None:
@@ -64,7 +65,8 @@ def quality(options: argparse.Namespace) -> None:
                 found = score(replace(attack, gradients=slopes)(seen, seed=seed), batch)
                 numbers = {"psnr": found.psnr, "ssim": found.ssim, "mean_color_psnr": found.mean_color_psnr}
                 rounded = {key: round(float(value), 3) for key, value in numbers.items()}
-                emit("psnr", {"victim": name, "steps": options.steps, "seed": seed, "slopes": slopes, **rounded})
+                row = {"victim": name, "steps": options.steps, "seed": seed, "slopes": slopes, **rounded}
+                emit("psnr", f"{slopes}, {name}", "psnr", row)
 
 
 def threshold(options: argparse.Namespace) -> None:
@@ -75,7 +77,9 @@ def threshold(options: argparse.Namespace) -> None:
         "partition": lambda: np.partition(numbers.numpy(), size // 2),
     }
     times = {name: statistics.median(time_once(way)[1] for _ in range(5)) for name, way in ways.items()}
-    emit("threshold", {"entries": size, "cpu_ms": {name: round(seconds * 1e3, 1) for name, seconds in times.items()}})
+    row = {"entries": size, "cpu_ms": {name: round(seconds * 1e3, 1) for name, seconds in times.items()}}
+    ratio = round(times["kthvalue"] / times["partition"], 2)
+    emit("threshold", "threshold", "kthvalue_over_partition", {**row, "kthvalue_over_partition": ratio})
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ evaluation at a point 1e-3 further along the gradient (FedLeak).
 
 All take turns in one process on the same network, batch and loss, so that a busy machine slows all alike: what counts
 is the ratio. `--peak` runs one step of each in a process of its own instead and reports how far the peak of memory
-rises. breaching is timed where it is installed; it has no FedLeak. One JSON line per network, batch and objective.
+rises. breaching is timed where it is installed; it has no FedLeak. One record of
+results/matching/steps.jsonl per network, batch and objective.
 """
 
 import argparse
@@ -130,7 +131,9 @@ def compare(options: argparse.Namespace, name: str, batch: int, objective: str) 
         }
         for key, (wall, cpu) in medians.items()
     }
-    emit("step", options, {"objective": objective, "rounds": options.rounds, "steps": rows})
+    best = max(row["times_faster"] for key, row in rows.items() if key not in ("plain loop", "breaching"))
+    row = {"objective": objective, "rounds": options.rounds, "steps": rows, "times_faster": best}
+    emit("steps", f"{name}, batch {batch}, {objective}", "times_faster", options, row)
 
 
 def peaks(options: argparse.Namespace, name: str, batch: int, objective: str) -> None:
@@ -148,7 +151,8 @@ def peaks(options: argparse.Namespace, name: str, batch: int, objective: str) ->
             env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"},
         )
         rises[key] = float(child.stdout)
-    emit("step-peak", options, {"objective": objective, "peak_rise_mib": rises})
+    row = {"objective": objective, "peak_rise_mib": rises, "peak_rise_first_order_mib": rises.get("first order")}
+    emit("steps", f"{name}, batch {batch}, {objective}", "peak_rise_first_order_mib", options, row)
 
 
 def one(name: str, batch: str, objective: str, key: str) -> None:

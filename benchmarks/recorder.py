@@ -11,9 +11,6 @@ processor's time.
 
 import argparse
 import ctypes
-import json
-import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -26,10 +23,10 @@ from torch import nn
 
 from seepage import Architecture, FedAvg, build
 from seepage.integrations.recorder import Recorder
+from seepage.papers.records import keep_measured
 
 State = dict[str, torch.Tensor]
 REPEATS, CLIENTS, SIZE = 5, 10, 32
-OUT = Path("results/loop/recorder.jsonl")
 
 
 def memory(what: Literal["VmRSS", "VmHWM"]) -> float:
@@ -111,13 +108,11 @@ def rounds(folder: Path, count: int) -> None:
 
 
 def write(row: Mapping[str, object]) -> None:
-    """One line to the terminal and to the file."""
-    command = shlex.join(["python", "benchmarks/recorder.py", *sys.argv[1:]])
-    line = json.dumps({**row, "threads": torch.get_num_threads(), "torch": torch.__version__, "command": command})
-    print(line, flush=True)
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    with OUT.open("a") as file:
-        file.write(line + "\n")
+    """One record: the time or the memory that a row is about, and the rest beside it."""
+    metric = next(key for key in ("processor_s", "processor_ms") if key in row)
+    name = ", ".join(f"{key} {row[key]}" for key in ("what", "rounds", "clients", "audit") if key in row)
+    rest = {key: value for key, value in row.items() if key != metric}
+    keep_measured("loop/recorder", name, metric, row[metric], **rest)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

@@ -1,13 +1,325 @@
-"""Fill the CAFE table: each command adds JSON lines to results/cafe/, with versions, seeds and the command itself.
+"""CAFE on images and tables: how near it comes, with how few rounds, while training, against defenses and rivals.
 
 python experiments/cafe.py exact --data ../shared/data/cifar10.npz --seeds 3
+
+Each command adds records to results/cafe/. The tables of the paper that a recipe answers are in the book (`seepage
+reproduce cafe`); these studies have other sizes, and measure time and rounds.
 """
 
 import argparse
+from pathlib import Path
+from typing import Any
 
-from cafe_rivals import run_against, run_baselines, run_published
-from cafe_runs import run_exact, run_fake, run_losses, run_table, run_training
-from cafe_scores import PAPER
+import torch
+from cafe_parties import FrozenTranscript, errors, frozen, images, prepare, quality, rounded, truth, within_cells
+from common import Clock, Row, clocked, keep
+from torch import Tensor
+
+from seepage.attacks.cafe import Cafe, Recovered, Search
+from seepage.attacks.cafe.invert import invert
+from seepage.attacks.cafe.label_inference import link
+from seepage.attacks.cafe.published import PublishedCafe
+from seepage.attacks.cafe.steps import groups
+from seepage.attacks.cafe.target_layers import assemble, block_shape, find_sites
+from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
+from seepage.defenses.fake_gradients import FakeGradients
+from seepage.papers.special.parties import loss
+from seepage.transcript.designs import RandomDraws, make_design
+from seepage.transcript.simulated import OneRound
+from seepage.transcript.vertical import IndexedVictim, ServerStep
+from seepage.types import Batch, Reconstruction
+
+
+def setting(args: argparse.Namespace, seed: int) -> Row:
+    """What all rows begin with."""
+    return {
+        "data": Path(args.data).stem,
+        "seed": seed,
+        "samples": args.samples,
+        "batch": args.batch,
+        "parties": args.parties,
+    }
+
+
+def run_exact(args: argparse.Namespace) -> None:
+    """Steps I and II on a frozen model, and III with --invert or --some."""
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed)
+        options = {"parties": args.parties, "double_softmax": args.double_softmax, "activation": args.activation}
+        design = make_design(args.design, args.samples, args.batch, seed)
+        classes = max(10, int(data.labels.max()) + 1)
+        victim = prepare(data, design, args.rounds, seed=seed, model_options=options, classes=classes)
+        transcript = frozen(victim)
+        attack = Cafe(mode=args.mode, samples=args.samples, steps=tuple(args.steps))
+        clock, linking = Clock(), Clock()
+        with clocked(clock):
+            found = attack.recover(transcript)
+        row = setting(args, seed) | {"design": args.design, "rounds": args.rounds, "mode": args.mode}
+        row |= {"activation": args.activation, "double_softmax": args.double_softmax}
+        row |= {"seconds_1_2": rounded(clock.wall - transcript.spent.wall)}
+        row |= {"cpu_1_2": rounded(clock.cpu - transcript.spent.cpu), "cpu_victim": rounded(transcript.spent.cpu)}
+        with clocked(linking):
+            linked = link(victim.knowledge.model, victim.params, find_sites(victim.knowledge, victim.params), found)
+        row |= errors(found, truth(victim)) | {"cpu_link": rounded(linking.cpu)}
+        if linked is not None:
+            row |= _labels(linked.labels, torch.isfinite(linked.misfit), found[0].group, data.labels)
+        if args.invert:
+            row |= _pictures(attack, transcript, data, found, seed)
+        elif args.some:
+            row |= _some_pictures(victim, found, args.some, tuple(args.steps), seed)
+        metric = "psnr" if "psnr" in row else "error_h"
+        keep(f"cafe/{args.out}", f"{args.rounds} rounds, {args.design}", metric, row)
+
+
+def _labels(guess: Tensor, usable: Tensor, group: Tensor, true: Tensor) -> Row:
+    """In how many cells the labels are right, as sets: inside a cell the order is open."""
+    cells = [(group == number) & usable for number in group[usable].unique()]
+    right = sum(sorted(guess[mates].tolist()) == sorted(true[mates].tolist()) for mates in cells)
+    return {"cells_with_right_labels": right, "cells": len(cells)}
+
+
+def _pictures(attack: Cafe, transcript: FrozenTranscript, data: Batch, found: list[Recovered], seed: int) -> Row:
+    """The whole attack, steps I to III, on all samples."""
+    third, before = Clock(), transcript.spent.cpu
+    with clocked(third):
+        result = attack(transcript, seed=seed)
+    assert result.indices is not None
+    assert result.objective is not None
+    rows = result.indices
+    match = within_cells(result.inputs.flatten(1), data.inputs[rows].flatten(1), found[0].group[rows])
+    row = quality(result.inputs, data.inputs[rows][match])
+    row |= {"returned": len(rows), "seconds_all": rounded(third.wall), "cpu_all": rounded(third.cpu)}
+    row["cpu_attack"] = rounded(third.cpu - (transcript.spent.cpu - before))
+    return row | {"certain": int((result.objective <= attack.certain).sum())}
+
+
+def _some_pictures(victim: IndexedVictim, found: list[Recovered], some: int, steps: tuple[int, ...], seed: int) -> Row:
+    """Step III on the first few identifiable samples alone."""
+    chosen = torch.stack([one.known | one.silent for one in found]).all(0).nonzero().squeeze(1)[:some]
+    if not len(chosen):
+        return {"inverted": 0}
+    knowledge, clock = victim.knowledge, Clock()
+    blocks = []
+    sites = find_sites(knowledge, victim.params)
+    with clocked(clock):
+        for site, one in zip(sites, found, strict=True):
+            like = torch.zeros(1, *block_shape(site, knowledge.input_shape))
+
+            def features(x: Tensor, site: Any = site) -> Tensor:
+                out: Tensor = site.features(knowledge.model, victim.params, victim.buffers, x)
+                return out
+
+            targets = one.h[chosen].float()
+            blocks.append(invert(features, targets, like, (0.0, 1.0), Search(steps=steps), seed=seed)[0])
+            blocks[-1][one.silent[chosen]] = 0.0  # the darkest input, as `Cafe` takes it
+    guess = assemble(sites, blocks, knowledge.input_shape, 0.5)
+    true = victim.data.inputs
+    match = within_cells(guess.flatten(1), true[chosen].flatten(1), found[0].group[chosen])
+    return quality(guess, true[chosen][match]) | {"inverted": len(chosen), "cpu_3": rounded(clock.cpu)}
+
+
+def run_fake(args: argparse.Namespace) -> None:
+    """Fake gradients: the attacker who does not know (--entries all), and the one who does (unforged)."""
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed)
+        design = RandomDraws(samples=args.samples, batch_size=args.batch, seed=seed)
+        defense = FakeGradients(candidates=args.candidates, order=args.order, tau=args.tau)
+        victim = prepare(data, design, args.rounds, seed=seed, defense=defense, classes=10)
+        transcript = frozen(victim)
+        attack = Cafe(samples=args.samples, steps=tuple(args.steps), entries=args.entries)
+        row = setting(args, seed) | {"rounds": args.rounds, "entries": args.entries, "defense": repr(defense)}
+        row |= _forged(victim, defense)
+        clock = Clock()
+        if args.some:
+            with clocked(clock):
+                found = attack.recover(transcript)
+            row |= errors(found, truth(victim))
+            row |= _some_pictures(victim, found, args.some, tuple(args.steps), seed)
+        else:
+            with clocked(clock):
+                result = attack(transcript, seed=seed)
+            assert result.indices is not None
+            row |= quality(result.inputs, data.inputs[result.indices]) | {"returned": len(result)}
+        row |= {"cpu_attack": rounded(clock.cpu - transcript.spent.cpu), "cpu_victim": rounded(transcript.spent.cpu)}
+        keep(f"cafe/{args.out}", f"entries {args.entries}, {args.rounds} rounds, {args.order}", "psnr", row)
+
+
+def _forged(victim: IndexedVictim, defense: FakeGradients) -> Row:
+    """What the defence did to the first round: distances, draws and how much passed, over all parties and layers."""
+    bare = victim.knowledge.client(victim.knowledge.model, victim.params, victim.batch(0))
+    made = defense.forge_all(bare.tensors, torch.Generator().manual_seed(0)).values()
+    entries = sum(one.tensor.numel() for one in made)
+    return {
+        "kept": rounded(sum(one.kept * one.tensor.numel() for one in made) / entries),
+        "distance": rounded(sum(one.distance**2 for one in made) ** 0.5),
+        "gradient_norm": rounded(float(torch.cat([g.flatten() for g in bare.tensors.values()]).norm())),
+        "draws": sum(one.draws for one in made),
+        "tensors": len(made),
+        "within_tau": sum(one.within for one in made),
+    }
+
+
+def run_training(args: argparse.Namespace) -> None:
+    """Attack while the server trains: a short window of rounds, with the weights of its first."""
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed)
+        design = make_design(args.design, args.samples, args.batch, seed)
+        server = ServerStep(optimizer=args.optimizer, lr=args.lr)
+        victim = prepare(data, design, args.rounds, seed=seed, server=server, classes=10)
+        row = setting(args, seed) | {"rounds": args.rounds, "optimizer": args.optimizer, "lr": args.lr}
+        row |= {"mode": args.mode, "design": args.design, "losses": losses(victim, [0, args.rounds])}
+        attack = Cafe(samples=args.samples, steps=tuple(args.steps), mode=args.mode)
+        clock = Clock()
+        with clocked(clock):
+            result = attack(victim.transcript(), seed=seed)
+        assert result.indices is not None
+        group = groups([design.indices(t) for t in range(args.rounds)], args.samples)[result.indices]
+        match = within_cells(result.inputs.flatten(1), data.inputs[result.indices].flatten(1), group)
+        row |= quality(result.inputs, data.inputs[result.indices][match]) | {"returned": len(result)}
+        row |= {"cpu_with_victim": rounded(clock.cpu)}
+        name = f"{args.optimizer} {args.lr:g}, {args.rounds} rounds, {args.design}"
+        keep(f"cafe/{args.out}", name, "psnr", row)
+
+
+def losses(victim: IndexedVictim, at: list[int]) -> list[float]:
+    """The mean loss over all samples after so many rounds; NaN where training diverged."""
+    return [rounded(loss(victim, t), 4) for t in at]
+
+
+def run_losses(args: argparse.Namespace) -> None:
+    """Training with SGD on true and on fake gradients (figure 7)."""
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed)
+        design = RandomDraws(samples=args.samples, batch_size=args.batch, seed=seed)
+        for order in args.orders:
+            defense = None if order == "none" else FakeGradients(candidates=args.candidates, order=order)
+            server = ServerStep(optimizer="sgd", lr=args.lr)
+            options = {"channels": args.channels}
+            victim = prepare(
+                data, design, args.rounds, seed=seed, server=server, defense=defense, model_options=options, classes=10
+            )
+            at = list(range(0, args.rounds + 1, args.every))
+            row = setting(args, seed) | {"defense": repr(defense), "lr": args.lr, "channels": args.channels}
+            row |= {"rounds": at, "loss": losses(victim, at)}
+            keep(f"cafe/{args.out}", repr(defense), "loss_at_end", row | {"loss_at_end": row["loss"][-1]})
+
+
+def run_table(args: argparse.Namespace) -> None:
+    """Columns of a scikit-learn table shared by parties: steps I and II alone give the rows back."""
+    from sklearn import datasets
+
+    x, y = getattr(datasets, f"load_{args.table}")(return_X_y=True)
+    inputs = torch.from_numpy((x - x.min(0)) / (x.max(0) - x.min(0)).clip(1e-9)).float()
+    data = Batch(inputs, torch.from_numpy(y).long())
+    n = len(inputs)
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        design = make_design(args.design, n, args.batch, seed)
+        rounds = args.rounds or n + n // 20
+        options = {"parties": args.parties, "hidden": 64, "activation": args.activation}
+        victim = prepare(data, design, rounds, seed=seed, model_options=options)
+        clock = Clock()
+        with clocked(clock):
+            result = Cafe(samples=n)(victim.transcript(), seed=0)
+        assert result.indices is not None
+        apart = (result.inputs - inputs[result.indices]).abs().amax(1)
+        row: Row = {"table": args.table, "seed": seed, "activation": args.activation, "samples": n}
+        row |= {"batch": args.batch, "parties": args.parties, "rounds": rounds, "design": args.design}
+        row |= {"returned": len(result), "cpu_all_with_victim": rounded(clock.cpu)}
+        row |= {"rows_to_1e-3": int((apart < 1e-3).sum()), "median_error": rounded(float(apart.median()))}
+        right = None if result.labels is None else int((result.labels == data.labels[result.indices]).sum())
+        row |= {"labels_right": right, "notes": list(result.notes)}
+        keep("cafe/tables", args.table, "median_error", row)
+
+
+def run_published(args: argparse.Namespace) -> None:
+    """The paper's stochastic loops; each --only leaves one term of equation 9 out."""
+    changes = {"": {}, "alpha": {"alpha": 0.0}, "beta": {"beta": 0.0}, "gamma": {"gamma": 0.0}, "xi": {"xi": 0.0}}
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        for without in args.without or [""]:
+            data = images(args.data, args.samples, seed)
+            design = RandomDraws(samples=args.samples, batch_size=args.batch, seed=seed)
+            iterations = tuple(args.iterations)
+            victim = prepare(data, design, args.rounds or sum(iterations), seed=seed, classes=10)
+            options = {"alpha": args.alpha} | changes[without]
+            attack = PublishedCafe(
+                loop=args.loop,
+                constants=args.constants,
+                iterations=iterations,
+                thresholds=tuple(args.thresholds),
+                legacy_bias_correction=args.legacy,
+                samples=args.samples,
+                **options,
+            )
+            transcript, clock = frozen(victim), Clock()
+            with clocked(clock):
+                result = attack(transcript, seed=seed)
+            row = setting(args, seed) | {"who": "published", "without": without, "attack": repr(attack)}
+            row |= _cost(result, clock, transcript.spent, args.rounds or sum(iterations))
+            row |= _psnr(result, data.inputs) | {"notes": list(result.notes)}
+            name = f"{args.loop.replace('_', ' ')}, {row['rounds']} rounds" + (
+                f", without {without}" if without else ""
+            )
+            keep(f"cafe/{args.out}", name, "psnr", row)
+
+
+def run_against(args: argparse.Namespace) -> None:
+    """Our attack on the same parties, with few steps of step III: beside the published one's rows."""
+    data = images(args.data, args.samples, args.first_seed)
+    design = make_design(args.design, args.samples, args.batch, args.first_seed)
+    victim = prepare(data, design, args.rounds, seed=args.first_seed, classes=10)
+    for steps in args.steps:
+        transcript, clock = frozen(victim), Clock()
+        attack = Cafe(samples=args.samples, steps=(steps,), polish=args.polish)
+        with clocked(clock):
+            result = attack(transcript, seed=args.first_seed)
+        row = setting(args, args.first_seed) | {"who": "cafe", "design": args.design, "attack": repr(attack)}
+        row |= _cost(result, clock, transcript.spent, args.rounds)
+        group = groups([design.indices(t) for t in range(args.rounds)], args.samples)
+        row |= _psnr(result, data.inputs, group)
+        keep(f"cafe/{args.out}", f"closed form, {args.rounds} rounds", "psnr", row)
+
+
+def _cost(result: Reconstruction, clock: Clock, victim: Clock, rounds: int) -> Row:
+    return {
+        "rounds": rounds,
+        "reads": result.cost["rounds"],
+        "cpu_attack": rounded(clock.cpu - victim.cpu),
+        "cpu_victim": rounded(victim.cpu),
+    }
+
+
+def _psnr(result: Reconstruction, true: Tensor, group: Tensor | None = None) -> Row:
+    assert result.indices is not None
+    rows = result.indices
+    match = torch.arange(len(rows))
+    if group is not None:
+        match = within_cells(result.inputs.flatten(1), true[rows].flatten(1), group[rows])
+    return quality(result.inputs, true[rows][match]) | {"returned": len(rows)}
+
+
+def run_baselines(args: argparse.Namespace) -> None:
+    """Gradient matching (table 2) on one round of the same parties, guesses matched to the batch one to one."""
+    presets = {
+        "dlg": dlg(steps=max(1, args.steps // 20)),  # a step of L-BFGS has 20 inner iterations
+        "cosine": inverting_gradients(steps=args.steps),
+        "sapag": sapag(steps=args.steps),
+    }
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed)
+        design = RandomDraws(samples=args.samples, batch_size=args.batch, seed=seed)
+        victim = prepare(data, design, 1, seed=seed, classes=10)
+        true = data.inputs[design.indices(0)]
+        for name in args.attacks:
+            clock = Clock()
+            with clocked(clock):
+                result = presets[name](OneRound(victim.transcript(), 0), seed=seed)
+            one_cell = torch.zeros(len(true), dtype=torch.int64)
+            match = within_cells(result.inputs.flatten(1), true.flatten(1), one_cell)
+            row = setting(args, seed) | {"who": name, "attack": repr(presets[name]), "status": result.status}
+            row |= {"matching": "one to one by distance", "cpu": rounded(clock.cpu)}
+            first, last = result.history[0][1], result.history[-1][1]
+            row |= {"objective": [rounded(first), rounded(last)]}
+            keep(f"cafe/{args.out}", name, "psnr", row | quality(result.inputs, true[match]))
 
 
 def _images(parser: argparse.ArgumentParser, out: str, *, samples: int = 800, batch: int = 40) -> None:
@@ -39,7 +351,6 @@ def main() -> None:
     exact.add_argument("--steps", type=int, nargs="+", default=[30, 250, 350])
     exact.add_argument("--invert", action="store_true")
     exact.add_argument("--some", type=int, default=0, help="step III on so many samples alone")
-    exact.add_argument("--paper", choices=sorted(PAPER), help="put this table's number beside")
     exact.set_defaults(go=run_exact)
 
     fake = commands.add_parser("fake", help=run_fake.__doc__)

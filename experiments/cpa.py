@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpa_scores import one
-from cpa_victims import LocalSteps, draw, load, trained
+from common import Row, attacked, draw, keep, parts, trained_fc2
 from torch import nn
 
 from seepage.api import record
 from seepage.attacks import Attack, inverting_gradients
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.ica import IMAGES
+from seepage.clients import FedAvg
 from seepage.core.nn import norm
 from seepage.defenses.noise import GaussianNoise
 from seepage.types import Batch
@@ -44,7 +44,7 @@ def gma(steps: int, labels: str) -> Attack:
 
 
 def rivals(arguments: argparse.Namespace) -> Methods:
-    """The published method, gradient matching with labels optimised (as its authors ran it) or counted, and ours."""
+    """The published method, gradient matching with labels optimized (as its authors ran it) or counted, and ours."""
     yield from ours()
     yield "published", CocktailParty(mode="published", steps=arguments.steps)
     if arguments.matching_steps:
@@ -83,14 +83,16 @@ def noise(arguments: argparse.Namespace, model: nn.Module, batch: Batch, facts: 
         exact = epsilon(1 / len(batch) / sigma) if sigma else None
         for name, attack in rivals(arguments):
             told = {**facts, "method": name, "sigma": sigma, "epsilon": exact, "gradient_norm": size}
-            one("noise", attack, model, batch, told, defense=GaussianNoise(sigma=sigma, clip=min(1.0, size)))
+            row = attacked(attack, model, batch, defense=GaussianNoise(sigma=sigma, clip=min(1.0, size)))
+            keep("cpa/noise", f"{name}, sigma {sigma:g}", "cosine", told | row)
 
 
 def updates(arguments: argparse.Namespace, model: nn.Module, batch: Batch, facts: Mapping[str, Any]) -> None:
     """Table 1, update inversion: ten local epochs of batches of 32."""
-    rule = LocalSteps(lr=arguments.lr, examples=len(batch))
+    rule = FedAvg(lr=arguments.lr, epochs=10, batch_size=32)
     for name, attack in ours():
-        one("updates", attack, model, batch, {**facts, "method": name, "lr": rule.lr}, client=rule)
+        row = {**facts, "method": name, "lr": rule.lr, **attacked(attack, model, batch, client=rule)}
+        keep("cpa/updates", f"{name}, n {len(batch)}", "cosine", row)
 
 
 def methods(arguments: argparse.Namespace) -> Methods:
@@ -101,22 +103,23 @@ def methods(arguments: argparse.Namespace) -> Methods:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    model, test, _ = trained(arguments.data, hidden=arguments.hidden, epochs=arguments.epochs, seed=0)
+    model, test = trained_fc2(arguments.data, hidden=arguments.hidden, epochs=arguments.epochs)
     if arguments.kind == "wide":
         # Only time and memory are asked for, and there are too few test images.
-        parts = load(arguments.data)
-        test = Batch(torch.cat([part.inputs for part in parts]), torch.cat([part.labels for part in parts]))
+        both = parts(arguments.data)
+        test = Batch(torch.cat([part.inputs for part in both]), torch.cat([part.labels for part in both]))
     for n in arguments.n:
         for seed in range(arguments.first, arguments.first + arguments.batches):
             batch = draw(test, n, seed)
-            facts = {"data": Path(arguments.data).stem, "n": n, "seed": seed, "hidden": arguments.hidden}
+            facts: Row = {"data": Path(arguments.data).stem, "n": n, "seed": seed, "hidden": arguments.hidden}
             if arguments.kind in ("noise", "updates"):
                 {"noise": noise, "updates": updates}[arguments.kind](arguments, model, batch, facts)
                 continue
             for name, attack in methods(arguments):
                 if arguments.methods and name not in arguments.methods:
                     continue
-                one(arguments.kind, attack, model, batch, {**facts, "method": name})
+                row = {**facts, "method": name, **attacked(attack, model, batch)}
+                keep(f"cpa/{arguments.kind}", f"{name}, n {n}", "cosine", row)
 
 
 def main() -> None:

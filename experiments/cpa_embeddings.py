@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from cpa_scores import write
+from common import keep
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.cocktail_party import CocktailParty
@@ -108,7 +108,8 @@ def main() -> None:
                 if found.certified is not None:
                     row["certified"] = float(found.certified.double().mean())
                     row["false_certificates"] = int((found.certified & (cosines.max(1).values < 0.999)).sum())
-                write("embeddings", {**row, "cpu_s": cpu, "notes": list(found.notes)})
+                row |= {"cpu_s": cpu, "notes": list(found.notes)}
+                keep("cpa/embeddings", f"{method}, n {n}", "cosine", row)
 
 
 if __name__ == "__main__":

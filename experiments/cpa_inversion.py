@@ -10,14 +10,12 @@ import argparse
 import resource
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
+from common import Clock, Row, clocked, development, draw, flat_square, keep, parts
 from cpa_embeddings import pictures
 from cpa_networks import PRETRAINED, small_vgg
-from cpa_scores import write
-from cpa_victims import development, draw, load
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
@@ -26,7 +24,6 @@ from seepage.attacks.cpa.feature_inversion import Embedding, FeatureInversion, c
 from seepage.attacks.mixing_layer import find_layer
 from seepage.clients import FedSGD
 from seepage.core.nn import generator
-from seepage.metrics.baselines import baselines
 from seepage.metrics.image import psnr, ssim
 from seepage.transcript.simulated import OneRound
 from seepage.types import Batch, Transcript
@@ -38,7 +35,7 @@ def batch_of(arguments: argparse.Namespace, seed: int) -> Batch:
         # Labels do not matter to the unmixing, and a fresh head has learnt none.
         labels = torch.randint(1000, (arguments.n,), generator=generator(seed, "labels"))
         return Batch(pictures(arguments.data, arguments.n, seed), labels)
-    return (development if arguments.trying else draw)(load(arguments.data)[1], arguments.n, seed)
+    return (development if arguments.trying else draw)(parts(arguments.data)[1], arguments.n, seed)
 
 
 def network(name: str, arguments: argparse.Namespace) -> nn.Module:
@@ -60,16 +57,17 @@ def similarity(one: Tensor, other: Tensor) -> Tensor:
     return F.cosine_similarity(one.flatten(1) - 0.5, other.flatten(1) - 0.5)
 
 
-def measure(attack: FeatureInversion, seen: Transcript, batch: Batch) -> dict[str, Any]:
+def measure(attack: FeatureInversion, seen: Transcript, batch: Batch) -> Row:
     """Scores of the images that were inverted, beside each one's own mean color; how alike the embeddings are."""
-    start, cpu = time.perf_counter(), time.process_time()
-    found = attack(seen, seed=0)
-    seconds = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - cpu}
+    clock = Clock()
+    with clocked(clock):
+        found = attack(seen, seed=0)
+    seconds = {"wall_s": clock.wall, "cpu_s": clock.cpu}
     back, true = embeddings(seen, found.inputs), embeddings(seen, batch.inputs)
     # Which image was meant is told by the embedding; poor images would be matched with whatever they look like.
     _, whose = linear_sum_assignment(F.normalize(back, dim=1) @ F.normalize(true, dim=1).T, maximize=True)
     guesses, truth, true = found.inputs, batch.inputs[whose], true[whose]
-    plain = baselines(truth, seed=0)["mean_color"]
+    plain = flat_square(truth)
     return {
         "images": len(truth),
         "cosine": float(similarity(guesses, truth).mean()),
@@ -116,7 +114,7 @@ def run(name: str, arguments: argparse.Namespace) -> None:
             if arguments.trying:
                 print({k: v for k, v in row.items() if k not in ("attack", "notes")}, flush=True)
                 continue
-            write("inversion", row)
+            keep("cpa/inversion", f"{row['method']}, {name}", "cosine", row)
     print(f"peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024} MB")
 
 

@@ -1,17 +1,14 @@
 """Networks with convolutions in front of their first fully connected layer: trained here, pretrained, or random."""
 
-import hashlib
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 import torch.nn.functional as F
+from common import fit, parts
 from cpa_embeddings import Standardized, headed
-from cpa_victims import load
 from torch import Tensor, nn
 
-from seepage.core.nn import frozen_randomness, generator
+from seepage.core.nn import frozen_randomness
 from seepage.papers.special import networks
 
 HIDDEN = 256
@@ -19,23 +16,11 @@ HIDDEN = 256
 
 def small_vgg(blocks: int, data: str) -> nn.Module:
     """Blocks of two 3x3 convolutions and a 2x2 max pooling, 32 channels and doubling, trained for ten epochs."""
-    train, _ = load(data)
+    train, _ = parts(data)
     with frozen_randomness(0):
         layers = networks.small_vgg(tuple(train.inputs.shape[1:]), 10, blocks=blocks, hidden=HIDDEN)
     model = nn.Sequential(Standardized(), *layers[1:])
-    key = hashlib.sha256(f"{Path(data).name}/small_vgg/{blocks}".encode()).hexdigest()[:12]
-    cache = Path(tempfile.gettempdir()) / f"seepage-vgg-{key}.pt"
-    if cache.exists():
-        model.load_state_dict(torch.load(cache, weights_only=True))
-        return model
-    optimizer, draw = torch.optim.Adam(model.parameters(), 1e-3), generator(0, "train")
-    for _ in range(10):
-        for part in torch.randperm(len(train), generator=draw).split(64):
-            loss = F.cross_entropy(model(train.inputs[part]), train.labels[part])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    torch.save(model.state_dict(), cache)
+    fit(model, train, epochs=10, size=64, seed=0, key=f"vgg/{Path(data).name}/{blocks}")
     return model
 
 

@@ -1,24 +1,20 @@
 """What attacks that know of no defense recover behind each, at a small budget.
 
-    python experiments/defenses.py run   --out results/defenses/leakage.jsonl [--batches 4] [--steps 200] [--only NAME]
-    python experiments/defenses.py table results/defenses/leakage.jsonl
+    python experiments/defenses.py [--batches 4] [--steps 200] [--only NAME]
 
-`run` attacks fresh networks on the packaged faces (16 pixels): fc2 with batches of 8 by `linear` and `cocktail_party`,
-convnet with batches of 1 by `inverting_gradients`, which is told the labels. It appends one JSON line per case, defense
-and attack, and skips lines that are there. `table` prints them as Markdown: the median PSNR over all examples of all
-batches, in dB, and how many were recovered.
+Fresh networks on the packaged faces (16 pixels) are attacked: fc2 with batches of 8 by `linear` and `cocktail_party`,
+convnet with batches of 1 by `inverting_gradients`, which is told the labels. One row of results/defenses/leakage.jsonl
+per case, defense and attack: the median PSNR over all examples of all batches, in dB. Rows that are there are skipped.
 """
 
 import argparse
-import json
-import shlex
-import sys
+import itertools
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
+from common import keep
 
 from seepage import Architecture, attack, build, record, score
 from seepage.core.nn import generator
@@ -26,8 +22,10 @@ from seepage.data import load
 from seepage.defenses import DEFENSES, Compose
 from seepage.errors import SeepageError
 from seepage.metrics.scores import Scores
+from seepage.papers.records import RESULTS, read_file
 from seepage.types import Batch, Defense
 
+STUDY = "defenses/leakage"
 Parts = list[dict[str, Any]]
 
 GRID: list[Parts] = [
@@ -92,59 +90,31 @@ def measure(case: str, parts: Parts, use: str, batches: int, steps: int) -> dict
     }
 
 
-def run(out: Path, batches: int, steps: int, only: str | None) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    done = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
-    known = {(row["case"], row["defense"], row["attack"], row["batches"], row["steps"]) for row in done}
-    for parts in GRID:
-        for case, (_, _, attacks) in CASES.items():
-            for use in attacks:
-                name = words(parts)
-                if (case, name, use, batches, steps) in known or (only and only not in name):
-                    continue
-                row = {"case": case, "defense": name, "attack": use, "batches": batches, "steps": steps}
-                try:
-                    row |= measure(case, parts, use, batches, steps)
-                except SeepageError as refusal:
-                    row |= {"refused": str(refusal)}
-                row["command"] = "python experiments/defenses.py " + shlex.join(sys.argv[1:])
-                with out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-                print(json.dumps(row), flush=True)
-
-
-def table(path: Path) -> None:
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    columns = [(case, use) for case, (_, _, attacks) in CASES.items() for use in attacks]
-    print("| defense | " + " | ".join(f"{use}, {case}" for case, use in columns) + " |")
-    print("|---" * (len(columns) + 1) + "|")
-    for name in dict.fromkeys(row["defense"] for row in rows):
-        found = {(row["case"], row["attack"]): row for row in rows if row["defense"] == name}
-        print(f"| {name} | " + " | ".join(cell(found.get(column)) for column in columns) + " |")
-
-
-def cell(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return ""
-    if "refused" in row:
-        return "nothing to attack"
-    return f"{row['psnr_median']:.1f} dB, {round(row['recovered'] * row['examples'])}/{row['examples']}"
+def run(batches: int, steps: int, only: str | None) -> None:
+    known = {
+        (row["case"], row["defense"], row["attack"], row["batches"], row["steps"])
+        for row in (record.facts for record in read_file(RESULTS / f"{STUDY}.jsonl"))
+    }
+    for parts, (case, (_, _, attacks)) in itertools.product(GRID, CASES.items()):
+        name = words(parts)
+        for use in attacks:
+            if (case, name, use, batches, steps) in known or (only and only not in name):
+                continue
+            row: dict[str, Any] = {"case": case, "defense": name, "attack": use, "batches": batches, "steps": steps}
+            try:
+                row |= measure(case, parts, use, batches, steps)
+            except SeepageError as refusal:
+                row |= {"refused": str(refusal)}
+            keep(STUDY, f"{name}, {use}, {case}", "psnr_median", row)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    running = verbs.add_parser("run")
-    running.add_argument("--out", type=Path, required=True)
-    running.add_argument("--batches", type=int, default=4)
-    running.add_argument("--steps", type=int, default=200)
-    running.add_argument("--only")
-    verbs.add_parser("table").add_argument("path", type=Path)
+    parser.add_argument("--batches", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--only", help="only defenses with this in their name")
     given = parser.parse_args()
-    if given.verb == "table":
-        table(given.path)
-    else:
-        run(given.out, given.batches, given.steps, given.only)
+    run(given.batches, given.steps, given.only)
 
 
 if __name__ == "__main__":

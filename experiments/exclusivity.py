@@ -6,16 +6,12 @@ python experiments/exclusivity.py --data ../shared/data/cifar10.npz --n 2 4 8 16
 import argparse
 from pathlib import Path
 
-import cpa_scores
-from cpa_scores import measure, write
-from cpa_victims import draw, load
+from common import draw, keep, measure, parts
 
 from seepage.api import attack, record
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.leakage import exclusivity
 from seepage.models import mlp3
-
-cpa_scores.OUT = Path("results/closed")
 
 
 def main() -> None:
@@ -26,7 +22,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=5)
     parser.add_argument("--first", type=int, default=4000, help="first batch seed")
     arguments = parser.parse_args()
-    test = load(arguments.data)[1]
+    test = parts(arguments.data)[1]
     for n in arguments.n:
         for seed in range(arguments.first, arguments.first + arguments.batches):
             batch = draw(test, n, seed)
@@ -44,7 +40,7 @@ def main() -> None:
                 "examples_exact": exact,
             }
             counts = {"first_layer_one": first.having(1), "last_layer_two": last.having(2), "paper_condition": both}
-            write("exclusivity", {**facts, **counts})
+            keep("closed/exclusivity", f"n {n}", "examples_exact", {**facts, **counts})
 
 
 if __name__ == "__main__":

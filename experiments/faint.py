@@ -9,11 +9,9 @@ the attacker is told of the defense. One row of results/defenses/faint.jsonl per
 import argparse
 import time
 from dataclasses import replace
-from pathlib import Path
 
-import cpa_scores
 import torch
-from cpa_scores import write
+from common import keep
 
 import seepage.data
 from seepage import Architecture, attack, build, record, score
@@ -22,9 +20,6 @@ from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.presets import idlg, inverting_gradients
 from seepage.core.nn import generator
 from seepage.defenses import PartialAccess, Sparsify, sparsify
-
-cpa_scores.OUT = Path("results/defenses")
-cpa_scores.SHOWN = ("defense", "seed", "method", "faint", "psnr", "cpu_s")
 
 VALUES = (0.0, 0.01, 0.03, 0.1, 0.3)
 ATTACKS = {
@@ -57,7 +52,8 @@ def main() -> None:
                     found = attack(seen, made)
                     cpu = time.process_time() - cpu
                     facts = {"data": "digits", "defense": name, "seed": seed, "method": use, "faint": value}
-                    write("faint", {**facts, "psnr": score(found, batch).psnr, "attack": repr(made), "cpu_s": cpu})
+                    row = {**facts, "psnr": score(found, batch).psnr, "attack": repr(made), "cpu_s": cpu}
+                    keep("defenses/faint", f"{name}, {use}, {value:g}", "psnr", row)
 
 
 if __name__ == "__main__":

@@ -6,14 +6,13 @@ python experiments/generative.py weights models local defenses --data ../shared/
 
 import argparse
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import cpa_scores
 import torch
-from cpa_scores import measure, write
+from common import flat_square, keep, measure
 
 import seepage.data
 from seepage.api import attack, record
@@ -29,7 +28,6 @@ from seepage.recipe.plans import Training
 from seepage.simulate.training import train
 from seepage.types import Architecture, Batch, ClientUpdate, Defense, Reconstruction
 
-cpa_scores.OUT = Path("results/generative")
 CONVNET = Architecture("convnet", {"width": 16})
 KEPT = "runs/generators"
 TRAINED: dict[str, Any] = {"latent": 32, "width": 8, "training": 400, "keep": KEPT}
@@ -90,10 +88,10 @@ def rows(table: str, dataset: Dataset, seed: int) -> None:
         seen = record(network, batch, client=client, defense=defense, seed=seed, told=["defense"] if told else ())
         images = auxiliary_images(Auxiliary(), dataset, [batch.inputs], seed)
         own = replace(seen.knowledge, auxiliary=images, told=seen.knowledge.told | {"auxiliary"})
-        flat = batch.inputs.mean((2, 3), keepdim=True).expand_as(batch.inputs)
+        flat = flat_square(batch.inputs)
         typical = images.mean(0).expand_as(batch.inputs).contiguous()
         for method in methods:
-            clock = cpa_scores.time.process_time()
+            clock = time.process_time()
             found = attack(replace(seen, knowledge=own), METHODS[method], seed=seed)
             row = {
                 "table": table,
@@ -107,12 +105,13 @@ def rows(table: str, dataset: Dataset, seed: int) -> None:
                 "method": method,
                 **measure(found, batch),
                 "psnr_nearest": nearest(found, batch),
-                "mean_color": float(psnr(flat.contiguous(), batch.inputs).mean()),
+                "mean_color": float(psnr(flat, batch.inputs).mean()),
                 "mean_auxiliary": float(psnr(typical, batch.inputs).mean()),
                 "status": found.status,
-                "cpu_s": cpa_scores.time.process_time() - clock,
+                "cpu_s": time.process_time() - clock,
             }
-            write("small", {**row, "attack": repr(METHODS[method]), "notes": list(found.notes)})
+            row |= {"attack": repr(METHODS[method]), "notes": list(found.notes)}
+            keep("generative/small", f"{method}, {table}", "psnr", row)
 
 
 def main() -> None:

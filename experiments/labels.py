@@ -13,10 +13,9 @@ random.
 """
 
 import argparse
-import json
-import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +27,10 @@ from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.core.nn import generator
 from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.labels import label_accuracy
+from seepage.papers.records import keep_measured
 
 RULES = ("sign", "minimum", "count", "bias")
 SIZES = (1, 4, 8, 16, 32, 64, 128)
-OUT = Path("results/matching/labels.jsonl")
 
 
 def trained(model: nn.Module, data: seepage.data.Dataset, steps: int) -> float:
@@ -48,7 +47,7 @@ def trained(model: nn.Module, data: seepage.data.Dataset, steps: int) -> float:
     return sum(late) / len(late)
 
 
-def measure(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, dict[str, object]]:
+def measure(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, dict[str, Any]]:
     """Accuracy of each rule over batches of one size."""
     hits: dict[str, list[float]] = {rule: [] for rule in (*RULES, "chance")}
     refused: dict[str, str] = {}
@@ -64,13 +63,13 @@ def measure(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, d
                 continue
             assert named is not None
             hits[rule].append(label_accuracy(named, batch.labels))
-    found: dict[str, dict[str, object]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for rule, values in hits.items():
         found[rule] = {"accuracy": None, "refused": refused.get(rule)} if not values else summary(torch.tensor(values))
     return found
 
 
-def summary(values: Tensor) -> dict[str, object]:
+def summary(values: Tensor) -> dict[str, Any]:
     interval = bootstrap_interval(values, torch.arange(len(values)))
     return {"accuracy": round(float(values.mean()), 4), "interval": interval and [round(end, 4) for end in interval]}
 
@@ -96,17 +95,14 @@ def main() -> None:
                 batch = replace(batch, labels=torch.randint(classes, (size,), generator=draw))
             batches.append(batch)
         for rule, row in measure(model, batches, classes).items():
-            facts = {"data": Path(options.data).stem, "classes": classes, "train_steps": options.train}
+            facts = {"classes": classes, "train_steps": options.train, "model": str(architecture)}
             facts |= {"train_accuracy": accuracy and round(accuracy, 3), "batch": size, "batches": len(batches)}
-            made = {"model": str(architecture), "torch": torch.__version__, "command": command()}
-            with OUT.open("a") as file:
-                file.write(json.dumps(facts | {"rule": rule} | row | made) + "\n")
-            print(facts, rule, row, flush=True)
-
-
-def command() -> str:
-    """The command, without the folders of this machine."""
-    return "python " + " ".join(Path(word).name if "/" in word and word.endswith(".npz") else word for word in sys.argv)
+            ends, value = row.pop("interval", None), row.pop("accuracy")
+            facts |= {"rule": rule, **row}
+            name = f"{rule}, batch {size}"
+            keep_measured(
+                "matching/labels", name, "accuracy", value, interval=ends, data=Path(options.data).stem, **facts
+            )
 
 
 if __name__ == "__main__":

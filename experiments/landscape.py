@@ -1,6 +1,6 @@
 """Does the landscape probe tell ahead what a short attack recovers?
 
-    python experiments/landscape.py [--steps 300] [--batches 2] [--draws 6] >> results/matching/landscape.jsonl
+    python experiments/landscape.py [--steps 300] [--batches 2] [--draws 6]
 
 For each network: the probe at two noises, and the SSIM and PSNR of Inverting Gradients after a short run, on packaged
 photographs of some contrast at 32 px, one image per batch, labels told. Beside them the score of an image of the
@@ -9,12 +9,11 @@ batch's mean color. Trained networks saw other photographs for a few epochs. One
 
 import argparse
 import itertools
-import json
-import sys
 import time
 
 import torch
 import torch.nn.functional as F
+from common import flat_square, keep
 from torch import nn
 
 from seepage import Architecture, Batch, FedSGD, build, record
@@ -63,9 +62,8 @@ def cell(options: argparse.Namespace, net: str, activation: str, mode: str, epoc
     probe = landscape(problem, private.inputs, private.labels, noises=NOISES, draws=options.draws)
     seconds = time.process_time() - started
     found = inverting_gradients(steps=options.steps, tv=1e-3)(seen, seed=0).inputs.clamp(0, 1)
-    flat = private.inputs.mean((2, 3), keepdim=True).expand_as(private.inputs)
+    flat = flat_square(private.inputs)
     row = {
-        "benchmark": "landscape",
         "steps": options.steps,
         "net": net,
         "activation": activation,
@@ -73,17 +71,18 @@ def cell(options: argparse.Namespace, net: str, activation: str, mode: str, epoc
         "epochs": epochs,
         "accuracy": round(accuracy, 3),
         "batch": number,
-        "cosine": dict(zip(NOISES, [round(mean, 4) for mean in probe.means], strict=True)),
-        "interval": [[round(end, 4) for end in ends] for ends in probe.intervals()],
+        "cosine": dict(zip(map(str, NOISES), [round(mean, 4) for mean in probe.means], strict=True)),
+        "cosine_interval": [[round(end, 4) for end in ends] for ends in probe.intervals()],
         "probe_s": round(seconds, 2),
         "attack_s": round(time.process_time() - started - seconds, 1),
         "ssim": round(ssim(found, private.inputs).item(), 4),
         "psnr": round(psnr(found, private.inputs).item(), 2),
         "flat_ssim": round(ssim(flat, private.inputs).item(), 4),
         "flat_psnr": round(psnr(flat, private.inputs).item(), 2),
-        "command": f"python experiments/landscape.py {' '.join(sys.argv[1:])}".strip(),
+        "seed": number,
+        "data": "photos",
     }
-    print(json.dumps(row), flush=True)
+    keep("matching/landscape", f"{net}, {activation}, {mode}, {epochs} epochs", "psnr", row)
 
 
 def main() -> None:

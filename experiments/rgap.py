@@ -9,18 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import cpa_scores
-from cpa_scores import measure, write
-from cpa_victims import draw, load
+from common import draw, flat_square, keep, measure, parts
 from torch import nn
 
 from seepage.api import attack, record
 from seepage.attacks import RGap
 from seepage.core.nn import frozen_randomness
+from seepage.metrics.image import psnr
 from seepage.models import cnn6
-from seepage.types import Batch
-
-cpa_scores.OUT = Path("results/closed")
 
 
 def strided_cnn(widths: tuple[int, ...], seed: int) -> nn.Sequential:
@@ -56,26 +52,21 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--first", type=int, default=4000, help="first image's seed")
     arguments = parser.parse_args()
-    test = load(arguments.data)[1]
+    test = parts(arguments.data)[1]
     for name in arguments.networks:
         for seed in range(arguments.first, arguments.first + arguments.images):
             batch = draw(test, 1, seed)
             cpu = time.process_time()
             found = attack(record(NETWORKS[name](seed), batch), RGap())
             cpu = time.process_time() - cpu
-            mean = batch.inputs.mean((2, 3), keepdim=True).expand_as(batch.inputs)
+            mean = flat_square(batch.inputs)
             facts = {"data": Path(arguments.data).stem, "network": name, "seed": seed, "method": "rgap", "n": 1}
-            plain = {"plain_mse": float((mean - batch.inputs).square().mean()), "plain_psnr": _psnr(mean, batch)}
+            plain = {"plain_mse": float((mean - batch.inputs).square().mean())}
+            plain["plain_psnr"] = float(psnr(mean, batch.inputs).mean())
             mse = float((found.inputs - batch.inputs).square().mean())
             right = bool(found.labels is not None and found.labels.equal(batch.labels))
             row = {**facts, **measure(found, batch), **plain, "mse": mse, "label": right, "cpu_s": cpu}
-            write("rgap", {**row, "notes": list(found.notes)})
-
-
-def _psnr(guess: object, batch: Batch) -> float:
-    from seepage.metrics.image import psnr
-
-    return float(psnr(guess, batch.inputs).mean())  # type: ignore[arg-type]
+            keep("closed/rgap", name, "psnr", {**row, "notes": list(found.notes)})
 
 
 if __name__ == "__main__":

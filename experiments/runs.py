@@ -1,8 +1,8 @@
-"""Turn run folders into rows for results/: python experiments/runs.py RUN [RUN ...] > rows.jsonl
+"""Turn finished audits into records: python experiments/runs.py STUDY RUN [RUN ...]
 
-One JSON line per cell and attack: the case, what was attacked and how, the scores with the guesses that need no attack
-beside them, and the command that made the run. Folders are cut from paths in the command, and so are options that
-change no number (`--out`, `--jobs`, `--quiet`).
+One record per cell and attack goes to results/STUDY.jsonl: the case, what was attacked and how, the scores with the
+guesses that need no attack beside them, and the command that made the run. Folders are cut from paths in the command,
+and so are options that change no number (`--out`, `--jobs`, `--quiet`).
 """
 
 import json
@@ -10,15 +10,16 @@ import shlex
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+
+from seepage.papers.records import keep_measured
 
 CELL = (
-    "model", "model_options", "parameters", "history", "accuracy", "client", "defense", "data", "batch_size", "batches",
+    "model", "model_options", "parameters", "history", "accuracy", "client", "defense", "batch_size", "batches",
     "federation",
 )  # fmt: skip
 ROW = (
-    "attack", "status", "outcome", "reason", "examples", "recovered", "exact", "psnr", "psnr_median", "psnr_low",
-    "psnr_high", "ssim", "correlation", "gain_db", "mean_color_psnr", "mean_color_ssim", "grey_psnr", "label_accuracy",
+    "attack", "status", "outcome", "reason", "examples", "recovered", "exact", "psnr_median",
+    "ssim", "correlation", "gain_db", "mean_color_psnr", "mean_color_ssim", "grey_psnr", "label_accuracy",
     "steps", "evaluations", "objective", "objective_at_truth", "cpu_seconds", "options", "notes",
 )  # fmt: skip
 SILENT = {"--out": 2, "--jobs": 2, "--quiet": 1, "--json": 1}
@@ -41,21 +42,30 @@ def repeatable(command: str) -> str:
     return shlex.join(kept)
 
 
-def rows(folder: Path) -> list[dict[str, Any]]:
-    """All rows of one finished run."""
+def keep_run(study: str, folder: Path) -> None:
+    """Add all rows of one finished run to a study's records."""
     result, env = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("result", "env"))
     recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
     cells = {cell["name"]: cell for cell in result["cells"]}
-    found = []
     for row in result["rows"]:
         cell = cells[row["cell"]]
-        facts = {"recipe": recipe["name"], "seed": recipe["seed"], "cell": row["cell"]}
-        made = {key: env[key] for key in ("torch", "threads")} | {"command": repeatable(env["command"])}
-        found.append({**facts, **{key: cell.get(key) for key in CELL}, **{key: row.get(key) for key in ROW}, **made})
-    return found
+        low, high = row.get("psnr_low"), row.get("psnr_high")
+        keep_measured(
+            study,
+            f"{row['attack']}, {row['cell']}",
+            "psnr",
+            row["psnr"],
+            seed=recipe["seed"],
+            interval=None if low is None else (low, high),
+            data=cell["data"],
+            command=repeatable(env["command"]),
+            recipe=recipe["name"],
+            cell=row["cell"],
+            **{key: cell.get(key) for key in CELL},
+            **{key: row.get(key) for key in ROW},
+        )
 
 
 if __name__ == "__main__":
-    for argument in sys.argv[1:]:
-        for line in rows(Path(argument)):
-            print(json.dumps(line))
+    for argument in sys.argv[2:]:
+        keep_run(sys.argv[1], Path(argument))

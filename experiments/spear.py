@@ -5,20 +5,15 @@ python experiments/spear.py photos --data ../shared/data/cifar10.npz --n 4 8 16 
 """
 
 import argparse
-from pathlib import Path
 
-import cpa_scores
 import torch
-from cpa_scores import one
-from cpa_victims import draw, load
+from common import attacked, draw, keep, parts
 
 import seepage.data
 from seepage.attacks import CocktailParty, LinearLeak, Spear
 from seepage.core.nn import frozen_randomness, generator
 from seepage.models import fc2
 from seepage.types import Batch
-
-cpa_scores.OUT = Path("results/closed")
 
 METHODS = {
     "fast": Spear(),
@@ -39,7 +34,7 @@ def batch_of(kind: str, n: int, seed: int, path: str | None) -> Batch:
         return data.batch(rows)
     if path is None:
         raise SystemExit("photos need --data, an .npz file")
-    return draw(load(path)[1], n, seed)
+    return draw(parts(path)[1], n, seed)
 
 
 def main() -> None:
@@ -61,7 +56,8 @@ def main() -> None:
                     model = fc2(tuple(batch.inputs.shape[1:]), classes, hidden=arguments.hidden)
                 for method in arguments.methods:
                     facts = {"data": kind, "n": n, "seed": seed, "method": method, "hidden": arguments.hidden}
-                    one("spear", METHODS[method], model, batch, facts)
+                    row = {**facts, **attacked(METHODS[method], model, batch)}
+                    keep("closed/spear", f"{method}, n {n}", "exact", row)
 
 
 if __name__ == "__main__":

@@ -4,19 +4,17 @@ python experiments/spear_search.py --seeds 100 101 102 103
 python experiments/spear_search.py --hidden 300 --kinds noise photos --seeds 100 101 --whole 0 5 6 10
 
 Batches that no other script scores (seeds from 100 on): uniform noise and packaged photographs through fc2, noise
-through mlp3, whose first layer has two layers behind it. One row of results/closed/spear_search.jsonl per batch and
+through mlp3, whose first layer has two layers behind it. One row of results/closed/spear-search.jsonl per batch and
 setting. `hits`: starts of `--starts` that end at a column; `columns`: different ones among these, of n. With `--whole`
 the attack itself: what it certified, after how many tries.
 """
 
 import argparse
 import time
-from pathlib import Path
 
-import cpa_scores
 import torch
 import torch.nn.functional as F
-from cpa_scores import write
+from common import keep
 from torch import Tensor, nn
 
 import seepage.attacks.spear.sparse_columns as search
@@ -27,9 +25,6 @@ from seepage.attacks.spear.spear import _Problem
 from seepage.core.nn import frozen_randomness, generator
 from seepage.models import fc2, mlp3
 from seepage.types import Batch
-
-cpa_scores.OUT = Path("results/closed")
-cpa_scores.SHOWN = ("data", "n", "seed", "widths", "steps", "hits", "columns", "tries", "certified", "cpu_s")
 
 BASE = (1.0, 1e-3, 60)
 SETTINGS = [
@@ -98,14 +93,16 @@ def main() -> None:
     for kind in arguments.kinds:
         for seed in arguments.seeds:
             model, batch = victim(kind, arguments.n, arguments.hidden, seed)
-            facts = {"data": kind, "n": arguments.n, "hidden": arguments.hidden, "seed": seed}
+            facts: dict[str, object] = {"data": kind, "n": arguments.n, "hidden": arguments.hidden, "seed": seed}
             for first, last, steps in [SETTINGS[i] for i in arguments.whole or range(len(SETTINGS))]:
                 search.WIDTHS = (first, last)
                 setting = {"widths": [first, last], "steps": steps}
                 measured = (
                     whole(model, batch, steps) if arguments.whole else starts_of(model, batch, steps, arguments.starts)
                 )
-                write("spear_search", {**facts, **setting, **measured})
+                metric = "certified" if arguments.whole else "hits"
+                name = f"widths {first:g} to {last:g}, {steps} steps"
+                keep("closed/spear-search", name, metric, {**facts, **setting, **measured})
 
 
 if __name__ == "__main__":

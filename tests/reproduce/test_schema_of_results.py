@@ -8,12 +8,14 @@ import pytest
 from pydantic import ValidationError
 
 from seepage.errors import SeepageError
-from seepage.papers import Record, find_item, read_records
+from seepage.papers import Record, list_items, read_records
 from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
 from seepage.recipe.case import list_recipes
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "results").rglob("*.jsonl"))
+ITEMS = list_items()
+NAMES = {*list_recipes(), *ITEMS}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -23,7 +25,7 @@ def test_every_line_is_a_record_of_its_file(path: Path) -> None:
     assert all(line["schema"] == RECORD_SCHEMA for line in lines)
     for record in read_file(path):
         if path.parent.name == "reproduce":
-            item = find_item(record.item)
+            item = ITEMS[record.item]
             assert path.stem == record.item.replace("/", "-")
             line = next(line for line in item.lines if (line.name, line.data) == (record.row, record.paper_data))
             assert record.paper == line.paper_at(record.column), "a paper's number is that of [expect]"
@@ -40,7 +42,7 @@ def check_command(command: str) -> None:
     else:
         assert words[0] == "seepage", command
         assert words[1] in ("audit", "reproduce"), command
-        assert words[2] in list_recipes() or find_item(words[2]), command
+        assert words[2] in NAMES, command
 
 
 def test_a_number_is_kept_with_its_command_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ results/STUDY.jsonl                 studies (`experiments/`) and benchmarks (`be
                                     `cpa/unmix`, and its file lies in the folder of its subject
 """
 
+import math
 import platform
 import resource
 import shlex
@@ -210,13 +211,13 @@ def keep_measured(
 
 
 def _short(fact: Any) -> Any:
-    """A number of four significant digits.
+    """A number of four significant digits; None for one that JSON has no word for, such as a loss that overflowed.
 
-    >>> _short(0.123456), _short(12), _short([1.00001, "x"])
-    (0.1235, 12, [1.0, 'x'])
+    >>> _short(0.123456), _short(12), _short([1.00001, "x", float("inf")])
+    (0.1235, 12, [1.0, 'x', None])
     """
     if isinstance(fact, float):
-        return float(f"{fact:.4g}")
+        return float(f"{fact:.4g}") if math.isfinite(fact) else None
     return [_short(one) for one in fact] if isinstance(fact, list) else fact
 
 

@@ -1,16 +1,16 @@
-"""The parties of the CAFE benchmarks: images, a fresh model, and the server's view of a frozen one."""
+"""The parties of the CAFE studies: images, a fresh model, the server's view of a frozen one; how near guesses are."""
 
-import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
+from common import Clock, Row, clocked
 from torch import Tensor
 
+import seepage.data
+from seepage.attacks.cafe import Recovered
 from seepage.attacks.cafe.target_layers import Site, find_sites, true_representations
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, generator, state_of
@@ -21,13 +21,12 @@ from seepage.types import Batch, Defense, Knowledge, Tensors, Update
 
 
 def images(path: str, samples: int, seed: int) -> Batch:
-    """The first N of a seeded order of a data file's images, as [N, C, H, W] in [0, 1]."""
-    with np.load(path) as file:
-        key = next(k for k in ("x_train", "x") if k in file.files)
-        x, y = file[key], file[key.replace("x", "y")]
-    order = torch.randperm(len(x), generator=generator(seed, "benchmark samples"))[:samples].numpy()
-    inputs = torch.from_numpy(x[order]).permute(0, 3, 1, 2).float() / 255
-    return Batch(inputs, torch.from_numpy(y[order]).long())
+    """The first N of a seeded order of a data file's images (of its training part, where it has one)."""
+    data = seepage.data.load(path)
+    split_by_file = torch.equal(data.train, torch.arange(len(data.train)))
+    count = len(data.train) if split_by_file else len(data)
+    chosen = data.batch(torch.randperm(count, generator=generator(seed, "benchmark samples"))[:samples])
+    return Batch(chosen.inputs, chosen.labels)
 
 
 def prepare(
@@ -48,22 +47,6 @@ def prepare(
     params, buffers = state_of(model)
     knowledge = Knowledge(model, FedSGD(), shape, classes, told=frozenset({"indices"}))
     return IndexedVictim(knowledge, params, data, design, rounds, buffers, defense, seed, server or ServerStep())
-
-
-@dataclass
-class Clock:
-    """Wall and processor seconds of a block."""
-
-    wall: float = 0.0
-    cpu: float = 0.0
-
-
-@contextmanager
-def clocked(clock: Clock) -> Iterator[None]:
-    wall, cpu = time.perf_counter(), time.process_time()
-    yield
-    clock.wall += time.perf_counter() - wall
-    clock.cpu += time.process_time() - cpu
 
 
 @dataclass(frozen=True)
@@ -123,3 +106,69 @@ def truth(victim: IndexedVictim) -> list[tuple[Tensor, Tensor]]:
         for x, y in zip(victim.data.inputs.split(100), victim.data.labels.split(100), strict=True)
     ]
     return [tuple(torch.cat(rows) for rows in zip(*one, strict=True)) for one in zip(*parts, strict=True)]  # type: ignore[misc]
+
+
+def relative(guess: Tensor, true: Tensor) -> float:
+    """Relative Frobenius error."""
+    return float((guess.double() - true.double()).norm() / true.double().norm())
+
+
+def rounded(value: float, digits: int = 3) -> float:
+    """A number short enough to read."""
+    return float(f"{value:.{digits}g}")
+
+
+def within_cells(guess: Tensor, true: Tensor, group: Tensor) -> Tensor:
+    """For each guess the number of the true row it stands for, matched inside its cell only."""
+    from scipy.optimize import linear_sum_assignment
+
+    match = torch.arange(len(guess))
+    for number in group.unique():
+        members = (group == number).nonzero().squeeze(1)
+        if len(members) > 1:
+            distance = torch.cdist(guess[members].double(), true[members].double())
+            rows, columns = linear_sum_assignment(distance.numpy())
+            match[members[rows]] = members[columns]
+    return match
+
+
+def errors(found: list[Recovered], true: list[tuple[Tensor, Tensor]]) -> Row:
+    """Relative errors of V and H over all parties and samples known at all of them; cells are matched as one.
+
+    A silent part counts as known: its v is zero, and its h is left out.
+    """
+    ready = torch.stack([one.known | one.silent for one in found]).all(0)
+    known = torch.stack([one.known for one in found]).all(0)
+    rows = ready.nonzero().squeeze(1)
+    heard = [(~one.silent[rows]).double()[:, None] for one in found]
+    guess_h = torch.cat([one.h[rows] * live for one, live in zip(found, heard, strict=True)], 1)
+    all_h = torch.cat([h[rows].double() * live for (_, h), live in zip(true, heard, strict=True)], 1)
+    places = within_cells(guess_h, all_h, found[0].group[rows])
+    guess_v = torch.cat([one.v[rows] for one in found], 1)
+    true_v = torch.cat([v[rows[places]].double() for v, _ in true], 1)
+    true_h = all_h[places]
+    worst = (guess_h - true_h).norm(dim=1) / true_h.norm(dim=1).clamp(min=1e-12)
+    return {
+        "identifiable": int(known.sum()),
+        "identifiable_or_silent": int(ready.sum()),
+        "silent_parts": int(sum(one.silent.sum() for one in found)),
+        "error_v": rounded(relative(guess_v, true_v)),
+        "error_h": rounded(relative(guess_h, true_h)),
+        "error_h_worst": rounded(float(worst.max())),
+        "wrong": int((worst > 1e-2).sum()),
+        "swapped_in_cells": int((places != torch.arange(len(rows))).sum()),
+    }
+
+
+def quality(guess: Tensor, true: Tensor) -> Row:
+    """Mean over images of their PSNR on [0, 1], clamped, and who is exact."""
+    guess = guess.clamp(0, 1)
+    psnr = -10 * (guess - true).pow(2).flatten(1).mean(1).clamp(min=1e-15).log10()
+    same = ((guess * 255).round() == (true * 255).round()).flatten(1).all(1)
+    return {
+        "psnr": rounded(float(psnr.mean()), 4),
+        "psnr_median": rounded(float(psnr.median()), 4),
+        "psnr_min": rounded(float(psnr.min()), 4),
+        "exact": rounded(float((psnr > 40).float().mean()), 4),
+        "pixel_exact": rounded(float(same.float().mean()), 4),
+    }

@@ -1,0 +1,148 @@
+"""What the studies share: images of a file, a trained network, scores, clocks, and one way to keep a number."""
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import seepage.data
+from seepage.api import record
+from seepage.attacks import Attack
+from seepage.core.nn import frozen_randomness, generator
+from seepage.metrics import align_guess
+from seepage.metrics.image import correlation, is_image, psnr, ssim
+from seepage.models import fc2
+from seepage.papers.records import keep_measured
+from seepage.transcript.simulated import OneRound
+from seepage.types import Batch, Reconstruction
+
+Row = dict[str, Any]
+
+HELD_BACK = 256
+"""The first so many test images are for development; scored batches of up to half of the others avoid them."""
+
+TRAIN_SHARE = 0.68
+"""Of a file that brings no test part: the share that networks are trained on."""
+
+
+def parts(path: str) -> tuple[Batch, Batch]:
+    """Train and test images of a data file; a file without a split is split after a seeded shuffle."""
+    data = seepage.data.load(path)
+    split_by_file = torch.equal(data.train, torch.arange(len(data.train)))  # x_train and x_test, one after the other
+    train, test = data.train, data.private
+    if not split_by_file:
+        order = torch.from_numpy(np.random.default_rng(7).permutation(len(data)))
+        train, test = order.tensor_split([round(TRAIN_SHARE * len(data))])
+    both = [data.batch(places) for places in (train, test)]
+    return Batch(both[0].inputs, both[0].labels), Batch(both[1].inputs, both[1].labels)
+
+
+def draw(test: Batch, n: int, seed: int) -> Batch:
+    """A batch of n images that development did not see; where the others are fewer than two batches, of all."""
+    first = HELD_BACK if len(test) - HELD_BACK >= 2 * n else 0
+    chosen = first + torch.randperm(len(test) - first, generator=generator(seed, "batch"))[:n]
+    return Batch(test.inputs[chosen], test.labels[chosen])
+
+
+def development(test: Batch, n: int, seed: int) -> Batch:
+    """A batch for tuning."""
+    chosen = torch.randperm(min(HELD_BACK, len(test)), generator=generator(seed, "development"))[:n]
+    return Batch(test.inputs[chosen], test.labels[chosen])
+
+
+def fit(model: nn.Module, train: Batch, *, epochs: int, size: int, seed: int, key: str) -> None:
+    """Train in place with Adam at 0.001, or read the weights where a network of this key was trained before."""
+    cache = Path(tempfile.gettempdir()) / f"seepage-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
+    if cache.exists():
+        model.load_state_dict(torch.load(cache, weights_only=True))
+        return
+    optimizer, order = torch.optim.Adam(model.parameters(), 1e-3), generator(seed, "train")
+    for _ in range(epochs):
+        for part in torch.randperm(len(train), generator=order).split(size):
+            loss = F.cross_entropy(model(train.inputs[part]), train.labels[part])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    torch.save(model.state_dict(), cache)
+
+
+def trained_fc2(path: str, *, hidden: int, epochs: int, seed: int = 0) -> tuple[nn.Module, Batch]:
+    """The Cocktail Party Attack's FC-2, trained as its paper says (Adam at 0.001, batches of 128), and test images."""
+    train, test = parts(path)
+    classes = int(max(train.labels.max(), test.labels.max())) + 1
+    with frozen_randomness(seed):
+        model = fc2(tuple(train.inputs.shape[1:]), classes, hidden=hidden)
+    fit(model, train, epochs=epochs, size=128, seed=seed, key=f"fc2/{Path(path).name}/{hidden}/{epochs}/{seed}")
+    return model, test
+
+
+@dataclass
+class Clock:
+    """Wall and processor seconds of a block."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+
+@contextmanager
+def clocked(clock: Clock) -> Iterator[None]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield
+    clock.wall += time.perf_counter() - wall
+    clock.cpu += time.process_time() - cpu
+
+
+def measure(found: Reconstruction, batch: Batch) -> Row:
+    """Scores after Hungarian matching; sign and scale are fitted only where the method leaves them open."""
+    matched = align_guess(found, batch, (0.0, 1.0))
+    guesses, there = matched.guesses, matched.matched
+    similar = F.cosine_similarity(guesses.flatten(1) - 0.5, batch.inputs.flatten(1) - 0.5).where(there, torch.zeros(()))
+    quality = psnr(guesses, batch.inputs)
+    row: Row = {
+        "cosine": float(similar.mean()),
+        "cosine_median": float(similar.median()),
+        "psnr": float(quality.mean()),
+        "correlation": float(correlation(guesses, batch.inputs).mean()),
+        "exact": float(((quality > 40) & there).double().mean()),
+        "alignment": matched.name,
+    }
+    if is_image(tuple(batch.inputs.shape[1:])):
+        row["ssim"] = float(ssim(guesses, batch.inputs).mean())
+    if found.certified is not None and len(found):
+        # Against the nearest example, not the matched one: a matching of least total error gives a right guess
+        # away where that serves two wrong ones.
+        nearest = torch.stack([psnr(guess.expand_as(batch.inputs), batch.inputs).max() for guess in found.inputs])
+        row["certified"] = int(found.certified.sum()) / len(batch)
+        row["false_certificates"] = int((found.certified & (nearest <= 40)).sum())
+        row["certified_psnr_min"] = float(nearest[found.certified].min()) if found.certified.any() else None
+    return row
+
+
+def attacked(attack: Attack, model: nn.Module, batch: Batch, **how: Any) -> Row:
+    """Record, attack, measure."""
+    seen, clock = OneRound(record(model, batch, **how), 0), Clock()
+    with clocked(clock):
+        found = attack(seen, seed=0)
+    seconds = {"wall_s": clock.wall, "cpu_s": clock.cpu}
+    return {**measure(found, batch), **seconds, "attack": repr(attack), "notes": list(found.notes)}
+
+
+def flat_square(images: Tensor) -> Tensor:
+    """Each image's mean color, everywhere: what is known without any attack."""
+    return images.mean((2, 3), keepdim=True).expand_as(images).contiguous()
+
+
+def keep(study: str, name: str, metric: str, row: Mapping[str, Any]) -> None:
+    """Keep a row of a study: its metric is the record's number, seed and data have places of their own."""
+    rest = dict(row)
+    value, seed, data = rest.pop(metric, None), rest.pop("seed", None), rest.pop("data", "")
+    keep_measured(study, name, metric, value, seed=seed, data=data, **rest)

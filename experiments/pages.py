@@ -1,0 +1,425 @@
+"""Write the parts of docs/*.md that are made of records: python experiments/pages.py [PART ...]
+
+A part of a page stands between `<!-- part NAME: experiments/pages.py -->` and `<!-- end of NAME -->`. A test compares
+every part with the records. The book (docs/results) is written by `seepage reproduce --book docs/results`.
+"""
+
+import itertools
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seepage.metrics.interval import bootstrap_interval
+from seepage.papers import find_item
+from seepage.papers.records import RESULTS, read_file
+
+Row = dict[str, Any]
+Lines = list[str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a page.
+
+    Attributes:
+        page: The page's name in docs/.
+        lines: Makes its lines.
+    """
+
+    page: str
+    lines: Callable[[], Lines]
+
+    def in_page(self, name: str, text: str) -> str:
+        """The page's text with this part made anew."""
+        begin, end = f"<!-- part {name}: experiments/pages.py -->", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        if not found or end not in rest:
+            raise SystemExit(f"docs/{self.page} lacks the marks {begin} and {end}; add them")
+        return f"{before}{begin}\n\n" + "\n".join(self.lines()) + f"\n\n{end}{rest.partition(end)[2]}"
+
+
+def rows_of(*studies: str) -> list[Row]:
+    """The records of studies as flat rows, with the ends of the interval as `low` and `high`."""
+    found = []
+    for record in itertools.chain(*(read_file(RESULTS / f"{study}.jsonl") for study in studies)):
+        low, high = record.interval or (None, None)
+        found.append({**record.made, **record.flat, "low": low, "high": high})
+    return found
+
+
+def table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
+    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(cells)} |" for cells in body)]
+
+
+def commands(rows: Iterable[Row]) -> Lines:
+    """Every command behind some rows, once."""
+    return ["", *(f"    {command}" for command in dict.fromkeys(row["command"] for row in rows))]
+
+
+def span(values: Iterable[float], form: str = "{:.0f}") -> str:
+    """One number, or the smallest and largest of several."""
+    listed = list(values)
+    low, high = form.format(min(listed)), form.format(max(listed))
+    return low if low == high else f"{low} to {high}"
+
+
+# docs/cafe.md
+
+
+DESIGNS = {"random": "random batches", "partitions": "server-chosen", "epochs": "shuffled epochs"}
+
+
+def cafe_rounds() -> Lines:
+    """How few rounds identify all samples, and how exactly."""
+    groups: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
+    rows = rows_of("cafe/exact", "cafe/few-rounds")
+    for row in rows:
+        groups[row["data"], row["design"], row["rounds"], row["samples"]].append(row)
+    heads = ["data", "rounds", "seeds", "identifiable", "with silent parts", "error of V", "error of H"]
+    body = []
+    for (data, design, rounds, samples), found in sorted(groups.items()):
+        known = f"{span(row['identifiable'] for row in found)} of {samples}"
+        silent = f"{span(row['identifiable_or_silent'] for row in found)} of {samples}"
+        errors = [span((row[key] for row in found), "{:.0e}") for key in ("error_v", "error_h")]
+        cpu = span((row["cpu_1_2"] for row in found), "{:.1f}")
+        body.append([data, f"{rounds}, {DESIGNS[design]}", str(len(found)), known, silent, *errors, cpu])
+    return table([*heads, "CPU-s, steps I + II"], body) + commands(rows)
+
+
+def cafe_rivals() -> Lines:
+    """The published loops and the closed form on the same parties: rounds, work, mean PSNR."""
+    rows = rows_of("cafe/published", "cafe/published-small")
+    heads = ["method", "N, K", "rounds recorded", "rounds read", "CPU-s", "mean PSNR"]
+    body = []
+    for row in rows:
+        size, dB = f"{row['samples']}, {row['batch']}", f"{row['psnr']:.1f} dB"
+        body.append([_method(row), size, f"{row['rounds']:,}", f"{row['reads']:,}", f"{row['cpu_attack']:.3g}", dB])
+    return table(heads, body) + commands(rows)
+
+
+def _method(row: Row) -> str:
+    if row["who"] == "published":
+        return "published, single loop" if "single_loop" in row["attack"] else "published, nested loops"
+    steps = re.search(r"\bsteps=\((\d+)", row["attack"])
+    return f"`cafe`, {DESIGNS[row['design']]}, {steps[1] if steps else '?'} steps of step III"
+
+
+def cafe_training() -> Lines:
+    """What comes back while the server takes steps, with the loss at the first round and after the last."""
+    rows = rows_of("cafe/training")
+    heads = ["server", "N, K", "rounds", "loss, first to last", "samples returned", "mean PSNR"]
+    body = []
+    for row in rows:
+        server = f"{'SGD' if row['optimizer'] == 'sgd' else 'Adam'} {row['lr']:g}"
+        loss = " to ".join(f"{value:.3f}" for value in row["losses"])
+        rounds, returned = f"{row['rounds']}, {DESIGNS[row['design']]}", f"{row['returned']} of {row['samples']}"
+        body.append([server, f"{row['samples']}, {row['batch']}", rounds, loss, returned, f"{row['psnr']:.1f} dB"])
+    return table(heads, body) + commands(rows)
+
+
+# docs/cpa.md
+
+
+CPA = ("unmix", "polish", "updates", "embeddings", "wide", "rivals", "ablation", "noise", "inversion")
+CPA_KEYS = ("data", "network", "n", "sigma", "epsilon", "method", "steps")
+CPA_COLUMNS = (
+    "embeddings_alike", "embedding_unmixed", "embedding_reached", "cosine", "over_0.999", "psnr", "plain_psnr", "ssim",
+    "plain_ssim", "exact", "certified", "false_certificates", "cpu_s", "peak_mb",
+)  # fmt: skip
+
+
+def cpa(study: str) -> Lines:
+    """One study as a table, a line per data set, batch size, noise and method."""
+    groups = defaultdict(list)
+    rows = rows_of(f"cpa/{study}")
+    for row in rows:
+        groups[tuple(_steps(row) if key == "steps" else row.get(key) for key in CPA_KEYS)].append(row)
+    kept = [i for i in range(len(CPA_KEYS)) if any(group[i] not in (None, "") for group in groups)]
+    columns = [key for key in CPA_COLUMNS if any(key in row for row in rows)]
+    body = []
+    for group, found in groups.items():
+        told = ["" if v is None else f"{v:,}" if isinstance(v, int) else str(v) for v in map(group.__getitem__, kept)]
+        body.append([*told, str(len(found)), *(_mean(found, key) for key in columns)])
+    return table([*(CPA_KEYS[i] for i in kept), "batches", *columns], body) + commands(rows)
+
+
+def _steps(row: Row) -> int | None:
+    """Steps of the methods that are cut short of what was published."""
+    if "steps" in row:
+        return int(row["steps"])
+    asked = re.search(r"\bsteps=(\d+)", row.get("attack", ""))
+    searched = row["method"].startswith(("published", "matching", "all", "-"))
+    return int(asked[1]) if asked and searched else None
+
+
+def _mean(rows: Sequence[Row], key: str) -> str:
+    """Mean over batches; certificates that are false are counted, the cosine has its 95 % bootstrap interval."""
+    values = [row[key] for row in rows if row.get(key) is not None]
+    if not values:
+        return ""
+    if key == "false_certificates":
+        return str(sum(values))
+    if key == "peak_mb":
+        return str(max(values))
+    middle = sum(values) / len(values)
+    if key != "cosine":
+        return f"{middle:.3g}" if key in ("cpu_s", "psnr") else f"{middle:.4g}"
+    interval = bootstrap_interval(torch.tensor(values, dtype=torch.float64), torch.arange(len(values)))
+    return f"{middle:.4f}" + (f" ({interval[0]:.4f} to {interval[1]:.4f})" if interval else "")
+
+
+# docs/defenses.md
+
+
+ATTACKED = [("fc2, batch 8", "linear"), ("fc2, batch 8", "cocktail_party"), ("convnet, batch 1", "inverting_gradients")]
+
+
+def defenses() -> Lines:
+    """What attacks that know of no defense recover behind each: median PSNR, and how many were recovered."""
+    rows = rows_of("defenses/leakage")
+    at = {(row["defense"], row["case"], row["attack"]): row for row in rows}
+    names = dict.fromkeys(row["defense"] for row in rows)
+    heads = ["defense", *(f"{attack}, {case}" for case, attack in ATTACKED)]
+    body = [[name, *(_recovered(at.get((name, case, attack))) for case, attack in ATTACKED)] for name in names]
+    return table(heads, body) + commands(rows)
+
+
+def _recovered(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if "refused" in row:
+        return "nothing to attack"
+    return f"{row['psnr_median']:.1f} dB, {round(row['recovered'] * row['examples'])}/{row['examples']}"
+
+
+# docs/federation.md
+
+
+def federation(
+    study: str, heads: Sequence[str], labels: Callable[[Row], Sequence[str]], paper: Mapping[str, str]
+) -> Lines:
+    """One line per row that was scored, or why there is none; the paper's numbers at the nearest setting beside."""
+    rows = rows_of(f"federation/{study}")
+    columns = [*heads, "attack", "mean color", "PSNR", "SSIM", "over mean color", "recovered"]
+    body = []
+    for row in rows:
+        cells = [*labels(row), f"`{row['attack']}`", *_scores(row)]
+        if paper:
+            named = row["cell"] if row["cell"] in paper else labels(row)[0]
+            cells.append("" if row["psnr"] is None else paper.get(named, ""))
+        body.append(cells)
+    return table([*columns, "the paper"] if paper else columns, body) + commands(rows)
+
+
+def _scores(row: Row) -> list[str]:
+    if row["psnr"] is None:
+        return ["", row["outcome"], "", "", ""]
+    interval = "" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})"
+    return [
+        f"{row['mean_color_psnr']:.1f} / {row['mean_color_ssim']:.2f}",
+        f"{row['psnr']:.1f}{interval}",
+        f"{row['ssim']:.2f}",
+        f"{row['gain_db']:+.1f} dB",
+        f"{round(row['recovered'] * row['examples'])} of {row['examples']}",
+    ]
+
+
+def printed(item: str, row: str) -> list[float]:
+    """A row of numbers that a paper prints, as its recipe's `[expect]` has them."""
+    return [float(value) for value in next(line for line in find_item(item).lines if line.name == row).paper]
+
+
+def local_steps() -> Lines:
+    pairs = list(zip(printed("fedleak/table-9", "IG"), printed("fedleak/table-9", "FedLeak"), strict=True))
+    cells = {"convnet": 0, "convnet-2-steps": 1, "convnet-4-steps": 2, "convnet-12-steps": 4}
+    paper = {cell: "IG {:.1f}, FedLeak {:.1f}".format(*pairs[column]) for cell, column in cells.items()}
+    return federation("local-steps", ("case",), lambda row: (row["cell"],), paper)
+
+
+def skew() -> Lines:
+    labels, quantities, features = (
+        printed("fedleak/table-5", f"{kind} skew") for kind in ("Label", "Quantity", "Feature")
+    )
+    shares = printed("fedleak/table-6", "FedLeak")
+    paper = {f"label skew classes-{n}": f"{labels[n - 1]:.2f}" for n in (1, 2, 5)}
+    paper |= {"quantity skew low-50 high-230": span(quantities, "{:.2f}")}
+    paper |= {"feature skew groups-5": f"{features[0]:.2f} to {features[-1]:.2f}"}
+    paper |= {f"dirichlet alpha-{alpha}": f"{shares[i]:.2f}" for alpha, i in (("0.1", 0), ("0.5", 1), ("5.0", 3))}
+
+    def named(row: Row) -> tuple[str, str]:
+        return str(row["cell"]).removesuffix("_least-8").replace("_", " "), f"{row['accuracy']:.0%}"
+
+    return federation("skew", ("shares", "accuracy"), named, paper)
+
+
+def local_views() -> Lines:
+    def named(row: Row) -> tuple[str, str, str]:
+        local = "averaged" if "local='averaged'" in row["options"] else "unrolled"
+        return row["client"].partition("lr=")[2].partition(",")[0], local, f"{row['cpu_seconds']:.0f}"
+
+    return federation("local-views", ("client's lr", "view", "processor s"), named, {})
+
+
+def stages() -> Lines:
+    def named(row: Row) -> tuple[str, str, str]:
+        return row["model"], str(row["cell"]).rpartition("-")[2], f"{row['accuracy']:.0%}"
+
+    return federation("stages", ("network", "round", "accuracy"), named, {})
+
+
+def secure_aggregation() -> Lines:
+    return federation("secure-aggregation", ("case",), lambda row: (row["cell"],), {})
+
+
+# docs/landscape.md
+
+
+def landscape() -> Lines:
+    """The probe at two noises beside what a short attack recovered, and how the two go together."""
+    from scipy.stats import spearmanr
+
+    keys = ("net", "activation", "mode", "epochs", "accuracy")
+    groups = defaultdict(list)
+    rows = rows_of("matching/landscape")
+    for row in rows:
+        groups[tuple(row[key] for key in keys)].append(row)
+    heads = (*keys, "images", "cosine at 0.003", "cosine at 0.03", "SSIM", "SSIM over mean color", "dB over mean color")
+    found, body = [], []
+    for key, own in groups.items():
+        near, far = (sum(row["cosine"][noise] for row in own) / len(own) for noise in ("0.003", "0.03"))
+        ssim = sum(row["ssim"] for row in own) / len(own)
+        gains = [sum(row[k] - row[f"flat_{k}"] for row in own) / len(own) for k in ("ssim", "psnr")]
+        found.append((near, far, *gains))
+        numbers = [f"{near:.3f}", f"{far:.3f}", f"{ssim:.3f}", f"{gains[0]:+.3f}", f"{gains[1]:+.2f}"]
+        body.append([*map(str, key), str(len(own)), *numbers])
+    lines = [*table(heads, body), ""]
+    for column, noise in enumerate(("0.003", "0.03")):
+        ssim, psnr = (spearmanr([f[column] for f in found], [f[gain] for f in found]).statistic for gain in (2, 3))
+        lines.append(
+            f"Rank correlation over these {len(found)} rows of the cosine at {noise} with the gain over mean color: "
+            f"{ssim:.2f} in SSIM, {psnr:.2f} in dB.\n"
+        )
+    return [*lines[:-1], lines[-1].rstrip(), *commands(rows)]
+
+
+# docs/matching.md
+
+
+LONG = 200
+"""Evaluations per batch above which a run is no part of the grid of realism."""
+
+
+def realism() -> Lines:
+    """Victims down, attacks across: PSNR, gain over the mean color, SSIM."""
+    rows = [row for row in rows_of("matching/realism") if row["steps"] / row["batches"] <= LONG]
+    lines: Lines = []
+    for (data, size, count), group in itertools.groupby(
+        rows, lambda row: (row["data"], row["batch_size"], row["batches"])
+    ):
+        own = list(group)
+        lines += [
+            f"{data}, {count} batch{'es' if count > 1 else ''} of {size}:",
+            "",
+            *_victims(own),
+            *commands(own),
+            "",
+        ]
+    return lines[:-1]
+
+
+def _victims(rows: list[Row]) -> Lines:
+    attacks = list(dict.fromkeys(row["attack"] for row in rows))
+    body = []
+    for where, group in itertools.groupby(rows, _victim):
+        found = {row["attack"]: row for row in group}
+        first = next(iter(found.values()))
+        base = f"{first['mean_color_psnr']:.1f}, {first['mean_color_ssim']:.2f}"
+        body.append([*where, base, *(_gain(found[attack]) if attack in found else "" for attack in attacks)])
+    return table(["mode", "activation", "weights", "mean color", *(f"`{attack}`" for attack in attacks)], body)
+
+
+def _victim(row: Row) -> tuple[str, str, str]:
+    activation = {"relu": "ReLU", "sigmoid": "Sigmoid"}[row["model_options"]["activation"]]
+    weights = "fresh" if row["history"] == "freshly initialized" else f"trained, {row['accuracy']:.0%}"
+    return ("eval" if "'eval'" in row["client"] else "train"), activation, weights
+
+
+def _gain(row: Row) -> str:
+    interval = "" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})"
+    return f"{row['psnr']:.1f}{interval}, {row['gain_db']:+.1f}, {row['ssim']:.2f}"
+
+
+# docs/speed.md
+
+
+OBJECTIVES = {
+    "ig": "Inverting Gradients: cosine and total variation",
+    "fedleak": "FedLeak: top half, L1 and cosine, blended",
+}
+
+
+def speed() -> Lines:
+    """Processor milliseconds per step, and in brackets how many times faster than the plain loop; peaks of memory."""
+    rows = rows_of("matching/steps")
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    ordered = sorted(rows, key=lambda row: (models.index(row["model"]), row["batch"]))
+    lines: Lines = []
+    for objective, title in OBJECTIVES.items():
+        timed = [row for row in ordered if row.get("objective") == objective and "steps" in row]
+        names = list(dict.fromkeys(name for row in timed for name in row["steps"]))
+        body = []
+        for row in timed:
+            cells = [_milliseconds(row["steps"].get(name)) for name in names]
+            best = max(step["images_per_cpu_s"] for step in row["steps"].values())
+            body.append([row["model"], str(row["batch"]), *cells, f"{best:,.1f}"])
+        lines += [f"### {title}", "", *table(["network", "batch", *names, "images x steps per s"], body), ""]
+    risen = [row for row in ordered if "peak_rise_mib" in row]
+    names = list(dict.fromkeys(name for row in risen for name in row["peak_rise_mib"]))
+    body = []
+    for row in risen:
+        rises = [row["peak_rise_mib"].get(name) for name in names]
+        cells = ["" if rise is None else f"{rise:,.0f}" for rise in rises]
+        body.append([row["model"], str(row["batch"]), f"`{row['objective']}`", *cells])
+    lines += ["### MiB by which the peak of memory rises in one step", ""]
+    lines += [*table(["network", "batch", "objective", *names], body), ""]
+    return [*lines, "Made by", *commands(ordered)]
+
+
+def _milliseconds(step: Mapping[str, float] | None) -> str:
+    return "" if step is None else f"{step['cpu_ms']:,.0f} ({step['times_faster']:.2f})"
+
+
+PARTS: dict[str, Part] = {
+    "cafe rounds": Part("cafe.md", cafe_rounds),
+    "cafe rivals": Part("cafe.md", cafe_rivals),
+    "cafe training": Part("cafe.md", cafe_training),
+    **{f"cpa {study}": Part("cpa.md", partial(cpa, study)) for study in CPA},
+    "defenses": Part("defenses.md", defenses),
+    "local-steps": Part("federation.md", local_steps),
+    "local-views": Part("federation.md", local_views),
+    "stages": Part("federation.md", stages),
+    "skew": Part("federation.md", skew),
+    "secure-aggregation": Part("federation.md", secure_aggregation),
+    "landscape": Part("landscape.md", landscape),
+    "realism": Part("matching.md", realism),
+    "speed": Part("speed.md", speed),
+}
+
+
+def main(names: Sequence[str], docs: Path = Path("docs")) -> None:
+    for name in names or PARTS:
+        if name not in PARTS:
+            raise SystemExit(f"there is no part {name!r}; the parts are: {', '.join(PARTS)}")
+        page = docs / PARTS[name].page
+        page.write_text(PARTS[name].in_page(name, page.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
