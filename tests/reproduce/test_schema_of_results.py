@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from seepage.errors import SeepageError
 from seepage.papers import Record, list_items, read_records
 from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
-from seepage.recipe.case import list_recipes
+from seepage.recipe.files import list_recipes
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "results").rglob("*.jsonl"))
