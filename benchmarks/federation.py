@@ -30,7 +30,7 @@ import torch
 from seepage.integrations import flower
 from seepage.integrations.flower import start_of
 from seepage.papers.records import keep_measured
-from seepage.simulate.federation import Checkpoint, federate
+from seepage.simulate.federation import FederationState, federate
 
 SHORT, EXAMPLES, SIZE = 2, 64, 16
 RECIPE = """
@@ -82,12 +82,12 @@ class Clock:
         self.last = now
 
 
-def here(recipe: str, cpus: int, clock: Clock) -> Checkpoint:
+def here(recipe: str, cpus: int, clock: Clock) -> FederationState:
     start = start_of(recipe)
     return federate(start.clients, start.state, start.plan, progress=clock.tick)
 
 
-def there(recipe: str, cpus: int, clock: Clock) -> Checkpoint:
+def there(recipe: str, cpus: int, clock: Clock) -> FederationState:
     with mock.patch.object(flower, "federate", partial(federate, progress=clock.tick)):
         return flower.simulate(recipe, cpus=cpus)
 
@@ -102,7 +102,7 @@ def compare(options: argparse.Namespace, model: str, folder: Path) -> dict[str, 
     text = RECIPE.format(model=model, clients=options.clients, rounds=rounds, examples=EXAMPLES, size=SIZE)
     path.write_text(text, encoding="utf-8")
     clocks = {"seepage": Clock(), "flower": Clock()}
-    ends: dict[str, Checkpoint] = {}
+    ends: dict[str, FederationState] = {}
     for name, run in TURNS:
         ends[name] = run(str(path), options.cpus, clocks[name])
     steps = options.clients // 2 * (EXAMPLES // SIZE)

@@ -21,7 +21,7 @@ import seepage.attacks.spear.sparse_columns as search
 import seepage.data
 from seepage.api import attack, record
 from seepage.attacks import Spear
-from seepage.attacks.spear.spear import _Problem
+from seepage.attacks.spear.spear import _LayerPart
 from seepage.core.nn import frozen_randomness, generator
 from seepage.models import fc2, mlp3
 from seepage.types import Batch
@@ -61,7 +61,7 @@ def columns(model: nn.Module, batch: Batch) -> Tensor:
 
 def starts_of(model: nn.Module, batch: Batch, steps: int, starts: int) -> dict[str, float]:
     """Where so many starts end."""
-    problem = _Problem.of(record(model, batch), None)
+    problem = _LayerPart.of(record(model, batch), None)
     found = torch.linalg.lstsq(problem.whole.rows, columns(model, batch)[problem.live]).solution.T
     truth = F.normalize(found, dim=1)
     draw = generator(0, "spear")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from seepage.errors import Problems, SeepageError, short, unknown
-from seepage.signatures import Option, Source, bind, constant, file_of, parse, problems_with, read_source
+from seepage.signatures import Option, SourceDefinition, bind, constant, file_of, parse, problems_with, read_source
 
 T = TypeVar("T", covariant=True)
 Made = TypeVar("Made", bound=Callable[..., Any])
@@ -161,7 +161,7 @@ class Entry(Generic[T]):
         return [] if source is None else source.options(self.given + leading)
 
     @property
-    def _source(self) -> Source | None:
+    def _source(self) -> SourceDefinition | None:
         module, _, name = self.home.partition(":")
         return read_source(module, name)
 

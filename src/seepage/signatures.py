@@ -170,7 +170,7 @@ def describe(hint: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceDefinition:
     """A class or function as it stands in a source file.
 
     Attributes:
@@ -209,7 +209,7 @@ class Source:
             found |= group.meanings()
         return found | _documented(ast.get_docstring(self.node) or "")
 
-    def _bases(self) -> list["Source"]:
+    def _bases(self) -> list["SourceDefinition"]:
         bases = self.node.bases if isinstance(self.node, ast.ClassDef) else []
         found = [read_source(self.module, base.id) for base in bases if isinstance(base, ast.Name)]
         return [base for base in found if base is not None]
@@ -235,7 +235,7 @@ class Source:
         calls = [node for node in self.node.decorator_list if isinstance(node, ast.Call)]
         return next((call for call in calls if ast.unparse(call.func) == "preset"), None)
 
-    def _groups(self) -> list["Source"]:
+    def _groups(self) -> list["SourceDefinition"]:
         """The classes of options that a function with such a decorator takes as positional arguments."""
         if not isinstance(self.node, ast.FunctionDef) or self._preset is None:
             return []
@@ -339,10 +339,10 @@ def _resolve(module: str, name: str) -> tuple[str, ast.stmt] | None:
     return None if found is None else (module, found)
 
 
-def read_source(module: str, name: str) -> Source | None:
+def read_source(module: str, name: str) -> SourceDefinition | None:
     """The class or function that a name stands for in a module."""
     module, node = _resolve(module, name) or (module, None)
-    return Source(module, node) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
+    return SourceDefinition(module, node) if isinstance(node, ast.ClassDef | ast.FunctionDef) else None
 
 
 def constant(module: str, node: ast.expr) -> Any:

@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="needs seepage[flower]")
 
 from seepage import SeepageError
 from seepage.integrations.flower import FederationStart, simulate, start_of
-from seepage.simulate.federation import Checkpoint, federate
+from seepage.simulate.federation import FederationState, federate
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("quiet_flower")]
 
@@ -48,7 +48,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
-def here(start: FederationStart) -> Checkpoint:
+def here(start: FederationStart) -> FederationState:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -57,7 +57,7 @@ def here(start: FederationStart) -> Checkpoint:
         torch.set_num_threads(threads)
 
 
-def assert_same(found: dict[str, torch.Tensor], stage: Checkpoint) -> None:
+def assert_same(found: dict[str, torch.Tensor], stage: FederationState) -> None:
     for name, tensor in (stage.params | stage.buffers).items():
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
 from seepage.core.nn import state_of
 from seepage.recipe.plans import Federation
-from seepage.simulate.federation import Checkpoint, CheckpointFolder, Clients, federate
+from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.types import ClientUpdate, Tensors
 
 DRAW = torch.Generator().manual_seed(0)
@@ -123,7 +123,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     federate(clients(), state_of(network()), Federation(rounds=2, clients=8), checkpoints=CheckpointFolder(tmp_path))
     other = nn.Sequential(nn.Linear(6, 9), nn.Linear(9, 3))
     with pytest.raises(SeepageError, match="does not fit the model"):
-        CheckpointFolder(tmp_path).latest(2, Checkpoint(0, *state_of(other)))
+        CheckpointFolder(tmp_path).latest(2, FederationState(0, *state_of(other)))
 
 
 def test_the_model_is_left_as_it_was() -> None:

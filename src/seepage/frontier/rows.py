@@ -6,7 +6,7 @@ from typing import Any
 
 from seepage.audit.row import Outcome, Row
 from seepage.core.storage import SCHEMA
-from seepage.frontier.sweep import Entry
+from seepage.frontier.sweep import SweepEntry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,9 @@ class DefenseRow:
         return {"schema": SCHEMA, **asdict(self)}
 
 
-def rows_of(entries: Sequence[Entry], prices: Sequence[Mapping[str, Any]], results: Sequence[Row]) -> list[DefenseRow]:
+def rows_of(
+    entries: Sequence[SweepEntry], prices: Sequence[Mapping[str, Any]], results: Sequence[Row]
+) -> list[DefenseRow]:
     """One row for each defense and kind of attacker.
 
     Args:

@@ -52,7 +52,7 @@ class Utility:
 
 
 @dataclass(frozen=True)
-class Entry:
+class SweepEntry:
     """One defense at one strength, or none.
 
     Attributes:
@@ -77,7 +77,7 @@ class Sweep:
     """
 
     tables: Mapping[str, Any]
-    entries: tuple[Entry, ...]
+    entries: tuple[SweepEntry, ...]
     utility: Utility
 
 
@@ -109,10 +109,10 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[str] = ()) -> Sweep:
     swept = {key: value for key, value in base.items() if key != "frontier"}
     full = {**swept, "case": listed, "utility": {"rounds": utility.rounds}}
     recipes = iter(cells(full))
-    entries = [Entry("no defense", next(recipes), None)]
+    entries = [SweepEntry("no defense", next(recipes), None)]
     for parts, case in zip(choices, known, strict=True):
         oblivious = next(recipes)
-        entries.append(Entry(_words(parts), oblivious, next(recipes) if case is not None else None))
+        entries.append(SweepEntry(_words(parts), oblivious, next(recipes) if case is not None else None))
     return Sweep(full, tuple(entries), utility)
 
 

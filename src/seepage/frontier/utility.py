@@ -15,11 +15,11 @@ from seepage.core.progress import ProgressCallback
 from seepage.core.storage import SCHEMA, read_json, write_json
 from seepage.data import Dataset, FileDataset
 from seepage.errors import SeepageError
-from seepage.frontier.sweep import Entry, Utility
+from seepage.frontier.sweep import SweepEntry, Utility
 from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
 from seepage.recipe.plans import Federation
-from seepage.simulate.federation import Checkpoint, Clients
+from seepage.simulate.federation import Clients, FederationState
 from seepage.simulate.setting import Setting, SharedParts, State, train_federation
 from seepage.types import Batch, Update
 
@@ -92,7 +92,12 @@ class _InMemory:
 
 
 def measure_all(
-    entries: Sequence[Entry], utility: Utility, folder: Path, jobs: int | None, show: ProgressCallback, on: Executor
+    entries: Sequence[SweepEntry],
+    utility: Utility,
+    folder: Path,
+    jobs: int | None,
+    show: ProgressCallback,
+    on: Executor,
 ) -> list[dict[str, Any]]:
     """The price of every entry, in order. What `folder/utility/` has already is not measured again.
 
@@ -203,7 +208,7 @@ def _hides_from_the_server_alone(recipe: Recipe, part: Any) -> bool:
     return defense is not None and all(stage.acts_on == "view" for stage in defense.stages())
 
 
-def _priced(entry: Entry, utility: Utility, path: Path, shared: SharedParts) -> dict[str, Any]:
+def _priced(entry: SweepEntry, utility: Utility, path: Path, shared: SharedParts) -> dict[str, Any]:
     """Accuracy, with seconds, bytes and epsilon added where they are not measured yet."""
     found: dict[str, Any] = read_json(path)
     if "bytes" in found:
@@ -229,7 +234,7 @@ def _timed(setting: FederatedSetting) -> tuple[float, Update]:
     try:
         for _ in range(REPEATS):
             begun = time.perf_counter()
-            reply = setting.clients.reply(Checkpoint(0, *setting.start), client, setting.plan)
+            reply = setting.clients.reply(FederationState(0, *setting.start), client, setting.plan)
             seconds.append(time.perf_counter() - begun)
     finally:
         torch.set_num_threads(threads)

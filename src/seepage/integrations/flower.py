@@ -28,7 +28,7 @@ from seepage.errors import SeepageError
 from seepage.recipe.files import find_recipe, read_recipe
 from seepage.recipe.plans import Federation
 from seepage.recipe.resolve import cells
-from seepage.simulate.federation import Checkpoint, Clients, Reply, federate
+from seepage.simulate.federation import Clients, FederationState, Reply, federate
 from seepage.simulate.setting import Setting, State
 from seepage.types import Tensors, Update
 
@@ -84,7 +84,7 @@ def client_app(recipe: str) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         own, sent = start_of(recipe), message.content
-        stage = Checkpoint(int(sent["config"]["t"]), *_state(sent))
+        stage = FederationState(int(sent["config"]["t"]), *_state(sent))
         number, of = int(sent["config"]["number"]), int(sent["config"]["of"])
         reply = own.clients.reply(stage, _client(context), own.plan, number, of)
         return Message(_packed_reply(reply), reply_to=message)
@@ -96,7 +96,7 @@ def _client(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
-def server_app(recipe: str, out: str | Path | Callable[[Checkpoint], None]) -> ServerApp:
+def server_app(recipe: str, out: str | Path | Callable[[FederationState], None]) -> ServerApp:
     """The app that runs on the server. It uses the start's model and test examples, and nobody's data.
 
     Args:
@@ -110,7 +110,7 @@ def server_app(recipe: str, out: str | Path | Callable[[Checkpoint], None]) -> S
         start = start_of(recipe)
         nodes = _nodes(grid, len(start.clients.parts))
 
-        def ask(stage: Checkpoint, chosen: Sequence[int]) -> list[Reply]:
+        def ask(stage: FederationState, chosen: Sequence[int]) -> list[Reply]:
             return _ask(grid, nodes, stage, chosen)
 
         stage = federate(start.clients, start.state, start.plan, ask=ask)
@@ -122,7 +122,7 @@ def server_app(recipe: str, out: str | Path | Callable[[Checkpoint], None]) -> S
     return app
 
 
-def simulate(recipe: str, *, cpus: int = 1) -> Checkpoint:
+def simulate(recipe: str, *, cpus: int = 1) -> FederationState:
     """Run a federation on Flower's simulation engine (on Ray) in this machine.
 
     Args:
@@ -134,7 +134,7 @@ def simulate(recipe: str, *, cpus: int = 1) -> Checkpoint:
     """
     from flwr.simulation import run_simulation
 
-    found: list[Checkpoint] = []
+    found: list[FederationState] = []
     run_simulation(
         server_app(recipe, found.append),
         client_app(recipe),
@@ -164,7 +164,7 @@ def _nodes(grid: Grid, clients: int) -> dict[int, int]:
     return found
 
 
-def _ask(grid: Grid, nodes: dict[int, int], stage: Checkpoint, chosen: Sequence[int]) -> list[Reply]:
+def _ask(grid: Grid, nodes: dict[int, int], stage: FederationState, chosen: Sequence[int]) -> list[Reply]:
     """Send the stage to the chosen clients and collect their replies, in that order."""
     messages = [
         Message(_packed_stage(stage, number, len(chosen)), dst_node_id=nodes[client], message_type="train")
@@ -187,7 +187,7 @@ def _replies(answers: Iterable[Message]) -> list[Message]:
     return found
 
 
-def _packed_stage(stage: Checkpoint, number: int, of: int) -> RecordDict:
+def _packed_stage(stage: FederationState, number: int, of: int) -> RecordDict:
     records: dict[str, Any] = {
         "params": _packed(stage.params),
         "buffers": _packed(stage.buffers),
@@ -210,7 +210,7 @@ def _packed_reply(reply: Reply) -> RecordDict:
     return RecordDict(records)
 
 
-def _unpacked_reply(content: RecordDict, stage: Checkpoint) -> Reply:
+def _unpacked_reply(content: RecordDict, stage: FederationState) -> Reply:
     kind = content["config"]["kind"]
     update = Update(_like(_unpacked(content["update"]), stage.params), "delta" if kind == "delta" else "gradient")
     buffers = _like(_unpacked(content["buffers"]), stage.buffers)

@@ -30,7 +30,7 @@ _OWN = ("needs", "stand_in", "columns")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needs:
+class ItemNeeds:
     """What an item takes.
 
     Args:
@@ -150,7 +150,7 @@ class Item:
     tables: Mapping[str, Any]
     expect: Expect
     lines: tuple[Line, ...]
-    needs: Mapping[Size, Needs]
+    needs: Mapping[Size, ItemNeeds]
     stand_in: Mapping[str, str]
     small_columns: tuple[str, ...]
 
@@ -248,8 +248,8 @@ def item_of(recipe: str, tables: Mapping[str, Any]) -> Item:
     """
     what, table, small = f"the recipe {recipe}", tables["expect"], tables.get("small", {})
     problems = problems_with(Expect, table, f"{what}: [expect]")
-    problems += problems_with(Needs, table.get("needs", {}), f"{what}: needs")
-    problems += problems_with(Needs, small.get("needs", {}), f"{what}: [small] needs")
+    problems += problems_with(ItemNeeds, table.get("needs", {}), f"{what}: needs")
+    problems += problems_with(ItemNeeds, small.get("needs", {}), f"{what}: [small] needs")
     for row in table.get("rows", []):
         problems += problems_with(Line, row, f"{what}: [[expect.rows]]")
     if problems:
@@ -264,7 +264,7 @@ def item_of(recipe: str, tables: Mapping[str, Any]) -> Item:
         problems.append("x needs as many places as there are columns")
     if problems:
         raise Problems(f"{what} has mistakes:", problems)
-    needs: dict[Size, Needs] = {"small": Needs(**small.get("needs", {})), "paper": Needs(**expect.needs)}
+    needs: dict[Size, ItemNeeds] = {"small": ItemNeeds(**small.get("needs", {})), "paper": ItemNeeds(**expect.needs)}
     return Item(recipe, tables, expect, lines, needs, small.get("stand_in", {}), tuple(columns))
 
 

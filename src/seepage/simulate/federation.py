@@ -26,7 +26,7 @@ EVERY = 20
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class FederationState:
     """The federation between two rounds.
 
     Attributes:
@@ -57,7 +57,7 @@ class Reply:
     examples: int
 
 
-Ask = Callable[[Checkpoint, Sequence[int]], list[Reply]]
+Ask = Callable[[FederationState, Sequence[int]], list[Reply]]
 """Lets clients compute: the stage and who takes part in, their replies out, in that order."""
 
 
@@ -97,7 +97,7 @@ class Clients:
             places = places[torch.randperm(len(places), generator=draw)[: plan.examples]]
         return self.lookup(places)
 
-    def reply(self, stage: Checkpoint, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
+    def reply(self, stage: FederationState, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
         """What client `client` sends back from the stage it was sent, as number `number` of `of`."""
         batch = self.batch(client, stage.t, plan)
         sender = Client(self.rule, self.defense, self.seed, "client defense")
@@ -113,7 +113,7 @@ class Clients:
         )
         return Reply(update, self._statistics(stage, batch), len(batch))
 
-    def _statistics(self, stage: Checkpoint, batch: Batch) -> Tensors:
+    def _statistics(self, stage: FederationState, batch: Batch) -> Tensors:
         """Running statistics after one pass over the batch in train mode."""
         if not has_batch_norm(self.model) or self.rule.mode != "train":
             return stage.buffers
@@ -133,7 +133,7 @@ class CheckpointFolder:
 
     folder: Path | None = None
 
-    def latest(self, t: int, like: Checkpoint) -> Checkpoint:
+    def latest(self, t: int, like: FederationState) -> FederationState:
         """The last stage kept at or before round `t`; `like`, the start, where there is none."""
         rounds = [int(path.stem) for path in self.folder.glob("*.safetensors")] if self.folder else []
         usable = [done for done in rounds if done <= t]
@@ -149,14 +149,14 @@ class CheckpointFolder:
         check_fits(buffers, like.buffers, f"the checkpoint {path}", "the model")
         facts = read_json(path.with_suffix(".json"))
         # In the model's own order: sums over tensors must round as without the stop.
-        return Checkpoint(
+        return FederationState(
             max(usable),
             {name: params[name].to(like.params[name].device) for name in like.params},
             {name: buffers[name].to(like.buffers[name].device) for name in like.buffers},
             tuple((done, share) for done, share in facts["accuracies"]),
         )
 
-    def keep(self, stage: Checkpoint, before: Checkpoint | None) -> None:
+    def keep(self, stage: FederationState, before: FederationState | None) -> None:
         """Write a stage; the one before goes, unless it was asked for."""
         if self.folder is None:
             return
@@ -175,9 +175,9 @@ class _Kept:
     """What the running federation has on disk that nobody asked for."""
 
     checkpoints: CheckpointFolder
-    last: Checkpoint | None = field(default=None)
+    last: FederationState | None = field(default=None)
 
-    def write(self, stage: Checkpoint) -> None:
+    def write(self, stage: FederationState) -> None:
         self.checkpoints.keep(stage, self.last)
         self.last = stage
 
@@ -190,7 +190,7 @@ def federate(
     ask: Ask | None = None,
     checkpoints: CheckpointFolder = CheckpointFolder(),
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Checkpoint:
+) -> FederationState:
     """Train from `state` for `plan.rounds` rounds; the model object is not changed.
 
     Each round draws its clients and their examples from `(seed, round)` alone, so a run that was stopped goes on to
@@ -210,7 +210,7 @@ def federate(
     Raises:
         SeepageError: Where the weights stop being finite, or nobody holds anything.
     """
-    stage = checkpoints.latest(plan.rounds, Checkpoint(0, *state))
+    stage = checkpoints.latest(plan.rounds, FederationState(0, *state))
     kept, every = _Kept(checkpoints), max(1, plan.rounds // EVERY)
     while stage.t < plan.rounds:
         stage = _round(clients, stage, plan, ask)
@@ -221,7 +221,7 @@ def federate(
     return stage
 
 
-def _round(clients: Clients, stage: Checkpoint, plan: Federation, ask: Ask | None) -> Checkpoint:
+def _round(clients: Clients, stage: FederationState, plan: Federation, ask: Ask | None) -> FederationState:
     chosen = clients.chosen(stage.t, plan)
     if not chosen:
         raise SeepageError("no client of the federation holds any example; use fewer clients or more data")
@@ -239,10 +239,10 @@ def _round(clients: Clients, stage: Checkpoint, plan: Federation, ask: Ask | Non
         raise Diverged(
             f"the weights of the federation are not finite after {stage.t + 1} rounds; lower client.lr or federation.lr"
         )
-    return Checkpoint(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)
+    return FederationState(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)
 
 
-def _mean_buffers(stage: Checkpoint, replies: Sequence[Reply], sizes: Sequence[int]) -> Tensors:
+def _mean_buffers(stage: FederationState, replies: Sequence[Reply], sizes: Sequence[int]) -> Tensors:
     if all(reply.buffers is stage.buffers for reply in replies):
         return stage.buffers
     own = [Update({name: tensor.double() for name, tensor in reply.buffers.items()}) for reply in replies]
@@ -251,8 +251,8 @@ def _mean_buffers(stage: Checkpoint, replies: Sequence[Reply], sizes: Sequence[i
     return {name: mean.tensors[name].to(tensor.dtype) for name, tensor in stage.buffers.items()}
 
 
-def _measured(clients: Clients, stage: Checkpoint) -> Checkpoint:
+def _measured(clients: Clients, stage: FederationState) -> FederationState:
     if clients.test is None:
         return stage
     share = accuracy(clients.model, (stage.params, stage.buffers), clients.test)
-    return Checkpoint(stage.t, stage.params, stage.buffers, (*stage.accuracies, (stage.t, round(share, 4))))
+    return FederationState(stage.t, stage.params, stage.buffers, (*stage.accuracies, (stage.t, round(share, 4))))

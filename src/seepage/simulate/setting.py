@@ -25,7 +25,7 @@ from seepage.errors import SeepageError
 from seepage.models import build
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
-from seepage.simulate.federation import Checkpoint, CheckpointFolder, Clients, federate
+from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.simulate.partition import sizes_of
 from seepage.simulate.training import begin, train
 from seepage.transcript.simulated import Victim
@@ -86,7 +86,7 @@ class ClientPartition:
         )
         return cls(tuple(pool[part] for part in parts), unseen)
 
-    def facts(self, reached: Checkpoint) -> dict[str, Any]:
+    def facts(self, reached: FederationState) -> dict[str, Any]:
         """For the report: how even the parts are, and how the training went."""
         return {"holdings": sizes_of(self.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
 
@@ -260,7 +260,7 @@ def victim_of(
 
 def train_federation(
     case: Recipe, clients: Clients, state: State, folder: Path, progress: Callable[[int, int], None]
-) -> Checkpoint:
+) -> FederationState:
     """Bring the model from `state` to the audited round, going on from what lies below `folder`.
 
     Raises:

@@ -36,7 +36,7 @@ class Linked:
 
 
 @dataclass(frozen=True)
-class _View:
+class _Party:
     """One party's samples, reduced to the classes: `v = Q (reduced @ delta)` and `part = Q^T v`."""
 
     logits: Tensor  # [N, C] the party's share of the logits
@@ -72,7 +72,7 @@ def link(model: nn.Module, params: Tensors, sites: Sequence[Site], found: Sequen
     return linked
 
 
-def _view(model: VerticalModel, params: Tensors, m: int, site: Site, one: Recovered) -> _View:
+def _view(model: VerticalModel, params: Tensors, m: int, site: Site, one: Recovered) -> _Party:
     """A party's rows in double precision."""
     party = model.get_submodule(f"parties.{m}.rest")
     rest = {n.removeprefix(f"parties.{m}.rest."): p.double().cpu() for n, p in params.items() if f".{m}.rest." in n}
@@ -98,10 +98,12 @@ def _view(model: VerticalModel, params: Tensors, m: int, site: Site, one: Recove
         short = classes - reduced.shape[1]
         reduced = torch.cat([reduced, reduced.new_zeros(len(reduced), short, classes)], dim=1)
         part = torch.cat([part, part.new_zeros(len(part), short)], dim=1)
-    return _View(o @ head.T, reduced, part, outside, power)
+    return _Party(o @ head.T, reduced, part, outside, power)
 
 
-def _best(views: Sequence[_View], cell: list[int], bias: Tensor, double_softmax: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _best(
+    views: Sequence[_Party], cell: list[int], bias: Tensor, double_softmax: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Orders `[P, m]` (the first party keeps its own), labels and misfits `[m]` that fit best.
 
     A combination is one sample per party. They are grown party by party, the best few kept for each of the first
@@ -137,7 +139,7 @@ def _best(views: Sequence[_View], cell: list[int], bias: Tensor, double_softmax:
     return orders, best[0], best[1]
 
 
-def _free_misfit(views: Sequence[_View], rows: Tensor) -> Tensor:
+def _free_misfit(views: Sequence[_Party], rows: Tensor) -> Tensor:
     """`[c]` how badly the parties so far, sample `rows[:, p]` at party p, agree on any `delta` at all."""
     pairs = list(zip(views, rows.T, strict=False))
     stacked = torch.cat([view.reduced[at] for view, at in pairs], dim=1)  # [c, P C, C]
@@ -147,7 +149,7 @@ def _free_misfit(views: Sequence[_View], rows: Tensor) -> Tensor:
     return left.pow(2).sum(1) / wanted.pow(2).sum(1).clamp(min=1e-300)
 
 
-def _label_fit(views: Sequence[_View], rows: Tensor, bias: Tensor, double_softmax: bool) -> tuple[Tensor, Tensor]:
+def _label_fit(views: Sequence[_Party], rows: Tensor, bias: Tensor, double_softmax: bool) -> tuple[Tensor, Tensor]:
     """The label of each combination that explains all parties' v best, and the relative misfit."""
     pairs = list(zip(views, rows.T, strict=True))
     logits = torch.stack([view.logits[at] for view, at in pairs]).sum(0) + bias  # [c, C]

@@ -137,7 +137,7 @@ class PublishedCafe(Attack):
 
     def run(self, seen: tuple[Transcript, Opening], *, seed: int, progress: Progress) -> Reconstruction:
         transcript, opening = seen
-        run = _Run(self, transcript, opening, seed, progress)
+        run = _PublishedRun(self, transcript, opening, seed, progress)
         run.nested() if self.loop == "nested" else run.single_loop()
         knowledge = transcript.knowledge
         drawn = torch.cat(run.batches).unique()
@@ -155,7 +155,7 @@ class PublishedCafe(Attack):
         )
 
 
-class _Run:
+class _PublishedRun:
     """One run of the published algorithms."""
 
     def __init__(

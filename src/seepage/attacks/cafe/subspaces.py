@@ -53,7 +53,7 @@ Pair = tuple[Tensor, Tensor, Tensor, float]
 
 
 @dataclass
-class Cell:
+class Cohort:
     """Samples that share all their rounds.
 
     Attributes:
@@ -120,16 +120,16 @@ def read_shapes(
     return shapes
 
 
-def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cell]:
+def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cohort]:
     """Drawn samples by the rounds they are in, in the order of their first member."""
     where: list[list[int]] = [[] for _ in range(samples)]
     for place, batch in enumerate(batches):
         for n in batch.tolist():
             where[n].append(place)
-    cells: dict[tuple[int, ...], Cell] = {}
+    cells: dict[tuple[int, ...], Cohort] = {}
     for n, places in enumerate(where):
         if places:
-            cells.setdefault(tuple(places), Cell([], places)).members.append(n)
+            cells.setdefault(tuple(places), Cohort([], places)).members.append(n)
     held = [frozenset(batch.tolist()) for batch in batches]
     for cell in cells.values():
         common = frozenset.intersection(*(held[place] for place in cell.rounds))
@@ -203,7 +203,7 @@ def row_span(core: Tensor) -> Tensor:
     return span
 
 
-def _drop_strays(cells: Sequence[Cell], bases: Sequence[Tensor]) -> None:
+def _drop_strays(cells: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
     """Forget directions that fit their rounds far worse than others do.
 
     A black tile's features come from the moving biases alone and point elsewhere in each round.
@@ -217,7 +217,7 @@ def _drop_strays(cells: Sequence[Cell], bases: Sequence[Tensor]) -> None:
             cell.basis = None
 
 
-def _angle(cell: Cell, bases: Sequence[Tensor]) -> float:
+def _angle(cell: Cohort, bases: Sequence[Tensor]) -> float:
     """Root mean square angle (radians) between a cell's directions and its rounds' spans."""
     assert cell.basis is not None
     seen = sum(float((bases[place].T @ cell.basis).pow(2).sum()) for place in cell.rounds)
@@ -225,7 +225,7 @@ def _angle(cell: Cell, bases: Sequence[Tensor]) -> float:
     return float(max(0.0, 1 - share) ** 0.5)
 
 
-def _useful(cell: Cell, batches: Sequence[Tensor]) -> list[int]:
+def _useful(cell: Cohort, batches: Sequence[Tensor]) -> list[int]:
     """Few of a cell's rounds that still have no other sample in common."""
     if len(cell.rounds) <= ENOUGH:
         return cell.rounds
@@ -273,13 +273,13 @@ def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: fl
 
 
 def _add_pairs(
-    cells: Sequence[Cell], shapes: Sequence[Shape], batches: Sequence[Tensor], side: str, slack: float
+    cells: Sequence[Cohort], shapes: Sequence[Shape], batches: Sequence[Tensor], side: str, slack: float
 ) -> None:
     """In every round whose live samples are all in known cells, share the gradient out among the cells.
 
     With slack a round counts too if what is outside the known cells is at most that share of its gradient.
     """
-    of_round: list[list[Cell]] = [[] for _ in batches]
+    of_round: list[list[Cohort]] = [[] for _ in batches]
     for cell in cells:
         for place in cell.rounds:
             of_round[place].append(cell)
@@ -314,7 +314,7 @@ def _add_pairs(
 
 
 def _collect(
-    cells: Sequence[Cell], samples: int, d1: int, d2: int, group: Tensor, most: float, tolerance: float
+    cells: Sequence[Cohort], samples: int, d1: int, d2: int, group: Tensor, most: float, tolerance: float
 ) -> Recovered:
     found = Recovered(
         v=torch.zeros(samples, d2, dtype=torch.float64),
@@ -337,7 +337,7 @@ def _collect(
 
 
 def _out_of_shadow(
-    cell: Cell, found: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], side: Literal["v", "h"]
+    cell: Cohort, found: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], side: Literal["v", "h"]
 ) -> None:
     """Find anew the factor whose basis may hold some of another sample; the dual of the basis, and so the other factor,
     is right. Needs a round of which all samples are known.
@@ -360,7 +360,7 @@ def _out_of_shadow(
         found.known[cell.members] = False
 
 
-def _settle(cell: Cell, found: Recovered, most: float, tolerance: float) -> None:
+def _settle(cell: Cohort, found: Recovered, most: float, tolerance: float) -> None:
     """Average a cell's rounds, split it, and note how far the rounds disagree."""
     weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cell.pairs], dtype=torch.float64)
     weight = weight / weight.sum()

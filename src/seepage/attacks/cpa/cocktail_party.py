@@ -119,7 +119,7 @@ class CocktailParty(Attack):
         if self.mode == "published":
             search = PublishedParty(objective=self.objective, steps=self.steps, lr=self.lr)
             return search(layer, gradient, observed, knowledge, progress)
-        return _Run(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
+        return _FastRun(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +139,7 @@ class Mixed:
     gradient: Tensors
 
 
-class _Run:
+class _FastRun:
     """One call of the fast mode."""
 
     def __init__(

@@ -198,7 +198,7 @@ class RGap(Attack):
     most_unknowns: int = 4096
     certify: float = 1e-3
 
-    def examine(self, transcript: Transcript) -> "_Problem":
+    def examine(self, transcript: Transcript) -> "_RecursionStart":
         knowledge, observed = transcript.knowledge, transcript[0]
         chain = Chain.of(knowledge.model, observed.params, knowledge.input_shape)
         gradient = {name: g.double() for name, g in observed.gradient(knowledge.client).items()}
@@ -214,9 +214,9 @@ class RGap(Attack):
                     "take minutes to solve for",
                     f"raise most_unknowns, or {INSTEAD}",
                 )
-        return _Problem(knowledge, observed, chain, gradient)
+        return _RecursionStart(knowledge, observed, chain, gradient)
 
-    def run(self, problem: "_Problem", *, seed: int, progress: Progress) -> Reconstruction:
+    def run(self, problem: "_RecursionStart", *, seed: int, progress: Progress) -> Reconstruction:
         knowledge, observed = problem.knowledge, problem.observed
         chain, gradient = problem.chain, problem.gradient
         slopes, label = _last_slopes(chain.links[-1], gradient)
@@ -252,7 +252,7 @@ class RGap(Attack):
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class _RecursionStart:
     """What the recursion starts from.
 
     Attributes:

@@ -104,10 +104,10 @@ class Spear(Attack):
     least: float = 0.2
     certify: float = 1e-3
 
-    def examine(self, transcript: Transcript) -> "_Problem":
-        return _Problem.of(transcript, self.layer)
+    def examine(self, transcript: Transcript) -> "_LayerPart":
+        return _LayerPart.of(transcript, self.layer)
 
-    def run(self, problem: "_Problem", *, seed: int, progress: Progress) -> Reconstruction:
+    def run(self, problem: "_LayerPart", *, seed: int, progress: Progress) -> Reconstruction:
         # One example has no zeros among the units it reaches, and of two each has a third: about as the paper's half.
         least = self.least * {1: 0.0, 2: 0.5}.get(problem.span.n, 1.0)
         found = Found(problem.span, least, problem.merit)
@@ -126,7 +126,7 @@ class Spear(Attack):
                 break
         return self._reconstruction(problem, found, best, tried)
 
-    def _candidates(self, problem: "_Problem", found: Found, seed: int) -> Iterator[tuple[Tensor, int, bool]]:
+    def _candidates(self, problem: "_LayerPart", found: Found, seed: int) -> Iterator[tuple[Tensor, int, bool]]:
         """Directions to look at, how many were tried for them, and whether each is known to be one example's."""
         span, draw = problem.span, generator(seed, "spear")
         if span.noisy and span.n > 1:
@@ -147,7 +147,7 @@ class Spear(Attack):
             count = min(STARTS, self.starts - first)
             yield reweighted(span, count, draw, self.steps, found.independent()), count, False
 
-    def _reconstruction(self, problem: "_Problem", found: Found, best: "_Batch | None", tried: int) -> Reconstruction:
+    def _reconstruction(self, problem: "_LayerPart", found: Found, best: "_Batch | None", tried: int) -> Reconstruction:
         like = problem.observed.params[problem.layer.weight]
         what = "submatrices" if self.mode == "published" else "candidates"
         notes = [f"{len(found.independent())} of {problem.span.n} sparse directions from {tried:,} {what}"]
@@ -204,7 +204,7 @@ class _Batch:
 
 
 @dataclass(frozen=True, eq=False)
-class _Problem:
+class _LayerPart:
     """One layer's part of an update, in float64.
 
     Attributes:
@@ -228,7 +228,7 @@ class _Problem:
     downstream: DownstreamNetwork
 
     @classmethod
-    def of(cls, transcript: Transcript, name: str | None) -> "_Problem":
+    def of(cls, transcript: Transcript, name: str | None) -> "_LayerPart":
         """Read a transcript's first round; `Inapplicable` where its zeros cannot be read."""
         knowledge, observed = transcript.knowledge, transcript[0]
         layer = _layer(knowledge, observed, name)
