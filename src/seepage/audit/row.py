@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, JsonValue, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.core.schema import Record, Summary
+from seepage.core.schema import JsonRecord, Summary
 
 Status = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
 """How an attack ended: as a reconstruction does, or not applicable, or with a fault in its code."""
@@ -47,7 +47,7 @@ class Outcome(StrEnum):
         return self.value.replace("_", " ")
 
 
-class Certified(Record):
+class Certified(JsonRecord):
     """Guesses that an attack vouches for without any truth.
 
     Attributes:
@@ -59,7 +59,7 @@ class Certified(Record):
     wrong: int | None = None
 
 
-class Cost(Record):
+class Cost(JsonRecord):
     """The work of an attack.
 
     Attributes:
@@ -77,7 +77,7 @@ class Cost(Record):
     evaluations: int | None = None
 
 
-class Row(Record):
+class Row(JsonRecord):
     """One attack on one cell. None where something does not apply.
 
     Attributes:
@@ -334,7 +334,7 @@ def judge_outcome(
 # --- the cell ----------------------------------------------------------------------------------------------------
 
 
-class DrawnRounds(Record):
+class DrawnRounds(JsonRecord):
     """Rounds that draw their batches from one data set."""
 
     count: int
@@ -344,7 +344,7 @@ class DrawnRounds(Record):
     lr: float | None = None
 
 
-class Guarantee(Record):
+class Guarantee(JsonRecord):
     """What the defense guarantees in differential privacy, over the audited rounds.
 
     Attributes:
@@ -376,7 +376,7 @@ class Guarantee(Record):
         return f"epsilon = {self.epsilon:.3g} at delta = {self.delta:g} for each {unit}, {over}"
 
 
-class Cell(Record):
+class Cell(JsonRecord):
     """What one client did, and what is known about its update; None where that is not known.
 
     Attributes:
@@ -449,7 +449,7 @@ class Cell(Record):
 # --- the whole result --------------------------------------------------------------------------------------------
 
 
-class Thresholds(Record):
+class Thresholds(JsonRecord):
     """From where on an example counts as recovered or exact, and what else was measured.
 
     Attributes:
@@ -467,7 +467,7 @@ class Thresholds(Record):
     metrics: list[str] = []
 
 
-class Diagnostic(Record):
+class Diagnostic(JsonRecord):
     """One diagnostic: what a reader must know before believing a number.
 
     Attributes:
@@ -491,7 +491,7 @@ class Diagnostic(Record):
     tensors: list[str] = []
 
 
-class Result(Record):
+class Result(JsonRecord):
     """The content of `result.json`.
 
     Attributes:

@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from seepage.errors import SeepageError
 
 
-class Record(BaseModel):
+class JsonRecord(BaseModel):
     """What one table of a JSON file holds. Types are exact (no number from a text); unknown keys are passed over."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
 
 
-class Summary(Record):
+class Summary(JsonRecord):
     """One metric over all examples of a cell.
 
     Attributes:
@@ -43,7 +43,7 @@ class Summary(Record):
         return self.model_copy(update={"mean": round(self.mean, digits), **ends})
 
 
-T = TypeVar("T", bound=Record)
+T = TypeVar("T", bound=JsonRecord)
 
 
 def parse(kind: type[T], found: object, where: str) -> T:
@@ -57,7 +57,7 @@ def parse(kind: type[T], found: object, where: str) -> T:
     Raises:
         SeepageError: Where a key is missing or its value is not what it must be.
 
-    >>> class Point(Record):
+    >>> class Point(JsonRecord):
     ...     x: float
     >>> parse(Point, {"x": 17, "newer": 1}, "here")
     Point(x=17.0)

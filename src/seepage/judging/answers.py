@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from seepage.core.schema import Record, parse, parse_all
+from seepage.core.schema import JsonRecord, parse, parse_all
 from seepage.core.storage import check_regular, check_schema, read_json
 from seepage.errors import SeepageError
 from seepage.judging.page import key_path
@@ -35,7 +35,7 @@ class Answers:
     answers: dict[str, Answer]
 
 
-class Group(Record):
+class Group(JsonRecord):
     """How many of a cell's examples an attack returned a guess for."""
 
     cell: str

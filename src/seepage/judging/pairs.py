@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor
 
 from seepage.core.nn import generator
-from seepage.core.schema import Record
+from seepage.core.schema import JsonRecord
 from seepage.errors import SeepageError, unknown
 from seepage.metrics import baselines, psnr
 from seepage.report.pictures import Pictures, Place, open_pictures
@@ -35,7 +35,7 @@ FLAT_DB = 20.0
 """PSNR of its mean color from which a private example is too flat for a control."""
 
 
-class Subject(Record):
+class Subject(JsonRecord):
     """What a pair is. Only the key holds it, never the page.
 
     Attributes:

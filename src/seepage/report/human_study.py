@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from seepage.core.schema import Record, parse, parse_all
+from seepage.core.schema import JsonRecord, parse, parse_all
 from seepage.core.storage import check_schema, read_json
 
 FILE = "judgements.json"
 
 
-class Judge(Record):
+class Judge(JsonRecord):
     """One person.
 
     Attributes:
@@ -27,7 +27,7 @@ class Judge(Record):
     left_out: str | None = None
 
 
-class JudgedRow(Record):
+class JudgedRow(JsonRecord):
     """One attack on one cell, as people saw it.
 
     Attributes:
@@ -59,7 +59,7 @@ class JudgedRow(Record):
     asr_of_examples: float
 
 
-class Judged(Record):
+class Judged(JsonRecord):
     """What `judgements.json` holds.
 
     Attributes:

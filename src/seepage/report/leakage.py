@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from seepage.core.schema import Record, parse_all
+from seepage.core.schema import JsonRecord, parse_all
 from seepage.core.storage import check_schema, read_json
 from seepage.privacy.ledger import read_entry
 
@@ -13,7 +13,7 @@ LISTED_NAMES = 6
 """Tensors and classes that a line names; more are counted."""
 
 
-class TensorExposure(Record):
+class TensorExposure(JsonRecord):
     """What one tensor gives away; the fields are keys of `exposure.json`."""
 
     name: str
@@ -21,7 +21,7 @@ class TensorExposure(Record):
     withhold: bool = False
 
 
-class BatchNormExposure(Record):
+class BatchNormExposure(JsonRecord):
     """What one batch norm tells."""
 
     mode: str
@@ -29,14 +29,14 @@ class BatchNormExposure(Record):
     channels: int = 0
 
 
-class LabelExposure(Record):
+class LabelExposure(JsonRecord):
     """What the last layer tells of the labels."""
 
     present: list[JsonValue] = []
     sound: bool = False
 
 
-class CellExposure(Record):
+class CellExposure(JsonRecord):
     """One case; the fields are keys of `exposure.json`."""
 
     cell: str

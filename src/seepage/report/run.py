@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.row import Cell, Diagnostic, Result, Row
-from seepage.core.schema import Record, parse, parse_all
+from seepage.core.schema import JsonRecord, parse, parse_all
 from seepage.core.storage import check_regular, check_schema, read_json, read_lines, refuse_links
 from seepage.errors import SeepageError
 
@@ -16,7 +16,7 @@ LARGEST_RECIPE = 2**24
 """Bytes of `recipe.toml`."""
 
 
-class Environment(Record):
+class Environment(JsonRecord):
     """How the run was made."""
 
     seepage: str | None = None
@@ -31,7 +31,7 @@ class Environment(Record):
     seconds: float | None = None
 
 
-class ExampleScore(Record):
+class ExampleScore(JsonRecord):
     """One number about one private example."""
 
     cell: str
