@@ -66,7 +66,7 @@ def test_a_random_cheap_number_comes_out_again(tmp_path: Path) -> None:
     recipe = replace(found, attack=(part,))
     record_cells([recipe], tmp_path, no_progress)
     source = own_source(recipe, [recipe], tmp_path)
-    attack_cells([source], [part], tmp_path, [recipe], 1, no_progress)
+    attack_cells([source], [recipe], tmp_path, 1)
     row = summarize([source], [recipe], tmp_path)["rows"][0]
     for key, slack in SLACK.items():
         before = record.facts.get(key)

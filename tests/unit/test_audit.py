@@ -92,7 +92,9 @@ def test_private_examples_are_not_trained_on_and_not_drawn_twice(tmp_path: Path)
 def test_what_an_attacker_reads_works_without_the_private_side(tmp_path: Path) -> None:
     whole = audit.run(TABLES, out=tmp_path / "run", jobs=1)
     (tmp_path / "run/observed").rename(tmp_path / "sent")
-    blind = audit.attack_only(tmp_path / "sent", [{"use": "linear"}], out=tmp_path / "blind", jobs=1)
+    blind = audit.attack_only(
+        tmp_path / "sent", audit.AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "blind", jobs=1)
+    )
     one, two = (folder / "attacks" for folder in (whole.folder, blind.folder))
     assert (two / "sent/linear/000000.safetensors").read_bytes() == (
         one / "cell/linear/000000.safetensors"
@@ -134,13 +136,13 @@ def test_attacks_that_have_an_outcome_are_not_run_again(tmp_path: Path) -> None:
     record_cells(recipes, tmp_path)
     sources = [own_source(recipe, recipes, tmp_path) for recipe in recipes]
     assert sources[0].trust
-    attack_cells(sources, (), tmp_path, recipes, 1, lambda *_: None)
+    attack_cells(sources, recipes, tmp_path, 1)
     (path,) = tmp_path.glob("attacks/cell/linear/000000.safetensors")
     before = path.stat().st_mtime_ns
-    attack_cells(sources, (), tmp_path, recipes, 1, lambda *_: None)
+    attack_cells(sources, recipes, tmp_path, 1)
     assert path.stat().st_mtime_ns == before
     path.with_suffix(".json").unlink()
-    attack_cells(sources, (), tmp_path, recipes, 1, lambda *_: None)
+    attack_cells(sources, recipes, tmp_path, 1)
     assert path.stat().st_mtime_ns != before
 
 

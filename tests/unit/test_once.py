@@ -11,7 +11,7 @@ from seepage.audit.record import record_cells
 from seepage.clients import FedAvg, FedSGD
 from seepage.core.executor import LocalExecutor, Plan
 from seepage.core.nn import generator
-from seepage.core.progress import no_progress
+from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
 from seepage.registry import Spec
 from seepage.transcript import recorded
@@ -76,7 +76,8 @@ def test_an_attack_opens_its_model_and_each_round_once(tmp_path: Path, monkeypat
     monkeypatch.setattr(
         recorded, "read_tensors", lambda path, *a, **k: found.update([Path(path).name]) or read(path, *a, **k)
     )
-    attack_cells([source], [Spec("inverting_gradients", {"steps": 2})], tmp_path, None, 1, no_progress)
+    recipe = Recipe(attack=(Spec("inverting_gradients", {"steps": 2}),))
+    attack_cells([source], [recipe], tmp_path, 1)
     # Three rounds, attacked one by one.
     rounds = {f"{t:06d}.safetensors": 1 for t in range(3)}
     assert found == {"model": 3, "model.safetensors": 3} | rounds
@@ -121,7 +122,7 @@ def tasks_of(folder: Path, tables: str) -> list[Task]:
         Source(recipe.cell, folder / "observed" / recipe.cell, None, trust=True, recipe=recipe) for recipe in recipes
     ]
     executor = Collecting()
-    attack_cells(sources, (), folder, recipes, 1, no_progress, on=executor)
+    attack_cells(sources, recipes, folder, 1, on=executor)
     tasks: list[Task] = executor.tasks  # type: ignore[attr-defined]
     return tasks
 

@@ -10,7 +10,7 @@ import torch
 from seepage import Batch, SeepageError
 from seepage.audit.attack import own_source
 from seepage.audit.record import record_cells
-from seepage.audit.run import attack_only, record_only, run
+from seepage.audit.run import AttackRequest, attack_only, record_only, run
 from seepage.core.storage import write_tensors
 from seepage.recipe.resolve import cells, resolved
 from seepage.transcript.recorded import open_transcript
@@ -107,7 +107,7 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
 @pytest.mark.slow
 def test_a_recorded_folder_of_rounds_is_attacked_without_the_truth(tmp_path: Path) -> None:
     folder = record_only(VERTICAL, out=tmp_path / "recorded")
-    found = attack_only(folder / "observed", [{"use": "cafe"}], out=tmp_path / "run", jobs=1)
+    found = attack_only(folder / "observed", AttackRequest(attacks=[{"use": "cafe"}], out=tmp_path / "run", jobs=1))
     (row,) = found.result.record()["rows"]
     assert (row["status"], row["psnr"], row["examples"]) == ("ok", None, None)
     assert row["returned"] >= 10

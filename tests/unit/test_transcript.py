@@ -145,12 +145,11 @@ def test_a_model_without_a_name_cannot_be_saved(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mine(FedSGD):
-    pass
+def test_a_client_rule_that_no_path_leads_to_cannot_be_saved(tmp_path: Path) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(FedSGD):
+        pass
 
-
-def test_a_client_rule_of_ones_own_cannot_be_saved(tmp_path: Path) -> None:
     model = build(ARCHITECTURE, (1, 8, 8), 3)
     own = record(model, batches(), client=Mine(), architecture=ARCHITECTURE)
     with pytest.raises(SeepageError, match=r"Mine is not one of seepage's clients \(fedavg, fedprox, fedsgd"):

@@ -19,7 +19,7 @@ from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_att
 from seepage.audit.record import is_skipped, made_anew, place_of
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.nn import generator
-from seepage.core.progress import ProgressCallback
+from seepage.core.progress import ProgressCallback, no_progress
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.registry import Spec
@@ -295,49 +295,53 @@ def attack_names(parts: Sequence[Spec]) -> list[str]:
 
 def attack_cells(
     sources: Sequence[Source],
-    parts: Sequence[Spec],
+    recipes: Sequence[Recipe],
     folder: Path,
-    recipes: Sequence[Recipe] | None,
-    jobs: int | None,
-    show: ProgressCallback,
+    jobs: int | None = None,
+    show: ProgressCallback = no_progress,
     *,
-    seed: int = 0,
-    device: str = "cpu",
     on: Executor | None = None,
 ) -> Plan:
-    """Run every attack on every round of every cell that has no outcome yet; returns how many at a time.
+    """Run every attack on every round of every cell that has no outcome yet.
+
+    Args:
+        sources: The cells.
+        recipes: For each of them the attacks, their seed and their device.
+        folder: The run folder.
+        jobs: Attacks at a time; None: one per core.
+        show: Progress.
+        on: Where attacks run; None: on this machine.
+
+    Returns:
+        How many ran at a time on the device of the first cell.
 
     Raises:
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
     """
-    chosen = {repr(spec): ATTACKS.build(spec) for spec in _all_parts(parts, recipes)}
+    # Each attack is made once here, whatever the number of cells.
+    made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
+    attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
     tasks: list[Task] = []
-    for place, source in enumerate(sources):
+    for source, recipe in zip(sources, recipes, strict=True):
         if source.skipped:
             continue
-        recipe = recipes[place] if recipes else None
-        own, own_seed, own_device = (recipe.attack, recipe.seed, recipe.device) if recipe else (parts, seed, device)
-        for name, part in zip(attack_names(own), own, strict=True):
-            rounds = range(source.rounds(chosen[repr(part)]))
-            tasks += [_task(source, name, part, t, folder, own_seed, own_device) for t in rounds]
+        for name, spec in zip(attack_names(recipe.attack), recipe.attack, strict=True):
+            rounds = range(source.rounds(attacks[repr(spec)]))
+            tasks += [_task(source, name, spec, t, folder, recipe.seed, recipe.device) for t in rounds]
     todo = [task for task in tasks if not task.done]
     executor = on or LocalExecutor()
     # Cells on different devices run one group after the other, each as many at a time as suits its device.
-    devices = list(dict.fromkeys([recipes[0].device if recipes else device, *(task.device for task in tasks)]))
-    groups = {one: [task for task in todo if task.device == one] for one in devices}
-    plans = {one: executor.plan(jobs, len(group), one) for one, group in groups.items()}
+    devices = dict.fromkeys(recipe.device for recipe in recipes)
+    groups = {device: [task for task in todo if task.device == device] for device in devices}
+    plans = {device: executor.plan(jobs, len(group), device) for device, group in groups.items()}
     if todo:
         meter = _Meter(todo, folder / "progress.jsonl", show)
         with meter.watched():
-            for one, group in groups.items():
+            for device, group in groups.items():
                 if group:
-                    executor.run(group, plans[one], folder, meter.finish)
-    return plans[devices[0]]
-
-
-def _all_parts(parts: Sequence[Spec], recipes: Sequence[Recipe] | None) -> Sequence[Spec]:
-    return parts if recipes is None else [part for recipe in recipes for part in recipe.attack]
+                    executor.run(group, plans[device], folder, meter.finish)
+    return plans[recipes[0].device]
 
 
 def _task(source: Source, name: str, part: Spec, t: int, folder: Path, seed: int, device: str) -> Task:

@@ -2,16 +2,11 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from seepage.attacks import ATTACKS
 from seepage.audit.observe import Files, observe_files
-from seepage.audit.run import Run, attack_only, check_device, claim, undone_on_mistake
-from seepage.core.executor import Executor
-from seepage.core.progress import ProgressCallback, no_progress
+from seepage.audit.run import AttackRequest, Run, attack_only, claim, undone_on_mistake
 from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
@@ -82,93 +77,39 @@ def _digest(path: Path) -> str:
 
 
 def attack_folder(
-    observed: Path,
-    attacks: Sequence[Mapping[str, Any]],
-    *,
-    model: Architecture | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    out: Path | None = None,
-    jobs: int | None = None,
-    on: Executor | None = None,
-    show: ProgressCallback = no_progress,
-    command: str = "",
-    trust: bool = False,
+    observed: Path, request: AttackRequest, *, model: Architecture | None = None, batch_size: int | None = None
 ) -> Run:
     """Attack recorded updates, with no truth at hand. A batch size that nobody told is inferred, and said to be.
 
     Args:
         observed: An `observed/` folder, or one with several below it.
-        attacks: Attack tables, each with `use` and options.
+        request: The attacks.
         model: Use this model instead of the recorded one.
         batch_size: Batch size, where the record has none; None: inferred.
-        seed: Seeds the attacks.
-        device: Where to attack.
-        out: Run folder; None: `runs/attack-HASH`.
-        jobs: Attacks at a time.
-        on: Where attacks run; None: on this machine.
-        show: Progress.
-        command: The command, for the record.
-        trust: Run the code that the folder names; for folders of one's own.
 
     Raises:
         SeepageError: As `attack_only` does.
     """
-    check_device(device)
-    for table in map(dict, attacks):
-        ATTACKS.build(Spec.of(table))
-    return attack_only(
-        observed,
-        attacks,
-        model=model,
-        batch_size=batch_size,
-        seed=seed,
-        device=device,
-        out=out,
-        jobs=jobs,
-        on=on,
-        show=show,
-        command=command,
-        sizes=infer_sizes(observed, model) if batch_size is None else None,
-        trust=trust,
-    )
+    request.check()
+    sizes = infer_sizes(observed, model) if batch_size is None else None
+    return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-def attack_captured(
-    capture: Capture,
-    attacks: Sequence[Mapping[str, Any]],
-    *,
-    seed: int = 0,
-    device: str = "cpu",
-    out: Path | None = None,
-    jobs: int | None = None,
-    on: Executor | None = None,
-    show: ProgressCallback = no_progress,
-    command: str = "",
-) -> Run:
+def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     """Attack captured files, with no truth at hand. `observed/` and `captured.json` of the run folder hold them.
 
     Args:
         capture: The files and what is known.
-        attacks: Attack tables, each with `use` and options.
-        seed: Seeds the attacks.
-        device: Where to attack.
-        out: Run folder; None: `runs/attack-HASH`.
-        jobs: Attacks at a time.
-        on: Where attacks run; None: on this machine.
-        show: Progress.
-        command: The command, for the record.
+        request: The attacks.
 
     Raises:
         SeepageError: For files that do not fit the model or what is said of them, unknown attacks, and where `out`
             holds another run.
     """
-    check_device(device)
-    for table in map(dict, attacks):
-        ATTACKS.build(Spec.of(table))
+    request.check()
     text = capture.text
-    folder = out or Path("runs") / run_name(f"{text}{json.dumps([list(map(dict, attacks)), seed])}", "attack")
+    asked = json.dumps([list(map(dict, request.attacks)), request.seed])
+    folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
     claim(folder, "captured.json", text)
     observed = folder / "observed"
     if not (observed / "knowledge.json").exists():
@@ -178,14 +119,7 @@ def attack_captured(
             capture.observe(observed)
     return attack_only(
         observed,
-        attacks,
+        replace(request, out=folder),
         model=Architecture(capture.architecture.use),
-        seed=seed,
-        device=device,
-        out=folder,
-        jobs=jobs,
-        on=on,
-        show=show,
-        command=command,
         beside=("captured.json", "observed"),
     )

@@ -109,7 +109,7 @@ def run(
         write_whole(folder / "recipe.toml", text)
         record_cells(recipes, folder, show)
     sources = [own_source(recipe, recipes, folder) for recipe in recipes]
-    plan = attack_cells(sources, recipes[0].attack, folder, recipes, jobs, show, on=on)
+    plan = attack_cells(sources, recipes, folder, jobs, show, on=on)
     found = environment(command, started, recipes[0].device, plan.jobs)
     write_json(folder / "env.json", found | {"threads": plan.threads})
     result = summarize(sources, recipes, folder, show)
@@ -208,61 +208,80 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
     return folder
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttackRequest:
+    """What recorded or captured updates are attacked with, and where the run goes.
+
+    Attributes:
+        attacks: Attack tables, each with `use` and options.
+        seed: Seeds the attacks.
+        device: Where to attack.
+        out: Run folder; None: `runs/attack-HASH`.
+        jobs: Attacks at a time; None: one per core.
+        on: Where attacks run; None: on this machine.
+        show: Progress.
+        command: The command, for the record.
+        trust: Run the code that the folder names; for folders of one's own.
+    """
+
+    attacks: Sequence[Mapping[str, Any]]
+    seed: int = 0
+    device: str = "cpu"
+    out: Path | None = None
+    jobs: int | None = None
+    on: Executor | None = None
+    show: ProgressCallback = no_progress
+    command: str = ""
+    trust: bool = False
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The attacks."""
+        return tuple(map(Spec.of, self.attacks))
+
+    def check(self) -> None:
+        """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
+        check_device(self.device)
+        for spec in self.specs:
+            ATTACKS.build(spec)
+
+
 def attack_only(
     observed: Path,
-    attacks: Sequence[Mapping[str, Any]],
+    request: AttackRequest,
     *,
     model: Architecture | None = None,
     batch_size: int | None = None,
-    seed: int = 0,
-    device: str = "cpu",
-    out: Path | None = None,
-    jobs: int | None = None,
-    on: Executor | None = None,
-    show: ProgressCallback = no_progress,
-    command: str = "",
     beside: Collection[str] = (),
     sizes: Mapping[str, tuple[int, str]] | None = None,
-    trust: bool = False,
 ) -> Run:
     """Attack recorded updates, with no truth at hand.
 
     Args:
         observed: An `observed/` folder or one with several below it.
-        attacks: Attack tables, each with `use` and options.
+        request: The attacks.
         model: Use this model instead of the recorded one.
         batch_size: Batch size, where the record has none.
-        seed: Seeds the attacks.
-        device: Where to attack.
-        out: Run folder; None: `runs/attack-HASH`.
-        jobs: Attacks at a time.
-        on: Where attacks run; None: on this machine.
-        show: Progress.
-        command: The command, for the record.
-        beside: What `out` may hold before the run.
+        beside: What the run folder may hold before the run.
         sizes: Inferred batch sizes, each with its source, by the name of the folder that has none.
-        trust: Run the code that the folder names; for folders of one's own.
 
     Raises:
         SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
     """
     started = time.time()
-    check_device(device)
-    asked = Asked(
+    request.check()
+    recorded = RecordedRequest(
         observed=str(observed),
         content=fingerprint(list_transcripts(observed)),
-        attacks=[dict(table) for table in attacks],
-        seed=seed,
+        attacks=[dict(table) for table in request.attacks],
+        seed=request.seed,
         model=None if model is None else {"use": model.use, "options": dict(model.options)},
         batch_size=batch_size,
         sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
     )
-    parts = asked.parts()
-    for part in parts:
-        ATTACKS.build(part)
-    sources = _foreign_sources(asked, trust=trust)
-    text = asked.text
-    folder = out or Path("runs") / run_name(text, "attack")
+    sources = _foreign_sources(recorded, trust=request.trust)
+    text = recorded.text
+    folder = request.out or Path("runs") / run_name(text, "attack")
     if claim(folder, "attack.json", text, beside):
         return Run(folder, _read_result(folder), fresh=False)
     for source in sources:
@@ -270,16 +289,19 @@ def attack_only(
     check_space(folder, SPACE)
     make_private(folder)
     write_whole(folder / "attack.json", text)
-    plan = attack_cells(sources, parts, folder, None, jobs, show, seed=seed, device=device, on=on)
-    found = environment(command, started, device, plan.jobs)
+    recipes = [
+        Recipe(name="attack", seed=request.seed, device=request.device, attack=request.specs, cell=source.name)
+        for source in sources
+    ]
+    plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on)
+    found = environment(request.command, started, request.device, plan.jobs)
     write_json(folder / "env.json", found | {"threads": plan.threads})
-    recipes = [Recipe(name="attack", seed=seed, attack=parts, cell=source.name) for source in sources]
-    return Run(folder, summarize(sources, recipes, folder, show), fresh=True)
+    return Run(folder, summarize(sources, recipes, folder, request.show), fresh=True)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What `attack_only` was asked to do: the content of `attack.json`."""
+class RecordedRequest:
+    """What `attack_only` was asked to do, as `attack.json` holds it."""
 
     observed: str
     content: str
@@ -303,33 +325,32 @@ class Asked:
         return self.batch_size, None
 
     def parts(self) -> tuple[Spec, ...]:
-        tables = [dict(table) for table in self.attacks]
-        return tuple(Spec(str(table.pop("use", "")), table) for table in tables)
+        return tuple(map(Spec.of, self.attacks))
 
     def architecture(self) -> Architecture | None:
         return None if self.model is None else Architecture(str(self.model.get("use")), self.model.get("options", {}))
 
 
-def _read_asked(path: Path, trust: bool) -> Asked:
+def _read_request(path: Path, trust: bool) -> RecordedRequest:
     """Read `attack.json`. It may be somebody else's, so code that it names is not run unless it is trusted."""
     record = read_json(path)
     check_schema(record, path)
-    known = {name: record[name] for name in Asked.__dataclass_fields__ if name in record}
-    bind(Asked, known, str(path))
+    known = {name: record[name] for name in RecordedRequest.__dataclass_fields__ if name in record}
+    bind(RecordedRequest, known, str(path))
     if not trust:
         refuse_code({"attack": known.get("attacks"), "model": known.get("model")}, str(path))
-    return Asked(**known)
+    return RecordedRequest(**known)
 
 
-def _foreign_sources(asked: Asked, truth: Path | None = None, *, trust: bool) -> list[Source]:
-    found = list_transcripts(Path(asked.observed))
+def _foreign_sources(recorded: RecordedRequest, truth: Path | None = None, *, trust: bool) -> list[Source]:
+    found = list_transcripts(Path(recorded.observed))
     names = [folder.name for folder in found]
     if len(found) == 1:
         own = found[0].resolve().name
         names = ["cell" if own in ("", "observed") else own]
-    sizes = [asked.size_of(place.name) for place in found]
+    sizes = [recorded.size_of(place.name) for place in found]
     return [
-        Source(name, place, _truth_of(name, truth), asked.architecture(), size, trust, inferred=said)
+        Source(name, place, _truth_of(name, truth), recorded.architecture(), size, trust, inferred=said)
         for name, place, (size, said) in zip(names, found, sizes, strict=True)
     ]
 
@@ -361,17 +382,17 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         return Run(folder, result, fresh=False)
     if not (folder / "attack.json").exists():
         raise SeepageError(f"{folder} is a finished audit and is never rewritten; audit again with other --set score.…")
-    asked = _read_asked(folder / "attack.json", trust)
+    recorded = _read_request(folder / "attack.json", trust)
     if not all(setting.strip().startswith("score.") for setting in settings):
         raise SeepageError("scoring takes --set score.KEY=VALUE only, such as --set score.exact_db=45")
     chosen = change({}, settings).get("score", {})
     bind(Scoring, chosen, "[score]")
-    scoring, parts = Scoring(**chosen), asked.parts()
-    sources = _foreign_sources(asked, truth, trust=trust)
-    if fingerprint([source.observed for source in sources]) != asked.content:
-        raise SeepageError(f"{asked.observed} has changed since {folder} was made; attack it again")
+    scoring, parts = Scoring(**chosen), recorded.parts()
+    sources = _foreign_sources(recorded, truth, trust=trust)
+    if fingerprint([source.observed for source in sources]) != recorded.content:
+        raise SeepageError(f"{recorded.observed} has changed since {folder} was made; attack it again")
     recipes = [
-        Recipe(name="attack", seed=asked.seed, attack=parts, cell=source.name, score=scoring) for source in sources
+        Recipe(name="attack", seed=recorded.seed, attack=parts, cell=source.name, score=scoring) for source in sources
     ]
     return Run(folder, summarize(sources, recipes, folder), fresh=True)
 

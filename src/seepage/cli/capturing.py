@@ -135,6 +135,7 @@ def attack(
     from functools import partial
 
     from seepage.audit.captured import attack_captured, attack_folder
+    from seepage.audit.run import AttackRequest
     from seepage.cli.terminal import progress_bar
 
     files = not captured.is_dir()
@@ -149,10 +150,10 @@ def attack(
         _check_files(captured, after, params)
         run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size))
     else:
-        run = partial(attack_folder, captured, model=_chosen(tables), batch_size=batch_size, trust=trust)
+        run = partial(attack_folder, captured, model=_chosen(tables), batch_size=batch_size)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
-        finished = run(
-            tables["attack"],
+        request = AttackRequest(
+            attacks=tables["attack"],
             seed=seed or 0,
             device=device or "cpu",
             out=out,
@@ -160,7 +161,9 @@ def attack(
             on=runner,
             show=show,
             command=command_line(),
+            trust=trust,
         )
+        finished = run(request=request)
         write_pages(finished.folder, show, again=finished.fresh, pictures=not no_pictures)
     present(finished.folder, finished, as_json, quiet)
 

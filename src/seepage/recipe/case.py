@@ -30,8 +30,7 @@ from seepage.defenses import joined
 from seepage.errors import unknown
 from seepage.recipe.auxiliary import Auxiliary
 from seepage.recipe.plans import Batches, Federation, Rounds, Training
-from seepage.registry import Spec, attacks, defenses, partitions
-from seepage.simulate.partition import Partition
+from seepage.registry import Spec, attacks, defenses
 from seepage.types import ClientUpdate, Defense
 
 _TELLABLE = ("labels", "indices", "defense")
@@ -105,10 +104,6 @@ class Recipe:
 
     def make_client(self) -> ClientUpdate:
         return make_client(self.client)
-
-    def make_partition(self) -> Partition:
-        partition: Partition = partitions.build(self.partition)
-        return partition
 
     def make_defense(self) -> Defense | None:
         return joined([defenses.build(part) for part in self.defense])

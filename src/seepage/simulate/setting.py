@@ -25,8 +25,9 @@ from seepage.errors import SeepageError
 from seepage.models import build
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
+from seepage.registry import partitions
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
-from seepage.simulate.partition import sizes_of
+from seepage.simulate.partition import Partition, sizes_of
 from seepage.simulate.training import begin, train
 from seepage.transcript.simulated import Victim
 from seepage.transcript.truth import Truth
@@ -78,7 +79,8 @@ class ClientPartition:
         order = torch.randperm(len(dataset.private), generator=generator(case.seed, "unseen"))
         unseen, rest = dataset.private[order].tensor_split([min(MAX_UNSEEN, len(dataset.private) // 5)])
         pool = torch.cat([dataset.train, rest]).sort().values
-        parts = case.make_partition()(
+        partition: Partition = partitions.build(case.partition)
+        parts = partition(
             dataset.labels[pool],
             case.federation.clients,
             generator=generator(case.seed, "partition"),
