@@ -13,8 +13,9 @@ from seepage.audit.attack import attack_names
 from seepage.errors import Problems, SeepageError
 from seepage.papers import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
-from seepage.papers.items import item_of, laid_over
+from seepage.papers.items import item_of
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
+from seepage.recipe.overrides import overlay
 from seepage.recipe.resolve import cells
 
 RECIPE = """
@@ -79,7 +80,7 @@ def test_lists_and_grids_are_replaced_whole_and_empty_ones_taken_away() -> None:
         "grid": {"batch.size": [1, 2]},
         "model": {"use": "fc2", "hidden": 9},
     }
-    changed = laid_over(tables, {"attack": [{"use": "cpl"}], "grid": {}, "model": {"use": "convnet"}})
+    changed = overlay(tables, {"attack": [{"use": "cpl"}], "grid": {}, "model": {"use": "convnet"}})
     assert changed == {"attack": [{"use": "cpl"}], "model": {"use": "convnet"}}
     assert tables["model"] == {"use": "fc2", "hidden": 9}, "the recipe itself is left as it was"
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from seepage import Compose, FedSGD, LinearLeak, Sparsify
 from seepage.attacks import ATTACKS
+from seepage.audit.attack import attack_names
 from seepage.audit.record import place_of
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.case import Recipe
@@ -193,3 +194,15 @@ def test_a_recipe_is_found_by_path_or_name(tmp_path: Path, monkeypatch: pytest.M
         find_recipe("defalt")
     with pytest.raises(SeepageError, match=r"cannot read the recipe not-yet.toml: No such file"):
         read_recipe(Path("not-yet.toml"))
+
+
+def test_an_attack_is_called_by_its_label() -> None:
+    (recipe,) = cells({"attack": [{"use": "dlg"}, {"use": "dlg", "label": "short", "steps": 3}]})
+    assert attack_names(recipe.attack) == ["dlg", "short"]
+    assert recipe.attack[1] == Spec("dlg", {"steps": 3}, "short")
+    assert recipe.attack[1].table() == {"use": "dlg", "label": "short", "steps": 3}
+    for bad in ("../up", "", 3, "a b"):
+        with pytest.raises(Problems, match="label names the rows"):
+            cells({"attack": [{"use": "dlg", "label": bad}]})
+    with pytest.raises(Problems, match="label names the rows"):
+        cells({"attack": [{"use": "dlg"}], "model": {"use": "fc2", "label": "x"}})

@@ -280,14 +280,14 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def attack_names(parts: Sequence[Spec]) -> list[str]:
-    """A name for each attack of a recipe: its own, numbered where one is used twice.
+    """A name for each attack of a recipe: its label or its own, numbered where one is used twice.
 
-    >>> attack_names([Spec("dlg"), Spec("linear"), Spec("dlg", {"steps": 9})])
-    ['dlg', 'linear', 'dlg-2']
+    >>> attack_names([Spec("dlg"), Spec("linear"), Spec("dlg", {"steps": 9}), Spec("dlg", label="wide")])
+    ['dlg', 'linear', 'dlg-2', 'wide']
     """
     names: list[str] = []
     for part in parts:
-        base = part.use.replace(":", ".")
+        base = part.label or part.use.replace(":", ".")
         uses = sum(name == base or name.startswith(f"{base}-") for name in names)
         names.append(base if not uses else f"{base}-{uses + 1}")
     return names

@@ -106,7 +106,10 @@ def audit(
     from seepage.audit.run import run
     from seepage.cli.terminal import progress_bar
 
-    tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, attack, defense, settings)
+    tables = tables_of(
+        recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
+        told=told, attacks=attack, defenses=defense, settings=settings,
+    )  # fmt: skip
     condition = condition_of(fail_if, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, on=runner, show=show, command=command_line())
@@ -136,7 +139,10 @@ def record(
     from seepage.audit.run import record_only
     from seepage.cli.terminal import progress_bar
 
-    tables = tables_of(recipe, data, model, weights, client, batch_size, seed, device, told, None, defense, settings)
+    tables = tables_of(
+        recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
+        told=told, defenses=defense, settings=settings,
+    )  # fmt: skip
     with progress_bar(off=as_json or quiet) as show:
         folder = record_only(tables, out=out, show=show)
     if as_json:

@@ -44,7 +44,7 @@ def exposure(
             raise SeepageError("--defense and --set are for --recipe; a recorded update is looked at as it is")
         found = list(_of_folder(folder, round_, model, batch_size))
     else:
-        tables = tables_of(recipe, None, model, None, None, batch_size, None, None, None, None, defense, settings)
+        tables = tables_of(recipe, model=model, batch_size=batch_size, defenses=defense, settings=settings)
         found = list(_of_recipe(tables, round_))
     if as_json:
         cells = [{"cell": name, **one.table()} for name, one in found]

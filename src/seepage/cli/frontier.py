@@ -61,8 +61,8 @@ def frontier(
 
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
     tables = tables_of(
-        recipe or "frontier", data, model, weights, client, batch_size, seed, device, None, attack, None,
-        [*(settings or []), *more],
+        recipe or "frontier", data=data, model=model, weights=weights, client=client, batch_size=batch_size,
+        seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
     )  # fmt: skip
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         command = shlex.join(["seepage", *sys.argv[1:]])

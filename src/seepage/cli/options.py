@@ -94,19 +94,20 @@ def running_on(place: str | None) -> "Iterator[Executor]":
 
 def tables_of(
     recipe: str | None,
-    data: str | None,
-    model: str | None,
-    weights: str | None,
-    client: str | None,
-    batch_size: int | None,
-    seed: int | None,
-    device: str | None,
-    told: list[str] | None,
-    attacks: list[str] | None,
-    defenses: list[str] | None,
-    settings: list[str] | None,
+    *,
+    data: str | None = None,
+    model: str | None = None,
+    weights: str | None = None,
+    client: str | None = None,
+    batch_size: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    told: list[str] | None = None,
+    attacks: list[str] | None = None,
+    defenses: list[str] | None = None,
+    settings: list[str] | None = None,
 ) -> dict[str, Any]:
-    """A recipe's tables with the command line's changes."""
+    """A recipe's tables with the command line's changes; an option that was not given changes nothing."""
     from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change, choose_part, drop_cases, put
 

@@ -161,11 +161,7 @@ def _composed(table: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _words(parts: Sequence[Mapping[str, Any]]) -> str:
-    return " + ".join(str(_part(table)) for table in parts)
-
-
-def _part(table: Mapping[str, Any]) -> Spec:
-    return Spec(str(table["use"]), {key: value for key, value in table.items() if key != "use"})
+    return " + ".join(str(Spec.of(table)) for table in parts)
 
 
 def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:
@@ -180,7 +176,7 @@ def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str,
 
     Who knows that noise cancels in the sum of a group adds the group's updates up: that is the cell of zero-sum noise.
     """
-    defense = replace(plain, defense=tuple(map(_part, case["defense"]))).make_defense()
+    defense = replace(plain, defense=tuple(map(Spec.of, case["defense"]))).make_defense()
     if defense is None or "defense" in plain.knowledge.told:
         return None
     group = plain.federation.per_round if plain.federation is not None else 1

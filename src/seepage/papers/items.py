@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from seepage.errors import Problems, SeepageError, short, unknown
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
-from seepage.recipe.overrides import copy_tables
+from seepage.recipe.overrides import copy_tables, overlay
 from seepage.signatures import fits, problems_with
 
 PAPERS: dict[str, str] = {
@@ -177,26 +177,10 @@ class Item:
         tables = {key: copy_tables(value) for key, value in self.tables.items() if key not in ("expect", "small")}
         if size == "small":
             small = self.tables.get("small", {})
-            tables = laid_over(tables, {key: value for key, value in small.items() if key not in _OWN})
+            tables = overlay(tables, {key: value for key, value in small.items() if key not in _OWN})
         if data:
             tables["data"] = {**tables.get("data", {}), "use": data}
         return {**tables, "seed": seed}
-
-
-def laid_over(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe's tables with others laid over them: options one by one, lists and grids as a whole.
-
-    >>> laid_over({"batch": {"size": 32, "count": 4}, "seed": 1}, {"batch": {"size": 2}})
-    {'batch': {'size': 2, 'count': 4}, 'seed': 1}
-    """
-    merged = dict(tables)
-    for key, value in changes.items():
-        own = merged.get(key)
-        same = isinstance(own, dict) and isinstance(value, dict) and value.get("use", own.get("use")) == own.get("use")
-        merged[key] = {**own, **value} if own and same and key != "grid" else copy_tables(value)
-        if merged[key] in ({}, []):  # how a small form takes a grid or its cases away
-            del merged[key]
-    return merged
 
 
 def list_items() -> dict[str, Item]:

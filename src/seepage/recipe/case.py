@@ -22,7 +22,7 @@ All mistakes are reported at once.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seepage.attacks.base import Attack
 from seepage.clients import make_client
@@ -70,7 +70,7 @@ class Scoring:
     recovered_gain_db: float = 3.0
     exact_db: float = 40.0
     lpips: bool = False
-    metrics: Sequence[str] = ()
+    metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
@@ -80,22 +80,23 @@ class Scoring:
 class Recipe:
     """One cell of an audit, fully resolved: no grid is left in it."""
 
+    # In this order they are written down, and from that text a run has its name.
     name: str = "audit"
     seed: int = 0
     device: str = "cpu"
     data: Spec = Spec("album")  # noqa: RUF009
     model: Spec = Spec("fc2")  # noqa: RUF009
-    training: Training = Training()  # noqa: RUF009
-    federation: Federation | None = None
-    partition: Spec = Spec("iid")  # noqa: RUF009
     client: Spec = Spec("fedsgd")  # noqa: RUF009
+    training: Training = Training()  # noqa: RUF009
     batch: Batches = Batches()  # noqa: RUF009
-    rounds: Rounds | None = None
     knowledge: Told = Told()
-    auxiliary: Auxiliary | None = None
+    score: Scoring = Scoring()
     defense: tuple[Spec, ...] = ()
     attack: tuple[Spec, ...] = ()
-    score: Scoring = Scoring()
+    auxiliary: Auxiliary | None = None
+    rounds: Rounds | None = None
+    federation: Federation | None = None
+    partition: Spec = Spec("iid")  # noqa: RUF009
     cell: str = "cell"
 
     @property

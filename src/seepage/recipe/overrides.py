@@ -29,6 +29,35 @@ def change(tables: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     return tables
 
 
+def overlay(tables: Mapping[str, Any], changes: Mapping[str, Any], *, keep: bool = False) -> dict[str, Any]:
+    """A recipe's tables with others laid over them: a case, a choice of a grid, an item's small form.
+
+    Tables are merged option by option; texts, numbers, lists and the grid are replaced whole. Options of one model, or
+    data set, are none of another's: where a table names another thing, it is replaced whole as well. An empty list or
+    grid takes the recipe's own away.
+
+    Args:
+        tables: A recipe's tables, which are left as they are.
+        changes: What is laid over them.
+        keep: Let options stay where another thing is named.
+
+    >>> overlay({"batch": {"size": 32, "count": 4}, "seed": 1}, {"batch": {"size": 2}})
+    {'batch': {'size': 2, 'count': 4}, 'seed': 1}
+    >>> overlay({"model": {"use": "fc2", "hidden": 9}}, {"model": {"use": "convnet"}})
+    {'model': {'use': 'convnet'}}
+    """
+    merged = dict(tables)
+    for key, value in changes.items():
+        own = merged.get(key)
+        merged[key] = copy_tables(value)
+        if isinstance(own, dict) and isinstance(value, dict) and key != "grid":
+            same = value.get("use", own.get("use")) == own.get("use")
+            merged[key] = {**own, **merged[key]} if same or keep else merged[key]
+        if value == [] or (key == "grid" and value == {}):
+            del merged[key]
+    return merged
+
+
 def copy_tables(value: Any) -> Any:
     """A deep copy of dicts and lists."""
     if isinstance(value, dict):
@@ -127,7 +156,5 @@ def choose(cell: dict[str, Any], key: str, value: Any) -> None:
     head, _, rest = key.partition(".")
     if rest:
         put(cell, key, value)
-    elif isinstance(value, dict) and isinstance(cell.get(head), dict):
-        cell[head] |= value
     else:
-        cell[head] = value
+        cell[head] = overlay(cell, {head: value}, keep=True).get(head, value)

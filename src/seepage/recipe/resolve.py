@@ -3,8 +3,9 @@
 import hashlib
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import fields, is_dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,7 +15,7 @@ from seepage.core.storage import SCHEMA
 from seepage.errors import Problems, SeepageError, short
 from seepage.recipe.auxiliary import Auxiliary
 from seepage.recipe.case import Recipe, Scoring, Told
-from seepage.recipe.overrides import choose, copy_tables
+from seepage.recipe.overrides import choose, copy_tables, overlay
 from seepage.recipe.parts import problems_of, seed_problems
 from seepage.recipe.plans import Batches, Federation, Rounds, Training
 from seepage.registry import Spec
@@ -30,6 +31,8 @@ _TABLES: dict[str, type] = {
     "score": Scoring,
 }
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
+_LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
+"""Folders are called by labels."""
 MOST_CELLS = 10_000
 """Combinations of a grid; more are taken for a mistake."""
 _ASIDE = ("expect", "small", "frontier", "utility")
@@ -79,13 +82,7 @@ def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None
     if unknowns:
         problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
         return None
-    for key, value in case.items():
-        own = cell.get(key)
-        if isinstance(own, dict) and isinstance(value, dict) and value.get("use", own.get("use")) == own.get("use"):
-            cell[key] = own | value
-        else:  # options of one model, or data set, are none of another's
-            cell[key] = copy_tables(value)
-    cell["name"] = case["name"]
+    cell = overlay(cell, case)
     return _resolve(cell, _cell_name({"case.use": case["name"]}), problems)
 
 
@@ -209,8 +206,12 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
     if not isinstance(table, Mapping) or not isinstance(table.get("use", default), str):
         problems.append(f'{key} must be a table with use = "NAME", got {table!r}')
         return Spec("")
-    options = dict(table)
-    part = Spec(str(options.pop("use", default)), options)
+    part = Spec.of({"use": default, **table})
+    if "label" in table and (key != "attack" or _LABEL.fullmatch(part.label) is None):
+        problems.append(
+            f"{key} {part.use!r}: label names the rows of an attack: letters, digits, '.', '-' and '_', "
+            f"got {short(table['label'])}"
+        )
     try:
         problems += problems_of(part, key)
     except SeepageError as error:
@@ -221,44 +222,38 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
 def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
     """The recipe as TOML with every default written out, so that the file alone repeats the run."""
     first = recipes[0]
-    out: dict[str, Any] = {
-        "name": first.name,
-        "seed": first.seed,
-        "device": first.device,
-        "data": first.data.table(),
-        "model": first.model.table(),
-        "client": first.client.table(),
-        "training": _written(first.training),
-        "batch": asdict(first.batch),
-        "knowledge": {"told": list(first.knowledge.told)},
-        # Without further metrics the text, and with it the name of the run, is what it was before there were any.
-        "score": {key: value for key, value in asdict(first.score).items() if key != "metrics" or value},
-        "defense": [part.table() for part in first.defense],
-        "attack": [part.table() for part in first.attack],
-    }
-    if first.auxiliary is not None:
-        out["auxiliary"] = _written(first.auxiliary)
-    if first.rounds is not None:
-        out["rounds"] = asdict(first.rounds)
-    if first.federation is not None:
-        out["federation"] = _written(first.federation)
-        out["partition"] = first.partition.table()
+    out = {f.name: _written(getattr(first, f.name)) for f in fields(first) if f.name != "cell"}
+    if first.federation is None:  # by whom the data are held
+        del out["partition"]
     for head, option in _swept(tables.get("grid", {})):
         # A choice of the grid that leaves this option out takes the recipe's own value, or else the default.
         own = tables.get(head, {})
         out[head].pop(option, None)
         if option in own:
             out[head][option] = own[option]
-    out = {key: value for key, value in out.items() if value != [] and value != {}}
+    out = {key: value for key, value in out.items() if value not in (None, [], {})}
     for key in ("grid", "case", "frontier", "utility"):
         if tables.get(key):
             out[key] = tables[key]
     return tomli_w.dumps(out)
 
 
-def _written(plan: Training | Federation | Auxiliary) -> dict[str, Any]:
-    """TOML has no null: an option that is None is left out, as it was in the recipe."""
-    return {key: value for key, value in asdict(plan).items() if value is not None}
+def _written(value: Any) -> Any:
+    """A field of a recipe as TOML has it.
+
+    TOML has no null: an option that is None is left out, as it was in the recipe. So is one whose field is `quiet`, at
+    its default: the text, and with it the name of the run, is what it was before there was such an option.
+    """
+    if isinstance(value, Spec):
+        return value.table()
+    if isinstance(value, tuple | list):
+        return [_written(item) for item in value]
+    if not is_dataclass(value):
+        return value
+    said = {
+        f.name: getattr(value, f.name) for f in fields(value) if "quiet" not in f.metadata or getattr(value, f.name)
+    }
+    return {name: _written(option) for name, option in said.items() if option is not None}
 
 
 def _swept(grid: Mapping[str, Any]) -> list[tuple[str, str]]:
