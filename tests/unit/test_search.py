@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.matching.optimizers import LBFGS, Adam, OptimizerSettings, Schedule
 from seepage.attacks.matching.parameters import SearchSpace
-from seepage.attacks.matching.search import Restart, pack, unpack
+from seepage.attacks.matching.search import Restart
 from seepage.audit.attempt import FolderProgress
+from seepage.core.checkpoint import pack, unpack
 from seepage.types import Tensors
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats() | st.text(max_size=5)

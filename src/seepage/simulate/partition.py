@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from seepage.core.images import neighbor_differences
 from seepage.errors import SeepageError
 from seepage.registry import Registry, partitions
 
@@ -181,7 +182,8 @@ def _variation(images: Tensor) -> Tensor:
             f"feature skew sorts images by total variation and the data have {images.ndim - 1} dimensions; "
             "use another partition for tables"
         )
-    return images.diff(dim=-2).abs().flatten(1).mean(1) + images.diff(dim=-1).abs().flatten(1).mean(1)
+    down, across = neighbor_differences(images)
+    return down.flatten(1).mean(1) + across.flatten(1).mean(1)
 
 
 @partitions.register("dirichlet")

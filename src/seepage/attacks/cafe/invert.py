@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from seepage.core.images import neighbor_differences
 from seepage.core.nn import generator
 
 Features = Callable[[Tensor], Tensor]
@@ -146,7 +147,8 @@ def robust_search(
 
 
 def _variation(x: Tensor) -> Tensor:
-    return (x[..., 1:, :] - x[..., :-1, :]).abs().sum() + (x[..., 1:] - x[..., :-1]).abs().sum()
+    down, across = neighbor_differences(x)
+    return down.sum() + across.sum()
 
 
 def gauss_newton(

@@ -1,7 +1,7 @@
 """CAFE as published: steps I to III by stochastic optimization, nested (Algorithm 3) or in one loop (Algorithm 4)."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Literal
@@ -12,6 +12,8 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds
 from seepage.attacks.cafe.target_layers import Site, assemble, block_shape
+from seepage.core.checkpoint import history_in, run_steps
+from seepage.core.images import neighbor_differences
 from seepage.core.nn import generator
 from seepage.registry import attacks
 from seepage.types import Batch, Knowledge, Reconstruction, Tensors, Transcript
@@ -24,6 +26,10 @@ TABLE_9: dict[str, Constants] = {
     "yale32": {"lr_one": 1e-2, "lr_two": 1e-2, "lr_three": 1e-2, "xi": 32.0},
 }
 """The paper's constants by data set (supplement, table 9); alpha, beta, gamma are 1e-2, 1e-4, 1e-3 for all."""
+
+
+RECORDED = 100
+"""Iterations between two records, whatever their number: one takes milliseconds."""
 
 
 class RowAdam:
@@ -138,7 +144,7 @@ class PublishedCafe(Attack):
     def run(self, seen: tuple[Transcript, Opening], *, seed: int, progress: Progress) -> Reconstruction:
         transcript, opening = seen
         run = _PublishedRun(self, transcript, opening, seed, progress)
-        run.nested() if self.loop == "nested" else run.single_loop()
+        interrupted = run.nested() if self.loop == "nested" else run.single_loop()
         knowledge = transcript.knowledge
         drawn = torch.cat(run.batches).unique()
         blocks = [x[drawn] for x in run.tables.x]
@@ -148,7 +154,7 @@ class PublishedCafe(Attack):
             labels=run.tables.y[drawn].argmax(1) if self.alpha else None,
             indices=drawn.to(inputs.device),
             ambiguity=frozenset(),
-            status="exhausted",
+            status="interrupted" if interrupted else "exhausted",
             history=tuple(run.history),
             cost={"rounds": run.read},
             notes=(f"{run.read} rounds were read; V by {run.steps[0]}, H by {run.steps[1]} and x by {run.steps[2]}",),
@@ -191,30 +197,36 @@ class _PublishedRun:
             y=uniform(0, 1, self.knowledge.num_classes),
         )
 
-    def nested(self) -> None:
-        """Algorithm 3."""
+    def nested(self) -> bool:
+        """Algorithm 3; whether it was interrupted."""
         steps = (self.step_one, self.step_two, self.step_three)
         ends = list(accumulate(self.plan.iterations))
-        self._resume()
-        while self.read < ends[-1]:
-            self._note(steps[bisect_right(ends, self.read)](self.read), ends[-1])
+        return self._through(ends[-1], lambda t: steps[bisect_right(ends, t)](t))
 
-    def single_loop(self) -> None:
+    def single_loop(self) -> bool:
         """Algorithm 4; with thresholds a step waits until the one before was good enough once."""
         steps, thresholds = (self.step_one, self.step_two, self.step_three), self.plan.thresholds
-        self._resume()
-        while self.read < self.plan.iterations[-1]:
+
+        def iteration(t: int) -> float:
             open_to = 3 if not thresholds else self.opened
-            objectives = [step(self.read) for step in steps[:open_to]]
+            objectives = [step(t) for step in steps[:open_to]]
             if open_to < 3 and objectives[-1] < thresholds[open_to - 1]:
                 self.opened += 1
-            self._note(objectives[-1], self.plan.iterations[-1])
+            return objectives[-1]
 
-    def _note(self, objective: float, total: int) -> None:
-        """Count an iteration; now and then tell how far it is, and keep a checkpoint."""
-        self.read += 1
-        if self.read % 100 and self.read != total:
-            return
+        return self._through(self.plan.iterations[-1], iteration)
+
+    def _through(self, total: int, iteration: Callable[[int], float]) -> bool:
+        """All iterations, from the checkpoint if there is one; whether they were interrupted."""
+        self._resume()
+        self.read, interrupted = run_steps(
+            self.read, total, iteration, lambda read, objective: self._record(read, objective, total), every=RECORDED
+        )
+        return interrupted
+
+    def _record(self, read: int, objective: float, total: int) -> None:
+        """Tell how far it is, and keep a checkpoint."""
+        self.read = read
         self.history.append((self.read, objective))
         self.progress.report(self.read, total, objective)
         facts = {"step": self.read, "steps": self.steps, "opened": self.opened, "history": self.history}
@@ -234,7 +246,7 @@ class _PublishedRun:
         for name, tensor in self._state().items():
             tensor.copy_(kept.tensors[name])
         self.read, self.steps, self.opened = kept.facts["step"], list(kept.facts["steps"]), kept.facts["opened"]
-        self.history = [(int(step), float(value)) for step, value in kept.facts["history"]]
+        self.history = history_in(kept.facts)
 
     def _batch(self, t: int) -> tuple[int, Tensor]:
         place = t % len(self.batches)
@@ -309,5 +321,5 @@ def _variation(block: Tensor) -> Tensor:
     """Anisotropic total variation, summed over a tile and meant over the batch; 0 for tables."""
     if block.ndim != 4:
         return block.new_zeros(())
-    down, across = (block[..., 1:, :] - block[..., :-1, :]).abs(), (block[..., 1:] - block[..., :-1]).abs()
+    down, across = neighbor_differences(block)
     return (down.flatten(1).sum(1) + across.flatten(1).sum(1)).mean()

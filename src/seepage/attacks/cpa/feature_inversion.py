@@ -12,14 +12,13 @@ from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import Adam, Schedule, make_schedule
 from seepage.attacks.matching.problem import Problem
-from seepage.attacks.matching.search import pack, unpack
+from seepage.core.checkpoint import history_in, pack, record_interval, run_steps, unpack
 from seepage.core.nn import calls_in_pass, generator
 from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
-RECORDS = 100
-SAVED = 10
-"""Steps between two checkpoints."""
+SAVE_INTERVAL = 10
+"""Steps between two checkpoints: with a large network a hundredth of the steps can take an hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +82,13 @@ class FeatureInversion(Attack):
             raise KeyboardInterrupt  # before there was any image
         network = Embedding(knowledge.model, layer.name, observed.params, observed.buffers)
         inversion = _Inversion(self, knowledge, observed, network, found, seed)
-        step = 0 if kept is None else inversion.resume(kept)
-        status: Status = "exhausted"
-        try:
-            while step < self.steps:
-                step += 1
-                inversion.advance(step, progress)
-        except KeyboardInterrupt:
-            status = "interrupted"
+        first = 0 if kept is None else inversion.resume(kept)
+
+        def record(step: int, value: float) -> None:
+            inversion.record(step, value, progress)
+
+        step, interrupted = run_steps(first, self.steps, lambda step: inversion.step(), record, every=1)
+        status: Status = "interrupted" if interrupted else "exhausted"
         objective = inversion.mismatch()
         return Reconstruction(
             inputs=inversion.images.detach(),
@@ -206,17 +204,15 @@ class _Inversion:
         self.optimizer.load_state_dict(unpack(kept.facts["optimizer"], kept.tensors))
         step = int(kept.facts["step"]) - self.attack.source.steps
         self.schedule.last_epoch, self.schedule._last_lr = step, kept.facts["last_lr"]
-        self.history = [(int(at), float(value)) for at, value in kept.facts["history"]]
+        self.history = history_in(kept.facts)
         return step
 
-    def advance(self, step: int, progress: Progress) -> None:
-        """One step, the `step`-th; now and then tell how far it is, and keep a checkpoint."""
-        value = self.step()
-        if step % max(1, self.attack.steps // RECORDS) == 0 or step == self.attack.steps:
+    def record(self, step: int, value: float, progress: Progress) -> None:
+        """Now and then tell how far the search is, and, oftener, keep a checkpoint."""
+        if step % record_interval(self.attack.steps) == 0 or step == self.attack.steps:
             self.history.append((step, value))
             progress.report(step, self.attack.steps, value)
-        # Oftener than the history grows: with a large network a hundredth of the steps can take an hour.
-        if step % SAVED == 0 or step == self.attack.steps:
+        if step % SAVE_INTERVAL == 0 or step == self.attack.steps:
             progress.save(self._checkpoint(step))
 
     def _checkpoint(self, step: int) -> Checkpoint:
@@ -265,6 +261,7 @@ class _Inversion:
         """`[k]`: one minus cosine, plus total variation in units of a quarter of the value range."""
         known = targets.abs().amax(1) > 0
         apart = 1 - torch.nn.functional.cosine_similarity(self.network(images), targets)
+        # Not `neighbor_differences`: across comes before down here, the order in which their gradients are added up.
         across = (images[..., :, 1:] - images[..., :, :-1]).abs().flatten(1).mean(1)
         down = (images[..., 1:, :] - images[..., :-1, :]).abs().flatten(1).mean(1)
         return apart.where(known, 0.0) + self.attack.tv * 4 / (self.high - self.low) * (across + down)

@@ -6,11 +6,9 @@ import torch
 
 from seepage.attacks.base import Checkpoint, Progress
 from seepage.attacks.cpa.ica import EMBEDDINGS, IMAGES, Objective, Unmixing
-from seepage.attacks.matching.search import pack, unpack
 from seepage.attacks.mixing_layer import MixingLayer, stretch
+from seepage.core.checkpoint import history_in, pack, run_steps, unpack
 from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Status, Tensors
-
-RECORDS = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +62,15 @@ class PublishedParty:
         )
 
     def _run(self, search: Unmixing, progress: Progress) -> tuple[Status, list[tuple[int, float]]]:
-        step, history = _resumed(search, progress.load())
-        every = max(1, self.steps // RECORDS)
-        try:
-            while step < self.steps:
-                value = search.step()
-                step += 1
-                if step % every == 0 or step == self.steps:
-                    history.append((step, value))
-                    progress.report(step, self.steps, value)
-                    progress.save(_checkpoint(search, step, history))
-        except KeyboardInterrupt:
-            return "interrupted", history
-        return "exhausted", history
+        first, history = _resumed(search, progress.load())
+
+        def record(step: int, value: float) -> None:
+            history.append((step, value))
+            progress.report(step, self.steps, value)
+            progress.save(_checkpoint(search, step, history))
+
+        _, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
+        return "interrupted" if interrupted else "exhausted", history
 
 
 def _checkpoint(search: Unmixing, step: int, history: list[tuple[int, float]]) -> Checkpoint:
@@ -91,4 +85,4 @@ def _resumed(search: Unmixing, kept: Checkpoint | None) -> tuple[int, list[tuple
     with torch.no_grad():
         search.rows.copy_(kept.tensors["rows"])
     search.optimizer.load_state_dict(unpack(kept.facts["optimizer"], kept.tensors))
-    return int(kept.facts["step"]), [(int(step), float(value)) for step, value in kept.facts["history"]]
+    return int(kept.facts["step"]), history_in(kept.facts)

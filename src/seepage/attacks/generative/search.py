@@ -13,10 +13,11 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Progress
 from seepage.attacks.generative.latent import Latent
 from seepage.attacks.matching.distances import Distance
-from seepage.attacks.matching.engine import RECORDS, GradientMatching, has_settled
+from seepage.attacks.matching.engine import GradientMatching, has_settled
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.problem import Problem
+from seepage.core.checkpoint import record_interval, run_steps
 from seepage.core.nn import derived_seed, generator
 from seepage.errors import SeepageError
 from seepage.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
@@ -173,7 +174,7 @@ class _EvolutionSearch:
         self.values: list[list[float]] = []
         self.best, self.lowest = np.zeros(size), math.inf
         self.history: list[tuple[int, float]] = []
-        self.every = max(1, attack.steps // RECORDS)
+        self.every = record_interval(attack.steps)
 
     @property
     def step(self) -> int:
@@ -184,16 +185,17 @@ class _EvolutionSearch:
         checkpoint = progress.load()
         for values in [] if checkpoint is None else checkpoint.tensors["values"].tolist():
             self._tell(self._guesses(), values)
-        try:
-            while self.step < self.attack.steps and not self.strategy.should_stop():
-                points = self._guesses()
-                self._tell(points, [distance(point) for point in points])
-                if self.step % self.every == 0 or self.step == self.attack.steps:
-                    progress.report(self.step, self.attack.steps, self.lowest)
-                    progress.save(
-                        Checkpoint({"values": torch.tensor(self.values, dtype=torch.float64)}, {"step": self.step})
-                    )
-        except KeyboardInterrupt:
+
+        def advance(step: int) -> float:
+            points = self._guesses()
+            self._tell(points, [distance(point) for point in points])
+            return self.lowest
+
+        def record(step: int, lowest: float) -> None:
+            progress.report(step, self.attack.steps, lowest)
+            progress.save(Checkpoint({"values": torch.tensor(self.values, dtype=torch.float64)}, {"step": step}))
+
+        if run_steps(self.step, self.attack.steps, advance, record, ended=self.strategy.should_stop)[1]:
             return "interrupted"
         return "ok" if self.strategy.should_stop() or has_settled(self.history) else "exhausted"
 

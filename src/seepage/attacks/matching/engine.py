@@ -25,12 +25,11 @@ from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Local, Problem
 from seepage.attacks.matching.search import Restart
+from seepage.core.checkpoint import record_interval, run_steps
 from seepage.core.nn import generator
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
-RECORDS = 100
-"""History entries, progress reports and checkpoints per run: every `steps / RECORDS` steps."""
 WORTH = 50
 """Steps from which the trial of a first-order step, some three evaluations, pays."""
 
@@ -131,18 +130,17 @@ class GradientMatching(Attack):
         run = _MatchingRun(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
         run.select_solver()
         step = _resume(run.searches, progress.load())
-        status: Status | None = None
-        every = max(1, self.steps // RECORDS)
-        try:
-            while step < self.steps and not run.ended:
-                run.advance_all(step)
-                step += 1
-                if step % every == 0 or step == self.steps or run.ended:
-                    progress.report(step, self.steps, run.lowest())
-                    progress.save(_checkpoint(run.searches, step))
-        except KeyboardInterrupt:
-            status = "interrupted"
-        return run.reconstruction(step, status)
+
+        def advance(step: int) -> float:
+            run.advance_all(step)
+            return run.lowest()
+
+        def record(step: int, lowest: float) -> None:
+            progress.report(step, self.steps, lowest)
+            progress.save(_checkpoint(run.searches, step))
+
+        step, interrupted = run_steps(step, self.steps, advance, record, ended=lambda: run.ended)
+        return run.reconstruction(step, "interrupted" if interrupted else None)
 
 
 class _MatchingRun:
@@ -153,7 +151,7 @@ class _MatchingRun:
     ) -> None:
         self.attack, self.objective, self.labels, self.seed = attack, objective, labels, seed
         self.knowledge, self.observed = objective.knowledge, objective.observed
-        self.every = max(1, attack.steps // RECORDS)
+        self.every = record_interval(attack.steps)
         target = self.observed.gradient(self.knowledge.client)
         zero = {name: torch.zeros_like(tensor) for name, tensor in target.items()}
         self.scale = float(attack.distance.adapt_to(self.knowledge, self.observed)(zero, target))

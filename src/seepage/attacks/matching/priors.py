@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from seepage.core.images import neighbor_differences
 from seepage.errors import Inapplicable
 from seepage.types import Knowledge
 
@@ -49,9 +50,8 @@ class TotalVariation(Prior):
     def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
         if candidates.ndim != 5:
             return (candidates * 0).flatten(1).sum(1)  # zero, and differentiable
-        down = candidates.diff(dim=-2).abs().flatten(1).mean(1)
-        across = candidates.diff(dim=-1).abs().flatten(1).mean(1)
-        return self.weight * (down + across)
+        down, across = neighbor_differences(candidates)
+        return self.weight * (down.flatten(1).mean(1) + across.flatten(1).mean(1))
 
     def check(self, knowledge: Knowledge) -> None:
         if len(knowledge.input_shape) == 3 and min(knowledge.input_shape[1:]) < 2:

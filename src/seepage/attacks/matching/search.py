@@ -1,7 +1,6 @@
 """One restart of a search: its unknowns, its optimiser, the best point seen; and how it travels to disk."""
 
 import copy
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from seepage.attacks.matching.optimizers import OptimizerSettings, Schedule, make_schedule
 from seepage.attacks.matching.parameters import SearchSpace
+from seepage.core.checkpoint import history_in, pack, unpack
 from seepage.types import Tensors
 
 
@@ -109,43 +109,7 @@ class Restart:
         self.optimizer.load_state_dict(unpack(facts["optimizer"], tensors))
         self.schedule.last_epoch = facts["schedule"]["last_epoch"]
         self.schedule._last_lr = facts["schedule"]["last_lr"]
-        self.history = [(step, value) for step, value in facts["history"]]
+        self.history = history_in(facts)
         self.evaluations, self.ended = facts["evaluations"], facts["ended"]
         if "best" in facts:
             self.best = Best(facts["best"], tensors["best/inputs"], tensors["best/labels"])
-
-
-def pack(state: Any, path: str, tensors: Tensors) -> Any:
-    """An optimiser's nested state as JSON, its tensors moved into `tensors` under their path.
-
-    Dictionaries become lists of pairs, because JSON would turn their whole-number keys into text.
-
-    >>> tensors: Tensors = {}
-    >>> packed = pack({0: [torch.ones(1), 2.0], "on": True}, "s", tensors)
-    >>> unpack(packed, tensors)
-    {0: [tensor([1.]), 2.0], 'on': True}
-    """
-    if isinstance(state, Tensor):
-        # A clone: optimisers may hold views of one another, and safetensors stores each tensor by itself.
-        tensors[path] = state.detach().clone()
-        return {"tensor": path}
-    if isinstance(state, dict):
-        return {"pairs": [[key, pack(value, f"{path}.{key}", tensors)] for key, value in state.items()]}
-    if isinstance(state, list | tuple):
-        return {"items": [pack(value, f"{path}.{i}", tensors) for i, value in enumerate(state)]}
-    if isinstance(state, float) and not math.isfinite(state):
-        return {"float": repr(state)}  # JSON has no NaN, and a search that blows up leaves some
-    return state
-
-
-def unpack(packed: Any, tensors: Tensors) -> Any:
-    """The reverse of `pack`."""
-    if not isinstance(packed, dict):
-        return packed
-    if "tensor" in packed:
-        return tensors[packed["tensor"]].clone()
-    if "float" in packed:
-        return float(packed["float"])
-    if "pairs" in packed:
-        return {key: unpack(value, tensors) for key, value in packed["pairs"]}
-    return [unpack(value, tensors) for value in packed["items"]]

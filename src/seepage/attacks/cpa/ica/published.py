@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.core.images import neighbor_differences
+
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
@@ -50,8 +52,8 @@ class Objective:
         whole = sources + offsets
         if self.tv and shape is not None:
             images = whole.reshape(n, *shape)
-            across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
-            total = total + self.tv * (across + (images[..., 1:, :] - images[..., :-1, :]).abs().mean())
+            down, across = neighbor_differences(images)
+            total = total + self.tv * (across.mean() + down.mean())
         if self.l1:
             total = total + self.l1 * whole.abs().mean()
         if self.sign:
