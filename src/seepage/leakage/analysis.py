@@ -186,8 +186,8 @@ class UpdateAnalysis:
         """
         update, rule, size = self.observed.update, self.knowledge.client, self.observed.batch_size
         names = {name: name for name in update.tensors}
-        sign = -1 if update.kind == "delta" else 1
-        direction = LazyTensors(names, lambda name: sign * update.tensors[name])
+        moved = update.kind == "delta"  # weights after minus before, so against the gradient
+        direction = LazyTensors(names, lambda name: -update.tensors[name] if moved else update.tensors[name])
         gradient = LazyTensors(
             names, lambda name: rule.as_gradient(Update({name: update.tensors[name]}, update.kind), size)[name]
         )
