@@ -8,6 +8,7 @@ they have had since schema 1 (`psnr_median`, `error_v`, ...) beside that: `SCHEM
 stands, `Row.record` writes them, and a file that has them alone is read as well.
 """
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
@@ -562,3 +563,7 @@ def json_schema() -> dict[str, Any]:
     for unused in ("Certified", "Cost"):
         schema["$defs"].pop(unused, None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "result.schema.json", **schema}
+
+
+if __name__ == "__main__":  # python -m seepage.audit.row > docs/result.schema.json
+    print(json.dumps(json_schema(), indent=2))

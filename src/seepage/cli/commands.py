@@ -175,7 +175,8 @@ def score(
             raise SeepageError("--judgements counts what people said and nothing else; leave out the other options")
         count_judgements(run, judgements, as_json=as_json, quiet=quiet)
         return
-    condition = condition_of(fail_if, change({}, settings or []))
+    own = [setting for setting in settings or [] if setting.strip().startswith("score.")]
+    condition = condition_of(fail_if, change({}, own) if fail_if else {})
     finished = score_run(run, truth, settings or [], trust=trust)
     write_pages(run, lambda *_: None, again=finished.fresh)
     present(run, finished, as_json, quiet, note_old=False)

@@ -1,7 +1,6 @@
 """`seepage judge`, and what `seepage score --judgements` does."""
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -54,7 +53,7 @@ def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool
     path = write_judged(run, judged)
     write_report(run)
     if as_json:
-        print(json.dumps({"schema": 1, "run": str(run), **asdict(judged)}, allow_nan=False))
+        print(json.dumps({"schema": 1, "run": str(run), **judged.model_dump(mode="json")}, allow_nan=False))
         return
     found = lines(judged, {cell.name: cell.heading for cell in opened.cells})
     for line in found[: len(judged.rows)] if quiet else [*found, f"written: {path} and {run / 'report.html'}"]:

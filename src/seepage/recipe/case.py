@@ -74,6 +74,11 @@ class Scoring:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
+        if self.metrics:
+            from seepage.metrics import find_metric
+
+            for use in self.metrics:
+                find_metric(use)  # a mistake is said before anything is computed
 
 
 @dataclass(frozen=True, kw_only=True)
