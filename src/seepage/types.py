@@ -341,6 +341,14 @@ class ClientUpdate(ABC):
         """
         return Update(gradient(params, torch.arange(examples)))
 
+    def batches(self, examples: int) -> list[Tensor]:
+        """Places `[b]` of the examples of each local step, for a client with so many examples."""
+        return [torch.arange(examples)]
+
+    def reaches(self, steps: int) -> list[float]:
+        """How many learning rates the gradient of each of so many local steps has moved the weights by at their end."""
+        return [1.0] * steps
+
     def with_steps(self, steps: int) -> "ClientUpdate":
         """The rule of a client that made so many local steps; itself, where a rule has no such number."""
         return self
@@ -373,6 +381,10 @@ class ClientUpdate(ABC):
     def per_client(self) -> "ClientUpdate":
         """The rule of one client; itself, unless updates of several are summed."""
         return self
+
+    def with_per_client(self, rule: "ClientUpdate") -> "ClientUpdate":
+        """The same with another rule for each client; that rule itself, unless updates of several are summed."""
+        return rule
 
     @property
     def num_clients(self) -> int:

@@ -1,7 +1,9 @@
 """The sweep of a frontier, its rows, its line and its sentence; epsilon; bytes."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,11 @@ from seepage.clients import Aggregate, FedSGD
 from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, SelectiveEncryption, Soteria, Sparsify
 from seepage.frontier.advising import advice, untried
 from seepage.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of, wilson
+from seepage.frontier.run import run_frontier
 from seepage.frontier.sweep import STRENGTHS, sweep_of
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.guarantee import guarantee_of
+from seepage.transcript.recorded import open_transcript
 from seepage.types import Update
 
 TABLES: dict[str, Any] = {
@@ -428,3 +432,57 @@ def test_where_no_epsilon_holds_it_says_so() -> None:
         assert found is not None
         assert found.epsilon is None
         assert words in found.doubts[0]
+
+
+TOY = '''
+from dataclasses import dataclass, replace
+from seepage.types import Defense, DefenseModel
+
+
+@dataclass(frozen=True)
+class Half(DefenseModel):
+    def __call__(self, dummy, target):
+        return {name: tensor / 2 for name, tensor in dummy.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halved(Defense):
+    """Send half of the update, in half of its bytes."""
+
+    key: int = 0
+    secrets = ("key",)
+
+    def __call__(self, update, client, *, generator):
+        return replace(update, tensors={name: tensor / 2 for name, tensor in update.tensors.items()})
+
+    def attacker_models(self, model):
+        return (Half(),)
+
+    def wire_bytes(self, update):
+        return update.nbytes // 2
+'''
+
+
+def test_a_defense_of_one_file_has_its_own_row_for_who_knows_its_bytes_and_no_epsilon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "toy_defense.py").write_text(TOY)
+    monkeypatch.chdir(tmp_path)
+    tables = {
+        "data": {"use": "digits", "size": 8},
+        "model": {"use": "fc2", "hidden": 8},
+        "attack": [{"use": "linear"}, {"use": "dlg", "steps": 2}, {"use": "inverting_gradients", "steps": 2}],
+        "federation": {"clients": 2, "examples": 8},
+        "utility": {"rounds": 1},
+        "frontier": [{"use": "toy_defense:Halved", "key": 7}],
+    }
+    found = run_frontier(tables, out=tmp_path / "run", jobs=1)
+    rows = [(row.defense, row.attacker) for row in found.rows]
+    assert rows == [("no defense", "oblivious"), ("toy_defense:Halved(key=7)", "oblivious"), (rows[2][0], "knows")]
+    bare, own, known = found.rows
+    assert own.bytes == known.bytes == (bare.bytes_plain or 0) // 2
+    assert own.epsilon is None
+    (facts,) = (tmp_path / "run").glob("**/*known*/**/knowledge.json")
+    assert json.loads(facts.read_text())["defense"] == [{"use": "toy_defense:Halved"}]
+    with pytest.raises(SeepageError, match="somebody's own code"):
+        open_transcript(facts.parent)

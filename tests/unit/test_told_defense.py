@@ -112,11 +112,10 @@ def test_every_defense_is_written_and_made_again(use: str) -> None:
     assert again == defense
 
 
-class Own(Sparsify):
-    """Somebody's own."""
-
-
 def test_a_defense_without_a_name_stays_in_memory(tmp_path: Path) -> None:
+    class Own(Sparsify):
+        """Somebody's own, which no dotted path leads to."""
+
     with pytest.raises(SeepageError, match="Own is not one of"):
         save_transcript(transcript(Own(keep=0.5), "defense"), tmp_path)
     save_transcript(transcript(Own(keep=0.5)), tmp_path)

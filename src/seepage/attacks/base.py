@@ -206,6 +206,13 @@ class Attack(ABC):
     def run(self, seen: Any, /, *, seed: int, progress: Progress) -> Reconstruction:
         """Attack what `examine` returned; all that the attack needs holds."""
 
+    def adapts(self, knowledge: Knowledge) -> bool:
+        """Whether it does something else where the defense in `knowledge` is known than where it is not.
+
+        A frontier asks this before it gives the attack a row for attackers who know.
+        """
+        return False
+
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float | None:
         """The attack's own objective at given inputs, or None where it has none.
 

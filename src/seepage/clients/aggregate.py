@@ -65,6 +65,9 @@ class Aggregate(WrappedRule):
     def first_order_rule(self) -> "Aggregate":
         return replace(self, rule=self.rule.first_order_rule())
 
+    def with_per_client(self, rule: ClientUpdate) -> "Aggregate":
+        return replace(self, rule=rule)
+
     @property
     def num_clients(self) -> int:
         return self.clients

@@ -34,7 +34,7 @@ def defense_tables(defense: Defense) -> list[dict[str, Any]]:
     [{'use': 'sparsify', 'keep': 0.5}, {'use': 'quantize', 'bits': 8, 'stochastic': False}]
     """
     try:
-        return [defenses.spec_of(stage).table() for stage in defense.stages()]
+        return [defenses.spec_of(stage, dotted=True).table() for stage in defense.stages()]
     except SeepageError as error:
         raise SeepageError(
             f"{error}: a folder cannot tell an attacker of it; leave 'defense' out of what is told, or keep the "

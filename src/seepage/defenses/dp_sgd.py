@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from seepage.clients import Aggregate, FedAvg, WrappedRule
+from seepage.clients import WrappedRule
 from seepage.core.nn import forward, in_mode, unwatched
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
@@ -92,8 +92,7 @@ class DPSGD(Defense):
         own = rule.per_client
         if not (own.single_gradient or own.local_steps) or rule.batch_coupled(model):
             return rule
-        clipped = ClippedRule(own, self.clip)
-        return replace(rule, rule=clipped) if isinstance(rule, Aggregate) else clipped
+        return rule.with_per_client(ClippedRule(own, self.clip))
 
     def added_noise(self, rule: ClientUpdate, examples: float, t: int) -> Noise:
         """The clip is of examples, so none is stated of the whole; a local step's noise is taken to stay as it was."""
@@ -152,7 +151,6 @@ class ClippedRule(WrappedRule):
 
         if not self.still:
             return self.rule.walk(params, count, gradient, create_graph=create_graph)
-        assert isinstance(self.rule, FedAvg)  # no other rule has local steps
         steps = [gradient(params, places) for places in self.rule.batches(count)]
         return Update({name: torch.stack([step[name] for step in steps]).mean(0) for name in params})
 
@@ -169,7 +167,7 @@ def _share_of_sum(rule: ClientUpdate, examples: float) -> float:
     Local step s of n is divided by its examples b_s and moves the weights by r_s = 1 + m + ... + m^(n - 1 - s) learning
     rates (momentum m), and the noises are independent: sqrt(sum (r_s / b_s)^2) / sum r_s.
     """
-    if not isinstance(rule, FedAvg):
+    if not rule.local_steps:
         return 1 / examples
     sizes = [len(places) for places in rule.batches(math.ceil(examples))]
     reach = rule.reaches(len(sizes))

@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.known_noise import defended_rule
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
@@ -194,11 +192,6 @@ def _pooled(plain: Recipe, group: int) -> dict[str, int]:
 
 
 def _adapts(recipe: Recipe, part: Spec, defense: Defense) -> bool:
-    """Whether an attack's distance, or the client's rule it follows, is another one where the defense is known."""
-    attack = recipe.make_attack(part)
-    if not isinstance(attack, GradientMatching):
-        return False
+    """Whether an attack does something else where the defense is known."""
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # has a layer for every defense to prune
-    blind = Knowledge(model, recipe.make_client(), (1,), 1)
-    told = replace(blind, defense=defense)
-    return attack.distance.adapt_to(told) != attack.distance.adapt_to(blind) or defended_rule(told) is not blind.client
+    return recipe.make_attack(part).adapts(Knowledge(model, recipe.make_client(), (1,), 1, defense=defense))

@@ -63,10 +63,16 @@ class Facts:
             )
         return make_client(spec)
 
-    def make_defense(self) -> Defense | None:
-        """The defense that the attacker is told of."""
-        parts = [dict(table) for table in self.defense or []]
-        return joined([DEFENSES[part.pop("use")](**part) for part in parts])
+    def make_defense(self, *, trust: bool = False) -> Defense | None:
+        """The defense that the attacker is told of; as for the rule, somebody's own code only where it is trusted."""
+        parts = [Spec.of(table) for table in self.defense or []]
+        own = next((part.use for part in parts if DEFENSES.is_foreign(part.use)), None)
+        if own is not None and not trust:
+            raise SeepageError(
+                f"the attacker is told of the unknown defense {short(own)}, which is somebody's own code and is not "
+                "run unasked; if you trust it, add --trust"
+            )
+        return joined([DEFENSES.build(part) for part in parts])
 
 
 def read_facts(folder: Path) -> Facts:
@@ -135,10 +141,11 @@ def _check_defense(facts: Facts, path: Path) -> None:
     for table in facts.defense or []:
         options = dict(table)
         use = options.pop("use", None)
-        if not isinstance(use, str) or use not in DEFENSES:
+        if not isinstance(use, str) or not (use in DEFENSES or DEFENSES.is_foreign(use)):
             raise SeepageError(f"{path} names the unknown defense {short(use)}; use the seepage version that wrote it")
-        bind(DEFENSES[use].make, options, f"the defense {use!r} of {path}")
-    facts.make_defense()  # its own checks
+        if use in DEFENSES:  # somebody's own is not imported before it is trusted
+            bind(DEFENSES[use].make, options, f"the defense {use!r} of {path}")
+            DEFENSES.build(Spec.of(table))  # its own checks
 
 
 def round_file(folder: Path, t: int) -> Path:

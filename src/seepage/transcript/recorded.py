@@ -354,7 +354,7 @@ def _open_knowledge(
         num_classes=facts.num_classes,
         value_range=(low, high),
         told=told,
-        defense=facts.make_defense() if "defense" in told else None,
+        defense=facts.make_defense(trust=trust) if "defense" in told else None,
         auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in told else None,
         architecture=named,
     )

@@ -17,6 +17,7 @@ from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progre
 from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.first_order import with_first_order_step
+from seepage.attacks.matching.known_noise import defended_rule
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.layers import LayerPrior
 from seepage.attacks.matching.objective import MatchingObjective
@@ -114,6 +115,12 @@ class GradientMatching(Attack):
                 "record it again with the right labels",
             )
         return knowledge, observed
+
+    def adapts(self, knowledge: Knowledge) -> bool:
+        """Whether the distance, or the client's rule that is followed, is another one where the defense is known."""
+        blind = replace(knowledge, defense=None)
+        same = self.distance.adapt_to(knowledge) == self.distance.adapt_to(blind)
+        return not same or defended_rule(knowledge) is not knowledge.client
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float:
         return self._objective(transcript[0], transcript.knowledge).value_at(inputs, labels)
