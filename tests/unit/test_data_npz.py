@@ -159,6 +159,15 @@ def test_headers_that_lie(tmp_path: Path, shape: str) -> None:
         load(forged(tmp_path, shape, bytes(24)))
 
 
+def test_two_arrays_of_one_name_are_refused(tmp_path: Path) -> None:
+    """NumPy reads `x` before `x.npy`, so the one that was checked would not be the one that is read."""
+    path = forged(tmp_path, "(6, 2, 2)", bytes(24))
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x", bytes(24))
+    with pytest.raises(SeepageError, match="two arrays of one name"):
+        load(path)
+
+
 def test_values_that_take_no_room_are_refused(tmp_path: Path) -> None:
     # Endless many empty strings fit in no bytes at all; counting them would never end.
     path = forged(tmp_path, "(6, 2, 2)", bytes(24))

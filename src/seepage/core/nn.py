@@ -31,7 +31,7 @@ def derived_seed(seed: int, purpose: str, t: int = 0) -> int:
 
 @contextmanager
 def frozen_randomness(seed: int) -> Iterator[None]:
-    """Run code that draws from torch's global generator (layer initialisation) reproducibly, then restore it."""
+    """Run code that draws from torch's global generator (layer initialization) reproducibly, then restore it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -41,7 +41,7 @@ def frozen_randomness(seed: int) -> Iterator[None]:
 def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     """Put a model in train or eval mode for a block and restore every module's own mode after it.
 
-    Train mode reaches normalisation layers only. Dropout and stochastic depth, in whatever form, stay off: their
+    Train mode reaches normalization layers only. Dropout and stochastic depth, in whatever form, stay off: their
     masks would make an update unrepeatable for client and attacker alike.
     """
     before = [(module, module.training) for module in model.modules()]
@@ -179,7 +179,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class InputLayer:
-    """A fully connected layer that reads the (possibly normalised) input itself.
+    """A fully connected layer that reads the (possibly normalized) input itself.
 
     Attributes:
         weight: Name of the `[m, d]` weight.
@@ -210,7 +210,7 @@ def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...])
     """Find the fully connected layer that reads the input directly, or None.
 
     The layer's input is measured at three probes; it must be the flattened model input, each entry scaled and
-    shifted (a normalisation). So this works on any module, whatever its code looks like.
+    shifted (a normalization). So this works on any module, whatever its code looks like.
     """
     found = first_layer(model)
     if found is None or not isinstance(found[1], nn.Linear):

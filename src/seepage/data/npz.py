@@ -77,6 +77,8 @@ def _read(path: Path) -> Mapping[str, Array]:
         _refuse_content(path)
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if len(members) < len(archive.infolist()):  # else the one that is checked is not the one that is read
+                raise SeepageError(f"{path} holds two arrays of one name; save it again with numpy.savez")
             wanted = _wanted(set(members), path)
             _check_headers(archive, {name: members[name] for name in wanted}, path)
         with np.load(path, allow_pickle=False) as file:

@@ -1,4 +1,4 @@
-"""Which recordings go when there are too many: the oldest, so that what is kept tells of the training as it is now."""
+"""Retention policy of a recorder: the oldest recordings are removed first, so that the newest rounds are kept."""
 
 import re
 from collections import Counter

@@ -45,7 +45,7 @@ class BatchNormLeak:
     """What one batch norm and the layer before it give away.
 
     Attributes:
-        layer: Name of the layer whose outputs are normalised.
+        layer: Name of the layer whose outputs are normalized.
         norm: Name of the batch norm.
         alignment: `[k]` |cos(w, g)| of each filter's weights and gradient. A filter's scale has no effect under batch
             statistics, so the gradient is orthogonal to the weights but for epsilon; under running ones it is not.

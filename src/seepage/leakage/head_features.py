@@ -123,6 +123,7 @@ class _HeadEquations:
 
     def rows(self, chances: Tensor) -> Tensor:
         """A `[n, classes]`: the slope of the mean loss by each example's logits."""
+        # Of the mean cross-entropy: A = (softmax(F W^T + b) - Y) / n.
         wanted = torch.nn.functional.one_hot(self.labels, len(self.weight)).to(chances)
         return (chances - wanted) / len(self.labels)
 
@@ -135,6 +136,7 @@ class _HeadEquations:
             ones, new = found[:, :1], found[:, 1:] / found[:, :1]
             change = float((new - features).norm() / new.norm())
             features = new
+            # Fixed point: the features give the softmax, which gives the next A.
             chances = (features @ self.weight.T + self.bias).softmax(1)
             if not change > CONVERGED:
                 break

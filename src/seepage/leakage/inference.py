@@ -67,7 +67,7 @@ def infer_steps(
         input_shape: Shape of one example.
         num_classes: Classes of the model.
         lr: Learning rate, if known.
-        steps: InferredSteps, if known.
+        steps: Steps, if known.
 
     Raises:
         SeepageError: Where the learning rate is so small that the update would take more than `MAX_STEPS` steps.
@@ -119,6 +119,7 @@ def _travel(slopes: Tensor, usual: Tensor) -> float | None:
     """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share."""
     if slopes.shape != usual.shape or not (slopes > 0).any():
         return None
+    # An absent class c has b_c(after) - b_c(before) = -lr * steps * p_c, with its softmax value p_c: one share for all.
     shares = (slopes / usual)[slopes > 0]
     same = shares[shares > (1 - SHARE_TOLERANCE) * shares.max()]
     if len(same) < MIN_AGREEING_CLASSES or 2 * len(same) < len(shares):

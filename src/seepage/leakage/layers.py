@@ -168,12 +168,15 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
     """
     if not shifts.abs().max() > 0:
         return 0
+    # A ratio is only as good as its divisor: rows of small bias gradient are mostly rounding.
     live = (shifts.abs() > MIN_BIAS_SHARE * shifts.abs().max()).nonzero().squeeze(1)
     live = live[shifts[live].abs().argsort(descending=True, stable=True)[:MAX_ROWS]]
-    ratios = rows[live] / shifts[live, None]  # [k, d]
+    ratios = rows[live] / shifts[live, None]  # [k, d]; one example's neurons all have its input as their ratio
     sizes = ratios.norm(dim=1).clamp(min=1e-300)
+    # Distances by differences: by products they would drown in rounding, at relative sizes of 1e-6.
     gaps = torch.cdist(ratios, ratios, compute_mode="donot_use_mm_for_euclid_dist") / sizes[:, None]  # [k, k]
     shared = (gaps <= MAX_ROW_DISTANCE).sum(1) >= MIN_AGREEING_ROWS  # itself among them
+    # Count each input once: take a shared ratio, and strike out all that are close to it.
     left, found = shared & (sizes > 1e-290), 0
     while left.any():
         found += 1
@@ -184,10 +187,12 @@ def closed_form(rows: Tensor, shifts: Tensor) -> int:
 def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
     """Independent inputs, and whether there may be more. The bias counts as one more entry of every input, a one."""
     whole = rows if shifts is None else torch.cat([shifts[:, None], rows], 1)
-    whole = whole[whole.abs().sum(1) > 0][:, whole.abs().sum(0) > 0]
+    # The gradient is slopes^T [m, n] times inputs [n, 1 + d]: its rank is the number of independent examples.
+    whole = whole[whole.abs().sum(1) > 0][:, whole.abs().sum(0) > 0]  # live neurons and entries alone
     if not whole.numel():
         return 0, False
     whole = whole[whole.norm(dim=1).argsort(descending=True, stable=True)[:MAX_ROWS]]
+    # Rows of the layer of the classes sum to zero, as softmax minus label does: one less is independent.
     rank, most = spectrum(whole).rank, min(len(whole) - ends, whole.shape[1])
     return rank, rank >= most and most > 1
 
