@@ -22,7 +22,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
@@ -155,10 +155,18 @@ class Entry(Generic[T]):
 
     @property
     def options(self) -> list[Option]:
-        """Its options in order, with their meanings; none where its source cannot be read."""
+        """Its options in order, with their defaults; none where its source cannot be read."""
+        return self._options(meanings=False)
+
+    @property
+    def explained(self) -> list[Option]:
+        """The same, with their meanings."""
+        return self._options(meanings=True)
+
+    def _options(self, *, meanings: bool) -> list[Option]:
         source = self._source
         leading = is_pattern(self.name) or len(self.leading)
-        return [] if source is None else source.options(self.given + leading)
+        return [] if source is None else source.options(self.given + leading, meanings=meanings)
 
     @property
     def _source(self) -> SourceDefinition | None:
@@ -432,7 +440,7 @@ class Registry(Mapping[str, Entry[T]]):
     def _installed(self) -> dict[str, Entry[T]]:
         """What installed packages add by entry points; a name of this package's own is never taken over."""
         found = {}
-        for point in entry_points(group=self.group):
+        for point in _entry_points().select(group=self.group):
             if point.name not in self._built_in:
                 found[point.name] = self._entry_of(point)
         return found
@@ -455,6 +463,12 @@ def _declared(module: str, node: ast.stmt) -> dict[str, Any]:
             said = [constant(module, k.value) for k in item.value.keywords if k.arg == "text"]
             return {"needs": said[0]} if said else {}
     return {}
+
+
+@cache
+def _entry_points() -> Any:
+    """What installed packages offer, to whomever."""
+    return entry_points()
 
 
 def is_pattern(name: str) -> bool:

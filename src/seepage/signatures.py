@@ -7,7 +7,8 @@ Options are read from a signature and a docstring. For code of this package both
 import ast
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -186,28 +187,34 @@ class SourceDefinition:
         """The first paragraph of its docstring, on one line."""
         return (ast.get_docstring(self.node) or "").partition("\n\n")[0].replace("\n", " ")
 
-    def options(self, given: int = 0) -> list[Option]:
-        """Its options in order, without the leading ones that the program passes itself."""
-        said = self.meanings()
+    def options(self, given: int = 0, *, meanings: bool = True) -> list[Option]:
+        """Its options in order, without the leading ones that the program passes itself.
+
+        Args:
+            given: So many are these.
+            meanings: Whether what they mean is looked up, which takes reading the parts that they are passed to.
+        """
+        parameters = list(self._parameters().items())[given:]
+        said = self.meanings([name for name, _ in parameters]) if meanings else {}
         found = []
-        for name, (holder, annotation, default) in list(self._parameters().items())[given:]:
-            about = _with_words(said.get(name, ""), _literal_words(holder, annotation))
+        for name, (holder, annotation, default) in parameters:
+            about = _with_words(said.get(name, ""), _literal_words(holder, annotation)) if meanings else ""
             found.append(Option(name, "" if default is None else _written(holder, default), about))
         return found
 
-    def meanings(self) -> dict[str, str]:
+    def meanings(self, names: Sequence[str] = ()) -> dict[str, str]:
         """What its docstring says of its options under `Args:`, each on one line and without markup.
 
-        A class also says what its bases say, and a function what is said by the parts that it passes an option to.
+        A class also says what its bases say. Of those of `names` that a function says nothing of, it says what the
+        parts say that it passes them to.
         """
         found: dict[str, str] = {}
-        for base in self._bases():
-            found |= base.meanings()
-        if isinstance(self.node, ast.FunctionDef):
-            found |= self._passed_on()
-        for group in self._groups():
-            found |= group.meanings()
-        return found | _documented(ast.get_docstring(self.node) or "")
+        for part in (*self._bases(), *self._groups()):
+            found |= part.meanings()
+        found |= _documented(ast.get_docstring(self.node) or "")
+        if isinstance(self.node, ast.FunctionDef) and not set(names) <= set(found):
+            return self._passed_on() | found
+        return found
 
     def _bases(self) -> list["SourceDefinition"]:
         bases = self.node.bases if isinstance(self.node, ast.ClassDef) else []
@@ -225,7 +232,7 @@ class SourceDefinition:
             handed = {k.value.id: k.arg for k in call.keywords if isinstance(k.value, ast.Name) and k.arg}
             for name, value in zip(other._parameters(), call.args, strict=False):
                 handed |= {value.id: name} if isinstance(value, ast.Name) else {}
-            said = other.meanings()
+            said = other.meanings(list(handed.values()))
             found |= {own: said[name] for own, name in handed.items() if name in said and own not in found}
         return found
 
@@ -362,6 +369,8 @@ def constant(module: str, node: ast.expr) -> Any:
         return constant(found[0], value)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         return _called(module, node, node.func.id)
+    with suppress(ValueError):
+        return ast.literal_eval(node)
     if any(isinstance(part, ast.Name | ast.Call | ast.Attribute | ast.Lambda) for part in ast.walk(node)):
         raise ValueError(f"{ast.unparse(node)} is no constant")
     return eval(compile(ast.Expression(node), module, "eval"), {"__builtins__": {}})  # literals and signs only

@@ -30,6 +30,26 @@ def test_import_seepage_loads_nothing_heavy() -> None:
     assert not (found & HEAVY) - loaded("import torch, safetensors.torch, torch.func")
 
 
+STARTED = """
+import sys, time
+from seepage.cli import main
+sys.argv[0] = "seepage"
+try:
+    main()
+finally:
+    print(time.process_time(), *sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("command", [["--help"], ["list"], ["list", "attacks"], ["list", "--json"]], ids=" ".join)
+def test_what_only_reads_names_starts_at_once(command: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", STARTED, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    seconds, *modules = done.stderr.splitlines()[-1].split()
+    assert not {name.partition(".")[0] for name in modules} & {"torch", "numpy", "scipy", "sklearn", "matplotlib"}
+    assert float(seconds) < 2  # it takes 0.3 s of processor time to 0.5 s; a busy machine counts some more
+
+
 def test_imports_go_one_way() -> None:
     pytest.importorskip("importlinter")
     if not (ROOT / "pyproject.toml").exists():

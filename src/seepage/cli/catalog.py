@@ -1,7 +1,12 @@
-"""Everything that has a name, for `seepage list`. Nothing is imported for it but the registry."""
+"""Everything that has a name, for `seepage list`. No part is imported for it, nor PyTorch."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.table import Table
+from rich.text import Text
+
+from seepage.cli.console import open_console
 from seepage.recipe.files import list_recipes
 from seepage.registry import KINDS, Entry
 from seepage.signatures import Option
@@ -33,4 +38,33 @@ def _row(entry: Entry[Any]) -> dict[str, str]:
 
 def explained(kind: str) -> dict[str, list[Option]]:
     """All options of a kind, by name; empty for kinds without options."""
-    return {entry.name: entry.options for entry in KINDS[kind].describe()} if kind in KINDS else {}
+    return {entry.name: entry.explained for entry in KINDS[kind].describe()} if kind in KINDS else {}
+
+
+def print_kind(entries: Sequence[Mapping[str, str]], options: Mapping[str, Sequence[Option]]) -> None:
+    """All that is known about the names of one kind, a paragraph each, with a line for every option."""
+    console = open_console()
+    for entry in entries:
+        console.print(Text(entry["name"], style="bold"))
+        for key, value in entry.items():
+            if key not in ("name", "options") and value:
+                console.print(Text(f"  {key}: {value}"), soft_wrap=True)
+        for option in options.get(entry["name"], ()):
+            head = f"  {option.name} = {option.default}" if option.default else f"  {option.name}, to be given"
+            console.print(Text(f"{head}: {option.about}" if option.about else head), soft_wrap=True)
+
+
+def print_catalog(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
+    """All names, a table per kind."""
+    console = open_console()
+    for kind, entries in found.items():
+        columns = [c for c in ("name", "needs", "paper", "cost", "about", "unit") if any(c in e for e in entries)]
+        if kind == "attacks":
+            columns.remove("about")
+        table = Table(title=kind, title_justify="left", title_style="bold", pad_edge=False)
+        for column in columns:
+            table.add_column(column, no_wrap=column == "name")
+        for entry in entries:
+            table.add_row(*(Text(entry.get(column, "")) for column in columns))
+        console.print(table)
+    console.print("All options of a kind: seepage list KIND, e.g. seepage list attacks")

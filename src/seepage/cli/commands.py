@@ -221,8 +221,7 @@ def list_(
     as_json: JsonOption = False,
 ) -> None:
     """List attacks, defenses, clients, models, data sets, metrics and recipes."""
-    from seepage.cli.catalog import catalog, explained
-    from seepage.cli.terminal import print_catalog, print_kind
+    from seepage.cli.catalog import catalog, explained, print_catalog, print_kind
 
     found = catalog()
     if kind is not None and kind not in found:

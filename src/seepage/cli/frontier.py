@@ -86,7 +86,7 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from seepage.cli.terminal import open_console
+    from seepage.cli.console import open_console
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("defense", overflow="fold")

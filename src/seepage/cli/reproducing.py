@@ -130,7 +130,7 @@ def _print_list(results: Path, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from seepage.cli.terminal import open_console
+    from seepage.cli.console import open_console
     from seepage.papers import list_items, read_records
 
     listed = [
@@ -190,7 +190,7 @@ def _print_item(done: "Done", size: "Size") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from seepage.cli.terminal import open_console
+    from seepage.cli.console import open_console
     from seepage.papers.book import by_line, number_of, ours_of, verdict_of
 
     item = done.item

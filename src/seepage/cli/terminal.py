@@ -1,6 +1,5 @@
 """What a person sees in a terminal: progress on stderr, tables on stdout."""
 
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +16,11 @@ from rich.text import Text
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Cell, Outcome, Result, Row
 from seepage.audit.verdict import guarantee_lines, reasons
+from seepage.cli.console import open_console
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.errors import printable
 from seepage.report.formatting import number
 from seepage.report.table import RowTexts, further_metrics, is_muted, plain_text
-from seepage.signatures import Option
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
@@ -88,12 +87,6 @@ class _Lines:
         if now - self.at >= LINE_EVERY and line != self.line:
             self.at, self.line = now, line
             print(line, file=sys.stderr, flush=True)
-
-
-def open_console() -> Console:
-    """A file has room for whole lines; rich gives it 80 columns."""
-    wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=120 if wide else None)
 
 
 def plain(value: Any) -> Any:
@@ -217,32 +210,3 @@ def _accuracy(cell: Cell) -> str:
     if not cell.federation or cell.accuracy is None:
         return ""
     return f"; the model names {cell.accuracy:.0%} of {cell.accuracy_examples} unseen examples right"
-
-
-def print_kind(entries: Sequence[Mapping[str, str]], options: Mapping[str, Sequence[Option]]) -> None:
-    """All that is known about the names of one kind, a paragraph each, with a line for every option."""
-    console = open_console()
-    for entry in entries:
-        console.print(Text(entry["name"], style="bold"))
-        for key, value in entry.items():
-            if key not in ("name", "options") and value:
-                console.print(Text(f"  {key}: {value}"), soft_wrap=True)
-        for option in options.get(entry["name"], ()):
-            head = f"  {option.name} = {option.default}" if option.default else f"  {option.name}, to be given"
-            console.print(Text(f"{head}: {option.about}" if option.about else head), soft_wrap=True)
-
-
-def print_catalog(found: Mapping[str, Sequence[Mapping[str, str]]]) -> None:
-    """All names, a table per kind."""
-    console = open_console()
-    for kind, entries in found.items():
-        columns = [c for c in ("name", "needs", "paper", "cost", "about", "unit") if any(c in e for e in entries)]
-        if kind == "attacks":
-            columns.remove("about")
-        table = Table(title=kind, title_justify="left", title_style="bold", pad_edge=False)
-        for column in columns:
-            table.add_column(column, no_wrap=column == "name")
-        for entry in entries:
-            table.add_row(*(Text(entry.get(column, "")) for column in columns))
-        console.print(table)
-    console.print("All options of a kind: seepage list KIND, e.g. seepage list attacks")

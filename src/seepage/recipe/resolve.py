@@ -207,7 +207,8 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
         problems.append(f'{key} must be a table with use = "NAME", got {table!r}')
         return Spec("")
     part = Spec.of({"use": default, **table})
-    if "label" in table and (key != "attack" or _LABEL.fullmatch(part.label) is None):
+    label = table.get("label", "x")
+    if ("label" in table and key != "attack") or not isinstance(label, str) or _LABEL.fullmatch(label) is None:
         problems.append(
             f"{key} {part.use!r}: label names the rows of an attack: letters, digits, '.', '-' and '_', "
             f"got {short(table['label'])}"

@@ -1,0 +1,30 @@
+"""The table of attacks in README.md, from the registry. `python docs/site_builder/readme.py` writes it again."""
+
+import re
+from pathlib import Path
+
+from seepage.registry import attacks
+
+README = Path(__file__).parents[2] / "README.md"
+HEAD, END = "| attack | what it does | needs | published |\n|---|---|---|---|\n", "\n\n"
+
+
+def attack_table() -> str:
+    """A row for each attack, cheapest first."""
+    rows = [f"| `{e.name}` | {_first(e.about)} | {e.needs} | {e.paper} |" for e in attacks.values()]
+    return HEAD + "\n".join(rows)
+
+
+def _first(about: str) -> str:
+    """The first sentence."""
+    return re.split(r"\.\s+(?=[A-Z])", about)[0].rstrip(".").replace("|", "\\|")
+
+
+def replaced(text: str) -> str:
+    """A text whose table of attacks is the generated one."""
+    before, _, rest = text.partition(HEAD)
+    return before + attack_table() + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    README.write_text(replaced(README.read_text(encoding="utf-8")), encoding="utf-8")
