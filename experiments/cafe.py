@@ -15,12 +15,12 @@ from cafe_parties import FrozenTranscript, errors, frozen, images, prepare, qual
 from common import Clock, Row, clocked, keep
 from torch import Tensor
 
-from seepage.attacks.cafe import Cafe, Recovered, Search
+from seepage.attacks.cafe import Cafe, InversionSettings, Recovered
 from seepage.attacks.cafe.invert import invert
-from seepage.attacks.cafe.label_inference import link
+from seepage.attacks.cafe.label_inference import infer_labels
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cafe.steps import groups
-from seepage.attacks.cafe.target_layers import assemble, block_shape, find_sites
+from seepage.attacks.cafe.target_layers import assemble, block_shape, find_target_layers
 from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
 from seepage.defenses.fake_gradients import FakeGradients
 from seepage.papers.special.parties import loss
@@ -59,10 +59,12 @@ def run_exact(args: argparse.Namespace) -> None:
         row |= {"seconds_1_2": rounded(clock.wall - transcript.spent.wall)}
         row |= {"cpu_1_2": rounded(clock.cpu - transcript.spent.cpu), "cpu_victim": rounded(transcript.spent.cpu)}
         with clocked(linking):
-            linked = link(victim.knowledge.model, victim.params, find_sites(victim.knowledge, victim.params), found)
+            inferred = infer_labels(
+                victim.knowledge.model, victim.params, find_target_layers(victim.knowledge, victim.params), found
+            )
         row |= errors(found, truth(victim)) | {"cpu_link": rounded(linking.cpu)}
-        if linked is not None:
-            row |= _labels(linked.labels, torch.isfinite(linked.misfit), found[0].group, data.labels)
+        if inferred is not None:
+            row |= _labels(inferred.labels, torch.isfinite(inferred.misfit), found[0].group, data.labels)
         if args.invert:
             row |= _pictures(attack, transcript, data, found, seed)
         elif args.some:
@@ -95,24 +97,24 @@ def _pictures(attack: Cafe, transcript: FrozenTranscript, data: Batch, found: li
 
 def _some_pictures(victim: IndexedVictim, found: list[Recovered], some: int, steps: tuple[int, ...], seed: int) -> Row:
     """Step III on the first few identifiable samples alone."""
-    chosen = torch.stack([one.known | one.silent for one in found]).all(0).nonzero().squeeze(1)[:some]
+    chosen = torch.stack([one.known | one.zero_gradient for one in found]).all(0).nonzero().squeeze(1)[:some]
     if not len(chosen):
         return {"inverted": 0}
     knowledge, clock = victim.knowledge, Clock()
     blocks = []
-    sites = find_sites(knowledge, victim.params)
+    layers = find_target_layers(knowledge, victim.params)
     with clocked(clock):
-        for site, one in zip(sites, found, strict=True):
-            like = torch.zeros(1, *block_shape(site, knowledge.input_shape))
+        for layer, one in zip(layers, found, strict=True):
+            like = torch.zeros(1, *block_shape(layer, knowledge.input_shape))
 
-            def features(x: Tensor, site: Any = site) -> Tensor:
-                out: Tensor = site.features(knowledge.model, victim.params, victim.buffers, x)
+            def features(x: Tensor, layer: Any = layer) -> Tensor:
+                out: Tensor = layer.features(knowledge.model, victim.params, victim.buffers, x)
                 return out
 
             targets = one.h[chosen].float()
-            blocks.append(invert(features, targets, like, (0.0, 1.0), Search(steps=steps), seed=seed)[0])
-            blocks[-1][one.silent[chosen]] = 0.0  # the darkest input, as `Cafe` takes it
-    guess = assemble(sites, blocks, knowledge.input_shape, 0.5)
+            blocks.append(invert(features, targets, like, (0.0, 1.0), InversionSettings(steps=steps), seed=seed)[0])
+            blocks[-1][one.zero_gradient[chosen]] = 0.0  # the darkest input, as `Cafe` takes it
+    guess = assemble(layers, blocks, knowledge.input_shape, 0.5)
     true = victim.data.inputs
     match = within_cells(guess.flatten(1), true[chosen].flatten(1), found[0].group[chosen])
     return quality(guess, true[chosen][match]) | {"inverted": len(chosen), "cpu_3": rounded(clock.cpu)}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import seepage.data
 from seepage.attacks.cafe import Recovered
-from seepage.attacks.cafe.target_layers import Site, find_sites, true_representations
+from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers, true_representations
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.models.vertical import vertical
@@ -54,7 +54,7 @@ class FrozenTranscript(IndexedTranscript):
     """Gradients of a frozen model from stored features: the victim's convolutions, done once instead of per round."""
 
     stored: list[Tensor] = field(default_factory=list, repr=False)
-    sites: list[Site] = field(default_factory=list, repr=False)
+    layers: list[TargetLayer] = field(default_factory=list, repr=False)
     spent: Clock = field(default_factory=Clock, repr=False)
 
     def select(self, t: int, names: Collection[str]) -> Tensors:
@@ -87,16 +87,16 @@ class FrozenTranscript(IndexedTranscript):
 
 def frozen(victim: IndexedVictim) -> FrozenTranscript:
     """The server's view of a frozen victim, with its features stored."""
-    sites = find_sites(victim.knowledge, victim.params)
+    layers = find_target_layers(victim.knowledge, victim.params)
     stored = []
     with torch.no_grad():
-        for site in sites:
-            blocks = victim.data.inputs[(slice(None), *site.block)]
+        for layer in layers:
+            blocks = victim.data.inputs[(slice(None), *layer.block)]
             parts = [
-                site.features(victim.knowledge.model, victim.params, victim.buffers, part) for part in blocks.split(50)
+                layer.features(victim.knowledge.model, victim.params, victim.buffers, part) for part in blocks.split(50)
             ]
             stored.append(torch.cat(parts))
-    return FrozenTranscript(victim.knowledge, victim, stored, sites)
+    return FrozenTranscript(victim.knowledge, victim, stored, layers)
 
 
 def truth(victim: IndexedVictim) -> list[tuple[Tensor, Tensor]]:
@@ -137,10 +137,10 @@ def errors(found: list[Recovered], true: list[tuple[Tensor, Tensor]]) -> Row:
 
     A silent part counts as known: its v is zero, and its h is left out.
     """
-    ready = torch.stack([one.known | one.silent for one in found]).all(0)
+    ready = torch.stack([one.known | one.zero_gradient for one in found]).all(0)
     known = torch.stack([one.known for one in found]).all(0)
     rows = ready.nonzero().squeeze(1)
-    heard = [(~one.silent[rows]).double()[:, None] for one in found]
+    heard = [(~one.zero_gradient[rows]).double()[:, None] for one in found]
     guess_h = torch.cat([one.h[rows] * live for one, live in zip(found, heard, strict=True)], 1)
     all_h = torch.cat([h[rows].double() * live for (_, h), live in zip(true, heard, strict=True)], 1)
     places = within_cells(guess_h, all_h, found[0].group[rows])
@@ -151,7 +151,7 @@ def errors(found: list[Recovered], true: list[tuple[Tensor, Tensor]]) -> Row:
     return {
         "identifiable": int(known.sum()),
         "identifiable_or_silent": int(ready.sum()),
-        "silent_parts": int(sum(one.silent.sum() for one in found)),
+        "silent_parts": int(sum(one.zero_gradient.sum() for one in found)),
         "error_v": rounded(relative(guess_v, true_v)),
         "error_h": rounded(relative(guess_h, true_h)),
         "error_h_worst": rounded(float(worst.max())),

@@ -95,7 +95,7 @@ def main() -> None:
             model, batch = victim(kind, arguments.n, arguments.hidden, seed)
             facts: dict[str, object] = {"data": kind, "n": arguments.n, "hidden": arguments.hidden, "seed": seed}
             for first, last, steps in [SETTINGS[i] for i in arguments.whole or range(len(SETTINGS))]:
-                search.WIDTHS = (first, last)
+                search.SEARCH_WIDTHS = (first, last)
                 setting = {"widths": [first, last], "steps": steps}
                 measured = (
                     whole(model, batch, steps) if arguments.whole else starts_of(model, batch, steps, arguments.starts)

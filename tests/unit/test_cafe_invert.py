@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from seepage.attacks.base import Checkpoint, Inapplicable, Silent
-from seepage.attacks.cafe import Cafe, Search
+from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.published import PublishedCafe, RowAdam
 from seepage.clients import FedSGD
@@ -50,7 +50,9 @@ def test_gauss_newton_solves_a_linear_map_at_once():
     draw = torch.Generator().manual_seed(0)
     matrix = torch.randn(30, 12, generator=draw)
     x = torch.rand(5, 12, generator=draw)
-    found = gauss_newton(lambda z: z @ matrix.T, x @ matrix.T, torch.full((5, 12), 0.5), (0.0, 1.0), Search(inner=20))
+    found = gauss_newton(
+        lambda z: z @ matrix.T, x @ matrix.T, torch.full((5, 12), 0.5), (0.0, 1.0), InversionSettings(inner=20)
+    )
     assert torch.allclose(found, x, atol=1e-4)
 
 
@@ -58,7 +60,7 @@ def test_the_search_never_leaves_the_value_range_and_residuals_are_its_own():
     draw = torch.Generator().manual_seed(1)
     matrix = torch.randn(20, 6, generator=draw)
     targets = torch.randn(3, 20, generator=draw)  # nothing maps there
-    search = Search(steps=(10, 10))
+    search = InversionSettings(steps=(10, 10))
     x, left = invert(lambda z: z @ matrix.T, targets, torch.zeros(1, 6), (-1.0, 2.0), search, seed=0)
     assert x.min() >= -1
     assert x.max() <= 2

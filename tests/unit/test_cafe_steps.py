@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe import Cafe, true_representations
 from seepage.attacks.cafe.defense_aware import plausible, solve_column
-from seepage.attacks.cafe.label_inference import link, logit_gradients
+from seepage.attacks.cafe.label_inference import infer_labels, logit_gradients
 from seepage.attacks.cafe.moving import correct, drifts
 from seepage.attacks.cafe.split import split
 from seepage.attacks.cafe.steps import cover, step_one, step_two, window
-from seepage.attacks.cafe.subspaces import read_shapes, shape_of
-from seepage.attacks.cafe.target_layers import find_sites
+from seepage.attacks.cafe.subspaces import read_gradients, round_gradient
+from seepage.attacks.cafe.target_layers import find_target_layers
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.models.vertical import vertical
@@ -137,7 +137,7 @@ def test_three_shuffled_epochs_are_enough():
     design = ShuffledEpochs(samples=24, batch_size=4, seed=3)
     victim = make(design, 18, hidden=48, channels=8)
     found = Cafe().recover(victim.transcript())
-    link(victim.knowledge.model, victim.params, find_sites(victim.knowledge, victim.params), found)
+    infer_labels(victim.knowledge.model, victim.params, find_target_layers(victim.knowledge, victim.params), found)
     for one, (_, h) in zip(found, truth(victim), strict=True):
         alone = one.known & (one.group.bincount()[one.group] == 1)
         assert alone.sum() >= 12
@@ -151,8 +151,8 @@ def test_cells_are_split_and_parties_linked():
     design = Listed(samples=16, batch_size=4, batches=first + second)
     victim = make(design, 8, shape=(1, 16, 16), dark=0.95, hidden=40, channels=16, seed=4)
     found = Cafe(mode="few_rounds").recover(victim.transcript())
-    sites = find_sites(victim.knowledge, victim.params)
-    linked = link(victim.knowledge.model, victim.params, sites, found)
+    layers = find_target_layers(victim.knowledge, victim.params)
+    inferred = infer_labels(victim.knowledge.model, victim.params, layers, found)
     fine = torch.stack([one.known for one in found]).all(0)
     assert fine.sum() >= 6
     guess = torch.cat([one.h for one in found], 1)
@@ -161,8 +161,8 @@ def test_cells_are_split_and_parties_linked():
         mate = n ^ 1
         errors = [float((guess[n] - true[k]).norm() / true[k].norm()) for k in (n, mate)]
         assert min(errors) < 1e-3  # all parties of one row belong to one sample
-        assert linked.labels[n] == victim.data.labels[(n, mate)[errors.index(min(errors))]]
-        assert linked.misfit[n] < 1e-2
+        assert inferred.labels[n] == victim.data.labels[(n, mate)[errors.index(min(errors))]]
+        assert inferred.misfit[n] < 1e-2
 
 
 @settings(max_examples=15, deadline=None)
@@ -340,7 +340,7 @@ def test_a_sample_whose_rounds_all_hold_another_does_not_spoil_either():
 def test_shapes_equal_the_singular_value_decomposition():
     draw = torch.Generator().manual_seed(0)
     matrix = torch.rand(40, 5, generator=draw).double() @ torch.rand(5, 90, generator=draw).double()
-    shape = shape_of(matrix / 5, torch.zeros(40), 5)
+    shape = round_gradient(matrix / 5, torch.zeros(40), 5)
     left = torch.linalg.svd(matrix)[0][:, :5]
     assert torch.allclose(shape.left @ shape.left.T, left @ left.T, atol=1e-8)
     assert torch.allclose(shape.left @ shape.core, matrix)
@@ -356,17 +356,17 @@ def training(lr, *, rounds=12, optimizer="sgd"):
 def test_known_drifts_are_taken_out_of_h():
     """With the true inputs the drifts are exact, and so h at the first weights soon is too."""
     victim = training(1e-2)
-    transcript, sites = victim.transcript(), find_sites(victim.knowledge, victim.params)
+    transcript, layers = victim.transcript(), find_target_layers(victim.knowledge, victim.params)
     batches = [victim.design.indices(t) for t in range(12)]
-    shapes = read_shapes(transcript, range(12), batches, sites)
+    rounds_seen = read_gradients(transcript, range(12), batches, layers)
     found = Cafe(mode="few_rounds").recover(transcript)
-    blocks = [victim.data.inputs[(slice(None), *site.block)] for site in sites]
-    moves = drifts(transcript, range(12), batches, sites, blocks, victim.buffers)
+    blocks = [victim.data.inputs[(slice(None), *layer.block)] for layer in layers]
+    moves = drifts(transcript, range(12), batches, layers, blocks, victim.buffers)
     for m, (one, (_, h)) in enumerate(zip(found, truth(victim), strict=True)):
         before = (one.h - h).norm(dim=1) / h.norm(dim=1)
-        one.h = correct(one, shapes[m], batches, moves[m])
+        one.h = correct(one, rounds_seen[m], batches, moves[m])
         once = (one.h - h).norm(dim=1) / h.norm(dim=1)
-        one.h = correct(one, shapes[m], batches, moves[m])
+        one.h = correct(one, rounds_seen[m], batches, moves[m])
         twice = (one.h - h).norm(dim=1) / h.norm(dim=1)
         assert once.median() < 0.3 * before.median()
         assert twice.median() < 0.1 * before.median()

@@ -53,7 +53,7 @@ def best_cosines(sources: torch.Tensor, objective: Objective) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_the_search_unmixes_flat_sources_but_not_peaked_ones() -> None:
-    """More log cosh means flatter than a Gaussian: the paper's negentropy, maximised, is wrong for peaked sources."""
+    """More log cosh means flatter than a Gaussian: the paper's negentropy, maximized, is wrong for peaked sources."""
     draw = np.random.default_rng(0)
     objective = Objective(negentropy=30.0, independence=1.0, temperature=5.0, tv=0.0)
     assert best_cosines(torch.from_numpy(draw.uniform(-1, 1, size=(3, 4000))), objective).min() > 0.98

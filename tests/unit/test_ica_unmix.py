@@ -18,7 +18,7 @@ from seepage.attacks.cpa.ica import (
     unmix_rest,
     whitener,
 )
-from seepage.attacks.cpa.ica.unmix import SparseScore, random_rotation, slope
+from seepage.attacks.cpa.ica.unmix import SparseScore, random_rotation, score_gradient
 from seepage.data import load
 
 
@@ -117,7 +117,7 @@ def test_slope_is_the_likelihoods_derivative() -> None:
     change = torch.zeros((3, 3), dtype=torch.float64)
     change[0, 2] = 1e-6
     moved = torch.einsum("ij,jfp->ifp", torch.eye(3, dtype=torch.float64) + change, signals)
-    expected = float(slope(signals, score, precisions)[0][0, 2])
+    expected = float(score_gradient(signals, score, precisions)[0][0, 2])
     assert float((cost(moved) - cost(signals)) / 1e-6) == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 

@@ -11,7 +11,7 @@ from seepage.attacks.cpa.refinement import (
     anneal,
     conjugate_gradients,
     factored,
-    polish,
+    refine,
     sensitivity,
     stages_for,
 )
@@ -54,7 +54,7 @@ def case(n: int, model: nn.Sequential) -> tuple[Mixture, Tensor, Batch, Tensor]:
 @pytest.mark.parametrize("deep", [False, True])
 def test_at_the_truth_columns_labels_and_scale_are_right(deep: bool) -> None:
     mixture, truth, batch, _ = case(12, network(deep=deep))
-    view = mixture.look(mixture.scaled(-3 * truth))
+    view = mixture.evaluate(mixture.scaled(-3 * truth))
     torch.testing.assert_close(view.rows, truth, rtol=1e-3, atol=1e-3)
     assert view.certificates.max() < 1e-3
     assert torch.equal(view.labels, batch.labels)
@@ -79,8 +79,8 @@ def test_a_spoiled_unmixing_becomes_exact(deep: bool) -> None:
     mixture, truth, _, _ = case(12, network(deep=deep))
     noise = torch.randn(truth.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     start = truth + 0.05 * noise * truth.norm(dim=1, keepdim=True) / 12**0.5
-    before = mixture.look(mixture.scaled(start)).certificates
-    view = polish(mixture, start, stages=anneal(0.5, 1e-4, 20, 0.0))
+    before = mixture.evaluate(mixture.scaled(start)).certificates
+    view = refine(mixture, start, stages=anneal(0.5, 1e-4, 20, 0.0))
     assert before.median() > 0.05
     assert view.certificates.max() < 1e-3
     assert (view.rows - truth).norm() / truth.norm() < 1e-3
@@ -91,7 +91,7 @@ def test_the_image_prior_carries_a_full_layer() -> None:
     mixture, truth, _, right = case(24, network())
     fields = difference_fields(right, (3, 32, 32)).float()
     start = unmix(fields, draw=torch.Generator().manual_seed(0)).double()
-    view = polish(mixture, start, fields=fields, stages=stages_for(24 / 64))
+    view = refine(mixture, start, fields=fields, stages=stages_for(24 / 64))
     assert (view.certificates < 1e-2).double().mean() > 0.9
     nearest = torch.cdist(view.rows, truth).min(1).values / truth.norm(dim=1).mean()
     assert (nearest < 1e-3).double().mean() > 0.9
@@ -100,13 +100,13 @@ def test_the_image_prior_carries_a_full_layer() -> None:
 def test_it_never_returns_worse_than_it_was_given() -> None:
     mixture, truth, _, _ = case(8, network())
     rough = torch.randn(truth.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    start = mixture.look(mixture.scaled(rough)).certificates.clamp(max=1).sum()
-    assert polish(mixture, rough, stages=anneal(0.5, 1e-3, 5, 0.0)).certificates.clamp(max=1).sum() <= start
+    start = mixture.evaluate(mixture.scaled(rough)).certificates.clamp(max=1).sum()
+    assert refine(mixture, rough, stages=anneal(0.5, 1e-3, 5, 0.0)).certificates.clamp(max=1).sum() <= start
 
 
 def test_sensitivity_is_what_a_moved_image_would_change() -> None:
     mixture, truth, batch, _ = case(4, network())
-    view = mixture.look(truth)
+    view = mixture.evaluate(truth)
     among = torch.tensor([True, False, False, False])
     found = sensitivity(mixture, view, 0.5, among)
     assert found[1:].isinf().all()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, GaussianNoise, Inapplicable, attack, build, record
 from seepage.attacks import RGap, rank_report
-from seepage.attacks.rgap.chain import Chain, curve_of
+from seepage.attacks.rgap.chain import Chain, activation_of
 from seepage.clients import FedAvg
 from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.testing import planted_inputs
@@ -81,30 +81,30 @@ def test_a_narrow_convolution_protects_and_says_so() -> None:
 
 def test_the_matrices_are_those_of_autograd() -> None:
     model = strided(nn.LeakyReLU()).double()
-    link = Chain.of(model, state_of(model)[0], (1, 8, 8)).links[1]
+    linear_map = Chain.of(model, state_of(model)[0], (1, 8, 8)).maps[1]
     reading = torch.rand(96, generator=generator(0, "reading"), dtype=torch.float64).requires_grad_()
-    slopes = torch.rand(192, generator=generator(0, "slopes"), dtype=torch.float64)
-    conv = link.module
+    output_gradient = torch.rand(192, generator=generator(0, "output_gradient"), dtype=torch.float64)
+    conv = linear_map.module
 
     def output(flat: Tensor) -> Tensor:
         return nn.functional.conv2d(flat.reshape(1, 6, 4, 4), conv.weight, stride=1, padding=1).flatten()
 
-    assert torch.allclose(link.matrix(), torch.autograd.functional.jacobian(output, reading))
-    gradient = torch.autograd.grad(slopes @ output(reading), conv.weight)[0]
-    rows, wanted = link.gradient_system(slopes, gradient)
+    assert torch.allclose(linear_map.matrix(), torch.autograd.functional.jacobian(output, reading))
+    gradient = torch.autograd.grad(output_gradient @ output(reading), conv.weight)[0]
+    rows, wanted = linear_map.gradient_system(output_gradient, gradient)
     assert torch.allclose(rows @ reading, wanted)
 
 
 @pytest.mark.parametrize("module", [None, nn.ReLU(), nn.LeakyReLU(0.3), nn.Sigmoid(), nn.Tanh()])
 def test_curves_turn_around_and_have_the_slope_of_autograd(module: nn.Module | None) -> None:
-    curve, act = curve_of(module), module or nn.Identity()
-    assert curve is not None
+    activation, act = activation_of(module), module or nn.Identity()
+    assert activation is not None
     z = torch.linspace(-2, 2, 10, dtype=torch.float64).requires_grad_()
     y = act(z)
-    known = curve.known(y)
-    assert torch.equal(curve.forward(z), y)
-    assert torch.allclose(curve.inverse(y)[known], z[known])
-    assert torch.allclose(curve.slope(z), torch.autograd.grad(y.sum(), z)[0])
+    known = activation.known(y)
+    assert torch.equal(activation.forward(z), y)
+    assert torch.allclose(activation.inverse(y)[known], z[known])
+    assert torch.allclose(activation.derivative(z), torch.autograd.grad(y.sum(), z)[0])
 
 
 def test_noise_is_not_certified() -> None:

@@ -15,7 +15,7 @@ from seepage.errors import SeepageError, unknown
 from seepage.registry import Spec, attacks
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript, Update
 
-FAINTEST = 1e-9
+MIN_NOISE_RATIO = 1e-9
 """Least deviation of a round's noise, over that of the first round, that rounds are weighed by."""
 
 
@@ -138,7 +138,7 @@ def _average(transcript: Transcript) -> _OneOfMany:
         noise = known_noise(knowledge, seen)
         # Noise that decays to nothing would give its rounds endless weight.
         quiet = 0.0 if noise is None else noise.deviation
-        mean.add(seen, 1.0 if loudest is None else max(quiet, FAINTEST * loudest.deviation))
+        mean.add(seen, 1.0 if loudest is None else max(quiet, MIN_NOISE_RATIO * loudest.deviation))
     observed = replace(first, params=mean.of("params"), update=Update(mean.of("update"), first.update.kind))
     moved = {name: tensor - first.params[name] for name, tensor in observed.params.items()}
     gone = float(norm(moved)) / max(float(norm(first.params)), 1e-30)

@@ -13,35 +13,33 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
-from seepage.attacks.cafe import closed_form, moving
-from seepage.attacks.cafe import defense_aware as unforged
-from seepage.attacks.cafe import subspaces as few_rounds
-from seepage.attacks.cafe.invert import Search, gauss_newton, invert, reads_input, residual
-from seepage.attacks.cafe.label_inference import Linked, link
+from seepage.attacks.cafe import closed_form, defense_aware, moving, subspaces
+from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert, reads_input, residual
+from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
 from seepage.attacks.cafe.steps import Recovered, determined, open_rounds, params_of, read_biases, window
-from seepage.attacks.cafe.target_layers import Site, assemble, block_shape, true_representations
+from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
 from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
 
-__all__ = ["Cafe", "Recovered", "Search", "true_representations"]
+__all__ = ["Cafe", "Recovered", "InversionSettings", "true_representations"]
 
-ROUGH = 0.03
+ROUGH_RESIDUAL = 0.03
 """Residual of step III that is good enough to start from where the weights move and h is not known better yet."""
-LARGEST_DRIFT = 0.05
+MAX_DRIFT = 0.05
 """Relative change of all weights over the rounds used, beyond which they are not followed."""
-CHUNK = 100
+CHUNK_SAMPLES = 100
 """Samples of one party between two checkpoints."""
 
 
 @dataclass(frozen=True)
-class _View:
+class _ReadRounds:
     """What is read once from the transcript."""
 
     transcript: Transcript
     knowledge: Knowledge
     params: Tensors
     buffers: Tensors
-    sites: list[Site]
+    layers: list[TargetLayer]
     rounds: list[int]
     batches: list[Tensor]
     samples: int
@@ -102,7 +100,7 @@ class Cafe(Attack):
     invert: bool = True
     entries: Literal["all", "unforged"] = "all"
 
-    def examine(self, transcript: Transcript) -> _View:
+    def examine(self, transcript: Transcript) -> _ReadRounds:
         """Sites and indices, checked; repeated batches are left out."""
         opening = open_rounds(transcript, self.samples)
         seen: set[tuple[int, ...]] = set()
@@ -123,12 +121,12 @@ class Cafe(Attack):
             fresh = fresh[: window([opening.batches[t] for t in fresh], opening.samples)]
         if moving:
             _refuse_training(transcript, opening.params, fresh[-1])
-        return _View(
+        return _ReadRounds(
             transcript=transcript,
             knowledge=transcript.knowledge,
             params=opening.params,
             buffers=opening.buffers,
-            sites=opening.sites,
+            layers=opening.layers,
             rounds=fresh,
             batches=[opening.batches[t] for t in fresh],
             samples=opening.samples,
@@ -141,34 +139,34 @@ class Cafe(Attack):
         """Steps I and II alone: V and H of every party."""
         return self._recover(self.prepare(transcript))[0]
 
-    def _recover(self, view: _View) -> tuple[list[Recovered], Linked | None]:
+    def _recover(self, view: _ReadRounds) -> tuple[list[Recovered], InferredLabels | None]:
         found = self._steps(view)
-        linked = None
+        inferred = None
         if view.knowledge.client.softmax_gradient:
-            linked = link(view.knowledge.model, view.params, view.sites, found)
-        if linked is not None and not view.moving:
-            _drop_misfits(found, linked)
-        return found, linked
+            inferred = infer_labels(view.knowledge.model, view.params, view.layers, found)
+        if inferred is not None and not view.moving:
+            _drop_misfits(found, inferred)
+        return found, inferred
 
-    def _steps(self, view: _View) -> list[Recovered]:
+    def _steps(self, view: _ReadRounds) -> list[Recovered]:
         transcript = view.transcript
         if self.entries == "unforged":
-            biases = read_biases(transcript, view.rounds, view.sites)
-            return unforged.solve(transcript, view.rounds, view.batches, view.samples, view.sites, biases)
+            biases = read_biases(transcript, view.rounds, view.layers)
+            return defense_aware.solve(transcript, view.rounds, view.batches, view.samples, view.layers, biases)
         if self._least_squares(view):
-            biases = read_biases(transcript, view.rounds, view.sites)
+            biases = read_biases(transcript, view.rounds, view.layers)
             return closed_form.solve(
                 transcript,
                 view.rounds,
                 view.batches,
                 view.samples,
-                view.sites,
+                view.layers,
                 biases,
                 weight_rounds=self.weight_rounds,
             )
-        return few_rounds.solve(transcript, view.rounds, view.batches, view.samples, view.sites, moving=view.moving)
+        return subspaces.solve(transcript, view.rounds, view.batches, view.samples, view.layers, moving=view.moving)
 
-    def _least_squares(self, view: _View) -> bool:
+    def _least_squares(self, view: _ReadRounds) -> bool:
         if self.mode != "auto" or view.moving:
             return self.mode == "least_squares"
         table = torch.zeros(len(view.batches), view.samples, dtype=torch.float64)
@@ -177,19 +175,19 @@ class Cafe(Attack):
         drawn = table.sum(0) > 0
         return len(table) >= int(drawn.sum()) and bool(determined(table)[drawn].all())
 
-    def run(self, view: _View, *, seed: int, progress: Progress) -> Reconstruction:
-        found, linked = self._recover(view)
-        notes = _notes(view, found, linked)
-        ready = torch.stack([one.known | one.silent for one in found]).all(0)
+    def run(self, view: _ReadRounds, *, seed: int, progress: Progress) -> Reconstruction:
+        found, inferred = self._recover(view)
+        notes = _notes(view, found, inferred)
+        ready = torch.stack([one.known | one.zero_gradient for one in found]).all(0)
         chosen = ready.nonzero().squeeze(1)
         if not len(chosen):
             raise Inapplicable(
-                f"the rounds determine none of {view.samples} samples at all {len(view.sites)} parties",
+                f"the rounds determine none of {view.samples} samples at all {len(view.layers)} parties",
                 "record more rounds (three epochs, each shuffled anew, are enough)",
             )
         labels = None
-        if linked is not None and bool((linked.labels[chosen] >= 0).all()):
-            labels = linked.labels[chosen]
+        if inferred is not None and bool((inferred.labels[chosen] >= 0).all()):
+            labels = inferred.labels[chosen]
         if not self.invert:
             features = torch.cat([one.h[chosen] for one in found], dim=1).float()
             return Reconstruction(
@@ -219,51 +217,53 @@ class Cafe(Attack):
         return {"v": torch.cat([v for v, _ in pairs], 1), "h": torch.cat([h for _, h in pairs], 1)}
 
     def _invert(
-        self, view: _View, found: Sequence[Recovered], chosen: Tensor, seed: int, progress: Progress
+        self, view: _ReadRounds, found: Sequence[Recovered], chosen: Tensor, seed: int, progress: Progress
     ) -> tuple[Tensor, Tensor]:
         """Step III for every party, chunk by chunk, with a checkpoint after each."""
         knowledge = view.knowledge
-        search = Search(steps=tuple(self.steps), polish=self.polish, certain=ROUGH if view.moving else self.certain)
+        search = InversionSettings(
+            steps=tuple(self.steps), polish=self.polish, certain=ROUGH_RESIDUAL if view.moving else self.certain
+        )
         kept = progress.load()
         parts: dict[str, Tensor] = dict(kept.tensors) if kept is not None else {}
-        pieces = chosen.split(CHUNK)
-        total = len(pieces) * len(view.sites)
-        like = view.params[view.sites[0].weight]
+        pieces = chosen.split(CHUNK_SAMPLES)
+        total = len(pieces) * len(view.layers)
+        like = view.params[view.layers[0].weight]
         blocks, residuals = [], []
-        for m, (site, one) in enumerate(zip(view.sites, found, strict=True)):
-            shape = block_shape(site, knowledge.input_shape)
+        for m, (layer, one) in enumerate(zip(view.layers, found, strict=True)):
+            shape = block_shape(layer, knowledge.input_shape)
             for number, piece in enumerate(pieces):
                 name = f"{m}/{number}"
                 if f"{name}/inputs" not in parts:
-                    x, left = self._invert_piece(view, site, one, piece, like.new_zeros(1, *shape), search, seed)
+                    x, left = self._invert_piece(view, layer, one, piece, like.new_zeros(1, *shape), search, seed)
                     parts |= {f"{name}/inputs": x, f"{name}/residuals": left}
                     progress.save(Checkpoint(parts, {"step": len(parts) // 2}))
                 done = m * len(pieces) + number + 1
                 progress.report(done, total, float(parts[f"{name}/residuals"].max()))
             blocks.append(torch.cat([parts[f"{m}/{number}/inputs"] for number in range(len(pieces))]))
             residuals.append(torch.cat([parts[f"{m}/{number}/residuals"] for number in range(len(pieces))]))
-        whole = assemble(view.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
+        whole = assemble(view.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return whole, torch.stack(residuals).amax(0)
 
     def _follow(
-        self, view: _View, found: Sequence[Recovered], chosen: Tensor, inputs: Tensor, seed: int
+        self, view: _ReadRounds, found: Sequence[Recovered], chosen: Tensor, inputs: Tensor, seed: int
     ) -> tuple[Tensor, Tensor]:
         """Where the weights move: correct h by what the guessed inputs say of the moves, and the inputs by h again."""
         knowledge, model, transcript = view.knowledge, view.knowledge.model, view.transcript
         low = knowledge.value_range[0]
         whole = inputs.new_full((view.samples, *inputs.shape[1:]), low)
         whole[chosen] = inputs
-        blocks = [whole[(slice(None), *site.block)].clone() for site in view.sites]
-        shapes = few_rounds.read_shapes(transcript, view.rounds, view.batches, view.sites)
-        residuals = inputs.new_ones(len(view.sites), view.samples)
-        search = Search(polish=self.polish)
+        blocks = [whole[(slice(None), *layer.block)].clone() for layer in view.layers]
+        rounds_seen = subspaces.read_gradients(transcript, view.rounds, view.batches, view.layers)
+        residuals = inputs.new_ones(len(view.layers), view.samples)
+        search = InversionSettings(polish=self.polish)
         for turn in range(self.corrections):
-            moves = moving.drifts(transcript, view.rounds, view.batches, view.sites, blocks, view.buffers)
-            for m, (site, one) in enumerate(zip(view.sites, found, strict=True)):
-                one.h = moving.correct(one, shapes[m], view.batches, moves[m])
+            moves = moving.drifts(transcript, view.rounds, view.batches, view.layers, blocks, view.buffers)
+            for m, (layer, one) in enumerate(zip(view.layers, found, strict=True)):
+                one.h = moving.correct(one, rounds_seen[m], view.batches, moves[m])
                 rows = chosen[one.known[chosen]]
-                features = partial(site.features, model, view.params, view.buffers)
-                for piece in rows.split(CHUNK):
+                features = partial(layer.features, model, view.params, view.buffers)
+                for piece in rows.split(CHUNK_SAMPLES):
                     targets = one.h[piece].to(inputs)
                     blocks[m][piece] = gauss_newton(features, targets, blocks[m][piece], knowledge.value_range, search)
                     residuals[m, piece] = residual(features, targets, blocks[m][piece])
@@ -271,40 +271,47 @@ class Cafe(Attack):
                     # By now h is good enough to tell who is stuck at a wrong input.
                     bad = residuals[m, rows] > max(self.certain, 3 * float(residuals[m, rows].median()))
                     stuck = rows[bad.to(rows.device)]
-                    again, left = self._again(view, site, one, stuck, blocks[m], seed)
+                    again, left = self._again(view, layer, one, stuck, blocks[m], seed)
                     better = left < residuals[m, stuck]
                     moved = stuck[better.to(stuck.device)]
                     blocks[m][moved], residuals[m, moved] = again[better], left[better]
-        whole = assemble(view.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
+        whole = assemble(view.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return whole[chosen], residuals.amax(0)[chosen]
 
     def _again(
-        self, view: _View, site: Site, one: Recovered, rows: Tensor, blocks: Tensor, seed: int
+        self, view: _ReadRounds, layer: TargetLayer, one: Recovered, rows: Tensor, blocks: Tensor, seed: int
     ) -> tuple[Tensor, Tensor]:
         """A fresh search for some samples of one party."""
         if not len(rows):
             return blocks[rows], blocks.new_zeros(0)
-        features = partial(site.features, view.knowledge.model, view.params, view.buffers)
-        search = Search(steps=tuple(self.steps[-1:]), polish=self.polish, certain=self.certain)
+        features = partial(layer.features, view.knowledge.model, view.params, view.buffers)
+        search = InversionSettings(steps=tuple(self.steps[-1:]), polish=self.polish, certain=self.certain)
         return invert(features, one.h[rows].to(blocks), blocks[:1], view.knowledge.value_range, search, seed=seed + 1)
 
     def _invert_piece(
-        self, view: _View, site: Site, one: Recovered, piece: Tensor, like: Tensor, search: Search, seed: int
+        self,
+        view: _ReadRounds,
+        layer: TargetLayer,
+        one: Recovered,
+        piece: Tensor,
+        like: Tensor,
+        search: InversionSettings,
+        seed: int,
     ) -> tuple[Tensor, Tensor]:
         targets = one.h[piece].to(like)
-        live = ~one.silent[piece]
+        live = ~one.zero_gradient[piece]
         # A silent sample leaves no trace; the darkest input is the one that a ReLU network is silent about.
         x = like.new_full((len(piece), *like.shape[1:]), view.knowledge.value_range[0])
         residuals = like.new_ones(len(piece), device="cpu")  # of silent samples nothing is certain
 
         def features(blocks: Tensor) -> Tensor:
-            return site.features(view.knowledge.model, view.params, view.buffers, blocks)
+            return layer.features(view.knowledge.model, view.params, view.buffers, blocks)
 
         if reads_input(features, like):
             x[live] = targets[live].reshape(-1, *like.shape[1:])
             residuals[live] = one.spread[piece][live].to(residuals)
         elif bool(live.any()):
-            key = seed + 1000003 * view.sites.index(site) + int(piece[0])
+            key = seed + 1000003 * view.layers.index(layer) + int(piece[0])
             found, left = invert(features, targets[live], like, view.knowledge.value_range, search, seed=key)
             x[live], residuals[live] = found, left.to(residuals)
         return x, residuals
@@ -317,11 +324,11 @@ def _inner(found: Sequence[Recovered], chosen: Tensor) -> Tensors:
     return {"v": torch.cat(v, 1), "h": torch.cat(h, 1)}
 
 
-def _drop_misfits(found: Sequence[Recovered], linked: Linked) -> None:
+def _drop_misfits(found: Sequence[Recovered], inferred: InferredLabels) -> None:
     """Samples told apart inside a cell count only where h, v, weights and a label agree at all parties."""
     group = found[0].group
     shared = group.bincount()[group] > 1
-    wrong = shared & ~(linked.misfit < 0.05)
+    wrong = shared & ~(inferred.misfit < 0.05)
     for one in found:
         one.known &= ~wrong
 
@@ -337,7 +344,7 @@ def _refuse_training(transcript: Transcript, first: Tensors, last: int) -> None:
     # Of all weights together: biases start at zero, so by themselves they move without bounds.
     change = sum(float((params[name] - p).pow(2).sum()) for name, p in first.items())
     drift = (change / sum(float(p.pow(2).sum()) for p in first.values())) ** 0.5
-    if drift > LARGEST_DRIFT:
+    if drift > MAX_DRIFT:
         raise Inapplicable(
             f"the weights change by {drift:.0%} between round 0 and round {last}, too much to follow",
             "use a window of fewer rounds (few_rounds needs two or three epochs)",
@@ -350,9 +357,9 @@ def _open(found: Sequence[Recovered], chosen: Tensor) -> frozenset[Literal["orde
     return frozenset({"order"}) if len(group.unique()) < len(group) else frozenset()
 
 
-def _notes(view: _View, found: Sequence[Recovered], linked: Linked | None) -> tuple[str, ...]:
-    known = torch.stack([one.known | one.silent for one in found]).all(0)
-    silent = torch.stack([one.silent for one in found]).any(0)
+def _notes(view: _ReadRounds, found: Sequence[Recovered], inferred: InferredLabels | None) -> tuple[str, ...]:
+    known = torch.stack([one.known | one.zero_gradient for one in found]).all(0)
+    silent = torch.stack([one.zero_gradient for one in found]).any(0)
     live = torch.cat([(one.h[one.known] > 0).double().mean(1) for one in found])
     notes = [
         f"{int(known.sum())} of {view.samples} samples are identifiable at all {len(found)} parties "
@@ -373,7 +380,7 @@ def _notes(view: _View, found: Sequence[Recovered], linked: Linked | None) -> tu
     shared = int(known.sum()) - int((group.unique(return_counts=True)[1] == 1).sum())
     if shared:
         notes.append(f"{shared} samples share all their rounds with another and may be swapped with it")
-    if linked is not None:
-        fits = linked.misfit < 1e-2
+    if inferred is not None:
+        fits = inferred.misfit < 1e-2
         notes.append(f"h, v, weights and label agree for {int(fits.sum())} samples")
     return tuple(notes)

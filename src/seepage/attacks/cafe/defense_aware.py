@@ -14,10 +14,10 @@ from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.steps import Recovered, cover, gradients
-from seepage.attacks.cafe.target_layers import Site
+from seepage.attacks.cafe.target_layers import TargetLayer
 from seepage.types import Transcript
 
-SPARE = 1.25
+MIN_ROUNDS_PER_SAMPLE = 1.25
 """Rounds with a plausible entry that a neuron needs, as a multiple of the samples: some are misfits."""
 
 
@@ -26,12 +26,12 @@ def solve(
     rounds: Sequence[int],
     batches: Sequence[Tensor],
     samples: int,
-    sites: Sequence[Site],
+    layers: Sequence[TargetLayer],
     biases: Sequence[Tensor],
     *,
     covers: int = 3,
 ) -> list[Recovered]:
-    """V and H of every site from plausible entries.
+    """V and H of every layer from plausible entries.
 
     Step I solves each neuron by itself, from the rounds in which its bias gradient is plausible; neurons with too few
     of those are left out. Step II solves each feature of a batch from the plausible entries of its weight gradient.
@@ -41,7 +41,7 @@ def solve(
         rounds: The numbers of those to use.
         batches: Their samples.
         samples: N.
-        sites: The layers to read.
+        layers: The layers to read.
         biases: `[T, d2]` bias gradients of each.
         covers: How often each sample's weight gradients are read.
 
@@ -60,16 +60,16 @@ def solve(
             f"{2 * largest}",
             f"record more rounds than {len(rounds)} (about four times the number of samples)",
         )
-    d1 = [transcript.knowledge.model.get_parameter(site.weight).shape[1] for site in sites]
+    d1 = [transcript.knowledge.model.get_parameter(layer.weight).shape[1] for layer in layers]
     sums = [torch.zeros(samples, width, dtype=torch.float64) for width in d1]
     mass = [torch.zeros(samples, width, dtype=torch.float64) for width in d1]
-    names = [site.weight for site in sites]
+    names = [layer.weight for layer in layers]
     for place in cover(batches, samples, covers):
         found = gradients(transcript, rounds[place], names)
         batch = batches[place]
-        for m, site in enumerate(sites):
+        for m, layer in enumerate(layers):
             v, known = solved[m]
-            weight = found[site.weight].double().cpu() * len(batch)
+            weight = found[layer.weight].double().cpu() * len(batch)
             h, trust = _features(v[batch][:, known], weight[known], plausible(weight)[known])
             sums[m][batch] += trust * h
             mass[m][batch] += trust
@@ -96,7 +96,7 @@ def _recovered(v: Tensor, sums: Tensor, mass: Tensor) -> Recovered:
         h=sums / mass.clamp(min=1e-300),
         v_known=torch.ones(n, dtype=torch.bool),
         known=known,
-        silent=silent,
+        zero_gradient=silent,
         spread=torch.where(known, 1e-3, torch.inf).double(),
         group=torch.arange(n),
     )
@@ -124,7 +124,7 @@ def solve_column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -
 
     samples = table.shape[1]
     for _ in range(passes):
-        if table.shape[0] < SPARE * samples:
+        if table.shape[0] < MIN_ROUNDS_PER_SAMPLE * samples:
             return None
         try:
             factor = cho_factor((table.T @ table).toarray(), overwrite_a=True)

@@ -20,7 +20,7 @@ Features = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class InversionSettings:
     """How step III searches.
 
     Args:
@@ -59,7 +59,13 @@ def reads_input(features: Features, like: Tensor) -> bool:
 
 
 def invert(
-    features: Features, targets: Tensor, like: Tensor, value_range: tuple[float, float], search: Search, *, seed: int
+    features: Features,
+    targets: Tensor,
+    like: Tensor,
+    value_range: tuple[float, float],
+    search: InversionSettings,
+    *,
+    seed: int,
 ) -> tuple[Tensor, Tensor]:
     """Inputs whose features are `targets`.
 
@@ -91,7 +97,7 @@ def _attempt(
     targets: Tensor,
     like: Tensor,
     value_range: tuple[float, float],
-    search: Search,
+    search: InversionSettings,
     steps: int,
     key: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
@@ -116,7 +122,7 @@ def robust_search(
     target: Tensor,
     like: Tensor,
     value_range: tuple[float, float],
-    search: Search,
+    search: InversionSettings,
     steps: int,
     noise: Generator,
 ) -> Tensor:
@@ -152,7 +158,7 @@ def _variation(x: Tensor) -> Tensor:
 
 
 def gauss_newton(
-    features: Features, target: Tensor, x: Tensor, value_range: tuple[float, float], search: Search
+    features: Features, target: Tensor, x: Tensor, value_range: tuple[float, float], search: InversionSettings
 ) -> Tensor:
     """Gauss-Newton with conjugate gradients, per sample, inside the value range; never worse than the start.
 

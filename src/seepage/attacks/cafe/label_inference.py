@@ -13,17 +13,17 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
 
 from seepage.attacks.cafe.steps import Recovered
-from seepage.attacks.cafe.target_layers import Site
+from seepage.attacks.cafe.target_layers import TargetLayer
 from seepage.core.nn import in_mode
 from seepage.models.vertical import VerticalModel
 from seepage.types import Tensors
 
-BEAM = 64
+BEAM_WIDTH = 64
 """Combinations kept for each sample of the first party."""
 
 
 @dataclass(frozen=True)
-class Linked:
+class InferredLabels:
     """What joining the parties says.
 
     Attributes:
@@ -46,7 +46,9 @@ class _Party:
     power: Tensor  # [N] squared norm of v
 
 
-def link(model: nn.Module, params: Tensors, sites: Sequence[Site], found: Sequence[Recovered]) -> Linked | None:
+def infer_labels(
+    model: nn.Module, params: Tensors, layers: Sequence[TargetLayer], found: Sequence[Recovered]
+) -> InferredLabels | None:
     """Order every cell's samples alike at all parties (in place), and read the labels.
 
     Returns:
@@ -54,11 +56,11 @@ def link(model: nn.Module, params: Tensors, sites: Sequence[Site], found: Sequen
     """
     if not isinstance(model, VerticalModel) or not isinstance(model.head, nn.Linear):
         return None
-    views = [_view(model, params, m, site, one) for m, (site, one) in enumerate(zip(sites, found, strict=True))]
+    views = [_view(model, params, m, layer, one) for m, (layer, one) in enumerate(zip(layers, found, strict=True))]
     bias = params["head.bias"].double().cpu() if "head.bias" in params else views[0].logits.new_zeros(())
     n = len(found[0].v)
-    linked = Linked(torch.full((n,), -1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64))
-    usable = torch.stack([one.known | one.silent for one in found]).all(0)
+    inferred = InferredLabels(torch.full((n,), -1, dtype=torch.int64), torch.full((n,), torch.inf, dtype=torch.float64))
+    usable = torch.stack([one.known | one.zero_gradient for one in found]).all(0)
     members: dict[int, list[int]] = {}
     for i in usable.nonzero().squeeze(1).tolist():
         members.setdefault(int(found[0].group[i]), []).append(i)
@@ -66,17 +68,17 @@ def link(model: nn.Module, params: Tensors, sites: Sequence[Site], found: Sequen
         orders, labels, misfit = _best(views, cell, bias, model.double_softmax)
         for one, order in zip(found, orders, strict=True):
             chosen = torch.tensor(cell)[order]
-            for rows in (one.v, one.h, one.known, one.silent, one.spread):
+            for rows in (one.v, one.h, one.known, one.zero_gradient, one.spread):
                 rows[cell] = rows[chosen].clone()
-        linked.labels[cell], linked.misfit[cell] = labels, misfit
-    return linked
+        inferred.labels[cell], inferred.misfit[cell] = labels, misfit
+    return inferred
 
 
-def _view(model: VerticalModel, params: Tensors, m: int, site: Site, one: Recovered) -> _Party:
+def _view(model: VerticalModel, params: Tensors, m: int, layer: TargetLayer, one: Recovered) -> _Party:
     """A party's rows in double precision."""
     party = model.get_submodule(f"parties.{m}.rest")
     rest = {n.removeprefix(f"parties.{m}.rest."): p.double().cpu() for n, p in params.items() if f".{m}.rest." in n}
-    weight, shift = params[site.weight].double().cpu(), params[site.bias].double().cpu()
+    weight, shift = params[layer.weight].double().cpu(), params[layer.bias].double().cpu()
     u = one.h @ weight.T + shift  # [N, d2]
 
     def outputs(row: Tensor) -> Tensor:
@@ -114,10 +116,10 @@ def _best(
     for view in views[1:]:
         del view
         combos = torch.cat([combos.repeat_interleave(m, dim=0), torch.arange(m).repeat(len(combos))[:, None]], dim=1)
-        if len(combos) > m * BEAM:
+        if len(combos) > m * BEAM_WIDTH:
             misfit = _free_misfit(views, torch.tensor(cell)[combos])
             kept = [
-                of.nonzero().squeeze(1)[misfit[of].argsort(stable=True)[:BEAM]]
+                of.nonzero().squeeze(1)[misfit[of].argsort(stable=True)[:BEAM_WIDTH]]
                 for of in (combos[:, 0] == i for i in range(m))
             ]
             combos = combos[torch.cat(kept)]

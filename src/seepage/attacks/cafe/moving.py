@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cafe.steps import Recovered, params_of
-from seepage.attacks.cafe.subspaces import UNEXPLAINED, Shape, row_span
-from seepage.attacks.cafe.target_layers import Site
+from seepage.attacks.cafe.subspaces import MAX_UNEXPLAINED, RoundGradient, row_span
+from seepage.attacks.cafe.target_layers import TargetLayer
 from seepage.types import Tensors, Transcript
 
-STRETCH = 1.25
+MAX_STRETCH = 1.25
 """Lengths are corrected by this factor at most; more is a sign of a wrong direction."""
 
 
@@ -25,38 +25,40 @@ def drifts(
     transcript: Transcript,
     rounds: Sequence[int],
     batches: Sequence[Tensor],
-    sites: Sequence[Site],
+    layers: Sequence[TargetLayer],
     blocks: Sequence[Tensor],
     buffers: Tensors,
 ) -> list[list[Tensor]]:
-    """`[sites][rounds]` of `[K, d1]`: the features of each round's batch at its weights, less those at the first's.
+    """`[layers][rounds]` of `[K, d1]`: the features of each round's batch at its weights, less those at the first's.
 
     Args:
         transcript: The rounds.
         rounds: The numbers of those to use.
         batches: Their samples.
-        sites: The layers to read.
-        blocks: Guessed inputs of each site, `[N, *block]`.
+        layers: The layers to read.
+        blocks: Guessed inputs of each layer, `[N, *block]`.
         buffers: The model's buffers.
     """
     model: nn.Module = transcript.knowledge.model
     first = params_of(transcript, 0)
-    found: list[list[Tensor]] = [[] for _ in sites]
+    found: list[list[Tensor]] = [[] for _ in layers]
     for t, batch in zip(rounds, batches, strict=True):
         params = params_of(transcript, t)
-        for m, site in enumerate(sites):
+        for m, layer in enumerate(layers):
             x = blocks[m][batch]
             with torch.no_grad():
-                found[m].append(site.features(model, params, buffers, x) - site.features(model, first, buffers, x))
+                found[m].append(layer.features(model, params, buffers, x) - layer.features(model, first, buffers, x))
     return found
 
 
-def correct(one: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], drift: Sequence[Tensor]) -> Tensor:
+def correct(
+    one: Recovered, rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], drift: Sequence[Tensor]
+) -> Tensor:
     """`[N, d1]` h at the weights of the first round, the drift taken out.
 
     Args:
-        one: What is known of the site.
-        shapes: Its rounds.
+        one: What is known of the layer.
+        rounds_seen: Its rounds.
         batches: Their samples.
         drift: `[K, d1]` of each round, from `drifts`.
     """
@@ -64,12 +66,12 @@ def correct(one: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], 
     for place, batch in enumerate(batches):
         for row, n in enumerate(batch.tolist()):
             where[n].append((place, row))
-    spans = [row_span(shape.core) for shape in shapes]
+    spans = [row_span(shape.core) for shape in rounds_seen]
     h = one.h.clone()
     for n in one.known.nonzero().squeeze(1).tolist():
         own = [(spans[place], drift[place][row].to(h)) for place, row in where[n]]
         h[n] = _nearest(h[n], own)
-    return h / _lengths(one, h, shapes, batches, drift)[:, None]
+    return h / _lengths(one, h, rounds_seen, batches, drift)[:, None]
 
 
 def _nearest(h: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -94,19 +96,19 @@ def _nearest(h: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _lengths(
-    one: Recovered, h: Tensor, shapes: Sequence[Shape], batches: Sequence[Tensor], drift: Sequence[Tensor]
+    one: Recovered, h: Tensor, rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], drift: Sequence[Tensor]
 ) -> Tensor:
     """`[N]` by how much each h is too long: the bias gradient is the sum of the v that go with the right lengths."""
-    usable = one.known | one.silent
+    usable = one.known | one.zero_gradient
     total, mass = torch.zeros(len(h)).double(), torch.zeros(len(h)).double()
-    for shape, batch, moves in zip(shapes, batches, drift, strict=True):
+    for shape, batch, moves in zip(rounds_seen, batches, drift, strict=True):
         rows = usable[batch]
         moved = h[batch[rows]] + moves[rows].to(h)
         live = moved.norm(dim=1) > 1e-6 * moved.norm(dim=1).max() if len(moved) else torch.zeros(0, dtype=torch.bool)
         moved, members = moved[live], batch[rows][live]
         inverse = torch.linalg.pinv(moved)  # [d1, k]
         parts = shape.core @ inverse  # [r, k]
-        if float((shape.core - parts @ moved).norm()) > UNEXPLAINED * float(shape.core.norm()):
+        if float((shape.core - parts @ moved).norm()) > MAX_UNEXPLAINED * float(shape.core.norm()):
             continue
         found = torch.linalg.lstsq(shape.left @ parts, shape.bias[:, None]).solution.squeeze(1)
         # A round with a black tile lacks its v in the sum, and shows that by the misfit.
@@ -115,5 +117,5 @@ def _lengths(
         total[members] += weight * found
         mass[members] += weight
     ratio = total / mass
-    fine = (ratio > 1 / STRETCH) & (ratio < STRETCH) & one.known
+    fine = (ratio > 1 / MAX_STRETCH) & (ratio < MAX_STRETCH) & one.known
     return torch.where(fine, ratio, 1.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cafe.steps import Opening, gradients, open_rounds
-from seepage.attacks.cafe.target_layers import Site, assemble, block_shape
+from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.images import neighbor_differences
 from seepage.core.nn import generator
@@ -28,7 +28,7 @@ TABLE_9: dict[str, Constants] = {
 """The paper's constants by data set (supplement, table 9); alpha, beta, gamma are 1e-2, 1e-4, 1e-3 for all."""
 
 
-RECORDED = 100
+RECORD_INTERVAL = 100
 """Iterations between two records, whatever their number: one takes milliseconds."""
 
 
@@ -148,7 +148,7 @@ class PublishedCafe(Attack):
         knowledge = transcript.knowledge
         drawn = torch.cat(run.batches).unique()
         blocks = [x[drawn] for x in run.tables.x]
-        inputs = assemble(run.sites, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
+        inputs = assemble(run.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return Reconstruction(
             inputs=inputs.clamp(*knowledge.value_range),
             labels=run.tables.y[drawn].argmax(1) if self.alpha else None,
@@ -170,7 +170,7 @@ class _PublishedRun:
         self.plan, self.transcript, self.progress = plan, transcript, progress
         self.knowledge: Knowledge = transcript.knowledge
         self.params, self.buffers = opening.params, opening.buffers
-        self.sites, self.batches = opening.sites, opening.batches
+        self.layers, self.batches = opening.layers, opening.batches
         self.tables = self._start(opening.samples, seed)
         legacy = plan.legacy_bias_correction
         self._two = [RowAdam(h, plan._constant("lr_two"), legacy=legacy) for h in self.tables.h]
@@ -187,13 +187,13 @@ class _PublishedRun:
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
             drawn = low + (high - low) * torch.rand(samples, *shape, generator=draw)
-            return drawn.to(self.params[self.sites[0].weight])
+            return drawn.to(self.params[self.layers[0].weight])
 
-        shapes = [self.params[site.weight].shape for site in self.sites]
+        shapes = [self.params[layer.weight].shape for layer in self.layers]
         return _Tables(
             v=[uniform(-8e-4, 8e-4, shape[0]) for shape in shapes],
             h=[uniform(0, 8e-2, shape[1]) for shape in shapes],
-            x=[uniform(low, high, *block_shape(site, self.knowledge.input_shape)) for site in self.sites],
+            x=[uniform(low, high, *block_shape(layer, self.knowledge.input_shape)) for layer in self.layers],
             y=uniform(0, 1, self.knowledge.num_classes),
         )
 
@@ -220,7 +220,11 @@ class _PublishedRun:
         """All iterations, from the checkpoint if there is one; whether they were interrupted."""
         self._resume()
         self.read, interrupted = run_steps(
-            self.read, total, iteration, lambda read, objective: self._record(read, objective, total), every=RECORDED
+            self.read,
+            total,
+            iteration,
+            lambda read, objective: self._record(read, objective, total),
+            every=RECORD_INTERVAL,
         )
         return interrupted
 
@@ -255,27 +259,27 @@ class _PublishedRun:
     def step_one(self, t: int) -> float:
         """One SGD step on equation 7; returns the objective before it, the mean over parties."""
         place, rows = self._batch(t)
-        found = gradients(self.transcript, place, [site.bias for site in self.sites])
+        found = gradients(self.transcript, place, [layer.bias for layer in self.layers])
         self.steps[0] += 1
         total = 0.0
-        for v, site in zip(self.tables.v, self.sites, strict=True):
-            left = v[rows].sum(0) - found[site.bias]
+        for v, layer in zip(self.tables.v, self.layers, strict=True):
+            left = v[rows].sum(0) - found[layer.bias]
             v[rows] -= self.plan._constant("lr_one") * 2 * left
             total += float(left.pow(2).sum())
-        return total / len(self.sites)
+        return total / len(self.layers)
 
     def step_two(self, t: int) -> float:
         """One Adam step on equation 8."""
         place, rows = self._batch(t)
-        found = gradients(self.transcript, place, [site.weight for site in self.sites])
+        found = gradients(self.transcript, place, [layer.weight for layer in self.layers])
         self.steps[1] += 1
         total = 0.0
-        for m, site in enumerate(self.sites):
+        for m, layer in enumerate(self.layers):
             v, h = self.tables.v[m][rows], self.tables.h[m][rows]
-            left = v.T @ h - found[site.weight]  # [d2, d1]
+            left = v.T @ h - found[layer.weight]  # [d2, d1]
             self._two[m].step(rows, 2 * v @ left, self.steps[1])
             total += float(left.pow(2).sum())
-        return total / len(self.sites)
+        return total / len(self.layers)
 
     def step_three(self, t: int) -> float:
         """One Adam step on equation 9."""
@@ -284,8 +288,8 @@ class _PublishedRun:
         blocks = [x[rows].requires_grad_() for x in self.tables.x]
         logits = self.tables.y[rows].requires_grad_()
         objective = self.plan.gamma * sum(
-            (self._features(site, block) - h[rows]).pow(2).sum()
-            for site, block, h in zip(self.sites, blocks, self.tables.h, strict=True)
+            (self._features(layer, block) - h[rows]).pow(2).sum()
+            for layer, block, h in zip(self.layers, blocks, self.tables.h, strict=True)
         )
         variation = torch.stack([_variation(block) for block in blocks]).mean()
         if self.plan.beta and float(variation.detach()) > self.plan._constant("xi"):
@@ -299,12 +303,12 @@ class _PublishedRun:
             adam.step(rows, gradient, self.steps[2])
         return float(objective.detach())
 
-    def _features(self, site: Site, block: Tensor) -> Tensor:
-        return site.features(self.knowledge.model, self.params, self.buffers, block)
+    def _features(self, layer: TargetLayer, block: Tensor) -> Tensor:
+        return layer.features(self.knowledge.model, self.params, self.buffers, block)
 
     def _gradient_distance(self, place: int, blocks: Sequence[Tensor], logits: Tensor) -> Tensor:
         observed = self.transcript[place]
-        inputs = assemble(self.sites, list(blocks), self.knowledge.input_shape, sum(self.knowledge.value_range) / 2)
+        inputs = assemble(self.layers, list(blocks), self.knowledge.input_shape, sum(self.knowledge.value_range) / 2)
         made = self.knowledge.client(
             self.knowledge.model,
             observed.params,

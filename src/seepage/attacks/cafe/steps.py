@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.cafe.target_layers import Site, find_sites
+from seepage.attacks.cafe.target_layers import TargetLayer, find_target_layers
 from seepage.types import Tensors, Transcript
 
-ROUNDING = 1e-6
+GRADIENT_ROUNDING = 1e-6
 """Relative error of what steps I and II start from, for float32 gradients: their rounding, and what it does to V."""
-SILENT = 1e-5
+ZERO_GRADIENT_SHARE = 1e-5
 """A sample whose `v` is below this share of the largest is silent: it leaves no trace in any round. Rounding of
 float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
 
@@ -92,14 +92,14 @@ class Opening:
     Attributes:
         params: Trainable parameters of the first round.
         buffers: The model's buffers then.
-        sites: The layers to read.
+        layers: The layers to read.
         batches: The samples of each round.
         samples: N.
     """
 
     params: Tensors
     buffers: Tensors
-    sites: list[Site]
+    layers: list[TargetLayer]
     batches: list[Tensor]
     samples: int
 
@@ -115,18 +115,18 @@ def open_rounds(transcript: Transcript, samples: int | None) -> Opening:
         raise Inapplicable("there are no rounds", "record the training")
     batches, samples = read_indices(transcript, range(len(transcript)), samples)
     first = transcript[0]
-    sites = find_sites(transcript.knowledge, first.params)
+    layers = find_target_layers(transcript.knowledge, first.params)
     if all(len(batch) >= samples for batch in batches):
         raise Inapplicable(
             f"every batch holds all {samples} samples, so all rounds show the same sum",
             "CAFE needs batches smaller than the data set",
         )
-    names = [site.bias for site in sites]
+    names = [layer.bias for layer in layers]
     if not any(bool(tensor.any()) for t in range(len(batches)) for tensor in gradients(transcript, t, names).values()):
         raise Inapplicable(
             "every update is zero at the parties' first layers", "check that the clients trained, and record again"
         )
-    return Opening(first.params, first.buffers, sites, batches, samples)
+    return Opening(first.params, first.buffers, layers, batches, samples)
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Recovered:
         h: `[N, d1]` float64, inputs of the layer.
         v_known: `[N]` bool, where the rounds determine `v`.
         known: `[N]` bool, where they determine `h`.
-        silent: `[N]` bool, `v = 0`: the sample leaves no trace, so `h` cannot be known.
+        zero_gradient: `[N]` bool, `v = 0`: the sample leaves no trace, so `h` cannot be known.
         spread: `[N]` how much an error of the gradients grows in `h` (relative); infinite where unknown.
         group: `[N]` samples with one number share all their rounds and may be swapped among themselves.
         notes: Sentences for the report.
@@ -148,7 +148,7 @@ class Recovered:
     h: Tensor
     v_known: Tensor
     known: Tensor
-    silent: Tensor
+    zero_gradient: Tensor
     spread: Tensor
     group: Tensor
     notes: list[str] = field(default_factory=list)
@@ -189,11 +189,11 @@ def determined(table: Tensor) -> Tensor:
     return clear
 
 
-def silent_rows(v: Tensor, known: Tensor) -> Tensor:
+def zero_rows(v: Tensor, known: Tensor) -> Tensor:
     """`[N]` bool: determined rows of V that are zero, to rounding."""
     norms = v.norm(dim=1)
     scale = norms[known].max() if bool(known.any()) else norms.new_tensor(1.0)
-    zero: Tensor = norms <= SILENT * scale
+    zero: Tensor = norms <= ZERO_GRADIENT_SHARE * scale
     return known & zero
 
 
@@ -270,9 +270,9 @@ def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float
     return len(batches)
 
 
-def read_biases(transcript: Transcript, rounds: Sequence[int], sites: Sequence[Site]) -> list[Tensor]:
-    """`[T, d2]` bias gradients of each site."""
-    names = [site.bias for site in sites]
+def read_biases(transcript: Transcript, rounds: Sequence[int], layers: Sequence[TargetLayer]) -> list[Tensor]:
+    """`[T, d2]` bias gradients of each layer."""
+    names = [layer.bias for layer in layers]
     found = [gradients(transcript, t, names) for t in rounds]
     return [torch.stack([one[name] for one in found]).double().cpu() for name in names]
 

@@ -15,24 +15,24 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.split import split
 from seepage.attacks.cafe.steps import Recovered, gradients, groups
-from seepage.attacks.cafe.target_layers import Site
+from seepage.attacks.cafe.target_layers import TargetLayer
 from seepage.core.nn import generator
 from seepage.types import Transcript
 
-LARGEST_CELL = 8
+MAX_COHORT = 8
 """Samples that share all their rounds: more are not split."""
-BESIDE = 8
+EXTRA_VALUES = 8
 """Singular values looked at beyond a batch's own: they show the rounding."""
-STRAY = 0.04
+MAX_OUTLIER_ANGLE = 0.04
 """Where weights move, directions that miss their rounds' spans by more (radians) count as no directions."""
-UNEXPLAINED = 0.02
+MAX_UNEXPLAINED = 0.02
 """Where weights move, the share of a round's gradient that may be in no known direction: black tiles, say."""
-ENOUGH = 5
+MAX_SPANS = 5
 """Rounds per sample whose spans are intersected; more add work and nothing else."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class RoundGradient:
     """One round's weight gradient, times K, at its rank.
 
     Attributes:
@@ -61,14 +61,14 @@ class Cohort:
         rounds: Places of their rounds.
         basis: `[d, m]` where the rounds' spans meet, with m at most the number of members; None before it is known.
         pairs: What each usable round says.
-        shadowed: Other samples that are in all its rounds, and in more. The basis may hold some of theirs.
+        covered: Other samples that are in all its rounds, and in more. The basis may hold some of theirs.
     """
 
     members: list[int]
     rounds: list[int]
     basis: Tensor | None = None
     pairs: list[Pair] = field(default_factory=list)
-    shadowed: frozenset[int] = frozenset()
+    covered: frozenset[int] = frozenset()
 
 
 def solve(
@@ -76,18 +76,18 @@ def solve(
     rounds: Sequence[int],
     batches: Sequence[Tensor],
     samples: int,
-    sites: Sequence[Site],
+    layers: Sequence[TargetLayer],
     *,
     moving: bool = False,
 ) -> list[Recovered]:
-    """V and H of every site.
+    """V and H of every layer.
 
     Args:
         transcript: The rounds.
         rounds: The numbers of those to use.
         batches: Their samples.
         samples: N.
-        sites: The layers to read.
+        layers: The layers to read.
         moving: The weights change between the rounds. Then v drifts far more than h (its later layers flip units), so
             the spans of the h are intersected, and more loosely.
 
@@ -95,29 +95,29 @@ def solve(
         Inapplicable: Where no sample is in two rounds, or the layer is too narrow for the batch.
     """
     cells = find_cells(batches, samples)
-    usable = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL]
+    usable = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT]
     if not usable:
         raise Inapplicable(
-            f"no sample of the {len(rounds)} rounds is in two of them with fewer than {LARGEST_CELL} others "
+            f"no sample of the {len(rounds)} rounds is in two of them with fewer than {MAX_COHORT} others "
             "in all the same rounds",
             "record two or three epochs, each shuffled anew",
         )
-    shapes = read_shapes(transcript, rounds, batches, sites)
+    rounds_seen = read_gradients(transcript, rounds, batches, layers)
     group = groups(batches, samples)
-    return [_solve_site(one, batches, samples, group, moving) for one in shapes]
+    return [_solve_site(one, batches, samples, group, moving) for one in rounds_seen]
 
 
-def read_shapes(
-    transcript: Transcript, rounds: Sequence[int], batches: Sequence[Tensor], sites: Sequence[Site]
-) -> list[list[Shape]]:
-    """`[sites][rounds]`: what each round's weight and bias gradients show of a site."""
-    names = [name for site in sites for name in (site.weight, site.bias)]
-    shapes: list[list[Shape]] = [[] for _ in sites]
+def read_gradients(
+    transcript: Transcript, rounds: Sequence[int], batches: Sequence[Tensor], layers: Sequence[TargetLayer]
+) -> list[list[RoundGradient]]:
+    """`[layers][rounds]`: what each round's weight and bias gradients show of a layer."""
+    names = [name for layer in layers for name in (layer.weight, layer.bias)]
+    rounds_seen: list[list[RoundGradient]] = [[] for _ in layers]
     for t, batch in zip(rounds, batches, strict=True):
         found = gradients(transcript, t, names)
-        for m, site in enumerate(sites):
-            shapes[m].append(shape_of(found[site.weight], found[site.bias], len(batch)))
-    return shapes
+        for m, layer in enumerate(layers):
+            rounds_seen[m].append(round_gradient(found[layer.weight], found[layer.bias], len(batch)))
+    return rounds_seen
 
 
 def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cohort]:
@@ -133,19 +133,19 @@ def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cohort]:
     held = [frozenset(batch.tolist()) for batch in batches]
     for cell in cells.values():
         common = frozenset.intersection(*(held[place] for place in cell.rounds))
-        cell.shadowed = common.difference(cell.members)
+        cell.covered = common.difference(cell.members)
     return list(cells.values())
 
 
-def shape_of(weight: Tensor, bias: Tensor, k: int) -> Shape:
+def round_gradient(weight: Tensor, bias: Tensor, k: int) -> RoundGradient:
     """A round's weight gradient at the rank that stands out of its rounding, at most K."""
     matrix = weight.double().cpu() * k  # [d2, d1]
-    left, values = _left_vectors(matrix, k + BESIDE)
+    left, values = _left_vectors(matrix, k + EXTRA_VALUES)
     top = values[0].clamp(min=1e-300)
     floor = max(float(values[k] / top) if len(values) > k else 0.0, 1e-12)
     rank = int((values[:k] > 5 * floor * top).sum())
     left = left[:, :rank]
-    return Shape(left, left.T @ matrix, bias.double().cpu() * k, floor)
+    return RoundGradient(left, left.T @ matrix, bias.double().cpu() * k, floor)
 
 
 def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
@@ -166,11 +166,11 @@ def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
 
 
 def _solve_site(
-    shapes: Sequence[Shape], batches: Sequence[Tensor], samples: int, group: Tensor, moving: bool
+    rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], samples: int, group: Tensor, moving: bool
 ) -> Recovered:
     cells = find_cells(batches, samples)
-    d2, d1 = shapes[0].left.shape[0], shapes[0].core.shape[1]
-    widest = max(shape.left.shape[1] for shape in shapes)
+    d2, d1 = rounds_seen[0].left.shape[0], rounds_seen[0].core.shape[1]
+    widest = max(shape.left.shape[1] for shape in rounds_seen)
     if widest >= min(d1, d2) and widest > 1:
         raise Inapplicable(
             f"batches fill all {min(d1, d2)} dimensions of the first fully connected layer ({d2} x {d1}), so their "
@@ -180,20 +180,20 @@ def _solve_site(
     # Two spans of K meet by chance where 2 K comes near the dimension; features are many, so they take over then.
     side: Literal["v", "h"] = "v" if 3 * widest <= d2 and not moving else "h"
     angle, most, tolerance = (0.3, torch.inf, 0.05) if moving else (0.05, 0.05, 1e-3)
-    bases = [shape.left if side == "v" else row_span(shape.core) for shape in shapes]
+    bases = [shape.left if side == "v" else row_span(shape.core) for shape in rounds_seen]
     for cell in cells:
-        if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL:
+        if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT:
             cell.basis = meet(_useful(cell, batches), bases, len(cell.members), angle=angle)
     if moving:
-        _drop_strays(cells, bases)
-    _add_pairs(cells, shapes, batches, side, UNEXPLAINED if moving else 0.0)
+        _drop_outliers(cells, bases)
+    _add_pairs(cells, rounds_seen, batches, side, MAX_UNEXPLAINED if moving else 0.0)
     found = _collect(cells, samples, d1, d2, group, most, tolerance)
     for cell in cells:
-        if cell.shadowed and moving:
+        if cell.covered and moving:
             # The spans of its rounds meet in more than its own direction, and no v holds for two rounds.
             found.known[cell.members] = False
-        elif cell.shadowed and bool(found.known[cell.members].all()):
-            _out_of_shadow(cell, found, shapes, batches, side)
+        elif cell.covered and bool(found.known[cell.members].all()):
+            _uncovered(cell, found, rounds_seen, batches, side)
     return found
 
 
@@ -203,7 +203,7 @@ def row_span(core: Tensor) -> Tensor:
     return span
 
 
-def _drop_strays(cells: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
+def _drop_outliers(cells: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
     """Forget directions that fit their rounds far worse than others do.
 
     A black tile's features come from the moving biases alone and point elsewhere in each round.
@@ -213,7 +213,7 @@ def _drop_strays(cells: Sequence[Cohort], bases: Sequence[Tensor]) -> None:
         return
     typical = float(torch.tensor(list(angles.values())).median())
     for cell in cells:
-        if angles.get(id(cell), 0.0) > min(5 * typical, STRAY):
+        if angles.get(id(cell), 0.0) > min(5 * typical, MAX_OUTLIER_ANGLE):
             cell.basis = None
 
 
@@ -227,7 +227,7 @@ def _angle(cell: Cohort, bases: Sequence[Tensor]) -> float:
 
 def _useful(cell: Cohort, batches: Sequence[Tensor]) -> list[int]:
     """Few of a cell's rounds that still have no other sample in common."""
-    if len(cell.rounds) <= ENOUGH:
+    if len(cell.rounds) <= MAX_SPANS:
         return cell.rounds
     common = set(batches[cell.rounds[0]].tolist())
     chosen = [cell.rounds[0]]
@@ -236,7 +236,7 @@ def _useful(cell: Cohort, batches: Sequence[Tensor]) -> list[int]:
         if len(smaller) < len(common) or len(chosen) < 3:
             chosen.append(place)
             common = smaller
-        if len(common) == len(cell.members) and len(chosen) >= ENOUGH:
+        if len(common) == len(cell.members) and len(chosen) >= MAX_SPANS:
             break
     return chosen if len(common) == len(cell.members) else cell.rounds
 
@@ -273,7 +273,7 @@ def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: fl
 
 
 def _add_pairs(
-    cells: Sequence[Cohort], shapes: Sequence[Shape], batches: Sequence[Tensor], side: str, slack: float
+    cells: Sequence[Cohort], rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], side: str, slack: float
 ) -> None:
     """In every round whose live samples are all in known cells, share the gradient out among the cells.
 
@@ -283,7 +283,7 @@ def _add_pairs(
     for cell in cells:
         for place in cell.rounds:
             of_round[place].append(cell)
-    for place, shape in enumerate(shapes):
+    for place, shape in enumerate(rounds_seen):
         present = [cell for cell in of_round[place] if cell.basis is not None]
         size = sum(cell.basis.shape[1] for cell in present if cell.basis is not None)
         if not present or (size < shape.left.shape[1] and not slack):
@@ -309,7 +309,7 @@ def _add_pairs(
             own = slice(start, start + cell.basis.shape[1])
             start = own.stop
             # What such a basis holds of another sample is missing from that sample's own part.
-            if not any(other.shadowed.intersection(cell.members) for other in present):
+            if not any(other.covered.intersection(cell.members) for other in present):
                 cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
 
 
@@ -321,32 +321,36 @@ def _collect(
         h=torch.zeros(samples, d1, dtype=torch.float64),
         v_known=torch.zeros(samples, dtype=torch.bool),
         known=torch.zeros(samples, dtype=torch.bool),
-        silent=torch.zeros(samples, dtype=torch.bool),
+        zero_gradient=torch.zeros(samples, dtype=torch.bool),
         spread=torch.full((samples,), torch.inf, dtype=torch.float64),
         group=group,
     )
-    drawn_twice = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= LARGEST_CELL]
+    drawn_twice = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT]
     for cell in drawn_twice:
         if cell.basis is None:
             # No direction is in all its rounds' spans: its samples leave no trace.
-            found.silent[cell.members] = True
+            found.zero_gradient[cell.members] = True
             found.v_known[cell.members] = True
         elif cell.pairs:
             _settle(cell, found, most, tolerance)
     return found
 
 
-def _out_of_shadow(
-    cell: Cohort, found: Recovered, shapes: Sequence[Shape], batches: Sequence[Tensor], side: Literal["v", "h"]
+def _uncovered(
+    cell: Cohort,
+    found: Recovered,
+    rounds_seen: Sequence[RoundGradient],
+    batches: Sequence[Tensor],
+    side: Literal["v", "h"],
 ) -> None:
     """Find anew the factor whose basis may hold some of another sample; the dual of the basis, and so the other factor,
     is right. Needs a round of which all samples are known.
     """
     for place in cell.rounds:
-        live = batches[place][~found.silent[batches[place]]]
+        live = batches[place][~found.zero_gradient[batches[place]]]
         if not bool(found.known[live].all()):
             continue
-        left, core = shapes[place].left, shapes[place].core
+        left, core = rounds_seen[place].left, rounds_seen[place].core
         if side == "v":
             rows = (left @ (core @ torch.linalg.pinv(found.h[live]))).T
         else:

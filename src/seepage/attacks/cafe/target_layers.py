@@ -14,7 +14,7 @@ from seepage.types import Knowledge, Tensors
 
 
 @dataclass(frozen=True)
-class Site:
+class TargetLayer:
     """The first fully connected layer of one party (or of the one model, in horizontal FL).
 
     Attributes:
@@ -22,27 +22,27 @@ class Site:
         bias: Name of its bias, `[d2]`.
         block: The party's part of an example, as slices.
         before: Name of the submodule that makes the layer's input from the block, or None: the whole model is run.
-        layer: Name of the layer itself.
+        name: Name of the layer itself.
     """
 
     weight: str
     bias: str
     block: Block
     before: str | None
-    layer: str
+    name: str
 
     def features(self, model: nn.Module, params: Tensors, buffers: Tensors, blocks: Tensor) -> Tensor:
         """`[n, d1]` inputs of the layer (h of equation 4) for `[n, *block]` inputs; differentiable in them."""
         with in_mode(model, training=False):
             if self.before is None:
-                return _seen_by(model, self.layer, params, buffers, blocks)
+                return _seen_by(model, self.name, params, buffers, blocks)
             part = model.get_submodule(self.before)
             state = _below(params, self.before) | _below(buffers, self.before)
             output: Tensor = functional_call(part, state, (blocks,))
             return output
 
 
-def find_sites(knowledge: Knowledge, params: Mapping[str, Tensor]) -> list[Site]:
+def find_target_layers(knowledge: Knowledge, params: Mapping[str, Tensor]) -> list[TargetLayer]:
     """The sites of a model: one per party of a `VerticalModel`, else the first `nn.Linear` of any module.
 
     Raises:
@@ -59,29 +59,31 @@ def find_sites(knowledge: Knowledge, params: Mapping[str, Tensor]) -> list[Site]
                 "use a matching attack such as inverting_gradients",
             )
         names = [(first, "", tuple(slice(None) for _ in knowledge.input_shape))]
-    sites = []
-    for layer, before, block in names:
-        prefix = f"{layer}." if layer else ""
-        site = Site(f"{prefix}weight", f"{prefix}bias", block, before or None, layer)
-        if site.bias not in params or site.weight not in params:
+    layers = []
+    for name, before, block in names:
+        prefix = f"{name}." if name else ""
+        layer = TargetLayer(f"{prefix}weight", f"{prefix}bias", block, before or None, name)
+        if layer.bias not in params or layer.weight not in params:
             raise Inapplicable(
-                f"the first fully connected layer {layer!r} has no trained bias, whose gradient CAFE's step I reads",
+                f"the first fully connected layer {name!r} has no trained bias, whose gradient CAFE's step I reads",
                 "use a model with a bias there, or a matching attack",
             )
-        sites.append(site)
-    return sites
+        layers.append(layer)
+    return layers
 
 
-def block_shape(site: Site, input_shape: Sequence[int]) -> tuple[int, ...]:
-    """Shape of one block."""
-    return tuple(len(range(*part.indices(side))) for part, side in zip(site.block, input_shape, strict=True))
+def block_shape(layer: TargetLayer, input_shape: Sequence[int]) -> tuple[int, ...]:
+    """RoundGradient of one block."""
+    return tuple(len(range(*part.indices(side))) for part, side in zip(layer.block, input_shape, strict=True))
 
 
-def assemble(sites: Sequence[Site], blocks: Sequence[Tensor], input_shape: Sequence[int], fill: float) -> Tensor:
+def assemble(
+    layers: Sequence[TargetLayer], blocks: Sequence[Tensor], input_shape: Sequence[int], fill: float
+) -> Tensor:
     """Whole examples `[n, *shape]` from the parties' blocks; what no party holds is `fill`."""
     whole = blocks[0].new_full((len(blocks[0]), *input_shape), fill)
-    for site, block in zip(sites, blocks, strict=True):
-        whole[(slice(None), *site.block)] = block
+    for layer, block in zip(layers, blocks, strict=True):
+        whole[(slice(None), *layer.block)] = block
     return whole
 
 
@@ -102,17 +104,17 @@ def _seen_by(model: nn.Module, layer: str, params: Tensors, buffers: Tensors, in
 def true_representations(
     knowledge: Knowledge, params: Tensors, buffers: Tensors, inputs: Tensor, labels: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
-    """The true `(V [n, d2], H [n, d1])` of each site, for scoring by whoever holds the data.
+    """The true `(V [n, d2], H [n, d1])` of each layer, for scoring by whoever holds the data.
 
     `v_n` is the gradient of sample n's own loss with respect to the layer's output (equation 5 without 1/N).
     """
     found = []
     model = knowledge.model
-    for site in find_sites(knowledge, params):
+    for layer in find_target_layers(knowledge, params):
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        with captured_calls(model, [site.layer]) as calls, in_mode(model, training=False):
+        with captured_calls(model, [layer.name]) as calls, in_mode(model, training=False):
             logits = forward(model, leaves, inputs, buffers=buffers or None)
-        (call,) = calls[site.layer]
+        (call,) = calls[layer.name]
         loss = knowledge.client.loss_of(logits, labels, reduction="sum")
         (v,) = torch.autograd.grad(loss, call.output)
         found.append((v.detach(), call.input.detach()))

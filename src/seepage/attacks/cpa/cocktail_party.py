@@ -21,20 +21,20 @@ from seepage.attacks.cpa.ica import (
 )
 from seepage.attacks.cpa.ica.unmix import random_rotation
 from seepage.attacks.cpa.published import PublishedParty
-from seepage.attacks.cpa.refinement import Mixture, Unmixed, View, anneal, polish, sensitivity, stages_for
+from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
 from seepage.core.nn import generator, last_linear
 from seepage.registry import attacks
 from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 Scale = Literal["auto", "bias", "range"]
-ENOUGH_UNITS = 32
+MIN_CERTIFYING_UNITS = 32
 """Below this many units an agreement of masks and errors says too little about an image to certify it."""
 
-FEW = 16
+MAX_RANDOM_START_SOURCES = 16
 """Up to this many sources a random start has a fair chance to lead to the solution."""
 
-MANY = 128
+MIN_DEAR_SOURCES = 128
 """From here on a polish is dear."""
 
 
@@ -176,7 +176,11 @@ class _FastRun:
             if not self._exact or self._slow or best.solved(self.attack.certify) >= self.attack.enough * self.n:
                 break
         assert best is not None
-        if self._exact and len(best.rows) <= FEW and best.solved(self.attack.certify) < self.attack.enough * self.n:
+        if (
+            self._exact
+            and len(best.rows) <= MAX_RANDOM_START_SOURCES
+            and best.solved(self.attack.certify) < self.attack.enough * self.n
+        ):
             blind = self._blind(self._kept(drops[0]))
             best = max(best, blind, key=self._value)
         return self._finish(best)
@@ -186,7 +190,7 @@ class _FastRun:
         mixture, best = self._mixture(kept), None
         for start in range(self.attack.restarts):
             rows = random_rotation(len(kept.values), generator(self.seed, "blind", start), kept.right)
-            view = polish(mixture, rows, stages=anneal(0.5, 1e-4, 25, 0.0))
+            view = refine(mixture, rows, stages=anneal(0.5, 1e-4, 25, 0.0))
             best = view if best is None or self._certified(view) > self._certified(best) else best
             if self._certified(best) >= self.attack.enough * len(rows):
                 break
@@ -206,7 +210,7 @@ class _FastRun:
         return self.spectrum.keep(max(1, self.n if self.noisy else min(count, self.spectrum.rank)))
 
     @property
-    def _polishes(self) -> bool:
+    def _refines(self) -> bool:
         """Whether the model can compute the mixing columns of this update."""
         client = self.knowledge.client
         known = client.softmax_gradient and not client.batch_coupled(self.knowledge.model)
@@ -215,12 +219,12 @@ class _FastRun:
     @property
     def _exact(self) -> bool:
         """Whether those columns are exact, so that agreement certifies: one gradient at weights the server knows."""
-        return self._polishes and self.observed.update.kind == "gradient"
+        return self._refines and self.observed.update.kind == "gradient"
 
     @property
     def _slow(self) -> bool:
         """Whether one polish takes minutes, with next to no unit left over: then there is no second one."""
-        return self.n > MANY and self.n > 0.9 * len(self.spectrum.left)
+        return self.n > MIN_DEAR_SOURCES and self.n > 0.9 * len(self.spectrum.left)
 
     def _fields(self, right: Tensor) -> Tensor:
         assert self.layer.reads_input is not None
@@ -233,24 +237,24 @@ class _FastRun:
     def _start(self, kept: Spectrum, start: int) -> Unmixed:
         fields = self._fields(kept.right)
         rows = unmix(fields, draw=generator(self.seed, "unmix", start)).double()
-        if not self._polishes:
+        if not self._refines:
             return Unmixed(kept.right, rows)
         mixture = self._mixture(kept)
-        first = mixture.rescaled(mixture.look(mixture.scaled(rows)))
+        first = mixture.rescaled(mixture.evaluate(mixture.scaled(rows)))
         if not 0.5 < first.n / mixture.n < 2:
             mixture = first
-        view = self._polished(mixture, rows, fields)
+        view = self._refined(mixture, rows, fields)
         for _ in range(2):
             fitted = mixture.rescaled(view)
             settled = self._certified(view) > len(rows) / 2 or abs(fitted.n / mixture.n - 1) < 1e-3
             if not self._exact or self._slow or settled:
                 break
-            mixture, view = fitted, self._polished(fitted, view.rows, fields)
+            mixture, view = fitted, self._refined(fitted, view.rows, fields)
         if abs(mixture.n / self.n - 1) > 1e-3 and self._certified(view):
             self.notes.append(f"the update is {self.n / mixture.n:.3g} times the batch's gradient, as after clipping")
         return Unmixed(kept.right, view.rows, self._scores(mixture, view), view.labels)
 
-    def _scores(self, mixture: Mixture, view: View) -> Tensor | None:
+    def _scores(self, mixture: Mixture, view: UnmixingState) -> Tensor | None:
         """Certificates, put to 1 where they could not tell an image from one that is 40 dB off; None: not exact."""
         if not self._exact:
             return None
@@ -265,25 +269,25 @@ class _FastRun:
         blind = scores > sensitivity(mixture, view, step, scores < self.attack.certify, others) / 3
         return torch.where(blind, scores.clamp(min=1.0), scores)
 
-    def _polished(self, mixture: Mixture, rows: Tensor, fields: Tensor) -> View:
+    def _refined(self, mixture: Mixture, rows: Tensor, fields: Tensor) -> UnmixingState:
         load = len(rows) / len(mixture.columns)
         stages = stages_for(load)
-        view = polish(mixture, rows, fields=fields, stages=stages, report=self._report(len(stages)))
+        view = refine(mixture, rows, fields=fields, stages=stages, report=self._report(len(stages)))
         for attempt in range(self.attack.rounds_of_deflation):
             solved = view.certificates < self.attack.certify
             if not self._exact or solved.all() or solved.double().mean() < 0.5 or int((~solved).sum()) < 2:
                 break
             rows = unmix_rest(fields, view.rows, solved, draw=generator(self.seed, "rest", attempt))
-            new = polish(mixture, rows, fields=fields, stages=anneal(0.1, 1e-4, 20, 0.03))
+            new = refine(mixture, rows, fields=fields, stages=anneal(0.1, 1e-4, 20, 0.03))
             if self._certified(new) <= self._certified(view):
                 break
             view = new
         return view
 
-    def _certified(self, view: View) -> int:
+    def _certified(self, view: UnmixingState) -> int:
         return int((view.certificates < self.attack.certify).sum())
 
-    def _report(self, total: int) -> Callable[[int, View], None]:
+    def _report(self, total: int) -> Callable[[int, UnmixingState], None]:
         return lambda step, view: self.progress.report(step, total, float(view.certificates.median()))
 
     def _mixture(self, kept: Spectrum) -> Mixture:
@@ -335,7 +339,7 @@ class _FastRun:
 
     @property
     def _certifiable(self) -> bool:
-        return self._exact and len(self.spectrum.left) >= ENOUGH_UNITS
+        return self._exact and len(self.spectrum.left) >= MIN_CERTIFYING_UNITS
 
     def _scaled(self, found: Unmixed) -> tuple[Tensor, bool]:
         """Rows with scale and sign from the bias gradient, where there is one and the noise allows it."""
@@ -369,11 +373,11 @@ class _FastRun:
         live = int(self.gradient[self.layer.weight].abs().amax(1).count_nonzero())
         return f", or more: the layer has no more than {live} active units" if self.spectrum.rank >= live - 1 else ""
 
-    def _polished_features(self, mixture: Mixture, kept: Spectrum, view: View) -> View | None:
+    def _refined_features(self, mixture: Mixture, kept: Spectrum, view: UnmixingState) -> UnmixingState | None:
         """The polish works on embeddings too; kept only where most columns agree in the end."""
         if len(view.rows) > 1 and self._certified(view) < self.attack.enough * len(view.rows):
             stages = stages_for(len(view.rows) / len(mixture.columns))
-            view = polish(mixture, view.rows, fields=kept.right[:, None].float(), stages=stages)
+            view = refine(mixture, view.rows, fields=kept.right[:, None].float(), stages=stages)
         return view if self._certified(view) > len(view.rows) / 2 else None
 
     def _features(self) -> Reconstruction:
@@ -387,8 +391,8 @@ class _FastRun:
         view, scores, labels = None, None, None
         if self._exact:
             mixture = self._mixture(kept)
-            first = mixture.look(mixture.scaled(rows))
-            view, labels = self._polished_features(mixture, kept, first), first.labels
+            first = mixture.evaluate(mixture.scaled(rows))
+            view, labels = self._refined_features(mixture, kept, first), first.labels
             scores = None if view is None else self._scores(mixture, view)
         rows = rows if view is None else view.rows
         scaled, known = self._scaled(Unmixed(kept.right, rows))

@@ -168,7 +168,7 @@ def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
 
 
 class _Inversion:
-    """Images, optimiser and objective of one call."""
+    """Images, optimizer and objective of one call."""
 
     def __init__(
         self,
@@ -295,7 +295,7 @@ def cpa_fia(
     `matching=0` is CPA + FIA (eq. 11), `matching=1` CPA + FIA + GMA (eq. 12); 25,000 Adam steps at 0.1 with a cosine
     schedule. The paper gives no weights; total variation 0.1 is that of the authors' VGG-16 settings.
 
-    Deviations: embeddings come from the fast unmixing unless `mode="published"`; labels are not optimised but those
+    Deviations: embeddings come from the fast unmixing unless `mode="published"`; labels are not optimized but those
     that the unmixing gives each embedding.
     """
     source = CocktailParty(mode=mode, layer=layer)

@@ -51,14 +51,14 @@ class Mixture:
         least = 1e-6 * size.abs().median().clamp(min=1e-30)
         return rows / torch.where(size.abs() < least, least, size)[:, None]
 
-    def rescaled(self, view: "View") -> Self:
+    def rescaled(self, view: "UnmixingState") -> Self:
         """The same with n such that the columns that agree in direction agree in length."""
         # Class counts read with a wrong n are wrong, so labels are read from the directions alone.
-        view = replace(self, error_sum=None, labels=None).look(view.rows)
+        view = replace(self, error_sum=None, labels=None).evaluate(view.rows)
         ratio = (view.mixing * view.computed).sum(1) / view.mixing.square().sum(1).clamp(min=1e-300)
         return replace(self, n=self.n * float(ratio.median().clamp(min=1e-6)))
 
-    def look(self, rows: Tensor) -> "View":
+    def evaluate(self, rows: Tensor) -> "UnmixingState":
         """Everything that follows from the rows: columns, forward pass, labels, certificates."""
         outputs = rows @ self.outputs + self.bias
         probabilities = self.downstream.probabilities(outputs)
@@ -66,7 +66,7 @@ class Mixture:
         labels = self._labels(mixing, outputs, probabilities)
         errors = probabilities.clone()
         errors[torch.arange(len(rows)), labels] -= 1
-        return View(rows, outputs, probabilities, labels, mixing, self.downstream.backward(outputs, errors))
+        return UnmixingState(rows, outputs, probabilities, labels, mixing, self.downstream.backward(outputs, errors))
 
     def _labels(self, mixing: Tensor, outputs: Tensor, probabilities: Tensor) -> Tensor:
         """The labels whose computed columns are nearest to the unmixed ones, each class as often as it occurs."""
@@ -101,7 +101,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class UnmixingState:
     """One unmixing and what follows from it.
 
     Attributes:
@@ -149,7 +149,7 @@ class Unmixed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class RefinementStage:
     """One step of the polish.
 
     Attributes:
@@ -161,12 +161,14 @@ class Stage:
     trust: float
 
 
-def anneal(first: float, last: float, count: int, trust: float) -> list[Stage]:
+def anneal(first: float, last: float, count: int, trust: float) -> list[RefinementStage]:
     """`count` stages whose spread falls geometrically from `first` to `last`."""
-    return [Stage(spread=first * (last / first) ** (i / max(1, count - 1)), trust=trust) for i in range(count)]
+    return [
+        RefinementStage(spread=first * (last / first) ** (i / max(1, count - 1)), trust=trust) for i in range(count)
+    ]
 
 
-def stages_for(load: float) -> list[Stage]:
+def stages_for(load: float) -> list[RefinementStage]:
     """A schedule by `load`, sources per unit: the fuller the layer, the slower, and the less the prior is trusted.
 
     Above about 0.5 each column has few more equations than unknowns, wrong masks can hardly be told from right ones
@@ -183,16 +185,16 @@ FREE_CLASSES = 16
 """Output errors are free in this many of the likeliest classes; the rest are too small to be wrong by much."""
 
 
-def polish(
+def refine(
     mixture: Mixture,
     rows: Tensor,
     *,
     fields: Tensor | None = None,
     score: SparseScore | None = None,
-    stages: Sequence[Stage],
+    stages: Sequence[RefinementStage],
     exact: float = 1e-4,
-    report: Callable[[int, View], None] = lambda step, view: None,
-) -> View:
+    report: Callable[[int, UnmixingState], None] = lambda step, view: None,
+) -> UnmixingState:
     """Robust Gauss-Newton on the disagreement of implied and computed columns, with the image prior beside it.
 
     In each stage masks and probabilities are computed from the current images; then, for each image, the residual of
@@ -213,7 +215,7 @@ def polish(
     Returns:
         The view with the lowest sum of certificates on the way.
     """
-    best = view = mixture.look(mixture.scaled(rows))
+    best = view = mixture.evaluate(mixture.scaled(rows))
     for step, stage in enumerate(stages):
         report(step, view)
         if view.certificates.max() < exact:
@@ -227,12 +229,12 @@ def polish(
         rows = torch.linalg.solve(torch.eye(len(rows)).to(rows) - change, view.rows)
         if not rows.isfinite().all():
             break
-        view = mixture.look(mixture.scaled(rows))
+        view = mixture.evaluate(mixture.scaled(rows))
         best = min(view, best, key=lambda v: float(v.certificates.clamp(max=1).sum()))
     return best
 
 
-def sensitivity(mixture: Mixture, view: View, step: float, among: Tensor, others: int | None = None) -> Tensor:
+def sensitivity(mixture: Mixture, view: UnmixingState, step: float, among: Tensor, others: int | None = None) -> Tensor:
     """How much of an error a certificate would notice: `[r]`, for the rows `among [r]` bool; infinite for the others.
 
     Image i is moved by `step` (Euclidean, in the layer's input) along its difference to each other image, or to the
@@ -256,7 +258,7 @@ def sensitivity(mixture: Mixture, view: View, step: float, among: Tensor, others
     return least
 
 
-def _normal_equations(mixture: Mixture, view: View, stage: Stage) -> tuple[Tensor, Tensor]:
+def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementStage) -> tuple[Tensor, Tensor]:
     """Matrices `[r, r, r]` and right sides `[r, r]` of each `E[:, i]`'s least squares, output error removed."""
     r = len(view.rows)
     live = (view.computed != 0).double().sum(1).clamp(min=1)
@@ -309,7 +311,7 @@ def _own_fixed(normal: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return normal, right
 
 
-def _free_errors(mixture: Mixture, view: View) -> Tensor:
+def _free_errors(mixture: Mixture, view: UnmixingState) -> Tensor:
     """`[r, c, m]`: columns that an error in each of the c likeliest classes (the label among them) would cause."""
     k = view.probabilities.shape[1]
     likely = view.probabilities.scatter(1, view.labels[:, None], 2.0).topk(min(k, FREE_CLASSES), 1).indices  # [r, c]

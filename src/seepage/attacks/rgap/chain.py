@@ -12,25 +12,25 @@ from seepage.core.nn import calls_in_pass, generator
 from seepage.types import Tensors
 
 INSTEAD = "use a matching attack such as inverting_gradients"
-PASSES = (nn.Flatten, nn.Identity, nn.Dropout)
-PART = 256
+PASSED_OVER = (nn.Flatten, nn.Identity, nn.Dropout)
+BASIS_VECTORS_AT_ONCE = 256
 """Basis vectors passed through a convolution at a time."""
 
 
 @dataclass(frozen=True)
-class Curve:
+class Activation:
     """An element-wise function that can be turned around, at least in part.
 
     Attributes:
         forward: From inputs to outputs.
         inverse: From outputs to inputs.
-        slope: Derivative, by the input.
+        derivative: Derivative, by the input.
         known: Where the output tells the input.
     """
 
     forward: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor]
-    slope: Callable[[Tensor], Tensor]
+    derivative: Callable[[Tensor], Tensor]
     known: Callable[[Tensor], Tensor]
 
 
@@ -43,34 +43,34 @@ def _positive(y: Tensor) -> Tensor:
     return y > 1e-4 * y.abs().max()
 
 
-def curve_of(module: nn.Module | None) -> Curve | None:
-    """The curve of a module (None: the identity), or None where it has no inverse that is known here.
+def activation_of(module: nn.Module | None) -> Activation | None:
+    """The activation of a module (None: the identity), or None where it has no inverse that is known here.
 
     >>> y = torch.tensor([-0.2, 3.0])
-    >>> curve_of(nn.LeakyReLU(0.2)).inverse(y)
+    >>> activation_of(nn.LeakyReLU(0.2)).inverse(y)
     tensor([-1.,  3.])
     """
     match module:
         case None:
-            return Curve(torch.clone, torch.clone, torch.ones_like, _everywhere)
+            return Activation(torch.clone, torch.clone, torch.ones_like, _everywhere)
         case nn.ReLU():
-            return Curve(torch.relu, torch.clone, lambda z: (z > 0).to(z), _positive)
+            return Activation(torch.relu, torch.clone, lambda z: (z > 0).to(z), _positive)
         case nn.LeakyReLU(negative_slope=a) if a > 0:
-            return Curve(
+            return Activation(
                 lambda z: torch.where(z > 0, z, a * z),
                 lambda y: torch.where(y > 0, y, y / a),
                 lambda z: torch.where(z > 0, torch.ones_like(z), torch.full_like(z, a)),
                 _everywhere,
             )
         case nn.Sigmoid():
-            return Curve(
+            return Activation(
                 torch.sigmoid,
                 lambda y: y.clamp(1e-9, 1 - 1e-9).logit(),
                 lambda z: z.sigmoid() * (1 - z.sigmoid()),
                 _everywhere,
             )
         case nn.Tanh():
-            return Curve(
+            return Activation(
                 torch.tanh,
                 lambda y: y.clamp(-1 + 1e-9, 1 - 1e-9).atanh(),
                 lambda z: 1 - z.tanh().square(),
@@ -80,7 +80,7 @@ def curve_of(module: nn.Module | None) -> Curve | None:
 
 
 @dataclass(frozen=True, eq=False)
-class Link:
+class LinearMap:
     """One linear map of the chain and what comes after it.
 
     Attributes:
@@ -89,7 +89,7 @@ class Link:
         weight: Its weight at the round's parameters, float64.
         bias: Likewise, or None.
         shape: `[C, H, W]` or `[d]` of what it reads.
-        after: The curve behind it.
+        after: The activation behind it.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Link:
     weight: Tensor
     bias: Tensor | None
     shape: tuple[int, ...]
-    after: Curve
+    after: Activation
 
     @property
     def unknowns(self) -> int:
@@ -110,20 +110,20 @@ class Link:
         parts = [self._convolved(part).flatten(1) for part in self._basis()]
         return torch.cat(parts).T
 
-    def gradient_system(self, slopes: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient_system(self, output_gradient: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """`A [r, unknowns]` and `b [r]` with `A x = b` where x, what the layer reads, gives its weight this gradient.
 
-        A fully connected layer's `slopes x^T = gradient` is projected on the slopes: the same least squares, in as
-        many rows as unknowns.
+        A fully connected layer's `k x^T = gradient`, k the gradient of its outputs, is multiplied by `k^T / |k|` from
+        the left: the same least squares, in as many rows as unknowns.
 
         Args:
-            slopes: `[outputs]` derivative of the loss by the layer's outputs.
+            output_gradient: `[outputs]` derivative of the loss by the layer's outputs.
             gradient: Of its weight.
         """
         if isinstance(self.module, nn.Linear):
-            size = slopes.norm().clamp(min=1e-300)
-            return size * torch.eye(self.unknowns).to(slopes), gradient.T @ slopes / size
-        by_place = slopes.reshape(len(self.weight), -1)  # [o, places]
+            size = output_gradient.norm().clamp(min=1e-300)
+            return size * torch.eye(self.unknowns).to(output_gradient), gradient.T @ output_gradient / size
+        by_place = output_gradient.reshape(len(self.weight), -1)  # [o, places]
         parts = [torch.einsum("ol,xcl->xoc", by_place, self._patches(part)).flatten(1) for part in self._basis()]
         return torch.cat(parts).T, gradient.flatten()
 
@@ -135,7 +135,7 @@ class Link:
 
     def _basis(self) -> Iterator[Tensor]:
         eye = torch.eye(self.unknowns).to(self.weight)
-        yield from eye.reshape(-1, *self.shape).split(PART)
+        yield from eye.reshape(-1, *self.shape).split(BASIS_VECTORS_AT_ONCE)
 
     def _convolved(self, images: Tensor) -> Tensor:
         conv = self.module
@@ -152,15 +152,15 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """All links of a model, first to last.
+    """All maps of a model, first to last.
 
     Attributes:
-        links: The linear maps.
-        scale: `[d]` what each flattened input is multiplied with before the first link.
+        maps: The linear maps.
+        scale: `[d]` what each flattened input is multiplied with before the first layer.
         shift: `[d]` what is added after that.
     """
 
-    links: tuple[Link, ...]
+    maps: tuple[LinearMap, ...]
     scale: Tensor
     shift: Tensor
 
@@ -176,16 +176,16 @@ class Chain:
         if not places:
             raise Inapplicable("the model has no fully connected and no convolution layer", INSTEAD)
         for i in places:
-            _check_link(*steps[i], params)
+            _check_map(*steps[i], params)
         _check_rest(steps[places[0] + 1 :])
         seen = _read(model, [steps[i][0] for i in places], params, input_shape)
-        links = []
+        maps = []
         for i, after, tensor in zip(places, [*places[1:], len(steps)], seen, strict=True):
             name, module = steps[i]
             assert isinstance(module, nn.Linear | nn.Conv2d)
             bias = params.get(f"{name}.bias")
-            links.append(
-                Link(
+            maps.append(
+                LinearMap(
                     name,
                     module,
                     params[f"{name}.weight"].double(),
@@ -200,7 +200,7 @@ class Chain:
             raise Inapplicable("what comes before the first layer is no scaling of the input", INSTEAD)
         if not torch.allclose(half, zero + 0.5 * scale, atol=1e-5):
             raise Inapplicable("what comes before the first layer is not linear", INSTEAD)
-        return cls(tuple(links), scale, zero)
+        return cls(tuple(maps), scale, zero)
 
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -213,7 +213,7 @@ def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
-def _check_link(name: str, module: nn.Module, params: Tensors) -> None:
+def _check_map(name: str, module: nn.Module, params: Tensors) -> None:
     if f"{name}.weight" not in params or (module.bias is not None and f"{name}.bias" not in params):
         raise Inapplicable(f"layer {name!r} is not trained, so no gradient of it is sent", INSTEAD)
     if isinstance(module, nn.Conv2d) and (
@@ -225,7 +225,7 @@ def _check_link(name: str, module: nn.Module, params: Tensors) -> None:
 def _check_rest(steps: list[tuple[str, nn.Module]]) -> None:
     """Refuse, by name, what cannot be turned around."""
     for name, module in steps:
-        if isinstance(module, (nn.Linear, nn.Conv2d, *PASSES)) or curve_of(module) is not None:
+        if isinstance(module, (nn.Linear, nn.Conv2d, *PASSED_OVER)) or activation_of(module) is not None:
             continue
         kind = type(module).__name__
         why = {
@@ -239,14 +239,14 @@ def _check_rest(steps: list[tuple[str, nn.Module]]) -> None:
         raise Inapplicable(f"the recursion cannot go back through {name or 'the model'!r}: {kind} {why}", INSTEAD)
 
 
-def _between(steps: list[tuple[str, nn.Module]]) -> Curve:
-    """The curve of the modules between two links."""
-    bends = [module for _, module in steps if not isinstance(module, PASSES)]
-    if len(bends) > 1:
+def _between(steps: list[tuple[str, nn.Module]]) -> Activation:
+    """The activation of the modules between two maps."""
+    activations = [module for _, module in steps if not isinstance(module, PASSED_OVER)]
+    if len(activations) > 1:
         raise Inapplicable(f"two activations follow each other at {steps[-1][0]!r}", INSTEAD)
-    curve = curve_of(bends[0] if bends else None)
-    assert curve is not None
-    return curve
+    activation = activation_of(activations[0] if activations else None)
+    assert activation is not None
+    return activation
 
 
 def _read(model: nn.Module, names: list[str], params: Tensors, input_shape: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.rgap.chain import INSTEAD, Chain, Link, probe_image
+from seepage.attacks.rgap.chain import INSTEAD, Chain, LinearMap, probe_image
 from seepage.clients import FedSGD
 from seepage.core.nn import state_of
 from seepage.registry import attacks
 from seepage.types import Ambiguity, Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
 
-RANK = 1e-10
+MIN_SINGULAR_VALUE = 1e-10
 """Singular values below this share of the largest do not count."""
 
 
@@ -70,31 +70,31 @@ def rank_report(
     like = next(iter(params.values()))
     image, truth = probe_image(input_shape, seed).to(like), torch.tensor([label], device=like.device)
     update = FedSGD(mode="eval")(model, params, Batch(image, truth), buffers=buffers)
-    readings, outputs, slopes = _way_through(chain, image, label)
+    readings, outputs, output_gradient = _way_through(chain, image, label)
     report = []
-    for i, link in enumerate(chain.links):
-        known = None if link is chain.links[-1] else (outputs[i], link.after.known(readings[i + 1]))
-        step = _solve(link, slopes[i], update.tensors[f"{link.name}.weight"].double(), known, most_unknowns)
+    for i, layer in enumerate(chain.maps):
+        known = None if layer is chain.maps[-1] else (outputs[i], layer.after.known(readings[i + 1]))
+        step = _solve(layer, output_gradient[i], update.tensors[f"{layer.name}.weight"].double(), known, most_unknowns)
         report.append(step.rank)
     return tuple(report)
 
 
 def _way_through(chain: Chain, image: Tensor, label: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """What each link reads and gives, flat, and the loss's slopes by what it gives."""
+    """What each layer reads and gives, flat, and the loss's output_gradient by what it gives."""
     reading = image.flatten().double() * chain.scale + chain.shift
     readings, outputs, matrices = [], [], []
-    for link in chain.links:
+    for layer in chain.maps:
         readings.append(reading)
-        matrices.append(link.matrix())
-        outputs.append(matrices[-1] @ reading + link.spread_bias(len(matrices[-1])))
-        reading = link.after.forward(outputs[-1])
+        matrices.append(layer.matrix())
+        outputs.append(matrices[-1] @ reading + layer.spread_bias(len(matrices[-1])))
+        reading = layer.after.forward(outputs[-1])
     wanted = F.one_hot(torch.tensor(label), len(outputs[-1])).to(outputs[-1])
-    slopes = [outputs[-1].softmax(0) - wanted]
-    for link, output, matrix in zip(
-        reversed(chain.links[:-1]), reversed(outputs[:-1]), reversed(matrices[1:]), strict=True
+    output_gradient = [outputs[-1].softmax(0) - wanted]
+    for layer, output, matrix in zip(
+        reversed(chain.maps[:-1]), reversed(outputs[:-1]), reversed(matrices[1:]), strict=True
     ):
-        slopes.insert(0, link.after.slope(output) * (matrix.T @ slopes[0]))
-    return readings, outputs, slopes
+        output_gradient.insert(0, layer.after.derivative(output) * (matrix.T @ output_gradient[0]))
+    return readings, outputs, output_gradient
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,42 +112,44 @@ class _Step:
     residual: float
 
 
-def _solve(link: Link, slopes: Tensor, gradient: Tensor, known: tuple[Tensor, Tensor] | None, most: int) -> _Step:
+def _solve(
+    layer: LinearMap, output_gradient: Tensor, gradient: Tensor, known: tuple[Tensor, Tensor] | None, most: int
+) -> _Step:
     """Least squares on both kinds of equations, each kind scaled to rows of mean norm 1.
 
     Args:
-        link: The layer.
-        slopes: `[outputs]`.
+        layer: The layer.
+        output_gradient: `[outputs]`.
         gradient: Of its weight.
         known: Its outputs and which of them are known; None: none.
         most: Most unknowns.
     """
-    a, b = link.gradient_system(slopes, gradient)
+    a, b = layer.gradient_system(output_gradient, gradient)
     weights = len(gradient.flatten())
     constraints = 0 if known is None else int(known[1].sum())
-    if isinstance(link.module, nn.Linear) and slopes.norm() > 0:
-        rank = LayerRank(link.name, link.unknowns, constraints, weights, link.unknowns)
-        return _Step(b / slopes.norm(), rank, 0.0)
-    if link.unknowns > most:
+    if isinstance(layer.module, nn.Linear) and output_gradient.norm() > 0:
+        rank = LayerRank(layer.name, layer.unknowns, constraints, weights, layer.unknowns)
+        return _Step(b / output_gradient.norm(), rank, 0.0)
+    if layer.unknowns > most:
         raise Inapplicable(
-            f"layer {link.name!r} reads {link.unknowns:,} values, and to solve for {most:,} takes a minute",
+            f"layer {layer.name!r} reads {layer.unknowns:,} values, and to solve for {most:,} takes a minute",
             f"raise most_unknowns, or {INSTEAD}",
         )
     rows, wanted = [], []
     if known is not None:
         outputs, sure = known
-        rows.append(link.matrix()[sure])
-        wanted.append((outputs - link.spread_bias(len(outputs)))[sure])
+        rows.append(layer.matrix()[sure])
+        wanted.append((outputs - layer.spread_bias(len(outputs)))[sure])
     rows.append(a)
     wanted.append(b)
     sizes = [part.norm(dim=1).mean().clamp(min=1e-300) if len(part) else 1.0 for part in rows]
     a = torch.cat([part / size for part, size in zip(rows, sizes, strict=True)]).cpu()
     b = torch.cat([part / size for part, size in zip(wanted, sizes, strict=True)]).cpu()
-    found = torch.linalg.lstsq(a, b[:, None], rcond=RANK, driver="gelsd")
+    found = torch.linalg.lstsq(a, b[:, None], rcond=MIN_SINGULAR_VALUE, driver="gelsd")
     reading = found.solution[:, 0]
     residual = float((a @ reading - b).norm() / b.norm().clamp(min=1e-300))
-    rank = LayerRank(link.name, link.unknowns, constraints, weights, int(found.rank))
-    return _Step(reading.to(slopes), rank, residual)
+    rank = LayerRank(layer.name, layer.unknowns, constraints, weights, int(found.rank))
+    return _Step(reading.to(output_gradient), rank, residual)
 
 
 @attacks.register(
@@ -202,15 +204,15 @@ class RGap(Attack):
         knowledge, observed = transcript.knowledge, transcript[0]
         chain = Chain.of(knowledge.model, observed.params, knowledge.input_shape)
         gradient = {name: g.double() for name, g in observed.gradient(knowledge.client).items()}
-        for link in chain.links:
-            if not gradient[f"{link.name}.weight"].abs().max() > 0:
+        for layer in chain.maps:
+            if not gradient[f"{layer.name}.weight"].abs().max() > 0:
                 raise Inapplicable(
-                    f"the gradient of {link.name}.weight is zero everywhere (no unit is active, or the loss is zero)",
+                    f"the gradient of {layer.name}.weight is zero everywhere (no unit is active, or the loss is zero)",
                     "nothing can be solved; use another round",
                 )
-            if link.unknowns > self.most_unknowns and isinstance(link.module, nn.Conv2d):
+            if layer.unknowns > self.most_unknowns and isinstance(layer.module, nn.Conv2d):
                 raise Inapplicable(
-                    f"convolution {link.name!r} reads {link.unknowns:,} values, and more than {self.most_unknowns:,} "
+                    f"convolution {layer.name!r} reads {layer.unknowns:,} values, and more than {self.most_unknowns:,} "
                     "take minutes to solve for",
                     f"raise most_unknowns, or {INSTEAD}",
                 )
@@ -219,22 +221,22 @@ class RGap(Attack):
     def run(self, problem: "_RecursionStart", *, seed: int, progress: Progress) -> Reconstruction:
         knowledge, observed = problem.knowledge, problem.observed
         chain, gradient = problem.chain, problem.gradient
-        slopes, label = _last_slopes(chain.links[-1], gradient)
+        output_gradient, label = _last_gradient(chain.maps[-1], gradient)
         known: tuple[Tensor, Tensor] | None = None
         steps: list[_Step] = []
-        for i in range(len(chain.links) - 1, -1, -1):
-            link = chain.links[i]
-            if isinstance(link.module, nn.Linear) and link.bias is not None:
-                slopes = gradient[f"{link.name}.bias"]
-            steps.insert(0, _solve(link, slopes, gradient[f"{link.name}.weight"], known, self.most_unknowns))
-            progress.report(len(steps), len(chain.links), steps[0].residual)
+        for i in range(len(chain.maps) - 1, -1, -1):
+            layer = chain.maps[i]
+            if isinstance(layer.module, nn.Linear) and layer.bias is not None:
+                output_gradient = gradient[f"{layer.name}.bias"]
+            steps.insert(0, _solve(layer, output_gradient, gradient[f"{layer.name}.weight"], known, self.most_unknowns))
+            progress.report(len(steps), len(chain.maps), steps[0].residual)
             if i > 0:
-                after, reading = chain.links[i - 1].after, steps[0].reading
+                after, reading = chain.maps[i - 1].after, steps[0].reading
                 outputs = after.inverse(reading)
                 known = outputs, after.known(reading)
                 outputs = outputs * known[1]
-                slopes = after.slope(outputs) * (link.matrix().T @ slopes)
-        like = observed.params[f"{chain.links[0].name}.weight"]
+                output_gradient = after.derivative(outputs) * (layer.matrix().T @ output_gradient)
+        like = observed.params[f"{chain.maps[0].name}.weight"]
         flat = (steps[0].reading - chain.shift) / chain.scale
         low, high = knowledge.value_range
         inputs = flat.reshape(1, *knowledge.input_shape).clamp(low, high).to(like).contiguous()
@@ -268,13 +270,13 @@ class _RecursionStart:
     gradient: Tensors
 
 
-def _last_slopes(last: Link, gradient: Tensors) -> tuple[Tensor, int]:
+def _last_gradient(last: LinearMap, gradient: Tensors) -> tuple[Tensor, int]:
     """Slopes `[classes]` of the loss by the logits, and the label: the only negative one."""
     if not isinstance(last.module, nn.Linear):
         raise Inapplicable("the last layer is no fully connected one, whose gradient tells the label", INSTEAD)
     if last.bias is not None:
-        slopes = gradient[f"{last.name}.bias"]
-        return slopes, int(slopes.argmin())
+        output_gradient = gradient[f"{last.name}.bias"]
+        return output_gradient, int(output_gradient.argmin())
     left, values, right = torch.linalg.svd(gradient[f"{last.name}.weight"], full_matrices=False)
     tries = []
     for sign in (1.0, -1.0):
@@ -289,7 +291,7 @@ def _last_slopes(last: Link, gradient: Tensors) -> tuple[Tensor, int]:
 def _length(logits: Tensor, u: Tensor, label: int) -> tuple[float, float]:
     """The a with `softmax(logits / a) - e_label` nearest `a u`, and how near.
 
-    The norm of the slopes is between 0 and the root of 2. Of several solutions the best on a grid is refined.
+    The norm of the output_gradient is between 0 and the root of 2. Of several solutions the best on a grid is refined.
     """
     from scipy.optimize import minimize_scalar
 

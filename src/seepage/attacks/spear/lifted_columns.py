@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 
 from seepage.attacks.spear.sparse_columns import Span
 
-MOST = 4096
+MAX_PRODUCTS = 4096
 """Products of unknowns up to which the equations are solved: a decomposition of seconds to minutes."""
 
 
@@ -25,7 +25,7 @@ def determined(n: int, errors: int, units: int) -> bool:
     >>> [n for n in range(60) if determined(n, 9, 512)][-1], [n for n in range(60) if determined(n, 9, 2048)][-1]
     (24, 56)
     """
-    return n > 1 and products(n, errors) - n <= units and products(n, errors) <= MOST
+    return n > 1 and products(n, errors) - n <= units and products(n, errors) <= MAX_PRODUCTS
 
 
 def lifted(span: Span, behind: Tensor) -> Tensor:

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from seepage.attacks.spear.sparse_columns import Span
 
-ALIKE = 1e-4
+MAX_SUM_DISTANCE = 1e-4
 """Two units whose sums are nearer than this share of the largest are on for the same examples."""
 
-SURE = 1e-3
+MAX_PAIR_MISFIT = 1e-3
 """Relative misfit up to which a difference is one example's: of its error, and of its column beside the span."""
 
-MOST = 512
+MAX_COMPARED_UNITS = 512
 """Units that differ at all which are compared, each with each."""
 
-AT_ONCE = 2**21
+MAX_COLUMN_ENTRIES = 2**21
 """Entries of columns made in one go."""
 
 
@@ -64,14 +64,16 @@ class NeighborUnits:
     def _steps(self, sums: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Differences `[n + 1]` of two sums that are one example's, with its column `[p]` and unit direction `[n]`."""
         rows = torch.cat([sums.new_zeros((1, sums.shape[1])), sums])
-        near = torch.cdist(rows, rows) < ALIKE * rows.norm(dim=1).max()
-        rows = rows[~near.tril(-1).any(1)][:MOST]
+        near = torch.cdist(rows, rows) < MAX_SUM_DISTANCE * rows.norm(dim=1).max()
+        rows = rows[~near.tril(-1).any(1)][:MAX_COMPARED_UNITS]
         pairs = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
-        for first, second in zip(*(index.split(max(1, AT_ONCE // len(sums))) for index in pairs), strict=True):
+        for first, second in zip(
+            *(index.split(max(1, MAX_COLUMN_ENTRIES // len(sums))) for index in pairs), strict=True
+        ):
             steps, columns = self._single(rows[first] - rows[second])
             solved = torch.linalg.lstsq(self.span.rows, columns.T).solution.T  # [k, n]
             misfit = (solved @ self.span.rows.T - columns).norm(dim=1)
-            good = misfit < SURE * columns.norm(dim=1)
+            good = misfit < MAX_PAIR_MISFIT * columns.norm(dim=1)
             yield from zip(steps[good], columns[good], F.normalize(solved[good], dim=1), strict=True)
 
     def _single(self, steps: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +81,7 @@ class NeighborUnits:
         steps = steps[steps[:, -1].abs() > 1e-12 * steps[:, -1].abs().max()]
         outputs = steps[:, :-1] @ self.outputs / steps[:, -1:] + self.bias
         error, said = self.errors(outputs), steps[:, -1]
-        label, place = ((error.abs() - said.abs()).abs() < SURE * said.abs()).nonzero(as_tuple=True)
+        label, place = ((error.abs() - said.abs()).abs() < MAX_PAIR_MISFIT * said.abs()).nonzero(as_tuple=True)
         error = error[label, place]
         turned = (error * said[place]).sign()
         return steps[place] * turned[:, None], self.own(outputs[place], error)

@@ -7,29 +7,29 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-SLACK = 10.0
+ROUNDINGS_OF_ZERO = 10.0
 """An entry counts as zero up to this many times its rounding."""
 
-NEAR = 1e-2
+ZERO_AT_FIRST_LOOK = 1e-2
 """A first look at a direction takes entries below this share of its mean size for zeros; rounding is blown up there."""
 
-WIDTHS = (1.0, 1e-3)
+SEARCH_WIDTHS = (1.0, 1e-3)
 """First and last width of the reweighting, down to the count of entries that are not zero. A wider first one is nearly
 least squares, and starts from everywhere end at the same few columns. Swept on batches of seeds that nothing else
 scores (`experiments/spear_search.py`, results/closed/spear-search.jsonl): with a last width of 0.1 or 0.01 more starts
 end at a column, but at no more different ones, and of two batches of photographs the attack certified nothing (with
 1e-3 all of one and 0.56 of the other)."""
 
-MOST = 32
+MAX_CANDIDATES_REFINED = 32
 """Candidates looked at in one go, the sparsest first."""
 
-ALIKE = 1e-6
+MAX_SAME_DIRECTION_GAP = 1e-6
 """Two directions whose cosine is this near 1 are the same one."""
 
-STRAY = 0.5
+RANDOM_START_LENGTH = 0.5
 """Length of the random part of a start, which keeps two starts from being the same one."""
 
-FINE = (NEAR, 1e-5)
+REFINING_WIDTHS = (ZERO_AT_FIRST_LOOK, 1e-5)
 """Widths that take a candidate to its zeros and past entries that are only small."""
 
 
@@ -52,7 +52,7 @@ class Span:
     @property
     def noisy(self) -> bool:
         """Whether rounding, or noise that was added, hides the zeros."""
-        return bool(SLACK * self.rounding.max() > NEAR)
+        return bool(ROUNDINGS_OF_ZERO * self.rounding.max() > ZERO_AT_FIRST_LOOK)
 
     def distinct(self) -> "Span":
         """The same without rows that are multiples of another: these say nothing new, and hide the others."""
@@ -62,8 +62,8 @@ class Span:
 
     def zeros(self, directions: Tensor) -> Tensor:
         """`[k, p]` bool: entries of `rows @ direction` that are zero to rounding, for `[k, n]` unit directions."""
-        blur = SLACK * (directions * self.rounding).norm(dim=1, keepdim=True)
-        hidden: Tensor = (directions @ self.rows.T).abs() <= blur.clamp(1e-5, NEAR)
+        blur = ROUNDINGS_OF_ZERO * (directions * self.rounding).norm(dim=1, keepdim=True)
+        hidden: Tensor = (directions @ self.rows.T).abs() <= blur.clamp(1e-5, ZERO_AT_FIRST_LOOK)
         return hidden
 
 
@@ -103,8 +103,8 @@ def reweighted(span: Span, count: int, draw: Generator, steps: int, known: Tenso
     if len(known):
         inside = torch.linalg.qr(known.T).Q  # [n, k]
         start = start - start @ inside @ inside.T
-    start = F.normalize(start, dim=1) + STRAY * F.normalize(noise, dim=1)
-    return _reweighted(span, F.normalize(start, dim=1), WIDTHS, steps)
+    start = F.normalize(start, dim=1) + RANDOM_START_LENGTH * F.normalize(noise, dim=1)
+    return _reweighted(span, F.normalize(start, dim=1), SEARCH_WIDTHS, steps)
 
 
 def _reweighted(span: Span, found: Tensor, widths: tuple[float, float], steps: int) -> Tensor:
@@ -144,11 +144,11 @@ class Found:
 
     def add(self, candidates: Tensor) -> bool:
         """Keep the sparse ones of `[k, n]` unit directions that are new; whether there were any."""
-        share = ((candidates @ self.span.rows.T).abs() < NEAR).double().mean(1)
+        share = ((candidates @ self.span.rows.T).abs() < ZERO_AT_FIRST_LOOK).double().mean(1)
         before = len(self.directions)
         left = candidates[share.argsort(descending=True, stable=True)][: int((share >= self.least).sum())]
         left = _unlike(left, self.directions)
-        for _ in range(MOST):
+        for _ in range(MAX_CANDIDATES_REFINED):
             if not len(left):
                 break
             fine, zeros = refined(self.span, left[0])
@@ -188,12 +188,12 @@ class Found:
 
 def _unlike(candidates: Tensor, known: Tensor) -> Tensor:
     """Those of `[k, n]` unit directions that are not the same as, or opposite to, a known one."""
-    return candidates[~(1 - (candidates @ known.T).abs() < ALIKE).any(1)]
+    return candidates[~(1 - (candidates @ known.T).abs() < MAX_SAME_DIRECTION_GAP).any(1)]
 
 
 def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     """A direction `[n]` fitted to all of its zeros, and their share."""
-    direction = _reweighted(span, direction[None], FINE, 6)[0]
+    direction = _reweighted(span, direction[None], REFINING_WIDTHS, 6)[0]
     zeros = (span.rows @ direction).abs() < 1e-4
     if int(zeros.sum()) >= span.n - 1:
         # With fewer rows than columns the null vector is not among the thin decomposition's.

@@ -20,17 +20,17 @@ from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 INSTEAD = f"cocktail_party or {MATCHING}"
-DRAWS = 8192
+SUBMATRICES_AT_ONCE = 8192
 """Submatrices drawn at a time."""
-MISFIT = 1e-3
+MAX_COLUMN_MISFIT = 1e-3
 """Share of a column that may be left beside what one example can cause."""
-FEW = 16
+MAX_DRAWN_EXAMPLES = 16
 """Up to this many examples the fast mode first draws 16 times so many submatrices: they miss few columns."""
-STARTS = 64
+STARTS_AT_ONCE = 64
 """Reweighted searches at a time."""
-SOLVED = 4
+MIXTURE_PAIRS = 4
 """Pairs of mixtures that the lifted equations are solved with: one does, unless two columns get nearly one ratio."""
-LOOKED = 16
+SOLVED_AT_ONCE = 16
 """Candidates of the lifted equations looked at in one go."""
 
 
@@ -133,18 +133,18 @@ class Spear(Attack):
             return
         if self.mode == "fast" and problem.solvable:
             mixtures = lifted(problem.whole, problem.behind[0])
-            for _ in range(SOLVED):
-                for solved in parted(mixtures, draw).split(LOOKED):
+            for _ in range(MIXTURE_PAIRS):
+                for solved in parted(mixtures, draw).split(SOLVED_AT_ONCE):
                     yield solved, len(solved), False
         if self.mode == "fast" and problem.neighbors is not None:
             alone = problem.neighbors.directions()
             yield alone, len(alone), True
-        drawn = self.samples if self.mode == "published" else 16 * DRAWS * (span.n <= FEW)
-        for first in range(0, drawn, DRAWS):
-            count = min(DRAWS, drawn - first)
+        drawn = self.samples if self.mode == "published" else 16 * SUBMATRICES_AT_ONCE * (span.n <= MAX_DRAWN_EXAMPLES)
+        for first in range(0, drawn, SUBMATRICES_AT_ONCE):
+            count = min(SUBMATRICES_AT_ONCE, drawn - first)
             yield sampled(span, count, draw), count, False
-        for first in range(0, self.starts if self.mode == "fast" else 0, STARTS):
-            count = min(STARTS, self.starts - first)
+        for first in range(0, self.starts if self.mode == "fast" else 0, STARTS_AT_ONCE):
+            count = min(STARTS_AT_ONCE, self.starts - first)
             yield reweighted(span, count, draw, self.steps, found.independent()), count, False
 
     def _reconstruction(self, problem: "_LayerPart", found: Found, best: "_Batch | None", tried: int) -> Reconstruction:
@@ -343,7 +343,7 @@ class _LayerPart:
         rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live[on]]  # [classes, .]
         column = (self.whole.rows @ direction)[on, None]
         misfit = column - rows.T @ torch.linalg.lstsq(rows.T, column, driver="gelsd").solution
-        return float(misfit.norm() < MISFIT * column.norm())
+        return float(misfit.norm() < MAX_COLUMN_MISFIT * column.norm())
 
     def batch(self, directions: Tensor) -> _Batch:
         """What `[n, n]` directions make of the update: scales from the bias, inputs, labels, and how they agree."""

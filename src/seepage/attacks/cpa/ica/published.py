@@ -10,10 +10,10 @@ from seepage.core.images import neighbor_differences
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """Weights of the published objective, to be minimised. Zero switches a term off.
+    """Weights of the published objective, to be minimized. Zero switches a term off.
 
     Args:
-        negentropy: Of the mean squared log cosh of each row (eq. 7); the paper's weight is 1. The paper maximises it
+        negentropy: Of the mean squared log cosh of each row (eq. 7); the paper's weight is 1. The paper maximizes it
             without comparing it to a Gaussian's, which favors sources flatter than a Gaussian over peaked ones;
             the authors' released code leaves the term out.
         independence: Of `exp(T |cos|) - 1` over pairs of unmixing rows (eq. 8).

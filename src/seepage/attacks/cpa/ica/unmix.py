@@ -78,7 +78,7 @@ class SparseScore:
         return 1 / ((signals * (precisions @ signals)).mean(1, keepdim=True) + self.width)
 
 
-REFIT = 5
+REFIT_INTERVAL = 5
 """Iterations between two fits of the sources' covariances and second derivatives."""
 
 
@@ -112,11 +112,11 @@ def maximum_likelihood(
     for turn in range(steps):
         size = signals.square().mean((1, 2)).sqrt()[:, None]
         rows, signals = rows / size, signals / size[:, :, None]
-        if precisions is None or turn % REFIT == 0:
+        if precisions is None or turn % REFIT_INTERVAL == 0:
             precisions = score.precisions(signals, precisions)
             gradient, moments = curvature(signals, score, precisions)
         else:
-            gradient = slope(signals, score, precisions)[0]
+            gradient = score_gradient(signals, score, precisions)[0]
         step = (moments.T * gradient - gradient.T) / (moments * moments.T - 1).clamp(min=0.1)
         # Few places carry much weight, so blocks larger than 2 x 2 couple and full steps may go back and forth.
         pace = max(0.3, 0.7 * pace) if float((step * last).sum()) > 0 else pace
@@ -129,7 +129,7 @@ def maximum_likelihood(
     return rows
 
 
-def slope(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tensor, Tensor]:
+def score_gradient(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tensor, Tensor]:
     """The mean negative log likelihood's derivative by a relative change `I + E` of the rows.
 
     Args:
@@ -148,13 +148,13 @@ def slope(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tens
 
 
 def curvature(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[Tensor, Tensor]:
-    """First and second derivatives of the mean negative log likelihood; arguments as in `slope`.
+    """First and second derivatives of the mean negative log likelihood; arguments as in `score_gradient`.
 
     Returns:
-        `[n, n]` as of `slope`, and `[n, n]` second derivatives by each `E_ij`; the pair `E_ij, E_ji` is coupled with
-        weight 1.
+        `[n, n]` as of `score_gradient`, and `[n, n]` second derivatives by each `E_ij`; the pair `E_ij, E_ji` is
+        coupled with weight 1.
     """
-    gradient, own = slope(signals, score, precisions)
+    gradient, own = score_gradient(signals, score, precisions)
     weights = score.weights(signals, precisions)[:, 0]  # [n, p]
     moments = torch.zeros_like(gradient)  # E[w_i y_j^T P_i y_j]
     for f in range(signals.shape[1]):
