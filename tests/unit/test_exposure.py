@@ -1,5 +1,7 @@
 """The exposure check on planted updates: what it says against what is known here of batch, client and defense."""
 
+import json
+
 import pytest
 import torch
 from hypothesis import given
@@ -265,6 +267,24 @@ def test_an_update_of_zeros_gives_nothing_away() -> None:
 def test_a_round_that_is_not_there_is_refused() -> None:
     with pytest.raises(SeepageError, match="no round 3"):
         exposure(record(model(), private(1)), t=3)
+
+
+def test_the_keys_of_its_json_stay() -> None:
+    table = look(2).table()
+    assert table["schema"] == 1
+    assert set(table) >= {
+        "examples", "vectors", "t", "kind", "norm", "batch_size", "at_least", "layers", "norms", "labels", "features",
+        "marks", "looks_like", "tensors", "notes", "stated",
+    }  # fmt: skip
+    assert set(table["tensors"][0]) == {"name", "gives", "withhold"}
+    assert {"name", "message", "evidence", "limit", "tensors"} <= set(table["findings"][0])
+    assert json.loads(json.dumps(table, allow_nan=False))["labels"]["present"] == [0, 7]
+
+
+def test_every_finding_says_what_it_does_not_show() -> None:
+    found = look(2)
+    assert {finding.name for finding in found.findings} >= {"exact-rows", "span", "labels"}
+    assert all(finding.evidence and finding.limit and finding.tensors for finding in found.findings)
 
 
 def test_it_says_the_same_twice_and_leaves_the_model_alone() -> None:

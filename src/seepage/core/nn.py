@@ -55,7 +55,7 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
 
 
 @contextmanager
-def unwatched(model: nn.Module) -> Iterator[bool]:
+def without_hooks(model: nn.Module) -> Iterator[bool]:
     """Take the forward hooks off a model for a block, and say whether there were any."""
     before = [(module, module._forward_hooks) for module in model.modules() if module._forward_hooks]
     for module, hooks in before:
@@ -74,10 +74,10 @@ def state_of(model: nn.Module) -> tuple[Tensors, Tensors]:
     return params, buffers
 
 
-def unordered(labels: Tensor) -> Tensor:
+def sorted_labels(labels: Tensor) -> Tensor:
     """Labels as an attacker may be told them: sorted, so that the order of a batch is not told along.
 
-    >>> unordered(torch.tensor([2, 0, 1])), unordered(torch.tensor([[0.1, 0.9], [0.7, 0.3]]))
+    >>> sorted_labels(torch.tensor([2, 0, 1])), sorted_labels(torch.tensor([[0.1, 0.9], [0.7, 0.3]]))
     (tensor([0, 1, 2]), tensor([[0.7000, 0.3000],
             [0.1000, 0.9000]]))
     """

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from seepage.clients import WrappedRule
-from seepage.core.nn import forward, in_mode, unwatched
+from seepage.core.nn import forward, in_mode, without_hooks
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
 from seepage.registry import defenses
@@ -134,7 +134,7 @@ class ClippedRule(WrappedRule):
     def compute(self, problem: LocalProblem) -> Update:
         model, batch = problem.model, problem.batch
         view = ClientView(model, problem.params, batch, self.rule, problem.buffers or {})
-        with unwatched(model) as watched:
+        with without_hooks(model) as watched:
             update = self._clipped(view, problem.create_graph)
         if watched:
             with in_mode(model, training=self.mode == "train"):

@@ -7,7 +7,7 @@ import torch
 
 from seepage.clients import mean_update
 from seepage.clients.step import Client
-from seepage.core.nn import unordered
+from seepage.core.nn import sorted_labels
 from seepage.types import (
     Batch,
     Defense,
@@ -86,7 +86,7 @@ class Victim:
             update=self.update(t),
             buffers=self.buffers,
             batch_size=len(batch),
-            labels=unordered(batch.labels) if "labels" in told else None,
+            labels=sorted_labels(batch.labels) if "labels" in told else None,
             indices=batch.indices if "indices" in told else None,
         )
 

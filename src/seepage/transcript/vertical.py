@@ -14,7 +14,7 @@ from torch import Tensor
 from seepage.clients import TrainingRule
 from seepage.clients.base import leaves_of
 from seepage.clients.step import Client
-from seepage.core.nn import unordered
+from seepage.core.nn import sorted_labels
 from seepage.errors import SeepageError
 from seepage.transcript.designs import Design
 from seepage.types import Batch, ClientView, Defense, Knowledge, LocalProblem, Round, Tensors, Update
@@ -195,7 +195,7 @@ class IndexedTranscript:
             update=update,
             buffers=victim.buffers,
             batch_size=len(labels),
-            labels=unordered(labels) if "labels" in told else None,
+            labels=sorted_labels(labels) if "labels" in told else None,
             indices=self.indices(t),
         )
 

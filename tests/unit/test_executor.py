@@ -13,14 +13,14 @@ from seepage.core.executor import LocalExecutor, LogFollower, Plan
 
 
 @given(pieces=st.lists(st.text("ab\n", max_size=6), max_size=8))
-def test_a_tail_gives_each_whole_line_once(pieces: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("tail") / "log"
-    tail, found = LogFollower(path), b""
-    assert tail.fresh() == b""
+def test_a_log_follower_gives_each_whole_line_once(pieces: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("log") / "log"
+    follower, found = LogFollower(path), b""
+    assert follower.fresh() == b""
     for piece in pieces:
         with path.open("a") as file:
             file.write(piece)
-        fresh = tail.fresh()
+        fresh = follower.fresh()
         assert fresh == b"" or fresh.endswith(b"\n")
         found += fresh
     whole, end, _ = "".join(pieces).rpartition("\n")
