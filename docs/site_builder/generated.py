@@ -30,7 +30,10 @@ REFERENCE = {
     "types": ("Types", ["seepage.types"]),
     "errors": ("Errors", ["seepage.errors"]),
     "attacks": ("What an attack is", ["seepage.attacks.base"]),
-    "clients": ("Client rules", ["seepage.clients.fedsgd", "seepage.clients.fedavg", "seepage.clients.aggregate"]),
+    "clients": (
+        "Client rules",
+        [f"seepage.clients.{name}" for name in ("fedsgd", "fedavg", "fedprox", "aggregate", "base", "losses", "step")],
+    ),
     "metrics": ("Scores and alignment", ["seepage.metrics.score", "seepage.metrics.scores", "seepage.metrics.align"]),
     "exposure": ("Exposure without an attack", ["seepage.leakage.analysis", "seepage.leakage.finding"]),
     "diagnostics": ("Diagnostics", ["seepage.leakage.diagnostics"]),

@@ -122,16 +122,16 @@ def test_a_grid_over_devices_says_the_same_on_each(order: list[str], tmp_path: P
     tables = tomllib.loads(FACES + plan) | {"grid": {"device": order}}
     with pretended():
         run = audit.run(tables, out=tmp_path / "run", jobs=1)
-    rows = run.result["rows"]
+    rows = run.result.rows
     assert json.loads((run.folder / "env.json").read_text())["device"] == order[0]
-    cells = list(dict.fromkeys(row["cell"] for row in rows))
+    cells = list(dict.fromkeys(row.cell for row in rows))
     assert len(cells) == 2
-    one, two = ([row for row in rows if row["cell"] == cell] for cell in cells)
+    one, two = ([row for row in rows if row.cell == cell] for cell in cells)
     for a, b in zip(one, two, strict=True):
-        assert (a["attack"], a["status"], a["reason"]) == (b["attack"], b["status"], b["reason"])
-        assert a["status"] != "error"
-        if a["psnr"] is not None:
-            assert b["psnr"] == pytest.approx(a["psnr"], abs=1.0)
+        assert (a.attack, a.status, a.reason) == (b.attack, b.status, b.reason)
+        assert a.status != "error"
+        if a.psnr is not None:
+            assert b.psnr == pytest.approx(a.psnr, abs=1.0)
 
 
 def test_indices_may_lie_on_the_cpu_and_nothing_else_may() -> None:

@@ -19,7 +19,7 @@ from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, 
 from seepage.frontier.advising import advice, untried
 from seepage.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of, wilson
 from seepage.frontier.run import run_frontier
-from seepage.frontier.sweep import STRENGTHS, sweep_of
+from seepage.frontier.sweep import DEFAULT_STRENGTHS, sweep_of
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.guarantee import guarantee_of
 from seepage.transcript.recorded import open_transcript
@@ -99,7 +99,9 @@ def test_defenses_can_be_composed() -> None:
 
 def test_the_built_in_list_is_swept_where_a_recipe_has_none() -> None:
     sweep = sweep_of(TABLES)
-    assert {entry.name.partition("(")[0] for entry in sweep.entries[1:]} == {table["use"] for table in STRENGTHS}
+    assert {entry.name.partition("(")[0] for entry in sweep.entries[1:]} == {
+        table["use"] for table in DEFAULT_STRENGTHS
+    }
     only = sweep_of(TABLES, only=["quantize"])
     assert [entry.name for entry in only.entries] == ["no defense", "quantize(bits=4)", "quantize(bits=1)"]
 

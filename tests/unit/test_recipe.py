@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from seepage import Compose, FedSGD, LinearLeak, Sparsify
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import attack_names
-from seepage.audit.record import place_of
+from seepage.audit.record import cell_folder
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
@@ -72,7 +72,7 @@ def test_a_grid_is_the_product_of_its_lists_and_each_cell_has_a_folder_of_its_ow
     for values in tables.get("grid", {}).values():
         count *= len(values)
     assert len(found) == count
-    places = {place_of(Path("run"), "observed", recipe, found) for recipe in found}
+    places = {cell_folder(Path("run"), "observed", recipe.cell, len(found)) for recipe in found}
     assert len(places) == count
     for recipe in found:
         assert Path(recipe.cell).name == recipe.cell not in ("", ".", "..")

@@ -16,7 +16,7 @@ import torch
 
 from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
-from seepage.audit.record import is_skipped, made_anew, place_of
+from seepage.audit.record import cell_folder, is_skipped, made_anew
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.nn import generator
 from seepage.core.progress import ProgressCallback, no_progress
@@ -29,7 +29,7 @@ from seepage.transcript.simulated import OneRound
 from seepage.transcript.vertical import IndexedTranscript
 from seepage.types import Architecture, Reconstruction, Transcript
 
-POLL = 0.3
+POLL_SECONDS = 0.3
 """Seconds between looks at the workers' progress."""
 
 
@@ -98,7 +98,7 @@ class Source:
 
 
 def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
-    observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
+    observed, private = (cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private"))
     return Source(recipe.cell, observed, private, trust=True, recipe=recipe)
 
 
@@ -253,11 +253,11 @@ class _Meter:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look every `POLL` seconds, from a thread, while a block runs."""
+        """Look every `POLL_SECONDS` seconds, from a thread, while a block runs."""
         ended = threading.Event()
 
         def watch() -> None:
-            while not ended.wait(POLL):
+            while not ended.wait(POLL_SECONDS):
                 self.look()
 
         thread = threading.Thread(target=watch, daemon=True)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from seepage.clients import make_client
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import SCHEMA, check_space, read_json, write_json
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
@@ -22,17 +23,17 @@ from seepage.transcript.vertical import IndexedTranscript
 from seepage.types import Batch, Round, Transcript
 
 
-def place_of(folder: Path, part: str, recipe: Recipe, recipes: Sequence[Recipe]) -> Path:
-    """`folder/part`, with a folder per cell where there are several."""
-    return folder / part / recipe.cell if len(recipes) > 1 else folder / part
+def cell_folder(folder: Path, part: str, cell: str, cells: int) -> Path:
+    """Where a cell's `observed` or `private` lies in a run folder: a run of one cell has no folder per cell."""
+    return folder / part / cell if cells > 1 else folder / part
 
 
-KEPT = 2**28
+MAX_KEPT_BYTES = 2**28
 """Bytes of rounds that are written beside their data; more of them are made anew whenever they are read."""
 
 
 def record_cells(
-    recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress, *, keep: int = KEPT
+    recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress, *, keep: int = MAX_KEPT_BYTES
 ) -> None:
     """Write `observed/` and `private/` of every cell that does not have them yet.
 
@@ -50,7 +51,7 @@ def record_cells(
     shared = SharedParts()
     skipped: list[SeepageError] = []
     for number, recipe in enumerate(recipes):
-        observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
+        observed, private = (cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private"))
         if is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists()):
             continue
         show(number, len(recipes), f"recording {recipe.cell}" if len(recipes) > 1 else "recording")
@@ -144,7 +145,7 @@ def _client_words(part: Spec) -> str:
     options = dict(part.options)
     clients, steps, epochs = options.pop("clients", 1), options.pop("steps", None), options.pop("epochs", 1)
     words = [f"sum of {clients} clients"] if clients > 1 else []
-    if part.use == "fedavg":
+    if make_client(part).per_client.local_steps:
         count, what = (epochs, "local epoch") if steps is None else (steps, "local step")
         words.append(f"{count} {what}{'s' * (count != 1)}")
     rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in options.items())

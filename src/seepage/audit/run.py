@@ -53,7 +53,7 @@ from seepage.signatures import bind
 from seepage.transcript.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Transcript
 
-SPACE = 64 * 2**20
+MIN_FREE_BYTES = 64 * 2**20
 """Bytes that must be free before a run starts."""
 
 
@@ -103,7 +103,7 @@ def run(
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     started = time.time()
-    check_space(folder, SPACE)
+    check_space(folder, MIN_FREE_BYTES)
     with undone_on_mistake(folder):
         make_private(folder)
         write_whole(folder / "recipe.toml", text)
@@ -200,7 +200,7 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
     claim(folder, "recipe.toml", text)
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
-    check_space(folder, SPACE)
+    check_space(folder, MIN_FREE_BYTES)
     with undone_on_mistake(folder):
         make_private(folder)
         write_whole(folder / "recipe.toml", text)
@@ -286,7 +286,7 @@ def attack_only(
         return Run(folder, _read_result(folder), fresh=False)
     for source in sources:
         _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
-    check_space(folder, SPACE)
+    check_space(folder, MIN_FREE_BYTES)
     make_private(folder)
     write_whole(folder / "attack.json", text)
     recipes = [

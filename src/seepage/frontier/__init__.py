@@ -10,10 +10,10 @@ frontier.html  frontier.png      page and plot; the page holds the plot
 from seepage.frontier.advising import advice, untried
 from seepage.frontier.rows import DefenseRow, pareto, points_of
 from seepage.frontier.run import Frontier, run_frontier
-from seepage.frontier.sweep import STRENGTHS, Utility, sweep_of
+from seepage.frontier.sweep import DEFAULT_STRENGTHS, Utility, sweep_of
 
 __all__ = [
-    "STRENGTHS",
+    "DEFAULT_STRENGTHS",
     "Frontier",
     "DefenseRow",
     "Utility",

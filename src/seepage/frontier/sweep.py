@@ -19,7 +19,7 @@ from seepage.registry import Spec
 from seepage.signatures import problems_with
 from seepage.types import Defense, Knowledge
 
-STRENGTHS: tuple[Mapping[str, Any], ...] = (
+DEFAULT_STRENGTHS: tuple[Mapping[str, Any], ...] = (
     {"use": "gaussian_noise", "clip": 1.0, "sigma": [0.001, 0.01, 0.1]},
     {"use": "dp_sgd", "sigma": [0.1]},
     {"use": "quantize", "bits": [4, 1]},
@@ -30,7 +30,7 @@ STRENGTHS: tuple[Mapping[str, Any], ...] = (
 )
 """What is swept where a recipe has no `[[frontier]]`."""
 
-MOST = 200
+MAX_DEFENSES = 200
 """Defenses with their strengths; more are taken for a mistake."""
 
 
@@ -96,7 +96,7 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[str] = ()) -> Sweep:
                 "defenses in [[frontier]]"
             )
     utility = _utility(tables.get("utility", {}))
-    choices = _choices(tables.get("frontier") or [dict(table) for table in STRENGTHS], only)
+    choices = _choices(tables.get("frontier") or [dict(table) for table in DEFAULT_STRENGTHS], only)
     base = {"federation": {"clients": 20, "share": 0.5}, **tables}
     plain = cells(base)[0]
     cases = [_case(parts, plain) for parts in choices]
@@ -143,9 +143,9 @@ def _choices(tables: Any, only: Sequence[str]) -> list[list[dict[str, Any]]]:
         )
     if only:
         found = [parts for parts in found if any(part["use"] in only for part in parts)]
-    if not 0 < len(found) <= MOST:
+    if not 0 < len(found) <= MAX_DEFENSES:
         raise SeepageError(
-            f"a frontier sweeps 1 to {MOST} defenses, and this recipe has {len(found)}; change its lists"
+            f"a frontier sweeps 1 to {MAX_DEFENSES} defenses, and this recipe has {len(found)}; change its lists"
         )
     return found
 

@@ -23,7 +23,7 @@ from seepage.simulate.federation import Clients, FederationState
 from seepage.simulate.setting import Setting, SharedParts, State, train_federation
 from seepage.types import Batch, Update
 
-REPEATS = 7
+TIMING_REPEATS = 7
 """Times that a client's work is measured; the median counts."""
 
 
@@ -232,7 +232,7 @@ def _timed(setting: FederatedSetting) -> tuple[float, Update]:
     threads, seconds = torch.get_num_threads(), []
     torch.set_num_threads(1)
     try:
-        for _ in range(REPEATS):
+        for _ in range(TIMING_REPEATS):
             begun = time.perf_counter()
             reply = setting.clients.reply(FederationState(0, *setting.start), client, setting.plan)
             seconds.append(time.perf_counter() - begun)

@@ -39,7 +39,7 @@ try:
 except ImportError as error:
     raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
 
-WAIT = 600.0
+REPLY_TIMEOUT = 600.0
 """Seconds that the server waits for the replies of a round."""
 
 
@@ -150,13 +150,15 @@ def _nodes(grid: Grid, clients: int) -> dict[int, int]:
     """Which node is which client; asks every node once, and waits until all are there."""
     import time
 
-    end = time.monotonic() + WAIT
+    end = time.monotonic() + REPLY_TIMEOUT
     while len(nodes := list(grid.get_node_ids())) < clients:
         if time.monotonic() > end:
-            raise SeepageError(f"{len(nodes)} of {clients} Flower nodes are there after {WAIT:g} s; start the others")
+            raise SeepageError(
+                f"{len(nodes)} of {clients} Flower nodes are there after {REPLY_TIMEOUT:g} s; start the others"
+            )
         time.sleep(0.2)
     questions = [Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes]
-    answers = _replies(grid.send_and_receive(questions, timeout=WAIT))
+    answers = _replies(grid.send_and_receive(questions, timeout=REPLY_TIMEOUT))
     found = {int(answer.content["client"]["client"]): answer.metadata.src_node_id for answer in answers}
     missing = set(range(clients)) - set(found)
     if missing:
@@ -171,11 +173,14 @@ def _ask(grid: Grid, nodes: dict[int, int], stage: FederationState, chosen: Sequ
         for number, client in enumerate(chosen)
     ]
     answers = {
-        answer.metadata.src_node_id: answer for answer in _replies(grid.send_and_receive(messages, timeout=WAIT))
+        answer.metadata.src_node_id: answer
+        for answer in _replies(grid.send_and_receive(messages, timeout=REPLY_TIMEOUT))
     }
     lost = [client for client in chosen if nodes[client] not in answers]
     if lost:
-        raise SeepageError(f"client {lost[0]} did not answer within {WAIT:g} s in round {stage.t}; look at its log")
+        raise SeepageError(
+            f"client {lost[0]} did not answer within {REPLY_TIMEOUT:g} s in round {stage.t}; look at its log"
+        )
     return [_unpacked_reply(answers[nodes[client]].content, stage) for client in chosen]
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from seepage.audit.record import cell_folder
 from seepage.audit.row import Cell
 from seepage.core.storage import read_tensors
 from seepage.errors import SeepageError
@@ -102,11 +103,9 @@ def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
 
 
 def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
-    own = _inside(run.folder / "private", cell.name)
-    # A run of one cell has no folder per cell.
-    options = [own, run.folder / "private" if len(run.cells) == 1 else None]
-    folder = next((path for path in options if path is not None and (path / "truth.safetensors").exists()), None)
-    if folder is None:
+    folder = cell_folder(run.folder, "private", cell.name, len(run.cells))
+    # A stranger may have chosen the name, which must not lead out of the run's folder.
+    if not _is_plain(cell.name) or not (folder / "truth.safetensors").exists():
         return {}
     return {t: batch for t, batch in enumerate(open_truth(folder)) if _is_picture(batch.inputs)}
 

@@ -21,8 +21,8 @@ from seepage.types import Batch, ClientUpdate, Defense, Tensors, Update, check_f
 
 Lookup = Callable[[Tensor], Batch]
 """Turns places of the data set into a batch."""
-EVERY = 20
-"""CheckpointFolder and accuracies, at the least, per federation: one each `rounds / EVERY` rounds."""
+MIN_CHECKPOINTS = 20
+"""Checkpoints and accuracies, at the least, per federation: one each `rounds / MIN_CHECKPOINTS` rounds."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Reply:
     examples: int
 
 
-Ask = Callable[[FederationState, Sequence[int]], list[Reply]]
+AskClients = Callable[[FederationState, Sequence[int]], list[Reply]]
 """Lets clients compute: the stage and who takes part in, their replies out, in that order."""
 
 
@@ -187,7 +187,7 @@ def federate(
     state: tuple[Tensors, Tensors],
     plan: Federation,
     *,
-    ask: Ask | None = None,
+    ask: AskClients | None = None,
     checkpoints: CheckpointFolder = CheckpointFolder(),
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FederationState:
@@ -211,7 +211,7 @@ def federate(
         SeepageError: Where the weights stop being finite, or nobody holds anything.
     """
     stage = checkpoints.latest(plan.rounds, FederationState(0, *state))
-    kept, every = _Kept(checkpoints), max(1, plan.rounds // EVERY)
+    kept, every = _Kept(checkpoints), max(1, plan.rounds // MIN_CHECKPOINTS)
     while stage.t < plan.rounds:
         stage = _round(clients, stage, plan, ask)
         if stage.t % every == 0 or stage.t == plan.rounds:
@@ -221,7 +221,7 @@ def federate(
     return stage
 
 
-def _round(clients: Clients, stage: FederationState, plan: Federation, ask: Ask | None) -> FederationState:
+def _round(clients: Clients, stage: FederationState, plan: Federation, ask: AskClients | None) -> FederationState:
     chosen = clients.chosen(stage.t, plan)
     if not chosen:
         raise SeepageError("no client of the federation holds any example; use fewer clients or more data")

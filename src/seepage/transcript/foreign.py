@@ -17,14 +17,14 @@ from seepage.registry import Spec
 from seepage.signatures import bind, problems_with
 from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
 
-LARGEST_INPUT = 2**28
+MAX_INPUT_VALUES = 2**28
 """Values in one batch of a foreign folder; more is refused before anything is allocated."""
-LARGEST_FACTS = 2**20
+MAX_FACTS_BYTES = 2**20
 """Bytes of `knowledge.json`."""
-LONGEST, MOST_SAID = 200, 10
+MAX_SENTENCE, MAX_SENTENCES = 200, 10
 """Letters of a sentence on what was inferred, and such sentences; more are cut."""
-MOST_CLASSES = 10**6
-MOST_CLIENTS = 10**6
+MAX_CLASSES = 10**6
+MAX_CLIENTS = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Facts:
     def said(self) -> dict[str, str]:
         """What of this nobody told, by name, with its source."""
         texts = {name: text for name, text in (self.inferred or {}).items() if isinstance(text, str)}
-        return {name[:LONGEST]: text[:LONGEST] for name, text in list(texts.items())[:MOST_SAID]}
+        return {name[:MAX_SENTENCE]: text[:MAX_SENTENCE] for name, text in list(texts.items())[:MAX_SENTENCES]}
 
     @property
     def named(self) -> Architecture:
@@ -87,7 +87,7 @@ def read_facts(folder: Path) -> Facts:
             f"{folder} has no knowledge.json, so it is no recorded update; "
             "name a folder that seepage record or seepage audit wrote (…/observed)"
         )
-    record = read_json(path, LARGEST_FACTS)
+    record = read_json(path, MAX_FACTS_BYTES)
     check_schema(record, path)
     known = {field.name: record[field.name] for field in fields(Facts) if field.name in record}
     problems = [problem.removeprefix("it: ") for problem in problems_with(Facts, known, "it")]
@@ -101,9 +101,9 @@ def read_facts(folder: Path) -> Facts:
 
 def _check_sizes(facts: Facts, path: Path) -> None:
     shape, classes, size = facts.input_shape, facts.num_classes, facts.batch_size
-    if not shape or min(shape) < 1 or len(shape) > 8 or math.prod(shape) > LARGEST_INPUT:
+    if not shape or min(shape) < 1 or len(shape) > 8 or math.prod(shape) > MAX_INPUT_VALUES:
         raise SeepageError(f"{path} names inputs of shape {short(shape)}, which cannot be; record it again")
-    if not 1 <= classes <= MOST_CLASSES:
+    if not 1 <= classes <= MAX_CLASSES:
         raise SeepageError(f"{path} names {classes} classes, which cannot be; record it again")
     check_batch_size(size, shape, str(path))
     if len(facts.value_range) != 2 or not facts.value_range[0] < facts.value_range[1]:
@@ -114,7 +114,7 @@ def _check_sizes(facts: Facts, path: Path) -> None:
 
 def check_batch_size(size: int | None, shape: list[int], where: str) -> None:
     """Raise for a batch size that cannot be; None, unknown, can."""
-    if size is not None and not 1 <= size <= LARGEST_INPUT // math.prod(shape):
+    if size is not None and not 1 <= size <= MAX_INPUT_VALUES // math.prod(shape):
         raise SeepageError(f"{where} names the batch size {size}, which cannot be; give the right one")
 
 
@@ -126,7 +126,7 @@ def _check_names(facts: Facts, path: Path) -> None:
     if not isinstance(rule, str) or not (rule in CLIENTS or CLIENTS.is_foreign(rule)):
         raise SeepageError(f"{path} names the unknown client rule {short(rule)}; use the seepage version that wrote it")
     clients = client.pop("clients", 1)
-    if not isinstance(clients, int) or not 1 <= clients <= MOST_CLIENTS:
+    if not isinstance(clients, int) or not 1 <= clients <= MAX_CLIENTS:
         raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
     if rule in CLIENTS:  # somebody's own is not imported before it is trusted
         bind(CLIENTS[rule].make, client, f"the client rule {rule!r} of {path}")
@@ -200,7 +200,7 @@ def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, fin
 def read_auxiliary(folder: Path, shape: tuple[int, ...], device: str) -> Tensor:
     """Examples that are not private: `[m, *shape]`."""
     path = folder / "auxiliary.safetensors"
-    inputs = read_tensors(path, ["inputs"], most=8 * LARGEST_INPUT).get("inputs")
+    inputs = read_tensors(path, ["inputs"], most=8 * MAX_INPUT_VALUES).get("inputs")
     if inputs is None or inputs.shape[1:] != shape or not inputs.is_floating_point() or not inputs.isfinite().all():
         raise SeepageError(f"{path} holds no finite inputs of shape {shape}; record it again")
     return inputs.to(device)

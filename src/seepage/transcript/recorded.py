@@ -53,7 +53,7 @@ from seepage.types import (
 
 MAX_CACHED_BYTES = 2**28
 """Bytes of rounds that an open transcript holds, unless one round alone is more."""
-SLACK = 2**26
+FILE_OVERHEAD = 2**26
 """Bytes that a file may have beside the numbers of its model."""
 
 
@@ -176,7 +176,7 @@ class RecordedTranscript:
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
     """Bytes that tensors of these shapes take in a file at most, with room for names, labels and indices."""
-    return SLACK + 8 * sum(tensor.numel() for tensor in tensors)
+    return FILE_OVERHEAD + 8 * sum(tensor.numel() for tensor in tensors)
 
 
 def _under(tensors: Mapping[str, Tensor], part: str) -> Tensors:

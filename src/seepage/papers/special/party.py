@@ -14,7 +14,7 @@ from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.feature_inversion import Embedding
 from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.mixing_layer import find_layer
-from seepage.audit.record import place_of
+from seepage.audit.record import cell_folder
 from seepage.audit.run import record_only
 from seepage.core.progress import ProgressCallback
 from seepage.papers.run import Value
@@ -52,7 +52,9 @@ def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: Progres
     with tempfile.TemporaryDirectory() as place:
         folder = record_only(tables, out=Path(place) / "recorded")
         for column, recipe in enumerate(recipes):
-            observed, private = (place_of(folder, part, recipe, recipes) for part in ("observed", "private"))
+            observed, private = (
+                cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private")
+            )
             found = cosines(recipe.make_attack(recipe.attack[0]), observed, private, seed)
             numbers = {
                 "median": float(found.median()),
