@@ -101,7 +101,7 @@ def test_the_advice_names_what_could_not_be_tried_and_says_where_accuracy_means_
     found = cli("frontier", "frontier.toml", "--out=run", "--jobs=1", "--defense=gaussian_noise")
     assert found.code == 0, found.err
     fault = "fragile.Fragile could not be tried behind gaussian_noise(clip=1.0, sigma=10.0): KeyError: 'nothing'"
-    assert f"{fault} (fragile.py line 11)." in found.out
+    assert f"{fault} (fragile.py line 10)." in found.out
     assert "costs in accuracy mean little here: raise utility.rounds or training.steps." in found.out
     assert "0/2 found: the 95 % interval goes up to 66 %." in found.out
     page = (home / "run/frontier.html").read_text()

@@ -91,7 +91,7 @@ def test_used_up_memory_is_a_sentence(error: Exception, cli: Cli, monkeypatch: p
     def train(*arguments: object, **options: object) -> None:
         raise error
 
-    monkeypatch.setattr("seepage.audit.record.train", train)
+    monkeypatch.setattr("seepage.simulate.setting.train", train)
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert (found.code, found.out) == (2, "")
     assert found.err == "error: the memory is used up; use a smaller batch, model or image size, or --jobs 1\n"
@@ -101,7 +101,7 @@ def test_a_fault_of_our_own_shows_where_it_is(cli: Cli, monkeypatch: pytest.Monk
     def train(*arguments: object, **options: object) -> None:
         raise RuntimeError("a fault")
 
-    monkeypatch.setattr("seepage.audit.record.train", train)
+    monkeypatch.setattr("seepage.simulate.setting.train", train)
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert found.code == 2, "1 is for a gate that found something"
     assert "in train\n" in found.err

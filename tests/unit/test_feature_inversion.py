@@ -149,8 +149,8 @@ def test_the_embeddings_of_best_certificate_are_inverted_first(monkeypatch: pyte
     source = CocktailParty()
     found = source(seen, seed=0)
     doubted = replace(found, objective=torch.tensor([0.3, 0.1, 0.2, 0.05]), labels=torch.arange(4))
-    monkeypatch.setattr(CocktailParty, "__call__", lambda *_, **__: doubted)
-    chosen = FeatureInversion(source=source, largest=2)._embeddings(seen, 0, ignore)
+    monkeypatch.setattr(CocktailParty, "run", lambda *_, **__: doubted)
+    chosen = FeatureInversion(source=source, largest=2)._embeddings(source.prepare(seen), 0, ignore)
     assert torch.equal(chosen.inputs, found.inputs[[3, 1]])
     assert chosen.labels is not None
     assert chosen.labels.tolist() == [3, 1]

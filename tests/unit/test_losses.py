@@ -11,6 +11,7 @@ from seepage.core.nn import generator, state_of
 from seepage.defenses import DPSGD
 from seepage.defenses.dp_sgd import ClippedRule
 from seepage.errors import SeepageError
+from seepage.registry import Spec
 from seepage.types import Batch, ClientUpdate, ClientView
 
 CASES = [("cross_entropy", 0.0), ("cross_entropy", 0.2), ("mse", 0.0), ("bce", 0.0)]
@@ -88,7 +89,7 @@ def test_a_default_loss_is_not_written_and_another_is() -> None:
     other = FedSGD(loss="mse", mode="eval")
     assert repr(other) == "FedSGD(loss='mse', mode='eval')"
     options = client_options(other)
-    assert make_client(str(options.pop("use")), options) == other
+    assert make_client(Spec(str(options.pop("use")), options)) == other
 
 
 def test_an_unknown_loss_is_named() -> None:
