@@ -23,7 +23,7 @@ from seepage.attacks.cafe.steps import groups
 from seepage.attacks.cafe.target_layers import assemble, block_shape, find_target_layers
 from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
 from seepage.defenses.fake_gradients import FakeGradients
-from seepage.papers.special.parties import loss
+from seepage.papers.special.loops import loss
 from seepage.transcript.designs import RandomDraws, make_design
 from seepage.transcript.simulated import OneRound
 from seepage.transcript.vertical import IndexedVictim, ServerStep

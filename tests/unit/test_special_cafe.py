@@ -14,7 +14,7 @@ from seepage.core.progress import no_progress
 from seepage.errors import SeepageError
 from seepage.papers import find_item
 from seepage.papers.run import Value
-from seepage.papers.special import loops, losses, parties
+from seepage.papers.special import loops, victims
 from seepage.recipe.resolve import cells
 from seepage.transcript.recorded import open_transcript
 from seepage.transcript.truth import open_truth
@@ -39,7 +39,7 @@ def test_the_parties_are_those_that_an_audit_records(tmp_path: Path) -> None:
     (recipe,) = cells(tables())
     record_cells([recipe], tmp_path)
     recorded, truth = open_transcript(tmp_path / "observed"), open_truth(tmp_path / "private")
-    victim, unseen = parties.parties_of(recipe)
+    victim, unseen = victims.parties_of(recipe)
     made = victim.transcript()
     assert torch.equal(victim.data.inputs, truth.whole.inputs)
     assert not any(torch.equal(a, b) for a in victim.data.inputs for b in unseen.inputs)
@@ -53,14 +53,14 @@ def test_a_recipe_without_rounds_has_no_parties() -> None:
     plain = {key: value for key, value in tables(model={"use": "fc2"}).items() if key not in ("rounds", "knowledge")}
     (recipe,) = cells(plain)
     with pytest.raises(SeepageError, match=r"has no \[rounds\]"):
-        parties.parties_of(recipe)
+        victims.parties_of(recipe)
 
 
 def test_training_losses_are_those_of_a_plain_loop() -> None:
     rounds = {"design": "random", "count": 16, "samples": 6, "optimizer": "sgd", "lr": 0.5}
     given = tables(rounds=rounds, attack=[{"use": "cafe"}])
-    found = losses.training_losses(given, data="", seed=0, show=no_progress)
-    victim, _ = parties.parties_of(cells(given)[0])
+    found = loops.training_losses(given, data="", seed=0, show=no_progress)
+    victim, _ = victims.parties_of(cells(given)[0])
     model, expected = victim.knowledge.model, []
     model.load_state_dict(victim.params, strict=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -78,16 +78,14 @@ def test_a_loss_that_is_no_number_is_none_and_says_why() -> None:
     rounds = {"design": "random", "count": 8, "samples": 6, "optimizer": "sgd", "lr": 1e30}
     noise = {"name": "noise", "defense": [{"use": "gaussian_noise", "sigma": 1e30}]}
     given = tables(rounds=rounds, attack=[{"use": "cafe"}], case=[noise])
-    found = [
-        value for value in losses.training_losses(given, data="", seed=0, show=no_progress) if value.row == "noise"
-    ]
+    found = [value for value in loops.training_losses(given, data="", seed=0, show=no_progress) if value.row == "noise"]
     assert found[0].ours is not None
     assert found[-1].ours is None
     assert found[-1].facts["reason"] == "diverged"
 
 
 def test_quality_is_that_of_the_tiles_put_together() -> None:
-    victim, _ = parties.parties_of(cells(tables(model={"use": "vertical", "channels": 4, "hidden": 16}))[0])
+    victim, _ = victims.parties_of(cells(tables(model={"use": "vertical", "channels": 4, "hidden": 16}))[0])
     truth = victim.data.inputs
     tiles = [truth[..., :4, :4], truth[..., :4, 4:], truth[..., 4:, :4], truth[..., 4:, 4:]]
     darker = [tile - 0.1 * (tile > 0.2) for tile in tiles]
@@ -105,7 +103,7 @@ def by_place(values: list[Value]) -> dict[tuple[str, int], float | None]:
 def test_iterations_end_where_the_images_are_good_enough() -> None:
     nested = {"use": "cafe_published", "alpha": 0.0, "lr_one": 0.1, "lr_three": 0.02, "iterations": [50, 50, 100]}
     given = tables(attack=[{**LOOP, "iterations": [200]}, nested])
-    victim, _ = parties.parties_of(cells(given)[0])
+    victim, _ = victims.parties_of(cells(given)[0])
     seen: list[tuple[int, float]] = []
     loops._follow(victim, loops._loops(cells(given)[0]), 0, lambda step, found: seen.append((step, found)))
     assert [step for step, _ in seen] == [100, 200]
@@ -123,8 +121,8 @@ def test_iterations_end_where_the_images_are_good_enough() -> None:
 def test_epochs_are_as_long_as_the_batches_make_them() -> None:
     given = tables(attack=[LOOP], grid={"batch.size": [2]})
     found = by_place(loops.psnr_by_epoch(given, data="", seed=0, show=no_progress))
-    assert [row for row, _ in found] == [f"{epochs} epochs" for epochs in loops.EPOCHS]
-    victim, _ = parties.parties_of(cells(given)[0])
+    assert [row for row, _ in found] == [f"{epochs} epochs" for epochs in loops.TABLE_10_EPOCHS]
+    victim, _ = victims.parties_of(cells(given)[0])
     shorter = replace(loops._loops(cells(given)[0]), iterations=(200,))  # two batches of 2 make an epoch of 4
     guess = shorter(victim.transcript(), seed=0).inputs
     errors = (guess - victim.data.inputs).square().flatten(1).mean(1)
@@ -143,11 +141,11 @@ def test_training_is_looked_at_while_it_is_attacked() -> None:
     rounds = {"design": "random", "count": 200, "samples": 4, "optimizer": "adam", "lr": 1e-3}
     given = tables(attack=[{**LOOP, "iterations": [200]}], rounds=rounds)
     found = by_place(loops.while_training(given, data="", seed=0, show=no_progress))
-    victim, _ = parties.parties_of(cells(given)[0])
+    victim, _ = victims.parties_of(cells(given)[0])
     assert {row for row, _ in found} == {"PSNR", "training loss", "testing accuracy"}
     assert sorted(column for row, column in found if row == "PSNR") == [0, 3, 5]  # the others lie between two looks
-    assert found["training loss", 0] == pytest.approx(parties.loss(victim, 0), abs=1e-3)
-    assert found["training loss", 5] == pytest.approx(parties.loss(victim, 199), abs=1e-3)
+    assert found["training loss", 0] == pytest.approx(loops.loss(victim, 0), abs=1e-3)
+    assert found["training loss", 5] == pytest.approx(loops.loss(victim, 199), abs=1e-3)
     assert found["training loss", 5] < found["training loss", 0]
 
 

@@ -23,13 +23,6 @@ from seepage.recipe.resolve import cells, resolved, run_name
 from seepage.registry import import_dotted
 from seepage.report.grid import write_grid
 
-KEPT_FACTS = (
-    "psnr", "psnr_low", "psnr_high", "psnr_median", "psnr_nearest", "ssim", "recovered", "exact", "examples", "gain_db",
-    "mean_color_psnr", "mean_color_ssim", "grey_psnr", "label_accuracy", "alignment", "told_extra", "outcome", "reason",
-    "status", "steps", "evaluations", "cpu_seconds", "options",
-)  # fmt: skip
-"""Of a result row, what stands beside the number: the honest scores next to the paper's protocol."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Value:
@@ -222,10 +215,12 @@ def _value(line: Line, column: int, cell: Cell | None, row: Row | None, where: s
     written = row.record()
     if line.metric not in written and row.value(line.metric) is None:
         raise SeepageError(f"a result row has no {line.metric!r}, which [[expect.rows]] {line.name!r} names")
-    psnr = row.scores.get("psnr") if line.metric == "psnr" else None
-    low, high = (psnr.low, psnr.high) if psnr is not None else (None, None)
-    beside = {key: written[key] for key in KEPT_FACTS if written[key] is not None}
-    beside |= {"cell": row.cell, "attack": row.attack, "client": cell.client, "batch_size": cell.batch_size}
+    summary = row.scores.get(line.metric)
+    low, high = (None, None) if summary is None else (summary.low, summary.high)
+    # All of the row stands beside the number: the honest scores next to the paper's protocol. Its nested tables are
+    # the same numbers once more.
+    beside = {key: fact for key, fact in written.items() if fact is not None and not isinstance(fact, dict)}
+    beside |= {"client": cell.client, "batch_size": cell.batch_size}
     return Value(row=line.name, column=column, ours=row.value(line.metric), low=low, high=high, facts=beside)
 
 

@@ -18,9 +18,9 @@ from seepage.papers.run import Value
 from seepage.papers.special.victims import first_cell, victims_of
 from seepage.types import Batch, Reconstruction, Tensors, Transcript
 
-SHARES = (0.01, 0.25, 0.5, 0.75, 1.0)
+FIGURE_1_SHARES = (0.01, 0.25, 0.5, 0.75, 1.0)
 """Where Figure 1 looks at a search, as shares of its steps."""
-MARKS = (0.01, 0.1, 0.2, 0.4, 1.0)
+FIGURE_6_SHARES = (0.01, 0.1, 0.2, 0.4, 1.0)
 """Where Figure 6 looks: after 100, 1,000, 2,000, 4,000 and 10,000 steps of the paper's size."""
 NOISES = (1, 2, 4, 8, 16)
 """Strengths of the signs of noise that Figure 1b adds, divided by 255."""
@@ -29,7 +29,7 @@ BLEND, AHEAD = 0.7, 1e-3
 
 
 @dataclass
-class Path:
+class BestGuesses:
     """Progress of a gradient-matching search that keeps its best guesses.
 
     Attributes:
@@ -96,9 +96,9 @@ def figure_1(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
     for number, (transcript, batch) in enumerate(victims):
         found.setdefault("noisy truth, gradient distance", []).append(_noisy(transcript, batch, seed, number))
         for name, part, slope in zip(("iDLG", "FedLeak"), recipe.attack, (_plain, _blended), strict=True):
-            path = Path()
+            path = BestGuesses()
             recipe.make_attack(part)(transcript, seed=seed, progress=path)
-            places = [path.at(share, part.options["steps"]) for share in SHARES]
+            places = [path.at(share, part.options["steps"]) for share in FIGURE_1_SHARES]
             for row, numbers in _watched(transcript, batch, path, places, slope).items():
                 found.setdefault(f"{name}, {row}", []).append(numbers)
         show(number + 1, len(victims), "images")
@@ -113,7 +113,7 @@ def _noisy(transcript: Transcript, batch: Batch, seed: int, number: int) -> Numb
 
 
 def _watched(
-    transcript: Transcript, batch: Batch, path: Path, places: Sequence[int], slope: Callable[..., Tensor]
+    transcript: Transcript, batch: Batch, path: BestGuesses, places: Sequence[int], slope: Callable[..., Tensor]
 ) -> dict[str, Numbers]:
     """What can be said of a search at chosen checkpoints: distance and PSNR of its best guess, its safe step."""
     rows: dict[str, Numbers] = {"gradient distance": [], "PSNR": [], "safe step": []}
@@ -145,9 +145,9 @@ def figure_6(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
     cosines: list[Numbers] = []
     scores: list[Numbers] = []
     for number, (transcript, batch) in enumerate(victims):
-        path = Path()
+        path = BestGuesses()
         recipe.make_attack(part)(transcript, seed=seed, progress=path)
-        looked = [path.best[path.at(share, part.options["steps"])] for share in MARKS]
+        looked = [path.best[path.at(share, part.options["steps"])] for share in FIGURE_6_SHARES]
         problem = problem_of(transcript, L2())
         cosines.append([similarity(problem, inputs, labels) for _, inputs, labels in looked])
         scores.append([_ordered_psnr(inputs, labels, batch) for _, inputs, labels in looked])

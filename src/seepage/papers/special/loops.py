@@ -1,4 +1,4 @@
-"""CAFE's own loops, watched from outside: what they have recovered after so many iterations (Jin et al. 2021).
+"""CAFE's own loops, and the training beside them, followed from outside (Jin et al. 2021, Tables 5 and 8 to 11).
 
 The attack is not told how near it is: these functions look at its checkpoints and at the truth.
 """
@@ -12,32 +12,36 @@ from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
-from seepage.core.nn import generator
+from seepage.core.nn import forward, generator, in_mode
 from seepage.core.progress import ProgressCallback
 from seepage.errors import SeepageError
 from seepage.metrics import psnr
 from seepage.papers.run import Value
-from seepage.papers.special.parties import finite, loss, outputs, parties_of
+from seepage.papers.special.victims import parties_of
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
 from seepage.transcript.vertical import IndexedVictim
+from seepage.types import Tensors
 
-LOOK = 100
+CHECKPOINT_EVERY = 100
 """Iterations between two checkpoints of the loops."""
 
-MARKS = (0.0, 0.1, 0.3, 0.5, 0.75, 1.0)
+TABLE_8_SHARES = (0.0, 0.1, 0.3, 0.5, 0.75, 1.0)
 """Where Table 8 looks, as shares of all iterations: 0, 2,000, 6,000, 10,000, 15,000 and 20,000."""
 
-EPOCHS = (100, 150, 200, 250, 300, 350)
+TABLE_10_EPOCHS = (100, 150, 200, 250, 300, 350)
 """The rows of Table 10."""
 
+TABLE_11_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
+"""Where Table 11 looks, as shares of all rounds: 0, 1,000, 2,000, 3,000, 4,000, 6,000 and 8,000."""
 
-class _Enough(Exception):
+
+class _TargetReached(Exception):
     """The images are as good as was asked for."""
 
 
 @dataclass
-class Watch:
+class LoopProgress:
     """Progress of a running attack, with the PSNR of its images at every checkpoint.
 
     Attributes:
@@ -83,7 +87,7 @@ def _loops(recipe: Recipe, number: int = 0) -> PublishedCafe:
 
 
 def _follow(victim: IndexedVictim, attack: PublishedCafe, seed: int, look: Callable[[int, float], None]) -> None:
-    attack(victim.transcript(), seed=seed, progress=Watch(victim, look))
+    attack(victim.transcript(), seed=seed, progress=LoopProgress(victim, look))
 
 
 def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
@@ -102,12 +106,12 @@ def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
         def look(step: int, found: float, seen: list[tuple[int, float]] = seen) -> None:
             seen.append((step, found))
             if found >= target:
-                raise _Enough
+                raise _TargetReached
 
         reached = False
         try:
             _follow(victim, attack, seed, look)
-        except _Enough:
+        except _TargetReached:
             reached = True
         facts = {"psnr": round(seen[-1][1], 2), "target_psnr": target, "iterations": list(attack.iterations)}
         spent = [float(seen[-1][0])] if number == 0 else _nested(attack, seen[-1][0])
@@ -140,8 +144,8 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
     for column, recipe in enumerate(recipes):
         victim, _ = parties_of(recipe)
         per_epoch = victim.design.per_epoch
-        wanted = {epochs * per_epoch: epochs for epochs in EPOCHS}
-        if any(step % LOOK for step in wanted):
+        wanted = {epochs * per_epoch: epochs for epochs in TABLE_10_EPOCHS}
+        if any(step % CHECKPOINT_EVERY for step in wanted):
             raise SeepageError(f"fifty epochs of {per_epoch} batches end between two looks; choose another batch size")
 
         def look(step: int, found: float, column: int = column, wanted: dict[int, int] = wanted) -> None:
@@ -149,14 +153,14 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
                 facts = {"iterations": step}
                 values.append(Value(row=f"{wanted[step]} epochs", column=column, ours=round(found, 4), facts=facts))
 
-        attack = replace(_loops(recipe), iterations=(EPOCHS[-1] * per_epoch,))
+        attack = replace(_loops(recipe), iterations=(TABLE_10_EPOCHS[-1] * per_epoch,))
         _follow(victim, attack, seed, look)
         show(column + 1, len(recipes), f"batches of {recipe.batch.size}")
     return values
 
 
 def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
-    """Table 8: mean PSNR, training loss and accuracy on unseen examples while the server trains, at `MARKS`.
+    """Table 8: mean PSNR, training loss and accuracy on unseen examples while the server trains, at `TABLE_8_SHARES`.
 
     The loops take the weights of the first round for the features of their images, where the paper's take those of
     each round.
@@ -165,7 +169,7 @@ def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: Pro
     victim, unseen = parties_of(recipe)
     attack = _loops(recipe)
     last = attack.iterations[-1]
-    places = {round(share * last): column for column, share in enumerate(MARKS)}
+    places = {round(share * last): column for column, share in enumerate(TABLE_8_SHARES)}
     values: list[Value] = []
 
     def look(step: int, found: float) -> None:
@@ -198,3 +202,43 @@ def constants(tables: Mapping[str, Any], *, data: str, seed: int, show: Progress
         values += [Value(row=row, column=column, ours=number) for column, number in enumerate(numbers)]
     show(1, 1, "")
     return values
+
+
+def training_losses(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
+    """The mean loss over all samples after so many rounds, a row for each cell of the recipe.
+
+    A row is called as its `[[case]]`, or `true gradients` without a defense. None where the loss is no longer finite.
+    """
+    recipes, values = cells(tables), []
+    for number, recipe in enumerate(recipes):
+        victim, _ = parties_of(recipe)
+        row = "true gradients" if victim.defense is None else recipe.name
+        for column, share in enumerate(TABLE_11_SHARES):
+            t = round(share * victim.rounds)
+            found = finite(float(f"{loss(victim, t):.5g}"))
+            facts = {"round": t, "defense": repr(victim.defense), "reason": None if found is not None else "diverged"}
+            values.append(Value(row=row, column=column, ours=found, facts=facts))
+        show(number + 1, len(recipes), recipe.name)
+    return values
+
+
+def outputs(victim: IndexedVictim, params: Tensors, inputs: Tensor) -> Tensor:
+    """`[n, classes]` what the model says of `[n, *shape]` inputs at these weights."""
+    with torch.no_grad(), in_mode(victim.knowledge.model, training=False):
+        parts = [forward(victim.knowledge.model, params, x, buffers=victim.buffers) for x in inputs.split(100)]
+    return torch.cat(parts)
+
+
+def loss(victim: IndexedVictim, t: int) -> float:
+    """The mean loss over all samples after `t` rounds; not finite where training diverged."""
+    found = outputs(victim, victim.params_at(t), victim.data.inputs)
+    return float(victim.knowledge.client.loss_of(found, victim.data.labels))
+
+
+def finite(value: float) -> float | None:
+    """The value, or None where it is NaN or infinite.
+
+    >>> finite(0.5), finite(float("inf"))
+    (0.5, None)
+    """
+    return value if torch.isfinite(torch.tensor(value)) else None

@@ -1,4 +1,4 @@
-"""The victim of a recipe in memory, for items that look at more than an audit keeps."""
+"""Victims of a recipe in memory, for items that look at more than an audit keeps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,11 @@ from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
 from seepage.simulate.setting import Setting
 from seepage.transcript.simulated import SimulatedTranscript
+from seepage.transcript.vertical import IndexedVictim
 from seepage.types import Batch
+
+MAX_UNSEEN = 100
+"""Examples at most that accuracy is measured on; CAFE's Table 8 has as many."""
 
 
 def first_cell(tables: Mapping[str, Any], seed: int) -> Recipe:
@@ -36,3 +40,23 @@ def victims_of(recipe: Recipe) -> list[tuple[SimulatedTranscript, Batch]]:
     model.load_state_dict({**params, **buffers})
     client, told = recipe.make_client(), recipe.knowledge.told
     return [(record(model, batch, client=client, told=told, seed=recipe.seed), batch) for batch in setting.batches]  # type: ignore[arg-type]
+
+
+def parties_of(recipe: Recipe) -> tuple[IndexedVictim, Batch]:
+    """The parties' joint data and protocol, as an audit would record them, and examples that they do not hold.
+
+    Args:
+        recipe: One cell, with `[rounds]`.
+
+    Returns:
+        The victim, and at most `MAX_UNSEEN` other private examples.
+
+    Raises:
+        SeepageError: Where the recipe has no `[rounds]`, and for mistakes in its data or model.
+    """
+    if recipe.rounds is None:
+        raise SeepageError(f"the recipe {recipe.name} has no [rounds], which say who holds which samples; add them")
+    setting = Setting.of(recipe)
+    victim, _ = setting.victim()
+    assert isinstance(victim, IndexedVictim)  # as the recipe has [rounds]
+    return victim, setting.batch(setting.unseen[:MAX_UNSEEN])
