@@ -2,7 +2,9 @@
 
 import json
 import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -10,7 +12,7 @@ from pydantic import ValidationError
 from seepage.errors import SeepageError
 from seepage.papers import Record, list_items, read_records
 from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
-from seepage.recipe.files import list_recipes
+from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "results").rglob("*.jsonl"))
@@ -74,3 +76,36 @@ def test_what_is_no_record_is_refused_in_one_sentence(tmp_path: Path, change: di
     (tmp_path / "x.jsonl").write_text(json.dumps(good | change) + "\n")
     with pytest.raises(SeepageError, match="cannot be read"):
         read_file(tmp_path / "x.jsonl")
+
+
+OF_ITEMS = [path for path in FILES if path.parent.name == "reproduce"]
+
+
+@pytest.mark.parametrize("path", OF_ITEMS, ids=lambda path: path.stem)
+def test_the_attack_of_a_record_is_the_one_its_row_names(path: Path) -> None:
+    for record in read_file(path):
+        line = next(
+            line for line in ITEMS[record.item].lines if (line.name, line.data) == (record.row, record.paper_data)
+        )
+        if "attack" in record.facts:
+            assert record.facts["attack"] == line.attack_at(record.column), (record.row, record.column)
+
+
+@pytest.mark.parametrize("name", sorted(list_recipes()))
+def test_an_attack_that_a_recipe_uses_twice_has_a_label(name: str) -> None:
+    """So that rows address it wherever it stands in the list: without labels names are numbered by position."""
+    for path, attacks in attack_lists(read_recipe(find_recipe(name))):
+        unlabeled = [str(attack["use"]) for attack in attacks if not attack.get("label")]
+        assert len(set(unlabeled)) == len(unlabeled), (path, "add label = NAME")
+
+
+def attack_lists(tables: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Every list of attacks of a recipe: its own, that of its small form, those of its cases."""
+    for key, value in tables.items():
+        listed = value if isinstance(value, list) else [value]
+        if key == "attack" and all(isinstance(one, Mapping) for one in listed):
+            yield f"{path}{key}", listed
+        elif key != "expect":
+            for one in listed:
+                if isinstance(one, Mapping):
+                    yield from attack_lists(one, f"{path}{key}.")

@@ -282,14 +282,22 @@ def _event(line: bytes) -> dict[str, Any] | None:
 def attack_names(parts: Sequence[Spec]) -> list[str]:
     """A name for each attack of a recipe: its label or its own, numbered where one is used twice.
 
+    An attack's seed hangs on its name, so that one with a label keeps its numbers wherever it stands in the list.
+
     >>> attack_names([Spec("dlg"), Spec("linear"), Spec("dlg", {"steps": 9}), Spec("dlg", label="wide")])
     ['dlg', 'linear', 'dlg-2', 'wide']
+    >>> attack_names([Spec("dlg", label="dlg-2"), Spec("dlg"), Spec("dlg")])
+    ['dlg-2', 'dlg', 'dlg-3']
     """
+    bases = [part.label or part.use.replace(":", ".") for part in parts]
     names: list[str] = []
-    for part in parts:
-        base = part.label or part.use.replace(":", ".")
-        uses = sum(name == base or name.startswith(f"{base}-") for name in names)
-        names.append(base if not uses else f"{base}-{uses + 1}")
+    for place, base in enumerate(bases):
+        number = bases[:place].count(base) + 1
+        name = base if number == 1 else f"{base}-{number}"
+        while name in names or (number > 1 and name in bases):  # that is another's label
+            number += 1
+            name = f"{base}-{number}"
+        names.append(name)
     return names
 
 
