@@ -6,7 +6,7 @@ from typing import Any
 
 from seepage.core.storage import refuse_pickle
 from seepage.data.arrays import ArrayDataset
-from seepage.data.dataset import Dataset, Options, Progress
+from seepage.data.dataset import Dataset, Options, Progress, divide
 from seepage.data.files import FileDataset
 from seepage.data.npz import PICKLE_REMEDY
 from seepage.data.tables import TableDataset
@@ -16,7 +16,18 @@ from seepage.registry import Registry, Spec, datasets, is_dotted
 DATA: Registry[Dataset] = datasets
 """Every data set that has a name, and a loader for each kind of file."""
 
-__all__ = ["ArrayDataset", "DATA", "Dataset", "FileDataset", "Options", "TableDataset", "is_packaged", "load", "named"]
+__all__ = [
+    "ArrayDataset",
+    "DATA",
+    "Dataset",
+    "FileDataset",
+    "Options",
+    "TableDataset",
+    "divide",
+    "is_packaged",
+    "load",
+    "named",
+]
 
 
 def load(
