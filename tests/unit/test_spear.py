@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import seepage.data
 from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, attack, build, record
 from seepage.attacks import Spear
-from seepage.attacks.spear.lifted_columns import determined, lifted, parted
+from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import Found, Span, refined, reweighted, sampled
 from seepage.clients import FedAvg

@@ -82,6 +82,7 @@ class LinearLeak(Attack):
         )
 
     def _several(self, leak: "_Leak") -> Reconstruction:
+        # dL/db_j = sum over examples that activate neuron j; row j over it is their weighted mean. [m]
         size = leak.bias.abs()
         live = (size > self.floor * size.max()).nonzero().squeeze(1)  # [k] neurons
         inputs = leak.to_inputs(leak.weight[live] / leak.bias[live, None])
@@ -183,12 +184,16 @@ class _Leak:
         if not len(inputs):
             return labels, best
         trace = _Trace.of(inputs, self)
+        # The update is a mean over the batch, so one example's own bias gradient is batch_size times the sent one.
+        # [k, 1]
         sent = self.batch_size * self.bias[neurons].to(inputs)[:, None]  # [k, 1]
         for label in range(self.knowledge.num_classes):
             first, later = trace.gradients(label)
             mismatch = _mismatch(first.gather(1, neurons[:, None]), sent)
             columns = torch.full_like(best, torch.inf)
             for slope, (name, activation, _) in zip(later, trace.later, strict=True):
+                # Column j of the next layer's weight gradient: the example's activation of neuron j times the
+                # output's gradient.
                 own = activation.gather(1, neurons[:, None]) * slope  # [k, c]
                 column = self.batch_size * self.gradient[name][:, neurons].T
                 columns = torch.minimum(columns, _mismatch(own, column))

@@ -138,6 +138,7 @@ class DownstreamNetwork:
         """
         m = outputs.shape[1]
         prefix = f"{self.layer}." if self.layer else ""
+        # y = I x + 0: what is fed into the layer comes out of it, and the network behind is run on it.
         identity = {f"{prefix}weight": torch.eye(m).to(outputs), f"{prefix}bias": outputs.new_zeros(m)}
         params, buffers = self._exact | identity, self._statistics
         handle = self.model.get_submodule(self.layer).register_forward_pre_hook(lambda _, __: (outputs,))
@@ -163,6 +164,7 @@ class DownstreamNetwork:
         """`[r, m, ...]`: `L_i^T e` for each row's own errors `[r, k]` or several of them `[c, r, k]`."""
         leaf = outputs.detach().requires_grad_()
         logits = self.logits(leaf)
+        # One graph of the downstream network, and a backward pass L_i^T e for each set of errors.
         several = errors if errors.dim() == 3 else errors[None]
         pulled = torch.stack([torch.autograd.grad(logits, leaf, e, retain_graph=True)[0] for e in several])
         return pulled if errors.dim() == 3 else pulled[0]

@@ -87,6 +87,7 @@ def _solve_jointly(
     table = torch.zeros(len(batches), samples, dtype=torch.float64)
     for t, batch in enumerate(batches):
         table[t, batch] = 1 / len(batch)
+    # (S^T S) [N, N]: how often, and with what weight, two samples are in one round.
     shared = table.T @ table
     names = [layers[m].weight for m in which]
     right = [torch.zeros_like(found[m].h) for m in which]
@@ -95,17 +96,21 @@ def _solve_jointly(
         weights = gradients(transcript, t, names)
         for place, m in enumerate(which):
             weight = weights[layers[m].weight].double().cpu()
+            # Right side of the normal equations, S_t^T V G_t, a round at a time: only its samples' rows change. [k, d1]
             right[place][batch] += found[m].v[batch] @ weight / len(batch)
             power[place] += float(weight.pow(2).mean())
     for place, m in enumerate(which):
         one = found[m]
         live = (~one.zero_gradient).nonzero().squeeze(1)
         scale = one.v[live].norm(dim=1)
+        # Rows of V scaled to unit length, so that the rank is not a matter of their sizes; undone below.
         unit = one.v[live] / scale[:, None]
+        # The Schur product of two positive matrices is positive; regular where S has rank N (theorem 2).
         values, vectors = torch.linalg.eigh(shared[live][:, live] * (unit @ unit.T))
         keep = values > 1e-9 * values[-1]
         solved = vectors[:, keep] / values[keep] @ (vectors[:, keep].T @ (right[place][live] / scale[:, None]))
         h = solved / scale[:, None]
+        # By how much noise in the gradients is amplified on the way to row n: the root of the inverse's diagonal.
         gain = (vectors[:, keep].pow(2) / values[keep]).sum(1).sqrt() / scale
         noise = GRADIENT_ROUNDING * (power[place] / len(rounds) * h.shape[1]) ** 0.5
         spread = gain * noise / h.norm(dim=1).clamp(min=1e-300)
@@ -147,6 +152,7 @@ def _add_batch(one: Recovered, batch: Tensor, weight: Tensor, sums: Tensor, mass
         / h.norm(dim=1).clamp(min=1e-300)
     )
     ok = rows_known & torch.isfinite(h).all(1) & (error < MAX_FEATURE_ERROR)
+    # Guesses of one sample from several rounds are averaged, each by one over its variance.
     trust = error[ok].clamp(min=1e-300).pow(-2)
     sums[live[ok]] += trust[:, None] * h[ok]
     mass[live[ok]] += trust

@@ -131,6 +131,7 @@ def solve_column(table: Any, target: np.ndarray[Any, Any], *, passes: int = 8) -
         except LinAlgError:
             return None
         found: np.ndarray[Any, Any] = cho_solve(factor, table.T @ target)
+        # Forged entries that slipped through are off by far more than rounding: rows beyond five medians go.
         left = np.abs(table @ found - target)
         good = left <= max(5 * float(np.median(left)), 1e-6 * float(np.abs(target).max()))
         if good.all():
@@ -145,6 +146,8 @@ def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tu
     Least sums of absolute misfits, by reweighting: one wrong entry among many does not move the result.
     """
     k = len(v)
+    # Feature j of the batch solves its own weighted normal equations: gram_j = sum_c w_cj v_c v_c^T, [d1, k, k] at
+    # once.
     outer = torch.einsum("aj,bj->jab", v, v).reshape(-1, k * k)  # [c, k k]
     mask = near.double()
     ridge = torch.diag(1e-13 * v.pow(2).sum(1).clamp(min=1e-300)) * v.shape[1] ** 0.5
@@ -157,6 +160,7 @@ def _features(v: Tensor, weight: Tensor, near: Tensor, *, passes: int = 6) -> tu
         left = (v.T @ h - weight).abs() * mask
         # Misfits below a share of the typical one count alike.
         typical = left.sum(0) / mask.sum(0).clamp(min=1)
+        # L1 by reweighting: w = 1 / |misfit|, bounded where the misfit is a hundredth of the typical one.
         trusted = mask / (left / typical.clamp(min=1e-300)).clamp(min=1e-2)
     keep = mask * (left <= 3 * typical).double()
     inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex((keep.T @ outer).reshape(-1, k, k) + ridge)[0])

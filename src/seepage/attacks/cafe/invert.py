@@ -137,10 +137,13 @@ def robust_search(
     for step in range(steps):
         faded = max(0.0, 1 - step / (steps * search.fade))
         x.requires_grad_()
+        # sqrt(r^2 + s^2): |r| far out, so that units of a wrong pattern do not dominate, and smooth near zero.
         loss = ((features(x) - target) / scale).pow(2).add(search.smooth**2).sqrt().sum()
         if faded and x.ndim == 4:
             loss = loss + search.variation * faded * _variation(x) / span
         (gradient,) = torch.autograd.grad(loss, x)
+        # Adam with a second moment of 100 steps' memory: searches are short, and torch's default of 1,000 would not
+        # warm up.
         first = 0.9 * first + 0.1 * gradient
         second = 0.99 * second + 0.01 * gradient.pow(2)
         size = search.lr * span * 0.5 * (1 + math.cos(math.pi * step / steps))
@@ -209,11 +212,13 @@ def _least_squares(
     step, direction = torch.zeros_like(gradient), gradient
     power = gradient.flatten(1).pow(2).sum(1)
     for _ in range(inner):
+        # CGLS (conjugate gradients on J^T J d = J^T e): J and J^T as products, never as matrices. Sums are per sample.
         pushed = push(direction)
         size = power / pushed.pow(2).sum(1).clamp(min=1e-30)
         step = step + size.reshape(shape) * direction
         error = error - size[:, None] * pushed
         gradient = pull(error)
+        # Squared length of J^T e after the step: its ratio to the one before makes directions conjugate.
         after = gradient.flatten(1).pow(2).sum(1)
         direction = gradient + (after / power.clamp(min=1e-30)).reshape(shape) * direction
         power = after

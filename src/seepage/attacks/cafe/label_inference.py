@@ -79,6 +79,7 @@ def _view(model: VerticalModel, params: Tensors, m: int, layer: TargetLayer, one
     party = model.get_submodule(f"parties.{m}.rest")
     rest = {n.removeprefix(f"parties.{m}.rest."): p.double().cpu() for n, p in params.items() if f".{m}.rest." in n}
     weight, shift = params[layer.weight].double().cpu(), params[layer.bias].double().cpu()
+    # u = W h + b, the layer's outputs, from the recovered features.
     u = one.h @ weight.T + shift  # [N, d2]
 
     def outputs(row: Tensor) -> Tensor:
@@ -91,7 +92,9 @@ def _view(model: VerticalModel, params: Tensors, m: int, layer: TargetLayer, one
     classes = params["head.weight"].shape[0]
     k = o.shape[1]
     head = params["head.weight"].double().cpu()[:, m * k : (m + 1) * k]  # [C, k]
+    # v_n = A_n delta_n with A_n = (d o / d u)^T head^T: the chain rule from the logits to the layer's outputs.
     a = torch.einsum("nkd,ck->ndc", slopes, head)  # [N, d2, C]
+    # A = Q R: only Q^T v [r] is compared with R delta, and what of v lies outside Q cannot be explained by any label.
     q, reduced = torch.linalg.qr(a)  # [N, d2, r], [N, r, C]
     part = torch.einsum("ndr,nd->nr", q, one.v)
     power = one.v.pow(2).sum(1)
@@ -146,6 +149,7 @@ def _free_misfit(views: Sequence[_Party], rows: Tensor) -> Tensor:
     pairs = list(zip(views, rows.T, strict=False))
     stacked = torch.cat([view.reduced[at] for view, at in pairs], dim=1)  # [c, P C, C]
     wanted = torch.cat([view.part[at] for view, at in pairs], dim=1)  # [c, P C]
+    # All parties see one delta: least squares over their equations stacked. [c, P C, C]
     delta = torch.einsum("ncp,np->nc", torch.linalg.pinv(stacked, rtol=1e-7), wanted)
     left = torch.einsum("npc,nc->np", stacked, delta) - wanted
     return left.pow(2).sum(1) / wanted.pow(2).sum(1).clamp(min=1e-300)
@@ -159,6 +163,7 @@ def _label_fit(views: Sequence[_Party], rows: Tensor, bias: Tensor, double_softm
     left = torch.zeros(deltas.shape[:2], dtype=torch.float64)
     power = torch.zeros(len(rows), dtype=torch.float64)
     for view, at in pairs:
+        # For every label y at once: what the party would have sent, R delta_y. [c, y, r]
         made = torch.einsum("npc,nyc->nyp", view.reduced[at], deltas)
         left += (made - view.part[at][:, None]).pow(2).sum(2) + view.outside[at][:, None]
         power += view.power[at]

@@ -81,9 +81,12 @@ def _nearest(h: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     """
     outside = torch.zeros_like(h)
     for span, drift in own:
+        # h(t) = h(0) + drift lies in round t's row space; what sticks out of it is the error to correct.
         moved = h + drift
         outside += moved - span @ (span.T @ moved)
     q = torch.cat([span for span, _ in own], dim=1)  # [d1, R r]
+    # (R I - Q Q^T) c = -outside, solved by Woodbury in the [R r, R r] Gram matrix: (R I - Q Q^T)^-1 =
+    # (I + Q (R I - Q^T Q)^-1 Q^T) / R. The eigenvalue R itself is the direction that all spans share.
     values, vectors = torch.linalg.eigh(q.T @ q)
     # The common direction is h itself.
     values, rest = values[:-1], vectors[:, :-1]
@@ -106,10 +109,12 @@ def _lengths(
         moved = h[batch[rows]] + moves[rows].to(h)
         live = moved.norm(dim=1) > 1e-6 * moved.norm(dim=1).max() if len(moved) else torch.zeros(0, dtype=torch.bool)
         moved, members = moved[live], batch[rows][live]
+        # v_n = G pinv(H) as in step II; h_n too long by a factor makes v_n too short by it.
         inverse = torch.linalg.pinv(moved)  # [d1, k]
         parts = shape.core @ inverse  # [r, k]
         if float((shape.core - parts @ moved).norm()) > MAX_UNEXPLAINED * float(shape.core.norm()):
             continue
+        # grad b = sum_n f_n v_n: the factors f_n that give the right sum are the lengths' errors.
         found = torch.linalg.lstsq(shape.left @ parts, shape.bias[:, None]).solution.squeeze(1)
         # A round with a black tile lacks its v in the sum, and shows that by the misfit.
         misfit = float((shape.left @ (parts @ found) - shape.bias).norm() / shape.bias.norm())

@@ -46,13 +46,16 @@ def split(left: Tensor, right: Tensor, total: Tensor, *, tolerance: float = 1e-3
     m = len(right)
     if m == 1:
         return Split((left * total).T, right / total, bool(total.abs() > 0))
+    # An orthonormal basis of the span: distances in its coordinates are distances of features.
     _, _, rows = torch.linalg.svd(right, full_matrices=False)  # rows [m, d1] orthonormal
     directions = _vertices(rows)  # [m, m]: directions @ rows are the h, unscaled
     if directions is None:
         return Split(left.T, right, certain=False)
     unscaled = directions @ rows
+    # left @ right = sum_n v_n h_n^T holds for V^T = left own^-1 and H = own right; the scales s_n are left open.
     own = unscaled @ torch.linalg.pinv(right)  # [m, m]: own @ right = unscaled
     # left @ right = (left @ own^-1) @ unscaled, and the columns of the first factor are the v, up to the same scales.
+    # sum_n v_n = left @ total = V^T (own total), so own @ total must be one everywhere: that fixes the scales. [m]
     scales = 1 / (own @ total)
     h = scales[:, None] * unscaled
     v = (left @ torch.linalg.inv(own) / scales).T
@@ -69,15 +72,19 @@ def _vertices(rows: Tensor) -> Tensor | None:
     n has. Scaled to one side of a plane the points fill a simplex, whose corners successive projection finds
     (Gillis and Vavasis 2014). Then each direction is fitted to all the features that its sample lacks.
     """
+    # [d1] length of each feature's point; features that hardly any sample has are rounding.
     size = rows.norm(dim=0)
     raw = (rows[:, size > 1e-3 * size.max()]).T  # [k, m]
+    # Only the ray counts: a feature twice as strong lies on the same one. [k, m]
     points = raw / raw.norm(dim=1, keepdim=True)
     inside = _inside(points)
     if inside is None:
         return None
+    # Scaled to the plane <x, inside> = 1, mixtures of samples are convex combinations of the corners.
     corners = _corners(points / (points @ inside)[:, None])
     if corners is None:
         return None
+    # Ray n holds the features of sample n alone, so h_n is orthogonal to all other rays: the inverse matrix. [m, m]
     rays = torch.stack([_mean_direction(points, corner) for corner in corners], dim=1)  # [m, m]
     if float(torch.linalg.svdvals(rays)[-1]) < 1e-6:
         return None
@@ -117,6 +124,7 @@ def _corners(points: Tensor) -> Tensor | None:
         if not sizes[best] > 1e-9:
             return None
         chosen.append(best)
+        # The farthest point is a corner; what is left, orthogonal to it, has the others' corners farthest out.
         axis = left[best] / sizes[best]
         left = left - (left @ axis)[:, None] * axis
     return points[chosen]
@@ -144,7 +152,10 @@ def _fits(points: Tensor, direction: Tensor) -> list[Tensor]:
         fitted = direction
         for power in torch.linspace(first, -5.0, 12).tolist():
             reach = points @ fitted
+            # Reweighted least squares: features nearly orthogonal to the direction are made more so, others do not
+            # count.
             weight = 1 / (reach.pow(2) + 10 ** (2 * power))
+            # The eigenvector of the smallest eigenvalue minimizes sum_j w_j <x_j, q>^2 on the unit sphere.
             fitted = torch.linalg.eigh((points * weight[:, None]).T @ points).eigenvectors[:, 0]
         found.append(_signed(fitted, direction))
     return found

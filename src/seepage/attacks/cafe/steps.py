@@ -177,12 +177,14 @@ def step_one(batches: Sequence[Tensor], bias: Tensor, samples: int) -> tuple[Ten
     for t, chosen in enumerate(batches):
         table[t, chosen] = 1 / len(chosen)
     known = determined(table)
+    # gels (QR) where the rank is full; gelsd (SVD) gives the minimum-norm guess in a rank deficit.
     driver = "gels" if bool(known.all()) and len(table) >= samples else "gelsd"
     return torch.linalg.lstsq(table, bias.double(), driver=driver).solution, known
 
 
 def determined(table: Tensor) -> Tensor:
     """Which unknowns of a linear system `[T, N]` are determined: those on which every null vector is zero."""
+    # Null vectors of S are those of S^T S [N, N]; unknown n is determined where all of them are zero at n.
     values, vectors = torch.linalg.eigh(table.T @ table)
     null = vectors[:, values <= 1e-11 * values[-1].clamp(min=1e-300)]
     clear: Tensor = null.pow(2).sum(1) < 1e-10
@@ -210,9 +212,11 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
         pseudo-inverse: how much of the gradient's error reaches the row.
     """
     scale = v.norm(dim=1).clamp(min=1e-300)  # [k] columns of one length, so that rank is not a matter of scale
+    # V_s^T H_s = K grad W, so H_s = pinv(V_s^T) K grad W, by the decomposition of V_s^T = L S R. [d2, k]
     left, values, right = torch.linalg.svd((v / scale[:, None]).T, full_matrices=False)  # [d2, k], [k], [k, k]
     keep = values > rcond * values[0]
     inverse = (right[keep].T / values[keep]) @ left[:, keep].T / scale[:, None]  # [k, d2]
+    # Samples with a part in the null space of V_s^T are not determined: their row may hold any amount of it.
     null = right[~keep]
     rows_known = null.pow(2).sum(0) < 1e-10
     if v.shape[0] > v.shape[1]:

@@ -139,10 +139,12 @@ def find_cells(batches: Sequence[Tensor], samples: int) -> list[Cohort]:
 
 def round_gradient(weight: Tensor, bias: Tensor, k: int) -> RoundGradient:
     """A round's weight gradient at the rank that stands out of its rounding, at most K."""
+    # K grad W = V^T H with V [k, d2], H [k, d1]: rank k, and what lies beyond is rounding.
     matrix = weight.double().cpu() * k  # [d2, d1]
     left, values = _left_vectors(matrix, k + EXTRA_VALUES)
     top = values[0].clamp(min=1e-300)
     floor = max(float(values[k] / top) if len(values) > k else 0.0, 1e-12)
+    # Values below five times the floor are not told from rounding: their samples have next to no gradient.
     rank = int((values[:k] > 5 * floor * top).sum())
     left = left[:, :rank]
     return RoundGradient(left, left.T @ matrix, bias.double().cpu() * k, floor)
@@ -158,6 +160,7 @@ def _left_vectors(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
         left, values, _ = torch.linalg.svd(matrix, full_matrices=False)
         return left, values
     left = torch.randn(len(matrix), most, dtype=matrix.dtype, generator=generator(0, "sketch"))
+    # One pass each way turns a random [d2, k + 8] into the leading left vectors, for k far below min(d1, d2).
     right = torch.linalg.qr(matrix.T @ left).Q  # [d1, most]
     left = torch.linalg.qr(matrix @ right).Q  # [d2, most]
     lower = torch.linalg.qr(matrix.T @ left).R.T  # left.T @ matrix without its right factor
@@ -178,8 +181,10 @@ def _solve_site(
             "use rounds with a smaller batch, or mode='least_squares' with at least as many rounds as samples",
         )
     # Two spans of K meet by chance where 2 K comes near the dimension; features are many, so they take over then.
+    # The span of the v is [d2, k], that of the h [d1, k]. Two spans of k meet by chance where 2 k > d.
     side: Literal["v", "h"] = "v" if 3 * widest <= d2 and not moving else "h"
     angle, most, tolerance = (0.3, torch.inf, 0.05) if moving else (0.05, 0.05, 1e-3)
+    # Orthonormal bases, one per round: columns span the v or the h of its batch.
     bases = [shape.left if side == "v" else row_span(shape.core) for shape in rounds_seen]
     for cell in cells:
         if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT:
@@ -250,6 +255,8 @@ def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: fl
     """
     if len(rounds) == 2:
         a, b = bases[rounds[0]], bases[rounds[1]]
+        # Principal angles: singular values of A^T B are cosines, and 1 is a common direction. The mean of the two
+        # principal vectors halves the error.
         left, cosines, right = torch.linalg.svd(a.T @ b, full_matrices=False)
         keep = int((cosines[:most] > 1 - angle**2 / 2).sum())
         if not keep:
@@ -257,6 +264,8 @@ def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: fl
         basis: Tensor = a @ left[:, :keep] + b @ right[:keep].T
         met: Tensor = basis / basis.norm(dim=0)
         return met
+    # sum_t B_t B_t^T has eigenvalue R for directions in all R spans, and less for all others. With fewer columns
+    # than rows the small Gram matrix has the same eigenvalues.
     stack = torch.cat([bases[t] for t in rounds], dim=1)  # [d, R r]
     if stack.shape[1] <= stack.shape[0]:
         values, vectors = torch.linalg.eigh(stack.T @ stack)
@@ -264,6 +273,7 @@ def meet(rounds: Sequence[int], bases: Sequence[Tensor], most: int, *, angle: fl
     else:
         values, vectors = torch.linalg.eigh(stack @ stack.T)
         vectors = vectors[:, -most:]
+    # A direction at angle a to each span has eigenvalue R cos^2 a.
     keep = int((values[-most:] > len(rounds) * (1 - angle**2)).sum())
     if not keep:
         return None
@@ -290,14 +300,19 @@ def _add_pairs(
             continue  # some sample of this round is in no known cell, and its part cannot be told from the others'
         joined = torch.cat([cell.basis for cell in present if cell.basis is not None], dim=1)
         if side == "v":
+            # V^T H = G with V known: H = pinv(V^T) G. A basis in place of V gives each cohort's own part of the
+            # product.
             inverse = torch.linalg.pinv(joined)  # [m, d2]
             left, right, errors = joined, (inverse @ shape.left) @ shape.core, inverse.norm(dim=1)
         else:
+            # The same from the other side: V^T = G pinv(H).
             inverse = torch.linalg.pinv(joined)  # [m, d1]
             left, right, errors = shape.left @ (shape.core @ inverse.T), joined.T, inverse.norm(dim=1)
+        # The bias gradient is the sum of the v: which combination of the left factors, fixes the scales. [m]
         total = torch.linalg.lstsq(left, shape.bias[:, None]).solution.squeeze(1)  # [m]
         floor = shape.floor
         if slack:
+            # The share of the round's gradient that no known cohort explains.
             outside = float((shape.left @ shape.core - left @ right).norm() / shape.core.norm())
             if outside > slack:
                 continue
@@ -366,6 +381,7 @@ def _uncovered(
 
 def _settle(cell: Cohort, found: Recovered, most: float, tolerance: float) -> None:
     """Average a cell's rounds, split it, and note how far the rounds disagree."""
+    # Rounds are averaged by one over the variance of their error.
     weight = torch.tensor([1 / max(error, 1e-30) ** 2 for *_, error in cell.pairs], dtype=torch.float64)
     weight = weight / weight.sum()
     # Rounds share the basis, so their factors can be averaged; where they differ is the error, seen without the truth.
@@ -392,5 +408,6 @@ def _apart(a: Pair, b: Pair) -> float:
     def inner(x: Pair, y: Pair) -> Tensor:
         return ((x[0].T @ y[0]) * (x[1] @ y[1].T)).sum()
 
+    # |A - B|^2 = <A, A> + <B, B> - 2 <A, B>, with <L1 R1, L2 R2> = sum (L1^T L2) o (R1 R2^T): m x m.
     square = inner(a, a) + inner(b, b) - 2 * inner(a, b)
     return float((square.clamp(min=0) / inner(b, b).clamp(min=1e-300)).sqrt())

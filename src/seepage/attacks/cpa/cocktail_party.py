@@ -229,6 +229,7 @@ class _FastRun:
     def _fields(self, right: Tensor) -> Tensor:
         assert self.layer.reads_input is not None
         # Back to the model's input units: a per-pixel scale of the normalization is no part of an image.
+        # right [r, d]: differences of pixels commute with the unmixing, so they are taken of the singular vectors.
         rows = right / self.layer.reads_input.scale.to(right)
         if self.noisy:
             rows = blurred(rows, self.knowledge.input_shape)
@@ -240,6 +241,8 @@ class _FastRun:
         if not self._refines:
             return Unmixed(kept.right, rows)
         mixture = self._mixture(kept)
+        # A clipped update is a multiple of the batch's gradient; the columns' lengths against the model's own say
+        # which.
         first = mixture.rescaled(mixture.evaluate(mixture.scaled(rows)))
         if not 0.5 < first.n / mixture.n < 2:
             mixture = first
@@ -266,6 +269,8 @@ class _FastRun:
             low, high = self.knowledge.value_range
             scale = self.layer.reads_input.scale
             step, others = 0.01 * (high - low) * float(scale.abs().mean()) * len(scale) ** 0.5, len(scores)
+        # Where a move of 40 dB would change the column by less than three times the mismatch, the mismatch proves
+        # nothing.
         blind = scores > sensitivity(mixture, view, step, scores < self.attack.certify, others) / 3
         return torch.where(blind, scores.clamp(min=1.0), scores)
 
@@ -297,6 +302,8 @@ class _FastRun:
         params = self.observed.params
         if self.observed.update.kind == "delta":
             params = {name: p + 0.5 * self.observed.update.tensors[name] for name, p in params.items()}
+        # gradient = columns @ right, columns [m, r]; the bias gradient lies in their span and fixes each source's
+        # scale.
         columns = kept.columns
         last = last_linear(self.knowledge.model, self.knowledge.num_classes)
         error_sum = None if last is None or last[1] is None else self.gradient[last[1]].double()
@@ -348,6 +355,7 @@ class _FastRun:
             return found.rows, False
         columns = self.spectrum.left[:, : len(found.rows)] * self.spectrum.values[: len(found.rows)]
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
+        # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]
         size = found.rows @ ones
         if self.attack.scale == "auto" and self.noisy:
             self.notes.append("the update is noisy: the bias gives each image's sign, the value range its scale")

@@ -48,6 +48,9 @@ class Mixture:
     def scaled(self, rows: Tensor) -> Tensor:
         """Rows with the scale and sign that the bias gradient gives them."""
         size = rows @ self.ones
+        # The bias gradient is A 1 (the sum of A's columns), and A = columns rows^-1: so rows @ ones = 1 for right
+        # scales.
+        # A row whose scale is next to nothing would be blown up without bound; it gets a small scale instead.
         least = 1e-6 * size.abs().median().clamp(min=1e-30)
         return rows / torch.where(size.abs() < least, least, size)[:, None]
 
@@ -55,15 +58,19 @@ class Mixture:
         """The same with n such that the columns that agree in direction agree in length."""
         # Class counts read with a wrong n are wrong, so labels are read from the directions alone.
         view = replace(self, error_sum=None, labels=None).evaluate(view.rows)
+        # Least squares for one factor per column: mixing_i * c = computed_i, over the m units. [r]
         ratio = (view.mixing * view.computed).sum(1) / view.mixing.square().sum(1).clamp(min=1e-300)
         return replace(self, n=self.n * float(ratio.median().clamp(min=1e-6)))
 
     def evaluate(self, rows: Tensor) -> "UnmixingState":
         """Everything that follows from the rows: columns, forward pass, labels, certificates."""
+        # h_i = W x_i + b, with W applied to the right singular vectors once and for all: [r, r] @ [r, m].
         outputs = rows @ self.outputs + self.bias
         probabilities = self.downstream.probabilities(outputs)
+        # The columns that the unmixing implies: n A = n columns rows^-1, one per row here. [r, m]
         mixing = (self.columns @ torch.linalg.inv(rows)).T * self.n
         labels = self._labels(mixing, outputs, probabilities)
+        # e_i = p_i - e_y, the gradient of the cross-entropy in the logits. [r, k]
         errors = probabilities.clone()
         errors[torch.arange(len(rows)), labels] -= 1
         return UnmixingState(rows, outputs, probabilities, labels, mixing, self.downstream.backward(outputs, errors))
@@ -77,6 +84,7 @@ class Mixture:
         classes = torch.arange(k) if counts is None else counts.nonzero()[:, 0]
         if len(classes) == 0:
             classes, counts = torch.arange(k), None
+        # L_i^T is linear, so the column of label c is L^T p - L^T e_c: one backward pass for p and one per class.
         units = nn.functional.one_hot(classes, k).to(mixing)[:, None].expand(-1, r, -1)
         pulled = self.downstream.backward(outputs, units)  # [c, r, m]
         computed = self.downstream.backward(outputs, probabilities) - pulled  # [c, r, m]
@@ -86,6 +94,7 @@ class Mixture:
             cost = -nn.functional.cosine_similarity(mixing, computed, dim=2, eps=1e-300).T
         if counts is None or int(counts.sum()) < r:
             return classes.to(cost.device)[cost.argmin(1)]
+        # Class c is to be given counts[c] times: as many slots of it, and the cheapest one-to-one assignment of rows.
         slots = torch.repeat_interleave(torch.arange(len(classes)), counts[classes])
         row, slot = linear_sum_assignment(cost[:, slots.to(cost.device)].cpu().numpy())
         labels = torch.empty(r, dtype=torch.int64)
@@ -97,6 +106,7 @@ class Mixture:
             return torch.bincount(self.labels.cpu(), minlength=probabilities.shape[1])
         if self.error_sum is None:
             return None
+        # The last bias's gradient is mean(p - e_y), so the class counts are sum(p) - n times it. [k]
         return (probabilities.sum(0) - self.n * self.error_sum).round().clamp(min=0).long().cpu()
 
 
@@ -225,11 +235,14 @@ def refine(
             change = torch.linalg.solve(normal, right[:, :, None])[:, :, 0].T
         else:
             change = _with_prior(normal, right, view.rows, fields, score or SparseScore(), stage.trust)
+        # A step of spectral norm 1/2 at most: (I - E) stays invertible, and the linearization means something.
         change = change * (0.5 / torch.linalg.matrix_norm(change, 2)).clamp(max=1)
+        # rows <- (I - E)^-1 rows, which takes A to A (I - E).
         rows = torch.linalg.solve(torch.eye(len(rows)).to(rows) - change, view.rows)
         if not rows.isfinite().all():
             break
         view = mixture.evaluate(mixture.scaled(rows))
+        # Clamped at 1, so that one image that went astray does not outweigh several that got better.
         best = min(view, best, key=lambda v: float(v.certificates.clamp(max=1).sum()))
     return best
 
@@ -244,11 +257,13 @@ def sensitivity(mixture: Mixture, view: UnmixingState, step: float, among: Tenso
     r = len(view.rows)
     least = torch.full((r,), torch.inf).to(view.rows)
     for i in among.nonzero()[:, 0].tolist():
+        # Distances of images, from r numbers each: X = rows right with orthonormal right.
         apart = (view.rows - view.rows[i]).norm(dim=1)  # the right singular vectors are orthonormal
         far = apart.argsort(stable=True)
         far = far[apart[far] > step][:others]
         if not len(far):
             continue
+        # What the layer makes of a move by `step` towards each other image: linear, so no image is formed. [o, m]
         way = (view.outputs[far] - view.outputs[i]) * (step / apart[far])[:, None]
         moved = view.outputs[i] + torch.cat([way, -way])
         errors = mixture.downstream.probabilities(moved)
@@ -261,11 +276,16 @@ def sensitivity(mixture: Mixture, view: UnmixingState, step: float, among: Tenso
 def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementStage) -> tuple[Tensor, Tensor]:
     """Matrices `[r, r, r]` and right sides `[r, r]` of each `E[:, i]`'s least squares, output error removed."""
     r = len(view.rows)
+    # Residuals count in units of the typical entry of their column, over the units that the image reaches. [r]
     live = (view.computed != 0).double().sum(1).clamp(min=1)
     size = torch.maximum(view.computed.norm(dim=1) / live.sqrt(), 0.02 * view.mixing.norm(dim=1)).clamp(min=1e-300)
+    # What Gauss-Newton makes small: implied minus computed column, r_i = n a_i - L_i^T e_i.
     residual = (view.mixing - view.computed) / size[:, None]  # [r, m]
     free = _free_errors(mixture, view) / size[:, None, None]  # [r, c, m]
+    # Cauchy weights: a unit whose mask is wrong has a gross residual, and next to no say. [r, m]
     weight = 1 / (residual.square() + stage.spread**2)
+    # A free error d in the c likeliest classes adds F^T d to the column; it is fitted and taken out of the residual:
+    # d = (F W F^T + ridge)^-1 F W r, and the weights are made anew from what is left.
     ridge = 0.01 * torch.eye(free.shape[1]).to(free)
     for _ in range(2):
         weighted = free * weight[:, None]
@@ -274,8 +294,11 @@ def _normal_equations(mixture: Mixture, view: UnmixingState, stage: RefinementSt
         weight = 1 / ((residual - (fit.mT @ free)[:, 0]).square() + stage.spread**2)
     weighted = free * weight[:, None]
     inner = factored(weighted @ free.mT + ridge)
+    # A -> A (I - E) changes column i by -sum_j E_ji a_j, so column i's normal matrix is
+    # N_i[j, k] = sum_u w_iu a_ju a_ku / size_i^2: for all i at once a product of [r, m] with [m, r r].
     pairs = (view.mixing[:, None] * view.mixing).flatten(0, 1)  # [r r, m]
     normal = ((weight / size[:, None].square()) @ pairs.T).view(r, r, r)
+    # Elimination of the free errors, by the Schur complement: N - C^T (F W F^T)^-1 C, and the same on the right.
     cross = weighted @ view.mixing.T / size[:, None, None]  # [r, c, r]
     right = (weight * residual / size[:, None]) @ view.mixing.T
     normal = normal - cross.mT @ torch.cholesky_solve(cross, inner)
@@ -324,6 +347,7 @@ def _with_prior(
 ) -> Tensor:
     """Solve for `E [r, r]` with the likelihood's gradient, curvature and coupling of `E_ij` with `E_ji`, by CG."""
     r = len(rows)
+    # The unmixed differences of pixels, scaled to unit mean square, as the likelihood wants them. [r, f, p]
     signals = (rows.to(fields) @ fields.flatten(1)).view_as(fields)
     size = signals.square().mean((1, 2)).sqrt()
     signals = signals / size[:, None, None]
@@ -331,14 +355,17 @@ def _with_prior(
     # The likelihood is in rows of unit size: E_ij there is E_ij size_j / size_i here.
     ratio = size.double()[None, :] / size.double()[:, None]
     count = trust * fields.shape[1] * fields.shape[2]
+    # Second derivatives by each E_ij alone; from 1.05 up each pair's 2 x 2 block (with coupling 1) stays positive.
     bend = (count * moments.clamp(min=1.05) * ratio.square()).T
     i = torch.arange(r)
+    # Per image the sum of both normal matrices; what couples E_ij with E_ji stands in `apply`, so it takes CG.
     inner = normal + torch.diag_embed(bend)
     factor = factored(inner)
     target = right - (count * slope * ratio).T
     target[i, i] = 0
 
     def apply(x: Tensor) -> Tensor:
+        # [r, r]: row i is E[:, i]. The transpose is the coupling of E_ij with E_ji, of weight `count`.
         out = (inner @ x[:, :, None])[:, :, 0] + count * x.T
         out[i, i] = x[i, i]
         return out

@@ -142,6 +142,7 @@ def _solve(
         wanted.append((outputs - layer.spread_bias(len(outputs)))[sure])
     rows.append(a)
     wanted.append(b)
+    # Weight and gradient constraints differ by orders of magnitude; rows of mean norm 1 weigh them alike.
     sizes = [part.norm(dim=1).mean().clamp(min=1e-300) if len(part) else 1.0 for part in rows]
     a = torch.cat([part / size for part, size in zip(rows, sizes, strict=True)]).cpu()
     b = torch.cat([part / size for part, size in zip(wanted, sizes, strict=True)]).cpu()
@@ -232,6 +233,7 @@ class RGap(Attack):
             progress.report(len(steps), len(chain.maps), steps[0].residual)
             if i > 0:
                 after, reading = chain.maps[i - 1].after, steps[0].reading
+                # Turn the activation around; where a ReLU was off, its input is not known and its derivative is zero.
                 outputs = after.inverse(reading)
                 known = outputs, after.known(reading)
                 outputs = outputs * known[1]
@@ -277,6 +279,7 @@ def _last_gradient(last: LinearMap, gradient: Tensors) -> tuple[Tensor, int]:
     if last.bias is not None:
         output_gradient = gradient[f"{last.name}.bias"]
         return output_gradient, int(output_gradient.argmin())
+    # Without a bias: the gradient k x^T has rank one, so u = +-k / |k| and s v = +-|k| x.
     left, values, right = torch.linalg.svd(gradient[f"{last.name}.weight"], full_matrices=False)
     tries = []
     for sign in (1.0, -1.0):

@@ -63,6 +63,7 @@ class NeighborUnits:
 
     def _steps(self, sums: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Differences `[n + 1]` of two sums that are one example's, with its column `[p]` and unit direction `[n]`."""
+        # With a row of zeros a unit that one example alone reaches is a pair too.
         rows = torch.cat([sums.new_zeros((1, sums.shape[1])), sums])
         near = torch.cdist(rows, rows) < MAX_SUM_DISTANCE * rows.norm(dim=1).max()
         rows = rows[~near.tril(-1).any(1)][:MAX_COMPARED_UNITS]
@@ -71,6 +72,8 @@ class NeighborUnits:
             *(index.split(max(1, MAX_COLUMN_ENTRIES // len(sums))) for index in pairs), strict=True
         ):
             steps, columns = self._single(rows[first] - rows[second])
+            # An example's own column must be a combination of the span's: least squares, and what is left decides.
+            # [k, n]
             solved = torch.linalg.lstsq(self.span.rows, columns.T).solution.T  # [k, n]
             misfit = (solved @ self.span.rows.T - columns).norm(dim=1)
             good = misfit < MAX_PAIR_MISFIT * columns.norm(dim=1)
@@ -79,6 +82,7 @@ class NeighborUnits:
     def _single(self, steps: Tensor) -> tuple[Tensor, Tensor]:
         """Those of `[k, n + 1]` differences at which some label's error is the one that the difference says."""
         steps = steps[steps[:, -1].abs() > 1e-12 * steps[:, -1].abs().max()]
+        # A difference is e (x, 1): x is its head over its last entry, and the layer makes W x + b of it. [k, m]
         outputs = steps[:, :-1] @ self.outputs / steps[:, -1:] + self.bias
         error, said = self.errors(outputs), steps[:, -1]
         label, place = ((error.abs() - said.abs()).abs() < MAX_PAIR_MISFIT * said.abs()).nonzero(as_tuple=True)

@@ -56,6 +56,7 @@ class Span:
 
     def distinct(self) -> "Span":
         """The same without rows that are multiples of another: these say nothing new, and hide the others."""
+        # Rows that are multiples of one another vanish together: as equations they are one.
         unit = F.normalize(self.rows, dim=1)
         again = ((unit @ unit.T).abs() > 1 - 1e-9).tril(-1).any(1)
         return Span(self.rows[~again], self.rounding)
@@ -82,6 +83,7 @@ def sampled(span: Span, count: int, draw: Generator) -> Tensor:
     drawn = torch.randint(p, (count, n - 1), generator=draw).to(span.rows.device)
     picked = (span.rows / size)[drawn]  # [count, n - 1, n]
     # A generic null vector has no zero entry, so its last one may be set to 1: n - 1 equations, without an SVD.
+    # A random rotation makes the last entry of the null vector generic, so that it can be set to one.
     turn = torch.linalg.qr(torch.randn((n, n), generator=draw, dtype=torch.float64)).Q.to(picked)
     picked = picked @ turn
     solved, failed = torch.linalg.solve_ex(picked[..., :-1], -picked[..., -1:])
@@ -101,6 +103,7 @@ def reweighted(span: Span, count: int, draw: Generator, steps: int, known: Tenso
     """
     start, noise = torch.randn((2, count, span.n), generator=draw, dtype=torch.float64).to(span.rows)
     if len(known):
+        # Project the found directions out, so that a start leads somewhere else.
         inside = torch.linalg.qr(known.T).Q  # [n, k]
         start = start - start @ inside @ inside.T
     start = F.normalize(start, dim=1) + RANDOM_START_LENGTH * F.normalize(noise, dim=1)
@@ -113,6 +116,7 @@ def _reweighted(span: Span, found: Tensor, widths: tuple[float, float], steps: i
     for step in range(steps):
         width = widths[0] * (widths[1] / widths[0]) ** (step / max(1, steps - 1))
         weight = 1 / ((found @ span.rows.T).square() + width**2)  # [k, p]
+        # q^T (rows^T W rows) q = sum_j w_j (rows q)_j^2 for each start; its smallest eigenvector by inverse iteration.
         normal = (span.rows * weight[:, :, None]).transpose(1, 2) @ span.rows  # [k, n, n]
         normal = normal / normal.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] + ridge
         for _ in range(2):
@@ -179,6 +183,7 @@ class Found:
         chosen: list[Tensor] = []
         basis = self.span.rows.new_zeros((0, self.span.n))
         for direction in self.directions:
+            # Gram-Schmidt, twice for rounding: what is left beside the chosen directions must not vanish.
             rest = direction - basis.T @ (basis @ direction)
             if rest.norm() > 1e-3 and len(chosen) < self.span.n:
                 chosen.append(direction)

@@ -12,7 +12,7 @@ from torch import Tensor
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import Spectrum, spectrum
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, find_layer
-from seepage.attacks.spear.lifted_columns import determined, lifted, parted
+from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
 from seepage.attacks.spear.sparse_columns import Found, Span, reweighted, sampled
 from seepage.core.nn import generator
@@ -56,7 +56,7 @@ class Spear(Attack):
     Deviations from the paper. `published` draws submatrices as the paper does, at a cost of `2^(n - 1)` draws per
     column. `fast` first solves equations that the paper does not have: where one linear layer follows the ReLU, an
     entry of D is zero or what that layer's weights make of an error at the outputs, so that n examples of C classes
-    follow without a search from `n (n - 1) / 2 + n (C - 1)` units (see `lifted_columns.lifted`). With two classes it
+    follow without a search from `n (n - 1) / 2 + n (C - 1)` units (see `lifted_linearization`). With two classes it
     then compares units with one another (see `neighbor_units.NeighborUnits`), which finds rows of a table so alike
     that units are on for few different sets of them. Where units are fewer, or layers more, it draws submatrices for
     up to 16 examples, then goes on by reweighted least squares from random starts.
@@ -250,6 +250,7 @@ class _LayerPart:
             knowledge.model, layer.name, observed.params, observed.buffers, knowledge.input_shape
         )
         _behind_relu(downstream, weight, layer)
+        # L [p, n] at live units: D = L Q, so a column of D is L q and its zeros are equations for q.
         columns = parts.left[live]
         scale = len(columns) ** 0.5 / columns.norm(dim=0)
         whole = Span(columns * scale, scale * parts.noise / parts.values / len(columns) ** 0.5)
@@ -266,6 +267,7 @@ class _LayerPart:
         classes, live = self.knowledge.num_classes, self.live.nonzero()[:, 0]
         outputs = torch.ones(1, len(self.live)).to(self.bias)
         errors = torch.eye(classes).to(outputs) - 1 / classes
+        # What the network behind hands back to live units for each basis error: L^T e is linear in e. [p, classes]
         rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
         basis: Tensor = left * values
@@ -341,21 +343,26 @@ class _LayerPart:
             return 0.0
         errors = torch.eye(classes).to(outputs) - 1 / classes  # those of a cross-entropy add up to zero
         rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live[on]]  # [classes, .]
+        # One example's column at the units it reaches is rows^T c for some error c; the misfit of the best c tells.
         column = (self.whole.rows @ direction)[on, None]
         misfit = column - rows.T @ torch.linalg.lstsq(rows.T, column, driver="gelsd").solution
         return float(misfit.norm() < MAX_COLUMN_MISFIT * column.norm())
 
     def batch(self, directions: Tensor) -> _Batch:
         """What `[n, n]` directions make of the update: scales from the bias, inputs, labels, and how they agree."""
+        # Back from the scaled columns that were searched in to L's own: Q up to one scale per column. [n, n]
         q = (directions * (len(self.whole.rows) ** 0.5 / self.whole.rows.norm(dim=0))).T  # [n, n]
+        # X = Q^-1 R (theorem 3.1), with R = S V^T. [n, d]
         unmixed = torch.linalg.lstsq(q, self.parts.values[:, None] * self.parts.right).solution  # [n, d]
         columns = self.parts.left @ q  # [m, n]
+        # dL/db = D 1 = L Q s: least squares for the n scales (theorem 3.3).
         scale = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         scale = torch.where(scale.abs() < 1e-12 * scale.abs().max(), torch.inf, scale)
         inputs, columns = unmixed / scale[:, None], columns * scale.nan_to_num(posinf=0.0)
         weight, bias = self.weights
         outputs = inputs @ weight.T + bias  # [n, m]
         zero = self.whole.zeros(directions)  # [n, p]
+        # Lambda: a unit is on (its output positive) exactly where its entry of D is not zero.
         agreement = ((outputs[:, self.live] > 0) != zero).double().mean(1)
         labels, mismatch = self._labels(outputs, self.batch_size * columns.T)
         return _Batch(inputs, labels, agreement, mismatch)

@@ -28,15 +28,19 @@ def sparsest(
     n, d = basis.shape
     count = min(d, features or max(1500, 10 * n))
     chosen = torch.linspace(0, d - 1, count).long() if draw is None else torch.randperm(d, generator=draw)[:count]
+    # Zeros show in a sample of the columns as well: a random or evenly spread one keeps the cost at n^2 count.
     seen = basis[:, chosen.to(basis.device)]  # [n, count]
     rows = torch.nn.functional.normalize(starts, dim=1).clone()
     ridge = torch.eye(n).to(basis)
     for i in range(len(rows)):
         row = rows[i]
         for step in range(steps):
+            # Iteratively reweighted least squares: entries below `width` of the largest are pulled to zero, others
+            # let be.
             width = 0.05 * (1e-4 / 0.05) ** (step / max(1, steps - 1))
             signal = row @ seen
             weight = 1 / ((signal / signal.abs().max()).square() + width**2)
+            # sum_j w_j (q v_j)^2 = q (V W V^T) q^T: its smallest eigenvector, by two steps of inverse iteration. [n, n]
             normal = (seen * weight) @ seen.T
             normal = normal + 1e-10 * normal.diagonal().mean() * ridge
             factor = torch.linalg.cholesky(normal)
@@ -71,6 +75,7 @@ def unmix_sparse(basis: Tensor, *, draw: Generator, steps: int = 150, retries: i
     Returns:
         `[n, n]` rows, signed so that the larger part of each source is positive. A source found twice stays twice.
     """
+    # FastICA wants no mean; exact zeros are lost without it, so the sparse search below keeps it.
     centered = basis - basis.mean(1, keepdim=True)
     whitening = whitener(centered)
     white = (whitening @ centered).float()
@@ -95,6 +100,7 @@ def _again(rows: Tensor, i: int, basis: Tensor, draw: Generator, retries: int) -
     others = torch.cat([rows[:i], rows[i + 1 :]])
     starts = torch.randn((retries, len(rows)), generator=draw, dtype=torch.float64).to(basis)
     # Away from what is found: the orthogonal complement of the other rows, with some of everything.
+    # The direction that no other row has: the source that is not found yet must have a part along it.
     missing = torch.linalg.svd(others)[2][-1]
     starts = missing + 0.5 * starts / len(rows) ** 0.5
     found = sparsest(basis, starts)

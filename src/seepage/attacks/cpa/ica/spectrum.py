@@ -60,9 +60,11 @@ def spectrum(mixtures: Tensor, *, sources: int | None = None) -> Spectrum:
     if d < m:
         flipped = spectrum(mixtures.T, sources=sources)
         return Spectrum(flipped.right.T, flipped.values, flipped.left.T, flipped.noise, flipped.rank)
+    # G G^T = U S^2 U^T: [m, m], however many pixels there are. Squared, values below 1e-8 of the first are lost.
     left = torch.linalg.eigh(mixtures @ mixtures.T).eigenvectors.flip(1)  # [m, m]
     # One step of subspace iteration: the Gram matrix squares the spectrum, the mixtures themselves do not.
     right, upper = torch.linalg.qr((left.T @ mixtures).T)  # [d, m], [m, m]
+    # U^T G = upper^T Q^T with Q orthonormal: the small factor's own decomposition finishes it in full precision.
     inner, values, outer = torch.linalg.svd(upper.T)
     right, left = outer @ right.T, left @ inner
     floor, rank = noise_floor(values, sources)
@@ -91,6 +93,7 @@ def noise_floor(values: Tensor, sources: int | None = None) -> tuple[float, int]
         floor = float(values[0]) * UNSEEN_FLOOR
         return floor, int((values > 3 * floor).sum())
     if sources is None:
+        # The widest gap: signal and noise differ by orders of magnitude, neighbors of one kind by little.
         steps = values.clamp(min=rounding).log().diff()
         sources = int(steps.argmin()) + 1 if len(steps) and float(steps.min()) < -1.0 else len(values)
     tail = values[sources : sources + 10]
@@ -105,6 +108,7 @@ def whitener(signals: Tensor) -> Tensor:
     Second moments about zero: differences of images have no mean worth removing, and an unremoved mean keeps the
     rows exact linear images of the sources.
     """
+    # E[y y^T] = V D V^T, and the whitener is D^-1/2 V^T.
     moments, vectors = torch.linalg.eigh(signals @ signals.T / signals.shape[1])
     whitening: Tensor = (vectors / moments.clamp(min=moments.max() * 1e-12).sqrt()).T
     return whitening

@@ -35,9 +35,11 @@ def fast_ica(white: Tensor, start: Tensor, *, steps: int = 150, tolerance: float
     """
     rotation = start
     for _ in range(steps):
+        # Fixed point for every row at once: w <- E[x tanh(w x)] - E[1 - tanh^2(w x)] w, then decorrelate. [n, p]
         squashed = (rotation @ white).tanh_()
         slope = 1 - squashed.square().mean(1)
         new = symmetric(squashed @ white.T / white.shape[1] - slope[:, None] * rotation)
+        # A row may flip its sign from one iteration to the next and is the same one.
         turned = ((new * rotation).sum(1).abs() - 1).abs().max()
         rotation = new
         if turned < tolerance:
@@ -67,6 +69,8 @@ class SparseScore:
         identity = torch.eye(f).to(signals)
         found = identity.expand(n, f, f) if start is None else start
         for _ in range(6 if start is None else 2):
+            # Tyler: Sigma = E[y y^T / (s + width)], s = y^T Sigma^-1 y / f; the scale is free and put to mean trace
+            # 1. [n, f, f]
             weighted = signals * self.weights(signals, found)
             covariance = weighted @ signals.mT / p
             size = covariance.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-30)[:, None, None]
@@ -112,16 +116,20 @@ def maximum_likelihood(
     for turn in range(steps):
         size = signals.square().mean((1, 2)).sqrt()[:, None]
         rows, signals = rows / size, signals / size[:, :, None]
+        # Covariances and second derivatives change slowly; the gradient is made anew in every turn.
         if precisions is None or turn % REFIT_INTERVAL == 0:
             precisions = score.precisions(signals, precisions)
             gradient, moments = curvature(signals, score, precisions)
         else:
             gradient = score_gradient(signals, score, precisions)[0]
+        # Newton on each pair alone, [H_ij 1; 1 H_ji] (E_ij, E_ji) = (g_ij, g_ji):
+        # E_ij = (H_ji g_ij - g_ji) / (H_ij H_ji - 1), with the determinant kept away from 0.
         step = (moments.T * gradient - gradient.T) / (moments * moments.T - 1).clamp(min=0.1)
         # Few places carry much weight, so blocks larger than 2 x 2 couple and full steps may go back and forth.
         pace = max(0.3, 0.7 * pace) if float((step * last).sum()) > 0 else pace
         last = -step
         step = -step * (0.5 / torch.linalg.matrix_norm(step, 2)).clamp(max=pace)
+        # Relative step rows <- (I + E) rows; the signals go along, so no product with the fields is needed. O(n^2 f p)
         rows = rows + step @ rows
         signals = signals + (step @ signals.flatten(1)).view_as(signals)
         if float(step.square().mean().sqrt()) < tolerance:
@@ -141,6 +149,7 @@ def score_gradient(signals: Tensor, score: SparseScore, precisions: Tensor) -> t
         `[n, n]` derivatives, zero on the diagonal as each row's scale is free, and `[n, 1]` each row's own score
         moment, by which its derivatives are divided.
     """
+    # psi(y_i) = w_i P_i y_i at every place. [n, f, p]
     turned = score.weights(signals, precisions) * (precisions @ signals)
     gradient = turned.flatten(1) @ signals.flatten(1).T / turned[0].numel()  # E[psi(y_i) y_j]
     own = gradient.diagonal()[:, None].clone()
@@ -156,6 +165,7 @@ def curvature(signals: Tensor, score: SparseScore, precisions: Tensor) -> tuple[
     """
     gradient, own = score_gradient(signals, score, precisions)
     weights = score.weights(signals, precisions)[:, 0]  # [n, p]
+    # The derivative of psi by y taken as w P: the part that stays positive (as in Gauss-Newton).
     moments = torch.zeros_like(gradient)  # E[w_i y_j^T P_i y_j]
     for f in range(signals.shape[1]):
         for g in range(f + 1):
@@ -208,6 +218,8 @@ def unmix_rest(fields: Tensor, rows: Tensor, solved: Tensor, *, draw: Generator,
         `[n, n]`: the solved rows first, then the new ones.
     """
     columns = torch.linalg.inv(rows)[:, solved]  # [n, s]
+    # mixing = rows^-1: column s holds how strongly source s is in each mixture. What is orthogonal to the solved
+    # columns holds nothing of the solved sources, whatever their own errors.
     basis = torch.linalg.qr(columns, mode="complete")[0][:, columns.shape[1] :].T  # [n - s, n], blind to the solved
     rest = (basis.to(fields) @ fields.flatten(1)).unflatten(1, fields.shape[1:])
     return torch.cat([rows[solved], unmix(rest, draw=draw, steps=steps).to(rows) @ basis])

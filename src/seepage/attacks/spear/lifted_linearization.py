@@ -46,15 +46,18 @@ def lifted(span: Span, behind: Tensor) -> Tensor:
     >>> ((span.rows @ parted(lifted(span, behind), draw).T).abs() > 1e-6).sum().item() == on.sum().item()
     True
     """
+    # Every unit's equation is scaled to unit length: a strong unit says no more than a weak one.
     size = span.rows.norm(dim=1)
     reached = size > 1e-12 * size.max()  # a unit that no example reaches says nothing
     rows, behind = (part[reached] / size[reached, None] for part in (span.rows, behind))
     behind = behind / behind.norm(dim=1).mean()
     n = span.n
+    # One unknown per entry of the symmetric q q^T, n (n + 1) / 2 of them, and n errors of q e^T.
     first, second = torch.triu_indices(n, n, device=rows.device)
     # An entry off the diagonal stands twice in the symmetric matrix; the root keeps lengths alike.
     twice = torch.where(first == second, 1.0, 2**0.5).to(rows)
     squares, mixed = rows[:, first] * rows[:, second] * twice, rows[:, :, None] * behind[:, None, :]
+    # [p, n (n + 1) / 2 + n errors] equations, whose n null vectors span the n true (q q^T, q e^T).
     solutions = _null(torch.cat([squares, -mixed.flatten(1)], 1), n)[:, : len(first)] / twice
     matrices: Tensor = rows.new_zeros((n, n, n))
     matrices[:, first, second] = matrices[:, second, first] = solutions
@@ -73,6 +76,8 @@ def parted(matrices: Tensor, draw: Generator) -> Tensor:
     """
     n = len(matrices)
     weights = torch.randn((2, n), generator=draw, dtype=torch.float64).to(matrices)
+    # M_k = sum_i w_ki q_i q_i^T = Q diag(w_k) Q^T, so M_1 M_2^-1 = Q diag(w_1 / w_2) Q^-1: its eigenvectors are the
+    # q_i.
     one, other = torch.einsum("ks,sij->kij", weights, matrices)
     ratio, failed = torch.linalg.solve_ex(other, one, left=False)
     if failed or not ratio.isfinite().all():
@@ -84,6 +89,7 @@ def parted(matrices: Tensor, draw: Generator) -> Tensor:
 def _null(equations: Tensor, count: int) -> Tensor:
     """`[count, k]` the orthonormal vectors that `[p, k]` equations send nearest to zero."""
     p, k = equations.shape
+    # The null space of p equations is that of their triangular factor, [k, k].
     square = torch.linalg.qr(equations, mode="r").R if p > k else F.pad(equations, (0, 0, 0, k - p))
     vectors: Tensor = torch.linalg.svd(square).Vh
     return vectors[-count:]
