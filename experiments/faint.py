@@ -1,4 +1,4 @@
-r"""How much entries that a known defense shows to be small should count: the constant `FAINT` of the matching attacks.
+r"""How much entries that a known defense shows to be small should count: `SMALL_ENTRY_WEIGHT` of the matching attacks.
 
 python experiments/faint.py --seeds 100 101 102
 
@@ -47,7 +47,7 @@ def main() -> None:
             seen = record(model, batch, defense=DEFENSES[name], told=["defense"])
             for use, made in ATTACKS.items():
                 for value in arguments.values:
-                    sparsify.FAINT = value
+                    sparsify.SMALL_ENTRY_WEIGHT = value
                     cpu = time.process_time()
                     found = attack(seen, made)
                     cpu = time.process_time() - cpu

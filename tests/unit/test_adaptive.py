@@ -33,7 +33,7 @@ from seepage.defenses import (
     Sparsify,
     UnitNormNoise,
 )
-from seepage.defenses.sparsify import FAINT
+from seepage.defenses.sparsify import SMALL_ENTRY_WEIGHT
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Knowledge, Tensors, Update
 
 SHAPES = {"1.weight": (4, 6), "1.bias": (4,), "3.weight": (3, 4), "3.bias": (3,)}
@@ -90,7 +90,7 @@ def by_hand(guess: Tensors, seen: Tensors, bounds: dict[str, float]) -> float:
     for name in SHAPES:
         for g, v in zip(guess[name].flatten().tolist(), seen[name].flatten().tolist(), strict=True):
             over = max(0.0, abs(g) - bounds[name])
-            total += (g - v) ** 2 if v != 0 else (over + FAINT * (abs(g) - over)) ** 2
+            total += (g - v) ** 2 if v != 0 else (over + SMALL_ENTRY_WEIGHT * (abs(g) - over)) ** 2
     return total
 
 
@@ -122,7 +122,7 @@ PRUNING = [
 def test_nothing_of_the_true_gradient_lies_beyond_what_was_sent(seed: int, defense: Defense) -> None:
     true = {name: tensor * size for size, (name, tensor) in enumerate(gradient(seed).items(), 1)}
     seen = sent(defense, true, seed)
-    within = sum(float((FAINT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
+    within = sum(float((SMALL_ENTRY_WEIGHT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
     assert float(DefenseAware(L2()).adapt_to(knowing(defense))(true, seen)) == pytest.approx(within)
 
 
@@ -139,7 +139,7 @@ def test_a_tensor_of_which_nothing_was_sent_is_as_small_as_the_least_of_the_othe
     parts = [PartialAccess(share=0.05), Sparsify(keep=0.9)]
     defense, true = Compose(tuple(parts if first else parts[::-1])), gradient(seed)
     seen = sent(defense, true, seed)
-    within = sum(float((FAINT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
+    within = sum(float((SMALL_ENTRY_WEIGHT * true[name][seen[name] == 0]).pow(2).sum()) for name in SHAPES)
     assert any(not tensor.any() for tensor in seen.values())
     assert float(DefenseAware(L2()).adapt_to(knowing(defense))(true, seen)) == pytest.approx(within)
 

@@ -11,7 +11,7 @@ import seepage.data
 from seepage import Architecture, FedSGD, Inapplicable, SeepageError, attack, build, record, score
 from seepage.attacks import Averaged, LinearLeak, averaged
 from seepage.attacks.averaged import _average
-from seepage.attacks.matching.known_noise import known_noise
+from seepage.attacks.matching.adaptive import known_noise
 from seepage.audit.summary import _promise
 from seepage.clients import FedAvg
 from seepage.core.nn import generator, state_of

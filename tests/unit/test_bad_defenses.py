@@ -8,7 +8,7 @@ from torch import nn
 
 from seepage import SeepageError, record
 from seepage.defenses import DPSGD, Soteria
-from seepage.privacy.accounting import epsilon, fedleak_sigma, sigma_for
+from seepage.privacy.accounting import epsilon, sigma_for
 from seepage.recipe.resolve import cells
 from seepage.types import Batch
 
@@ -44,7 +44,6 @@ def test_a_value_that_makes_no_sense_is_refused_in_one_sentence(table: dict[str,
     ("call", "words"),
     [
         (lambda: sigma_for(epsilon=0.0), "epsilon > 0"),
-        (lambda: fedleak_sigma(-1.0), "epsilon > 0"),
         (lambda: epsilon(sigma=1.0, delta=0.0), r"delta in \(0, 1\)"),
         (lambda: epsilon(sigma=1.0, delta=1.0), r"delta in \(0, 1\)"),
     ],

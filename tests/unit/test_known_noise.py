@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 import seepage.data
 from seepage import Architecture, FedAvg, FedSGD, attack, build, record, score
+from seepage.attacks.matching.adaptive import defended_rule, known_noise
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.engine import GradientMatching
-from seepage.attacks.matching.known_noise import defended_rule, known_noise
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels

@@ -26,7 +26,7 @@ from seepage import (
     sapag,
 )
 from seepage.attacks.matching.adaptive import DefenseAware
-from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Sign
+from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Sign, SoftSign
 from seepage.attacks.matching.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.generator import UntrainedGenerator
 from seepage.attacks.matching.labels import (
@@ -40,7 +40,7 @@ from seepage.attacks.matching.labels import (
 )
 from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss
 from seepage.attacks.matching.optimizers import LBFGS, Adam
-from seepage.attacks.matching.parameters import Pixels
+from seepage.attacks.matching.parameters import MultiScale, Pixels
 from seepage.attacks.matching.partial import GaussianLikelihood, TopMagnitude
 from seepage.attacks.matching.priors import GroupConsistency, SquaredNorm, TotalVariation
 from seepage.testing import planted_inputs
@@ -166,6 +166,8 @@ def test_a_preset_is_its_papers_composition(name: str) -> None:
 def test_presets_pass_their_options_on() -> None:
     assert inverting_gradients(tv=0.0, signed=False).priors == ()
     assert inverting_gradients(tv=0.0, signed=False).direction == Plain()
+    assert inverting_gradients(soft=True).direction == SoftSign()
+    assert inverting_gradients(levels=3).parameters == MultiScale(levels=3, mean=0.5, std=0.25)
     assert inverting_gradients(labels="bias", microbatch=8, restarts=3).labels == BiasCount()
     assert dlg(start="uniform", lr=0.5, line_search=True).optimizer == LBFGS(lr=0.5, line_search=True)
     assert sapag(microbatch=8, restarts=3, labels="joint").microbatch == 8

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.matching.known_noise import known_noise
+from seepage.attacks.matching.adaptive import known_noise
 from seepage.core.nn import norm
 from seepage.errors import SeepageError, unknown
 from seepage.registry import Spec, attacks

@@ -218,7 +218,7 @@ class _SGD:
 
 
 class _Adam:
-    """Adam with PyTorch's constants, on named tensors and differentiable."""
+    """Adam with PyTorch's constants, on named tensors and differentiable, which PyTorch's own is not."""
 
     BETAS, EPS = (0.9, 0.999), 1e-8
     FLOOR = 1e-30

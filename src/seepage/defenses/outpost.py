@@ -9,7 +9,7 @@ from torch import Generator, Tensor, nn
 
 from seepage.defenses.noise import gaussian
 from seepage.defenses.partial import Hidden
-from seepage.defenses.sparsify import FAINT
+from seepage.defenses.sparsify import SMALL_ENTRY_WEIGHT
 from seepage.errors import SeepageError
 from seepage.registry import defenses
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
@@ -64,7 +64,7 @@ class Outpost(Defense):
         return replace(update, tensors=sent) if used else update
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
-        return (Hidden(FAINT),)  # pruned entries are small, and the noise hides how small
+        return (Hidden(SMALL_ENTRY_WEIGHT),)  # pruned entries are small, and the noise hides how small
 
     def _informative(self, tensors: Tensors) -> dict[str, Tensor]:
         """Where the squared entries are among the `phi` largest of the model."""

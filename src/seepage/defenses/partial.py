@@ -132,7 +132,8 @@ class Hidden(DefenseModel):
     """Entries that were sent as zero were hidden.
 
     Args:
-        weight: By what the dummy's are multiplied: 0 where nothing is known of them, `FAINT` where they were small.
+        weight: By what the dummy's are multiplied: 0 where nothing is known of them, `SMALL_ENTRY_WEIGHT` where they
+            were small.
     """
 
     weight: float = 0.0

@@ -48,7 +48,7 @@ class Sparsify(Defense):
         return (Pruned(),) if self.keep < 1 else ()
 
 
-FAINT = 0.03
+SMALL_ENTRY_WEIGHT = 0.03
 """Weight of entries that are known to be small. First chosen of 0, 0.03, 0.1 and 0.3, on digits that were not noted: 0
 left L-BFGS on squared distances astray (12 dB, 38 dB with 0.03, pruned to a tenth), more cost signed Adam on cosines 15
 dB and over. On three digits that nothing else scores (`experiments/faint.py`, results/defenses/faint.jsonl) 0.1 and 0.3
@@ -60,8 +60,9 @@ what 0.03 recovers is no luck of the digits it was chosen on, and it is not the 
 class Pruned(DefenseModel):
     """Entries that were sent as zero are no larger than the least one that was sent.
 
-    What lies beyond that bound is held against a guess in full, what lies within by `FAINT`. A tensor of which nothing
-    was sent is no larger than the least entry of the others, unless `empties`: then its entries count by `FAINT`.
+    What lies beyond that bound is held against a guess in full, what lies within by `SMALL_ENTRY_WEIGHT`. A tensor of
+    which nothing was sent is no larger than the least entry of the others, unless `empties`: then its entries count by
+    `SMALL_ENTRY_WEIGHT`.
 
     Args:
         scope: Whether entries are ranked within each `tensor` or over the `model`.
@@ -82,7 +83,7 @@ class Pruned(DefenseModel):
         def judged(name: str, tensor: Tensor) -> Tensor:
             some = bool(sent[name].any())
             if self.empties and not some:
-                return FAINT * tensor
+                return SMALL_ENTRY_WEIGHT * tensor
             return _beyond(tensor, scale * (_least(target[name]) if some and self.scope == "tensor" else least))
 
         return {name: torch.where(sent[name], tensor, judged(name, tensor)) for name, tensor in dummy.items()}
@@ -110,4 +111,4 @@ def _least(tensor: Tensor) -> Tensor:
 
 def _beyond(tensor: Tensor, bound: Tensor) -> Tensor:
     within = torch.maximum(torch.minimum(tensor, bound), -bound)
-    return tensor - within + FAINT * within
+    return tensor - within + SMALL_ENTRY_WEIGHT * within

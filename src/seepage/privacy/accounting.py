@@ -1,7 +1,6 @@
 """What a noise multiplier is worth in differential privacy, and when that number means little.
 
-All counting is done by Google's `dp-accounting` (`pip install "seepage[dp]"`), loaded when first needed. The two
-textbook formulas here are named after where they stand; neither is an accountant.
+All counting is done by Google's `dp-accounting` (`pip install "seepage[dp]"`), loaded when first needed.
 
 The guarantee counted is that of one unit joining or leaving: an example for `DPSGD`, a client's whole update for
 `GaussianNoise` and `DecayingNoise` with a clip. Noise without a clip has no epsilon. One client's epsilon towards the
@@ -117,40 +116,6 @@ def sigma_for(*, epsilon: float, rounds: int = 1, sample_rate: float = 1.0, delt
     return float(found)
 
 
-def fedleak_sigma(epsilon: float, delta: float = 1e-5) -> float:
-    """The sigma of FedLeak, Section 6.4 (unnumbered): `sqrt(2 ln(1 / delta)) / epsilon`, in units of the clip.
-
-    It has 1 where the classical formula has 1.25, states no sampling and no rounds, and is used there for epsilons
-    of 100 to 100,000, where no such formula is proved: a label of the noise's size, not a guarantee.
-
-    Raises:
-        SeepageError: For epsilon <= 0 and delta outside (0, 1).
-
-    >>> [round(fedleak_sigma(e), 6) for e in (1e5, 1e4, 1e3, 1e2)]
-    [4.8e-05, 0.00048, 0.004799, 0.047985]
-    """
-    _check(epsilon=epsilon, delta=delta)
-    return math.sqrt(2 * math.log(1 / delta)) / epsilon
-
-
-def classical_sigma(epsilon: float, delta: float = 1e-5, *, sensitivity: float = 1.0) -> float:
-    """The sigma of Dwork and Roth 2014, Theorem A.1: `sensitivity * sqrt(2 ln(1.25 / delta)) / epsilon`.
-
-    Proved for epsilon < 1 only; `doubts` says so. The paper's Cocktail Party Attack states its epsilons by it (Table
-    3): with sensitivity 1/8 for a batch of 8.
-
-    Raises:
-        SeepageError: For epsilon <= 0, delta outside (0, 1) and sensitivity <= 0.
-
-    >>> [round(classical_sigma(e, sensitivity=1 / 8), 6) for e in (6056.0, 60.56)]
-    [0.0001, 0.01]
-    """
-    _check(epsilon=epsilon, delta=delta)
-    if not 0 < sensitivity < math.inf:
-        raise SeepageError(f"a sensitivity is greater than 0, got {sensitivity}; pass the clip norm")
-    return sensitivity * math.sqrt(2 * math.log(1.25 / delta)) / epsilon
-
-
 def doubts(
     *,
     epsilon: float | None = None,
@@ -162,7 +127,7 @@ def doubts(
 
     Args:
         epsilon: The epsilon stated, over all rounds.
-        classical: Whether sigma or epsilon came from a formula such as `classical_sigma` or `fedleak_sigma`.
+        classical: Whether sigma or epsilon came from a formula such as `sqrt(2 ln(1.25 / delta)) / epsilon`.
         sensitivity: The sensitivity the noise was scaled to.
         clip: The norm updates or examples are clipped to.
 

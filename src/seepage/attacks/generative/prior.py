@@ -18,9 +18,9 @@ from seepage.errors import SeepageError
 from seepage.registry import import_dotted
 from seepage.types import Knowledge, Tensors
 
-LEAST = 8
+FEWEST_IMAGES = 8
 """Fewest images a network is trained on."""
-REMEMBERED = 4
+MOST_NETWORKS_KEPT = 4
 """Trained networks that a process keeps."""
 
 _trained: dict[str, Tensors] = {}
@@ -123,9 +123,9 @@ def own_images(knowledge: Knowledge) -> Tensor:
     """The attacker's `[m, c, H, W]` images in float32; `Inapplicable` where there are too few."""
     images = knowledge.auxiliary
     count = 0 if images is None else len(images)
-    if images is None or count < LEAST:
+    if images is None or count < FEWEST_IMAGES:
         raise Inapplicable(
-            f"the attacker has {count or 'no'} images of their own and a network is trained on {LEAST} or more",
+            f"the attacker has {count or 'no'} images of their own and a network is trained on {FEWEST_IMAGES} or more",
             'give some with [auxiliary] use = "photos", or a trained network with generator = "module:factory"',
         )
     return images.float()
@@ -154,7 +154,7 @@ def remembered(
     if key not in _trained:
         kept = read_tensors(file) if file is not None and file.exists() else dict(train().state_dict())
         _trained[key] = {name: tensor.cpu() for name, tensor in kept.items()}
-        while len(_trained) > REMEMBERED:
+        while len(_trained) > MOST_NETWORKS_KEPT:
             del _trained[next(iter(_trained))]
     if file is not None and not file.exists():
         write_tensors(file, _trained[key])

@@ -22,10 +22,10 @@ from seepage.core.nn import derived_seed, generator
 from seepage.errors import SeepageError
 from seepage.types import Batch, ClientView, Defense, Reconstruction, Status, Transcript
 
-FULL = 256
+LARGEST_FULL_COVARIANCE = 256
 """Up to this many unknowns the search adapts a whole covariance matrix, above it only its diagonal."""
 Point = np.ndarray[Any, Any]
-WORST = 1e300
+DISTANCE_IF_NOT_FINITE = 1e300
 """Stands for a distance that is not finite."""
 
 
@@ -93,7 +93,7 @@ class LatentSearch(Attack):
 
         def distance(point: Point) -> float:
             value = target.distance(images(point), labels)
-            return value if math.isfinite(value) else WORST
+            return value if math.isfinite(value) else DISTANCE_IF_NOT_FINITE
 
         search = _EvolutionSearch(self, space.unknowns[0].numel(), seed)
         status = search.run(distance, progress)
@@ -167,7 +167,7 @@ class _EvolutionSearch:
     def __init__(self, attack: LatentSearch, size: int, seed: int) -> None:
         from cmaes import CMA, SepCMA
 
-        self.attack, self.full = attack, size <= FULL
+        self.attack, self.full = attack, size <= LARGEST_FULL_COVARIANCE
         kind = CMA if self.full else SepCMA
         own = derived_seed(seed, "cmaes") % 2**32
         self.strategy = kind(np.zeros(size), attack.sigma, seed=own, population_size=attack.population)

@@ -1,4 +1,4 @@
-"""What a first-order optimiser is given instead of the plain gradient."""
+"""What a first-order optimizer is given instead of the plain gradient."""
 
 import math
 from abc import ABC, abstractmethod
@@ -30,17 +30,17 @@ class SearchPoint(Protocol):
         """The objective's gradients at unknowns plus `moves`: one more evaluation."""
 
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
-        """The moves of one full optimiser step that is given `gradients`; the optimiser is left as it was."""
+        """The moves of one full optimizer step that is given `gradients`; the optimizer is left as it was."""
 
     def noise(self, like: Sequence[Tensor]) -> Gradients:
         """Standard normal numbers of this step's own."""
 
 
 class Direction(ABC):
-    """Turns the gradients with respect to the unknowns into what the optimiser sees.
+    """Turns the gradients with respect to the unknowns into what the optimizer sees.
 
     Attributes:
-        needs_plain_steps: It asks for a whole optimiser step, which an optimiser with a line search cannot tell.
+        needs_plain_steps: It asks for a whole optimizer step, which an optimizer with a line search cannot tell.
     """
 
     needs_plain_steps: ClassVar[bool] = False
@@ -80,7 +80,7 @@ class SoftSign(Direction):
 
 @dataclass(frozen=True, kw_only=True)
 class Blended(Direction):
-    """FedLeak's gradient regularisation (USENIX Security 2025, eq. 13): `(1 - weight) g(x) + weight g(x + phi)`.
+    """FedLeak's gradient regularization (USENIX Security 2025, eq. 13): `(1 - weight) g(x) + weight g(x + phi)`.
 
     `phi = k g(x) / |g(x)|`, the norm over all unknowns together. Two evaluations per step. As written phi goes *up* the
     objective; the paper's appendix D describes a point further *down* (`LookAhead` takes that one).
@@ -106,7 +106,7 @@ class Blended(Direction):
 
 @dataclass(frozen=True, kw_only=True)
 class LookAhead(Direction):
-    """Blend of the direction here and the one after a full optimiser step, as in FedLeak's released code.
+    """Blend of the direction here and the one after a full optimizer step, as in FedLeak's released code.
 
     Args:
         weight: Share of the direction ahead.
@@ -133,7 +133,7 @@ class LookAhead(Direction):
 class Langevin(Direction):
     """The gradient plus normal noise of `scale` times the learning rate (GradInversion, CVPR 2021).
 
-    The paper adds the noise to the step; it is added to the gradient here, before the optimiser, as in breaching.
+    The paper adds the noise to the step; it is added to the gradient here, before the optimizer, as in breaching.
 
     Args:
         scale: The paper's alpha_n.

@@ -1,7 +1,7 @@
 """Gradient matching: find inputs whose update is the observed one. One engine; `presets.py` holds the papers.
 
 A method is a choice of parts: a distance between updates, priors on inputs, a rule for the labels, what the unknowns
-are, which direction the optimiser follows, the optimiser and its schedule, whether candidates are projected into the
+are, which direction the optimizer follows, the optimizer and its schedule, whether candidates are projected into the
 value range, and how many restarts run side by side.
 """
 
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.matching.adaptive import defended_rule
 from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.first_order import with_first_order_step
-from seepage.attacks.matching.known_noise import defended_rule
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.layers import LayerPrior
 from seepage.attacks.matching.objective import MatchingObjective
@@ -31,22 +31,22 @@ from seepage.core.nn import generator
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
-WORTH = 50
+FEWEST_STEPS_FOR_TRIAL = 50
 """Steps from which the trial of a first-order step, some three evaluations, pays."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GradientMatching(Attack):
-    """Optimise dummy inputs until their update matches the observed one.
+    """Optimize dummy inputs until their update matches the observed one.
 
     Args:
         distance: Between dummy and observed gradient.
-        optimizer: Optimiser settings.
-        steps: Optimiser steps per restart.
+        optimizer: Optimizer settings.
+        steps: Optimizer steps per restart.
         priors: Penalties on the candidates, or on what layers of the model see of them.
-        labels: Rule that names the labels, or `Joint()` to optimise them.
+        labels: Rule that names the labels, or `Joint()` to optimize them.
         parameters: What the unknowns are and where they start.
-        direction: What a first-order optimiser is given in place of the gradient with respect to the inputs.
+        direction: What a first-order optimizer is given in place of the gradient with respect to the inputs.
         schedule: Learning rate over the steps.
         project: Put candidates back into the value range after each step.
         restarts: Searches from different starts, in lock-step; the lowest objective wins.
@@ -168,7 +168,7 @@ class _MatchingRun:
     def select_solver(self) -> None:
         """Take the first-order step where it is asked for, or holds. The choice depends on the start alone."""
         attack, problem = self.attack, self.objective.problem
-        short = isinstance(attack.optimizer, LBFGS) or attack.steps < WORTH
+        short = isinstance(attack.optimizer, LBFGS) or attack.steps < FEWEST_STEPS_FOR_TRIAL
         if attack.gradients == "exact" or (attack.gradients == "auto" and short) or not isinstance(problem, Problem):
             return
         search = self.searches[0]
@@ -197,7 +197,7 @@ class _MatchingRun:
         return min((s.best.objective for s in self.searches if s.best is not None), default=math.nan)
 
     def advance_all(self, step: int) -> None:
-        """One optimiser step of every restart; each sees the others where they stood before it."""
+        """One optimizer step of every restart; each sees the others where they stood before it."""
         standing: dict[int, Tensor] = {}
         if self.objective.compares:
             standing = {r: s.decode()[1].detach() for r, s in enumerate(self.searches) if s.ended is None}
@@ -205,7 +205,7 @@ class _MatchingRun:
             self.advance(search, step, r, [inputs for other, inputs in standing.items() if other != r])
 
     def advance(self, search: Restart, step: int, restart: int, others: Sequence[Tensor]) -> None:
-        """One optimiser step of one restart."""
+        """One optimizer step of one restart."""
         if search.ended is not None:
             return
         first: list[float] = []
@@ -339,7 +339,7 @@ class _SearchPoint:
 
 
 class _Explained(Exception):
-    """The observed update is explained to rounding; ends an optimiser's inner loop early."""
+    """The observed update is explained to rounding; ends an optimizer's inner loop early."""
 
 
 def has_settled(history: list[tuple[int, float]], share: float = 0.1, gradient: float = 0.01) -> bool:

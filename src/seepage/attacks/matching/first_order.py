@@ -17,11 +17,11 @@ from seepage.core.nn import forward, in_mode
 from seepage.types import Tensors
 
 Extra = Callable[[], Tensor]
-ALIKE = 0.999
+LEAST_AGREEMENT = 0.999
 """The smallest cosine to the exact gradients at which this step may stand in for them."""
-WINDOW = 5.0
+REACH_WINDOW = 5.0
 """A move in the weights may change the input gradient by this many times more or less than it best would."""
-TRIES = 4
+MOST_MOVES = 4
 """Moves per evaluation at most; almost all take one."""
 
 
@@ -119,12 +119,12 @@ class FirstOrderProblem:
         """
         named = dict(zip(self.exact.params, dummy, strict=True))
         reach, best = self.reach, best_share(inputs)
-        for _ in range(TRIES):
+        for _ in range(MOST_MOVES):
             value, gradients = value_and_gradients(self.exact.distance, named, self.exact.target)
             step, moved = self._moved(gradients, reach)
             new = self._second_pass(moved, step, kept, inputs, labels, extra)
             share = float((new[0] - old[0]).norm() / old[0].norm())
-            far = not best / WINDOW <= share <= best * WINDOW
+            far = not best / REACH_WINDOW <= share <= best * REACH_WINDOW
             reach *= best / share if 0 < share < math.inf else 1.0
             if not (far and 0 < share < math.inf):
                 break
@@ -234,11 +234,11 @@ def with_first_order_step(
         return exact, None
     trial = FirstOrderProblem(exact).fitted(inputs, labels, extra)
     alike = 1.0 if force else trial.agreement(inputs, labels, extra)
-    if alike >= ALIKE:
+    if alike >= LEAST_AGREEMENT:
         return trial, None
     return exact, (
         f"The exact step was used: the gradients of the first-order one have a cosine of {alike:.4f} with it at the "
-        f"start, and {ALIKE} is asked for."
+        f"start, and {LEAST_AGREEMENT} is asked for."
     )
 
 

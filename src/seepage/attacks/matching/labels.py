@@ -17,14 +17,14 @@ class LabelInference(ABC):
 
     @abstractmethod
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"] | None:
-        """Labels `[n]` int64 in ascending order, or None: optimise them together with the inputs.
+        """Labels `[n]` int64 in ascending order, or None: optimize them together with the inputs.
 
         Raises:
             Inapplicable: Where the rule's condition does not hold.
         """
 
     def first_logits(self, observed: Round, knowledge: Knowledge, draw: Generator) -> Float[Tensor, "n classes"]:
-        """Where labels that are optimised start, `[n, classes]`: standard normal logits, from `draw`."""
+        """Where labels that are optimized start, `[n, classes]`: standard normal logits, from `draw`."""
         return torch.randn((_batch_size(observed), knowledge.num_classes), generator=draw)
 
 
@@ -191,7 +191,7 @@ class Joint(LabelInference):
 
 @dataclass(frozen=True)
 class Refined(LabelInference):
-    """Labels that are optimised together with the inputs, starting from those another rule names (FedLeak, section 5).
+    """Labels that are optimized together with the inputs, starting from those another rule names (FedLeak, section 5).
 
     Labels that are told are taken as they are.
 

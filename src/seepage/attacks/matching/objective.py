@@ -1,4 +1,4 @@
-"""What a search minimises: the distance of the problem, plus priors on the inputs and on what layers see of them."""
+"""What a search minimizes: the distance of the problem, plus priors on the inputs and on what layers see of them."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

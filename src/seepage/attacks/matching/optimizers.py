@@ -1,4 +1,4 @@
-"""Optimisers and schedules, as frozen settings of PyTorch's own."""
+"""Optimizers and schedules, as frozen settings of PyTorch's own."""
 
 import math
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ WARMUP = 50
 
 
 class OptimizerSettings(ABC):
-    """Settings from which an optimiser is made for each restart.
+    """Settings from which an optimizer is made for each restart.
 
     Attributes:
         lr: Learning rate, or step length.
@@ -31,7 +31,7 @@ class OptimizerSettings(ABC):
 
     @abstractmethod
     def make(self, unknowns: list[Tensor]) -> torch.optim.Optimizer:
-        """An optimiser over one restart's unknowns."""
+        """An optimizer over one restart's unknowns."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ def first_inputs(start: Start, shape: tuple[int, ...], bounds: tuple[float, floa
 class Pixels(Parameterization):
     """One unknown per input value: `inputs = mean + std * unknowns`.
 
-    With mean 0.5 and std 0.25 the unknowns are normalised images, the units in which most published constants
+    With mean 0.5 and std 0.25 the unknowns are normalized images, the units in which most published constants
     (learning rate 0.1, normal start) are given. With 0 and 1 they are the values themselves.
 
     Args:

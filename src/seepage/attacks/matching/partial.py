@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from seepage.attacks.matching.adaptive import known_noise
 from seepage.attacks.matching.distances import Distance
-from seepage.attacks.matching.known_noise import known_noise
 from seepage.core.nn import safe_norm
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Round, Tensors

@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Literal
 
 from seepage.attacks.matching.adaptive import DefenseAware
-from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Sign
+from seepage.attacks.matching.directions import Blended, Langevin, LookAhead, Plain, Sign, SoftSign
 from seepage.attacks.matching.distances import L1, L2, Cosine, GaussianKernel, PerTensor
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.generator import UntrainedGenerator
 from seepage.attacks.matching.layers import ActivationSize, BatchNormStatistics, LabelLoss
 from seepage.attacks.matching.optimizers import LBFGS, Adam
 from seepage.attacks.matching.options import SearchOptions, preset
+from seepage.attacks.matching.parameters import MultiScale
 from seepage.attacks.matching.partial import GaussianLikelihood, TopMagnitude
 from seepage.attacks.matching.priors import GroupConsistency, SquaredNorm
 from seepage.registry import attacks
@@ -62,7 +63,9 @@ def idlg(search: SearchOptions) -> GradientMatching:
     cost="seconds to hours (24,000 Adam steps)",
 )
 @preset("start", "labels", "restarts", "microbatch", "local", steps=24_000, lr=0.1, tv=1e-4, schedule="step")
-def inverting_gradients(search: SearchOptions, *, signed: bool = True) -> GradientMatching:
+def inverting_gradients(
+    search: SearchOptions, *, signed: bool = True, soft: bool = False, levels: int = 1
+) -> GradientMatching:
     """Inverting Gradients (Geiping et al., NeurIPS 2020), eq. 4; also the GMA baseline of the Cocktail Party Attack.
 
     One minus the cosine over all tensors, total variation 1e-4, signed Adam at 0.1 divided by 10 at 3/8, 5/8 and 7/8
@@ -75,10 +78,15 @@ def inverting_gradients(search: SearchOptions, *, signed: bool = True) -> Gradie
 
     Args:
         signed: Whether steps follow the sign of the gradient alone.
+        soft: Whether these signs soften into the gradient itself over the steps; not of the paper.
+        levels: Scales of a pyramid of images, each half the size of the last, that are searched for together; 1: the
+            pixels alone, as in the paper.
     """
-    direction = Sign() if signed else Plain()
+    direction = SoftSign() if signed and soft else Sign() if signed else Plain()
+    pixels = search.normalized
+    unknowns = MultiScale(levels=levels, **vars(pixels)) if levels > 1 else pixels
     distance = DefenseAware(Cosine())
-    return search.matching(distance, Adam(lr=search.lr), search.normalized, direction=direction, project=True)
+    return search.matching(distance, Adam(lr=search.lr), unknowns, direction=direction, project=True)
 
 
 @attacks.register(

@@ -37,9 +37,9 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class TotalVariation(Prior):
-    """Anisotropic total variation: mean absolute difference of neighbours, down plus across, times `weight`.
+    """Anisotropic total variation: mean absolute difference of neighbors, down plus across, times `weight`.
 
-    Zero for inputs that are no images: columns of a table have no neighbours.
+    Zero for inputs that are no images: columns of a table have no neighbors.
 
     Args:
         weight: Weight against the gradient distance.
@@ -56,7 +56,7 @@ class TotalVariation(Prior):
     def check(self, knowledge: Knowledge) -> None:
         if len(knowledge.input_shape) == 3 and min(knowledge.input_shape[1:]) < 2:
             raise Inapplicable(
-                f"total variation needs neighbours and images here are {knowledge.input_shape[1:]} pixels",
+                f"total variation needs neighbors and images here are {knowledge.input_shape[1:]} pixels",
                 "set the attack's tv to 0",
             )
 
@@ -65,7 +65,7 @@ class TotalVariation(Prior):
 class SquaredNorm(Prior):
     """Mean square of the inputs' distance from the middle of their range, times `weight` (GradInversion's L2 term).
 
-    Deviations: the paper's inputs are normalised, so that 0 is about mid-grey; the mean stands for the sum, so that
+    Deviations: the paper's inputs are normalized, so that 0 is about mid-grey; the mean stands for the sum, so that
     the weight does not depend on the size.
 
     Args:
@@ -89,7 +89,7 @@ class GroupConsistency(Prior):
     is image i of the others, which holds where their labels are the same and differ from one another.
 
     Deviations: the paper registers by RANSAC flow, a trained network; here by the whole-pixel shift of the largest
-    circular cross-correlation (by FFT, all colours together), none above `furthest`, with wrap-around.
+    circular cross-correlation (by FFT, all colors together), none above `furthest`, with wrap-around.
 
     Args:
         weight: The paper's alpha_group.

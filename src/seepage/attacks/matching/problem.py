@@ -9,8 +9,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from seepage.attacks.matching.adaptive import defended_rule
 from seepage.attacks.matching.distances import Distance
-from seepage.attacks.matching.known_noise import defended_rule
 from seepage.core.nn import dot
 from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
 

@@ -1,4 +1,4 @@
-"""One restart of a search: its unknowns, its optimiser, the best point seen; and how it travels to disk."""
+"""One restart of a search: its unknowns, its optimizer, the best point seen; and how it travels to disk."""
 
 import copy
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ class Restart:
         return all(bool(unknown.isfinite().all()) for unknown in self.unknowns)
 
     def step_along(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Moves of the unknowns in one full step given `gradients`, taken by a copy of the optimiser."""
+        """Moves of the unknowns in one full step given `gradients`, taken by a copy of the optimizer."""
         copies = [free.detach().clone().requires_grad_() for free in self.free]
         twin = self.settings.make(copies)
         twin.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))
