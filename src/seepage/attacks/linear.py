@@ -196,6 +196,7 @@ class _Leak:
                 # output's gradient.
                 own = activation.gather(1, neurons[:, None]) * slope  # [k, c]
                 column = self.batch_size * self.gradient[name][:, neurons].T
+                # Any one of the layers that read these neurons may confirm a row.
                 columns = torch.minimum(columns, _mismatch(own, column))
             mismatch = torch.maximum(mismatch, columns)
             labels = torch.where(mismatch < best, label, labels)

@@ -115,6 +115,7 @@ def _solve_jointly(
         noise = GRADIENT_ROUNDING * (power[place] / len(rounds) * h.shape[1]) ** 0.5
         spread = gain * noise / h.norm(dim=1).clamp(min=1e-300)
         fine = (vectors[:, ~keep].pow(2).sum(1) < 1e-6) & (spread < MAX_FEATURE_ERROR)
+        # A batch that determined a sample by itself keeps its answer unless this one's error is smaller.
         better = fine & (spread < one.spread[live])
         one.h[live[better]] = h[better]
         one.spread[live[better]] = spread[better]
@@ -141,6 +142,7 @@ def _add_batch(one: Recovered, batch: Tensor, weight: Tensor, sums: Tensor, mass
     live = batch[~one.zero_gradient[batch]]
     if not len(live):
         return
+    # V_s^T H_s = K grad W for the samples of this batch that have a gradient at all. [k, d1]
     h, rows_known, error = step_two(one.v[live], weight * len(batch))
     # What the gradients' rounding does to each row, relative to the row itself.
     error = (

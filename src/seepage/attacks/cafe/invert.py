@@ -132,6 +132,7 @@ def robust_search(
     x = like.new_full((len(target), *like.shape[1:]), (low + high) / 2)
     with torch.no_grad():
         # The scale of the features, so that the weight of the variation means the same for every network.
+        # One number for the batch: the mean distance of features at mid-range, where the search starts.
         scale = (target - features(x[:1])).abs().mean().clamp(min=1e-12)
     first, second = torch.zeros_like(x), torch.zeros_like(x)
     for step in range(steps):
@@ -150,6 +151,7 @@ def robust_search(
         move = first / (1 - 0.9 ** (step + 1)) / ((second / (1 - 0.99 ** (step + 1))).sqrt() + 1e-12)
         x = x.detach() - size * move
         if faded:
+            # Noise shakes units whose pattern is wrong over their threshold; it fades before the search settles.
             x = x + search.noise * span * faded * torch.randn(x.shape, generator=noise).to(x)
         x = x.clamp(low, high)
     return x.detach()
@@ -188,6 +190,7 @@ def _newton_step(features: Features, target: Tensor, x: Tensor, value_range: tup
     error = (target - h).detach()  # [n, d1]
     probe = torch.zeros_like(h, requires_grad=True)
     # J^T u is linear in u, so its own gradient in u along d is J d: no forward mode is needed.
+    # J^T u as a function of u, whose own derivative along d is J d (twice backward is once forward).
     (pulled,) = torch.autograd.grad(h, x, probe, create_graph=True)
 
     def pull(u: Tensor) -> Tensor:
@@ -234,6 +237,7 @@ def _line_search(
         guess = (x + size * step).clamp(*value_range)
         with torch.no_grad():
             error = (features(guess) - target).pow(2).sum(1)
+        # Each sample takes the longest of the three steps that helps it, or none.
         better = error < best
         chosen = torch.where(better.reshape(shape), guess, chosen)
         best = torch.where(better, error, best)

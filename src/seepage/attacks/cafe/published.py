@@ -64,6 +64,7 @@ class RowAdam:
         first = self._first[rows] = 0.9 * self._first[rows] + 0.1 * gradient
         second = self._second[rows] = 0.999 * self._second[rows] + 0.001 * gradient.pow(2)
         one, two = (1 - 0.9**count).reshape(shape), (1 - 0.999**count).reshape(shape)
+        # The released code's correction, once here and once more in the quotient below.
         lr = self.lr * two.sqrt() / one if self.legacy else self.lr
         self.table[rows] -= lr * (first / one) / ((second / two).sqrt() + 1e-7)
 
@@ -263,6 +264,8 @@ class _PublishedRun:
         self.steps[0] += 1
         total = 0.0
         for v, layer in zip(self.tables.v, self.layers, strict=True):
+            # Equation 7: |sum_n v_n - grad b|^2, with V holding v / K; the gradient is the same 2 * left for every
+            # row. [d2]
             left = v[rows].sum(0) - found[layer.bias]
             v[rows] -= self.plan._constant("lr_one") * 2 * left
             total += float(left.pow(2).sum())
@@ -277,6 +280,7 @@ class _PublishedRun:
         for m, layer in enumerate(self.layers):
             v, h = self.tables.v[m][rows], self.tables.h[m][rows]
             left = v.T @ h - found[layer.weight]  # [d2, d1]
+            # Equation 8: |V^T H - grad W|^2; its gradient in H is 2 V (V^T H - grad W). [k, d1]
             self._two[m].step(rows, 2 * v @ left, self.steps[1])
             total += float(left.pow(2).sum())
         return total / len(self.layers)
@@ -292,12 +296,14 @@ class _PublishedRun:
             for layer, block, h in zip(self.layers, blocks, self.tables.h, strict=True)
         )
         variation = torch.stack([_variation(block) for block in blocks]).mean()
+        # The truncated term: no pull towards flat images once they are as smooth as xi says.
         if self.plan.beta and float(variation.detach()) > self.plan._constant("xi"):
             objective = objective + self.plan.beta * variation * len(blocks)
         if self.plan.alpha:
             objective = objective + self.plan.alpha * self._gradient_distance(place, blocks, logits)
         assert isinstance(objective, Tensor)
         wanted = [*blocks, logits] if self.plan.alpha else blocks
+        # Equation 9 in the images and the labels' logits together; V and H are constants here.
         found = torch.autograd.grad(objective, wanted)
         for adam, gradient in zip([*self._three, self._labels], found, strict=False):
             adam.step(rows, gradient, self.steps[2])

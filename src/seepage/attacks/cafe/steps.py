@@ -175,6 +175,7 @@ def step_one(batches: Sequence[Tensor], bias: Tensor, samples: int) -> tuple[Ten
     """
     table = torch.zeros(len(batches), samples, dtype=torch.float64)
     for t, chosen in enumerate(batches):
+        # Row t of S is s_t / K_t, so that S V = B holds the mean gradients as they were sent. [T, N]
         table[t, chosen] = 1 / len(chosen)
     known = determined(table)
     # gels (QR) where the rank is full; gelsd (SVD) gives the minimum-norm guess in a rank deficit.
@@ -220,6 +221,7 @@ def step_two(v: Tensor, weight: Tensor, *, rcond: float = 1e-7) -> tuple[Tensor,
     null = right[~keep]
     rows_known = null.pow(2).sum(0) < 1e-10
     if v.shape[0] > v.shape[1]:
+        # More samples than neurons: the thin decomposition has no null vectors beyond its own size, so all are made.
         rows_known = _determined_rows(v, rcond)
     return inverse @ weight, rows_known, inverse.norm(dim=1)
 
@@ -268,6 +270,7 @@ def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float
         here = torch.zeros(samples, dtype=torch.bool)
         here[batch] = True
         counts[batch] += 1
+        # After round t row n holds those who were in every round with n; alone on the diagonal, n can be told.
         together[batch] &= here
         if int(((counts >= times) & (together.sum(1) == 1)).sum()) >= share * drawn:
             return t + 1

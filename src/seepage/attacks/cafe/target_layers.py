@@ -81,6 +81,7 @@ def assemble(
     layers: Sequence[TargetLayer], blocks: Sequence[Tensor], input_shape: Sequence[int], fill: float
 ) -> Tensor:
     """Whole examples `[n, *shape]` from the parties' blocks; what no party holds is `fill`."""
+    # Parties hold disjoint slices of an example; a slice that nobody holds stays `fill`.
     whole = blocks[0].new_full((len(blocks[0]), *input_shape), fill)
     for layer, block in zip(layers, blocks, strict=True):
         whole[(slice(None), *layer.block)] = block
@@ -116,6 +117,7 @@ def true_representations(
             logits = forward(model, leaves, inputs, buffers=buffers or None)
         (call,) = calls[layer.name]
         loss = knowledge.client.loss_of(logits, labels, reduction="sum")
+        # v_n = dL_n/du_n: with the loss summed, row n holds sample n's own gradient. [n, d2]
         (v,) = torch.autograd.grad(loss, call.output)
         found.append((v.detach(), call.input.detach()))
     return found

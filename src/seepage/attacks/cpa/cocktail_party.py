@@ -7,10 +7,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import (
+    EMBEDDINGS,
+    IMAGES,
     Objective,
     Spectrum,
+    Unmixing,
     balanced,
     difference_fields,
     spectrum,
@@ -20,12 +23,12 @@ from seepage.attacks.cpa.ica import (
     zero_share,
 )
 from seepage.attacks.cpa.ica.unmix import random_rotation
-from seepage.attacks.cpa.published import PublishedParty
 from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
+from seepage.core.checkpoint import history_in, pack, run_steps, unpack
 from seepage.core.nn import generator, last_linear
 from seepage.registry import attacks
-from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 Scale = Literal["auto", "bias", "range"]
 MIN_CERTIFYING_UNITS = 32
@@ -190,6 +193,7 @@ class _FastRun:
         mixture, best = self._mixture(kept), None
         for start in range(self.attack.restarts):
             rows = random_rotation(len(kept.values), generator(self.seed, "blind", start), kept.right)
+            # No image prior (trust 0): agreement of the columns alone, annealed from half a column's size to rounding.
             view = refine(mixture, rows, stages=anneal(0.5, 1e-4, 25, 0.0))
             best = view if best is None or self._certified(view) > self._certified(best) else best
             if self._certified(best) >= self.attack.enough * len(rows):
@@ -282,6 +286,7 @@ class _FastRun:
             solved = view.certificates < self.attack.certify
             if not self._exact or solved.all() or solved.double().mean() < 0.5 or int((~solved).sum()) < 2:
                 break
+            # Deflation: sources that are exact leave the mixtures, and what is left is unmixed afresh.
             rows = unmix_rest(fields, view.rows, solved, draw=generator(self.seed, "rest", attempt))
             new = refine(mixture, rows, fields=fields, stages=anneal(0.1, 1e-4, 20, 0.03))
             if self._certified(new) <= self._certified(view):
@@ -404,12 +409,14 @@ class _FastRun:
             scores = None if view is None else self._scores(mixture, view)
         rows = rows if view is None else view.rows
         scaled, known = self._scaled(Unmixed(kept.right, rows))
+        # Embeddings in the layer's own units: scaled rows [r, r] times right singular vectors [r, e].
         features = scaled @ kept.right
         if self.layer.sparse:
             # A non-negative source fixes its own sign.
             flip = features.relu().norm(dim=1) < (-features).relu().norm(dim=1)
             features = torch.where(flip[:, None], -features, features).relu()
         zeros = zero_share(rows @ kept.right)
+        # A ReLU's embedding is known by its exact zeros; where the model itself can check it, that is the better score.
         mismatch = 1 - zeros if scores is None else scores
         certified = None if scores is None or not self._certifiable else scores < self.attack.certify
         return Reconstruction(
@@ -425,3 +432,80 @@ class _FastRun:
                 f"exact zeros per embedding: {float(zeros.mean()):.0%}",
             ),
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedParty:
+    """The published search on one layer's gradient (Kariyappa et al., ICML 2023, eq. 7 to 10).
+
+    Args:
+        objective: Weights; None: the authors' for images or for embeddings.
+        steps: Adam steps.
+        lr: Learning rate.
+    """
+
+    objective: Objective | None = None
+    steps: int = 25_000
+    lr: float = 1e-3
+
+    def __call__(
+        self, layer: MixingLayer, gradient: Tensors, observed: Round, knowledge: Knowledge, progress: Progress
+    ) -> Reconstruction:
+        """Search, from the checkpoint that `progress` holds if there is one; Ctrl-C ends it with what there is.
+
+        Args:
+            layer: The attacked layer.
+            gradient: The update as a gradient; only the layer's weight is read.
+            observed: The round; only its batch size is read, which must be known.
+            knowledge: Shape and range of the inputs.
+            progress: Is shown the objective a hundred times, and keeps a checkpoint each time.
+        """
+        assert observed.batch_size is not None
+        images = layer.reads_input is not None
+        search = Unmixing(
+            gradient[layer.weight],
+            observed.batch_size,
+            self.objective or (IMAGES if images else EMBEDDINGS),
+            shape=knowledge.input_shape if images and len(knowledge.input_shape) == 3 else None,
+            lr=self.lr,
+        )
+        status, history = self._run(search, progress)
+        features = search.sources()
+        features = features.abs() if layer.sparse else features
+        inputs = stretch(features, knowledge) if images else features
+        done = history[-1][0] if history else 0
+        return Reconstruction(
+            inputs=inputs.to(gradient[layer.weight]),
+            space="input" if images else "feature",
+            ambiguity=frozenset[Ambiguity]({"order", "sign", "scale"}),
+            status=status,
+            history=tuple(history),
+            cost={"steps": done, "evaluations": done},
+            notes=("scale and sign are open in the published method: each image is stretched to the value range",),
+        )
+
+    def _run(self, search: Unmixing, progress: Progress) -> tuple[Status, list[tuple[int, float]]]:
+        first, history = _resumed(search, progress.load())
+
+        def record(step: int, value: float) -> None:
+            history.append((step, value))
+            progress.report(step, self.steps, value)
+            progress.save(_checkpoint(search, step, history))
+
+        _, interrupted = run_steps(first, self.steps, lambda step: search.step(), record)
+        return "interrupted" if interrupted else "exhausted", history
+
+
+def _checkpoint(search: Unmixing, step: int, history: list[tuple[int, float]]) -> Checkpoint:
+    tensors: Tensors = {"rows": search.rows.detach().clone()}
+    packed = pack(search.optimizer.state_dict(), "optimizer", tensors)
+    return Checkpoint(tensors, {"step": step, "optimizer": packed, "history": list(history)})
+
+
+def _resumed(search: Unmixing, kept: Checkpoint | None) -> tuple[int, list[tuple[int, float]]]:
+    if kept is None:
+        return 0, []
+    with torch.no_grad():
+        search.rows.copy_(kept.tensors["rows"])
+    search.optimizer.load_state_dict(unpack(kept.facts["optimizer"], kept.tensors))
+    return int(kept.facts["step"]), history_in(kept.facts)

@@ -107,6 +107,7 @@ class LinearMap:
         """`[outputs, unknowns]` the map without its bias."""
         if isinstance(self.module, nn.Linear):
             return self.weight
+        # Column j of the matrix is what the convolution makes of basis vector j. [unknowns, outputs], transposed
         parts = [self._convolved(part).flatten(1) for part in self._basis()]
         return torch.cat(parts).T
 
@@ -123,6 +124,8 @@ class LinearMap:
         if isinstance(self.module, nn.Linear):
             size = output_gradient.norm().clamp(min=1e-300)
             return size * torch.eye(self.unknowns).to(output_gradient), gradient.T @ output_gradient / size
+        # dL/dW[o, c, i, j] = sum over places l of k[o, l] x[patch l at c, i, j]: linear in x, one column per basis
+        # vector.
         by_place = output_gradient.reshape(len(self.weight), -1)  # [o, places]
         parts = [torch.einsum("ol,xcl->xoc", by_place, self._patches(part)).flatten(1) for part in self._basis()]
         return torch.cat(parts).T, gradient.flatten()
@@ -194,6 +197,7 @@ class Chain:
                     _between(steps[i + 1 : after]),
                 )
             )
+        # f(0), f(1), f(1/2): with a scale and a shift per entry the third lies half-way between the others.
         zero, one, half = seen[0].flatten(1).double()
         scale = one - zero
         if zero.numel() != torch.Size(input_shape).numel() or (scale == 0).any():

@@ -89,10 +89,12 @@ def _way_through(chain: Chain, image: Tensor, label: int) -> tuple[list[Tensor],
         outputs.append(matrices[-1] @ reading + layer.spread_bias(len(matrices[-1])))
         reading = layer.after.forward(outputs[-1])
     wanted = F.one_hot(torch.tensor(label), len(outputs[-1])).to(outputs[-1])
+    # k of the last layer: the cross-entropy's gradient in the logits, softmax minus label. [classes]
     output_gradient = [outputs[-1].softmax(0) - wanted]
     for layer, output, matrix in zip(
         reversed(chain.maps[:-1]), reversed(outputs[:-1]), reversed(matrices[1:]), strict=True
     ):
+        # Equation of the recursion: k' = act'(z) * W^T k, one layer further to the front.
         output_gradient.insert(0, layer.after.derivative(output) * (matrix.T @ output_gradient[0]))
     return readings, outputs, output_gradient
 
@@ -146,6 +148,7 @@ def _solve(
     sizes = [part.norm(dim=1).mean().clamp(min=1e-300) if len(part) else 1.0 for part in rows]
     a = torch.cat([part / size for part, size in zip(rows, sizes, strict=True)]).cpu()
     b = torch.cat([part / size for part, size in zip(wanted, sizes, strict=True)]).cpu()
+    # gelsd decomposes by singular values: the minimum-norm solution, and the rank that the report counts.
     found = torch.linalg.lstsq(a, b[:, None], rcond=MIN_SINGULAR_VALUE, driver="gelsd")
     reading = found.solution[:, 0]
     residual = float((a @ reading - b).norm() / b.norm().clamp(min=1e-300))
@@ -228,6 +231,7 @@ class RGap(Attack):
         for i in range(len(chain.maps) - 1, -1, -1):
             layer = chain.maps[i]
             if isinstance(layer.module, nn.Linear) and layer.bias is not None:
+                # dL/db is k itself, exactly: better than the k that came down through the solved layers.
                 output_gradient = gradient[f"{layer.name}.bias"]
             steps.insert(0, _solve(layer, output_gradient, gradient[f"{layer.name}.weight"], known, self.most_unknowns))
             progress.report(len(steps), len(chain.maps), steps[0].residual)
@@ -239,6 +243,7 @@ class RGap(Attack):
                 outputs = outputs * known[1]
                 output_gradient = after.derivative(outputs) * (layer.matrix().T @ output_gradient)
         like = observed.params[f"{chain.maps[0].name}.weight"]
+        # What the first layer read, taken back through the normalization in front of it. [d]
         flat = (steps[0].reading - chain.shift) / chain.scale
         low, high = knowledge.value_range
         inputs = flat.reshape(1, *knowledge.input_shape).clamp(low, high).to(like).contiguous()
@@ -286,6 +291,7 @@ def _last_gradient(last: LinearMap, gradient: Tensors) -> tuple[Tensor, int]:
         u, v = sign * left[:, 0], sign * values[0] * right[0]
         label = int(u.argmin())
         size, misfit = _length(last.weight @ v, u, label)
+        # Only one sign has softmax(W v / a) - e_y = a u at any a; the other leaves a misfit.
         tries.append((misfit, label, size * u))
     best = min(tries, key=lambda one: one[0])
     return best[2], best[1]
@@ -314,6 +320,7 @@ def _mismatch(knowledge: Knowledge, observed: Round, inputs: Tensor, label: int,
     """Relative difference of the sent gradient and the model's own at the result."""
     guess = Batch(inputs, torch.tensor([label], device=inputs.device))
     own = knowledge.client(knowledge.model, observed.params, guess, buffers=observed.buffers)
+    # |own - sent| / |sent| over all tensors: the certificate, from the model's own backward pass at the result.
     apart = torch.stack([(own.tensors[name] - sent).norm() for name, sent in gradient.items()]).norm()
     relative: Tensor = apart / torch.stack([sent.norm() for sent in gradient.values()]).norm()
     return relative

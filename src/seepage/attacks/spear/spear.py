@@ -237,6 +237,7 @@ class _LayerPart:
         told = observed.batch_size
         parts = spectrum(weight, sources=told)
         parts = parts.keep(max(1, parts.rank))
+        # Units that no example reaches have zero rows, which say nothing of Q. [m]
         size = weight.norm(dim=1)
         live = size > 1e-6 * size.max()
         n = len(parts.values)
@@ -252,6 +253,7 @@ class _LayerPart:
         _behind_relu(downstream, weight, layer)
         # L [p, n] at live units: D = L Q, so a column of D is L q and its zeros are equations for q.
         columns = parts.left[live]
+        # Columns of mean square 1, so that one threshold for zeros fits all of them. [p, n]
         scale = len(columns) ** 0.5 / columns.norm(dim=0)
         whole = Span(columns * scale, scale * parts.noise / parts.values / len(columns) ** 0.5)
         span = whole.distinct()
@@ -270,6 +272,8 @@ class _LayerPart:
         # What the network behind hands back to live units for each basis error: L^T e is linear in e. [p, classes]
         rows = self.downstream.backward(outputs, errors[:, None])[:, 0, live].T  # [p, classes]
         left, values, right = torch.linalg.svd(rows, full_matrices=False)
+        # rows = U S V^T: U S spans what can come back, and V^T turns an error into its coefficients. [p, c], [c,
+        # classes]
         basis: Tensor = left * values
         there = values > 1e-9 * values[0]
         return basis[:, there], right[there]
@@ -291,6 +295,7 @@ class _LayerPart:
             self.downstream.backward(outputs, turned)[0, self.live], linear, atol=1e-9 * float(basis.abs().max())
         ):
             return None
+        # Unit j's gradient in coordinates of the row space, with its bias gradient as the last entry. [p, n + 1]
         rows = torch.cat([self.parts.left * self.parts.values, self.bias[:, None]], 1)[self.live]
         weight, bias = self.weights
         outputs = self.parts.right @ weight.T
@@ -374,6 +379,7 @@ class _LayerPart:
         labels = torch.zeros(len(outputs), dtype=torch.int64, device=outputs.device)
         for label in range(chances.shape[1]):
             wanted = F.one_hot(torch.full_like(labels, label), chances.shape[1])
+            # The column of D that each example would have with this label: L_i^T (p_i - e_y). [n, m]
             own = self.downstream.backward(outputs, chances - wanted)
             mismatch = ((own - sent).norm(dim=1) / sent.norm(dim=1)).nan_to_num(nan=torch.inf)
             labels = torch.where(mismatch < best, label, labels)

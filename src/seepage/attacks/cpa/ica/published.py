@@ -47,6 +47,7 @@ class Objective:
             log_cosh = size + torch.nn.functional.softplus(-2 * size) - torch.log(torch.tensor(2.0))
             total = total - self.negentropy * log_cosh.mean(1).square().mean()
         if self.independence:
+            # Rows that find the same source are parallel: every pair is punished exponentially (eq. 8). [n, n]
             cosines = (rows @ rows.T).abs() * (1 - torch.eye(n).to(rows))
             total = total + self.independence * (torch.exp(self.temperature * cosines) - 1).mean()
         whole = sources + offsets
@@ -57,6 +58,7 @@ class Objective:
         if self.l1:
             total = total + self.l1 * whole.abs().mean()
         if self.sign:
+            # Zero where a source has one sign throughout, whichever (eq. 10). [n]
             below, above = (-whole).relu().norm(dim=1), whole.relu().norm(dim=1)
             total = total + self.sign * torch.minimum(below, above).mean()
         return total
