@@ -50,7 +50,7 @@ def record(
         told: What the attacker is told beside the protocol, e.g. `["labels", "defense"]`.
         value_range: Smallest and largest value an input can take.
         architecture: How to build the model by name; needed only to save the transcript to a folder.
-        seed: Seeds the defence's noise.
+        seed: Seeds the defense's noise.
 
     Returns:
         A transcript. It holds no way back to the batch.

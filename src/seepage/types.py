@@ -205,7 +205,7 @@ class Knowledge:
         num_classes: Number of classes of the last layer.
         value_range: Smallest and largest value an input can take.
         told: What the attacker is told beyond model, client rule, shapes and updates.
-        defense: The defence the client applied, when the attacker knows it.
+        defense: The defense the client applied, when the attacker knows it.
         auxiliary: Examples `[m, *shape]` that are not private, when the attacker has some.
         architecture: How to build the model again: registry name or dotted path, with options.
     """

@@ -72,7 +72,7 @@ class Clients:
         lookup: Turns places into a batch.
         defense: What each does to its update.
         test: Examples that nobody holds; the accuracy is measured on them.
-        seed: Seeds who takes part, with which examples, and the defence's noise.
+        seed: Seeds who takes part, with which examples, and the defense's noise.
     """
 
     model: nn.Module

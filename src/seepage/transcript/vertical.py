@@ -78,7 +78,7 @@ class IndexedVictim:
         rounds: Number of rounds.
         buffers: The model's buffers.
         defense: What the parties do to their update.
-        seed: Seeds the defence, together with `t`.
+        seed: Seeds the defense, together with `t`.
         server: How the weights move.
         keep: A snapshot of moving weights is kept every so many rounds, to start from when an earlier round is
             asked for again.
