@@ -208,6 +208,24 @@ def test_somebody_elses_code_is_not_run_unasked(observed: Path, home: Path, refu
     assert "theirs" not in sys.modules
 
 
+NAMING = [
+    '[data]\nuse = "theirs:make"', '[client]\nuse = "theirs:make"', '[[defense]]\nuse = "theirs:make"',
+    '[federation]\nrounds = 1\n[partition]\nuse = "theirs:make"', '[score]\nmetrics = ["theirs:make"]',
+    '[auxiliary]\nuse = "theirs:make"', '[grid]\n"data.use" = ["digits", "theirs:make"]',
+    '[[case]]\nname = "other"\nclient = { use = "theirs:make" }',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", NAMING)
+def test_a_recipe_is_not_validated_by_running_code_that_it_names_anywhere(
+    table: str, home: Path, refused: Refused
+) -> None:
+    (home / "theirs.py").write_text(CODE)
+    (home / "theirs.toml").write_text(f'[[attack]]\nuse = "linear"\n{table}\n')
+    assert "names somebody's own code (theirs:make)" in refused("validate", "theirs.toml")
+    assert not (home / "ran").exists()
+
+
 RULE = """
 open("ran", "a").close()
 from dataclasses import dataclass
