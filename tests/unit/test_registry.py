@@ -1,0 +1,54 @@
+"""Names of parts: which file registers them, what they stand for, and the way back."""
+
+import inspect
+from dataclasses import dataclass
+
+import pytest
+
+from seepage import CLIENTS, FedSGD, SeepageError, Sparsify
+from seepage.registry import KINDS, Entry, Registry, Spec
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_read_from_the_source_is_what_python_sees(kind: str) -> None:
+    for entry in KINDS[kind].describe():
+        parameters = list(inspect.signature(entry.make).parameters.values())[
+            entry.given + entry.name.endswith("NAME") :
+        ]
+        named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+        shown = [(p.name, "" if p.default is p.empty else repr(p.default)) for p in named]
+        assert [(option.name, option.default) for option in entry.options] == shown
+
+
+def test_a_name_stands_for_one_thing() -> None:
+    registry: Registry[object] = Registry("attack", "seepage.attacks", "attacks")
+    registry.register("new", paper="x")(Own)
+    assert registry.find("new").paper == "x"
+    assert registry["new"]() == Own()
+    registry.register("new")(Own)  # as where a file is run twice
+    with pytest.raises(SeepageError, match=r"two attacks are called 'linear'.*rename one"):
+        registry.register("linear")(Own)
+    with pytest.raises(AttributeError):
+        _ = registry["new"].nothing
+
+
+@dataclass(frozen=True)
+class Own(Sparsify):
+    keep: float = 0.5
+
+
+def test_the_way_back_from_a_part_to_its_name() -> None:
+    assert KINDS["defenses"].spec_of(Sparsify(keep=0.5)) == Spec("sparsify", {"keep": 0.5})
+    with pytest.raises(SeepageError, match="Own is not one of seepage's defenses"):
+        KINDS["defenses"].spec_of(Own())
+    assert KINDS["defenses"].spec_of(Own(), dotted=True) == Spec(f"{__name__}:Own", {"keep": 0.5})
+    assert CLIENTS.build(CLIENTS.spec_of(FedSGD(mode="eval"))) == FedSGD(mode="eval")
+
+
+def test_names_of_a_library_are_those_of_one_entry() -> None:
+    found = KINDS["models"].find("torchvision:resnet18")
+    assert isinstance(found, Entry)
+    assert found.leading == ("resnet18",)
+    assert "torchvision:NAME" not in KINDS["models"]
+    with pytest.raises(SeepageError, match="torchvision:NAME"):
+        KINDS["models"].find("torchvision")
