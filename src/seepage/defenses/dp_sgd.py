@@ -110,6 +110,7 @@ class DPSGD(Defense):
         for chunk in places.split(self.chunk):
             for name, part in _clipped_sum(example_gradients(client, chunk), self.clip).items():
                 summed[name] += part
+        # (sum_i clip(g_i) + N(0, sigma^2 C^2 I)) / b: Abadi et al. 2016, Algorithm 1.
         deviation = self.sigma * self.clip
         return {name: (total + deviation * gaussian(total, generator)) / len(places) for name, total in summed.items()}
 

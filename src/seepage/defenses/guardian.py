@@ -59,6 +59,7 @@ class Guardian(Defense):
         leak = float(pull(true).square().sum())
         if self.beta == 0 or leak == 0:
             return update
+        # c = beta |g|^2 / |J^T g|^2, the ratio of the units of the two terms.
         weight = self.beta * float(dot(true, true)) / leak
 
         def system(u: Tensors) -> Tensors:
@@ -121,6 +122,7 @@ class GuardianRule(WrappedRule):
         values = list(outputs.values())
         probe = [torch.zeros_like(tensor, requires_grad=True) for tensor in values]
         towards = [probe, [self.sent[name] for name in outputs], values]
+        # J^T 0 (kept for its derivative), J^T u and J^T g, each `[n, *shape]`.
         pulled, by_sent, by_own = (
             torch.autograd.grad(values, inputs, along, create_graph=True)[0] for along in towards
         )
@@ -137,6 +139,8 @@ class GuardianRule(WrappedRule):
 
 def _conjugate_gradients(system: Callable[[Tensors], Tensors], right: Tensors, steps: int, tolerance: float) -> Tensors:
     """Solve `system(u) = right` for a symmetric positive definite system, starting at `right`."""
+    # Hestenes and Stiefel 1952. The system is I + c J J^T, so the condition number is at most 1 + c |J|^2, and `right` is exact
+    # where c is 0.
     u = dict(right)
     first = system(u)
     residual = {name: right[name] - first[name] for name in u}
@@ -145,7 +149,8 @@ def _conjugate_gradients(system: Callable[[Tensors], Tensors], right: Tensors, s
     for _ in range(steps):
         if square <= goal:
             break
-        moved = system(direction)
+        moved = system(direction)  # A d
+        # Step <r, r> / <d, A d> along d; the new direction is conjugate to all before it.
         length = square / float(dot(direction, moved))
         u = {name: u[name] + length * direction[name] for name in u}
         residual = {name: residual[name] - length * moved[name] for name in u}

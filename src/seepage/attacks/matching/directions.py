@@ -74,6 +74,7 @@ class SoftSign(Direction):
     """
 
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        # tanh(s g) / s goes from sign-like at s = 1 to g itself as s goes to 0.
         s = 1 - place.share
         return [(gradient * s).tanh() / s for gradient in gradients]
 
@@ -97,6 +98,7 @@ class Blended(Direction):
         _check_weight(self.weight, self.k)
 
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        # |g| over all unknowns together, so that phi = k g / |g| has length k.
         length = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
         if not length > 0:
             return gradients
@@ -121,6 +123,7 @@ class LookAhead(Direction):
         _check_weight(self.weight, 1.0)
 
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        # Where a whole step of the optimizer would lead, its memory left as it was; then the direction there.
         here = self._turned(gradients)
         ahead = self._turned(place.gradients_at(place.step_along(here)))
         return _blend(here, ahead, self.weight)

@@ -52,6 +52,7 @@ def _closed(distance: Distance, dummy: list[Tensor], target: list[Tensor], count
 
 @_closed.register
 def _(distance: L2, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
+    # D = sum (g' - g)^2, dD/dg' = 2 (g' - g); of its root (g' - g) / D.
     gaps = list(torch._foreach_sub(dummy, target))
     square = _dot(gaps, gaps)
     if not distance.root:
@@ -64,6 +65,7 @@ def _(distance: L2, dummy: list[Tensor], target: list[Tensor], counts: Counts) -
 
 @_closed.register
 def _(distance: L1, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
+    # D = sum |g' - g|, dD/dg' = sign(g' - g), over the number of entries for the mean.
     gaps = list(torch._foreach_sub(dummy, target))
     total = torch.stack([gap.abs().sum() for gap in gaps]).sum()
     torch._foreach_sign_(gaps)
@@ -77,6 +79,7 @@ def _(distance: L1, dummy: list[Tensor], target: list[Tensor], counts: Counts) -
 @_closed.register
 def _(distance: Cosine, dummy: list[Tensor], target: list[Tensor], counts: Counts) -> Gradients | None:
     own, theirs, product = _dot(dummy, dummy).sqrt(), _dot(target, target).sqrt(), _dot(dummy, target)
+    # With a = |g'|, b = |g|: D = 1 - <g', g> / (a b), dD/dg' = cos g' / a^2 - g / (a b).
     lengths = own * theirs + TINY
     cosine = product / lengths
     gradients = list(torch._foreach_mul(dummy, cosine * theirs / (lengths * own)))

@@ -87,6 +87,7 @@ class L2(Distance):
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
         square = torch.stack([(dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
+        # The root has no derivative at 0, where dummy and target agree.
         return (square + TINY).sqrt() if self.root else square
 
 
@@ -121,6 +122,7 @@ class Cosine(Distance):
     scale_free: ClassVar[bool] = True
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        # 1 - <g', g> / (|g'| |g|); `safe_norm` keeps the derivative finite for a dummy of zeros.
         return 1 - dot(dummy, target) / (safe_norm(dummy) * norm(target) + TINY)
 
 
@@ -137,6 +139,7 @@ class GaussianKernel(Distance):
         for name, observed in target.items():
             # A tensor of one entry has no spread; its own square stands in.
             spread = observed.var(unbiased=False) if observed.numel() > 1 else observed.pow(2).sum()
+            # n var(g) is about |g|^2 for entries of mean 0, so the exponent is the relative squared error.
             width = observed.numel() * spread + TINY
             terms.append(1 - torch.exp(-(dummy[name] - observed).pow(2).sum() / width))
         return torch.stack(terms).sum()

@@ -86,7 +86,7 @@ class FirstOrderProblem:
         theirs = self.exact.evaluate(inputs, labels, extra).by_inputs
         if not (own.any() or theirs.any()):
             return 1.0
-        a, b = own.double().flatten(), theirs.double().flatten()
+        a, b = own.double().flatten(), theirs.double().flatten()  # [n * d]
         return float(a / a.norm() @ (b / b.norm()))
 
     def _evaluate(self, inputs: Tensor, labels: Tensor, extra: Extra | None) -> tuple[Evaluation, float]:
@@ -94,12 +94,14 @@ class FirstOrderProblem:
         dummy: list[Tensor] = []
         before: list[tuple[Tensor, ...]] = []
         added = 0.0
+        # Pass 1 at w: dL/dw, which is the dummy gradient g', and dL/dx from the same backward pass.
         for chunk in chunks:
             first = self._first_pass(inputs[chunk], labels[chunk], n, extra)
             before.append(first.by_leaves)
             dummy = _add(dummy, first.by_weights)
             added += first.added
         kept = first.patterns if len(chunks) == 1 else None
+        # One chunk's activation pattern is kept for the second pass; with several each is recomputed there.
         old = [torch.cat(parts) for parts in zip(*before, strict=True)]
         value, changes, reach = self._changes(dummy, old, kept, inputs, labels, extra)
         return Evaluation(value + added, changes[0], changes[1] if len(changes) > 1 else None), reach
@@ -120,9 +122,11 @@ class FirstOrderProblem:
         named = dict(zip(self.exact.params, dummy, strict=True))
         reach, best = self.reach, best_share(inputs)
         for _ in range(MOST_MOVES):
+            # v = dD/dg', then pass 2 at w + step v: dD/dx = (dL/dx (w + step v) - dL/dx (w)) / step + O(step).
             value, gradients = value_and_gradients(self.exact.distance, named, self.exact.target)
             step, moved = self._moved(gradients, reach)
             new = self._second_pass(moved, step, kept, inputs, labels, extra)
+            # Too short a move drowns in rounding (error ~ eps / share), too long a one in curvature (error ~ share).
             share = float((new[0] - old[0]).norm() / old[0].norm())
             far = not best / REACH_WINDOW <= share <= best * REACH_WINDOW
             reach *= best / share if 0 < share < math.inf else 1.0
@@ -171,6 +175,7 @@ class FirstOrderProblem:
         names, weights = list(self.exact.params), list(self.exact.params.values())
         v = [gradients[name] for name in names]
         length = float(get_total_norm(v))
+        # |step v| = reach |w|: the move's length is a share of the weights', whatever the distance's units are.
         step = reach * (self._size or 1.0) / length if length > 0 else 1.0
         torch._foreach_mul_(v, step)
         torch._foreach_add_(v, weights)
@@ -193,6 +198,7 @@ class FirstOrderProblem:
             with FrozenPattern(patterns):
                 loss = self._loss(weights, leaves[0], leaves[-1] if len(leaves) > 1 else labels[chunk])
             if extra is not None:
+                # The difference is divided by the step, so that d extra/dx comes out once.
                 loss = loss + step * extra()
             parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), leaves))
         return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
@@ -244,6 +250,7 @@ def with_first_order_step(
 
 def best_share(inputs: Tensor) -> float:
     """By which share of itself a move should change the input gradient: rounding and curvature then weigh alike."""
+    # Rounding leaves eps / share and the second difference about share: of one size near share = sqrt(eps).
     return 3 * math.sqrt(torch.finfo(inputs.dtype).eps)
 
 

@@ -81,6 +81,7 @@ def largest_remainder(shares: Float[Tensor, " classes"], total: int) -> Int[Tens
     """
     shares = shares.clamp(min=0)
     weight = shares.sum()
+    # Whole parts first; what is left of the total goes to the largest remainders (Hamilton's method).
     shares = total * (shares / weight) if weight > 0 else torch.full_like(shares, total / len(shares))
     counts = shares.floor().long()
     rest = shares - counts
@@ -116,6 +117,8 @@ class SignOfLastBias(LabelInference):
                 "attack batches of one, or use an attack that infers several labels, such as inverting_gradients",
             )
         weight, bias = _last_layer(observed, knowledge, signs=True)
+        # dL/db_c = p_c - 1{c = y}: only the true class is negative. Rows of the weight are (p_c - 1{c = y}) h^T, whose
+        # sum has that sign where the last layer's inputs h are not negative.
         evidence = bias if bias is not None else weight.sum(1)
         return evidence.argmin().reshape(1)
 
@@ -137,7 +140,8 @@ class LastLayerMinimum(LabelInference):
                 f"{knowledge.num_classes} classes",
                 "use 'count', 'bias' or 'joint' labels",
             )
-        weight, _ = _last_layer(observed, knowledge)
+        # Row c is the mean over examples of (p_c - 1{c = y}) h: negative entries come from examples of class c alone.
+        weight, _ = _last_layer(observed, knowledge)  # [classes, d]
         return weight.amin(1).argsort(stable=True)[:n].sort().values
 
 
@@ -157,7 +161,7 @@ class RowSumCount(LabelInference):
         order = sums.argsort(stable=True)
         if n <= len(sums):
             return order[:n].sort().values
-        below = sums - sums.max()
+        below = sums - sums.max()  # 0 for the row of the least evidence, else negative
         total = below.sum()
         shares = below / total if total < 0 else torch.full_like(below, 1 / len(below))
         # A share that would be whole but for rounding must not fall to the number below.
@@ -171,13 +175,14 @@ class RowSumCount(LabelInference):
 class BiasCount(LabelInference):
     """Counts from the bias gradient: `n_j = n (1/C - db_j)`, rounded by largest remainder.
 
-    Exact where the network's mean output is uniform over the `C` classes, as it nearly is when freshly initialised;
+    Exact where the network's mean output is uniform over the `C` classes, as it nearly is when freshly initialized;
     a trained network's output is not, and the rule then errs.
     """
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = _batch_size(observed)
-        bias = _bias(observed, knowledge)
+        # db_j = mean p_j - n_j / n, so n_j = n (mean p_j - db_j), with mean p_j taken for 1 / C.
+        bias = _bias(observed, knowledge)  # [classes]
         return counts_to_labels(largest_remainder(n * (1 / knowledge.num_classes - bias), n))
 
 

@@ -52,6 +52,7 @@ class TopMagnitude(Distance):
             )
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        # The choice is piecewise constant in the dummy, so no derivative goes through it.
         chosen = self.chosen(dummy, target)
         kept = {name: index for name, index in chosen.items() if len(index)}
         return self.inner(_take(dummy, kept), _take(target, kept))
@@ -71,6 +72,7 @@ class TopMagnitude(Distance):
     def threshold(self, sizes: list[Tensor]) -> Tensor:
         """The smallest magnitude that is kept, of flattened magnitudes."""
         total = sum(len(size) for size in sizes)
+        # The (1 - ratio) quantile of |g'|, from every stride-th entry.
         stride = 1 if self.sample is None else max(1, total // self.sample)
         offset, parts = 0, []
         for size in sizes:
@@ -126,6 +128,7 @@ class GaussianLikelihood(Distance):
         scale = 1.0 if self.clip is None else (self.clip / safe_norm(dummy)).clamp(max=1)
         if self.unit:
             scale = 1 / safe_norm(dummy)
+        # -log p(g | g') = |g - m(g')|^2 / (2 sigma^2) + const, with m the clip or the scaling before the noise.
         square = torch.stack([(scale * dummy[name] - target[name]).pow(2).sum() for name in target]).sum()
         return square / (2 * sigma**2)
 

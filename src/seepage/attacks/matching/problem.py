@@ -105,6 +105,7 @@ class Problem:
         gradient = self.client.as_gradient(
             self.client(self.model, self.params, Batch(inputs, labels), buffers=self.buffers), len(inputs)
         )
+        # The gradients themselves stay in the model's precision: only the comparison is finer.
         dummy = {name: tensor.double() for name, tensor in gradient.items()}
         return self.distance(dummy, {name: tensor.double() for name, tensor in self.target.items()}).item()
 
@@ -120,8 +121,9 @@ class Problem:
 
     def _at_once(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None) -> Evaluation:
         leaves = _leaves(inputs, labels)
+        # The dummy gradient g'(x) = dL/dw keeps its graph, so that dD/dx goes through it: a double backward pass.
         value = self.distance(self._gradient(*leaves, create_graph=True), self.target)
-        if extra is not None:
+        if extra is not None:  # hooks saw the pass that made the dummy gradient
             value = value + extra()
         by_inputs, by_labels = _differentiate(value, leaves)
         return Evaluation(value.item(), by_inputs, by_labels)
@@ -134,12 +136,14 @@ class Problem:
         """
         n, added = len(inputs), 0.0
         total = {name: torch.zeros_like(tensor) for name, tensor in self.target.items()}
+        # Pass 1: g' = sum over chunks of (|chunk| / n) g'_chunk, without a graph, in the memory of one chunk.
         for chunk in self._chunks(n):
             gradient = self._gradient(inputs[chunk], labels[chunk], create_graph=False)
             for name, tensor in gradient.items():
                 total[name] += tensor * (len(inputs[chunk]) / n)
             if extra is not None:
                 added += extra().item() * (len(inputs[chunk]) / n)
+        # v = dD/dg', shaped like the parameters; this graph holds the distance alone and no network.
         dummy = {name: tensor.requires_grad_() for name, tensor in total.items()}
         value = self.distance(dummy, self.target)
         gradients = torch.autograd.grad(value, list(dummy.values()), materialize_grads=True)
@@ -149,6 +153,7 @@ class Problem:
         for chunk in self._chunks(n):
             leaves = _leaves(inputs[chunk], labels[chunk])
             share = len(leaves[0]) / n
+            # Pass 2: dD/dx = d<v, g'>/dx with v held fixed; an example's inputs reach g' through its own chunk alone.
             along = dot(self._gradient(*leaves, create_graph=True), v) * share
             if extra is not None:
                 along = along + share * extra()
