@@ -139,8 +139,8 @@ class GuardianRule(WrappedRule):
 
 def _conjugate_gradients(system: Callable[[Tensors], Tensors], right: Tensors, steps: int, tolerance: float) -> Tensors:
     """Solve `system(u) = right` for a symmetric positive definite system, starting at `right`."""
-    # Hestenes and Stiefel 1952. The system is I + c J J^T, so the condition number is at most 1 + c |J|^2, and `right` is exact
-    # where c is 0.
+    # Hestenes and Stiefel 1952. The system is I + c J J^T, whose condition number is at most 1 + c |J|^2, and `right`
+    # solves it where c is 0.
     u = dict(right)
     first = system(u)
     residual = {name: right[name] - first[name] for name in u}
