@@ -1,6 +1,7 @@
 """Label rules on gradients made by hand, on fresh networks, and their promises on any numbers at all."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -221,3 +222,12 @@ def test_without_the_batch_size_no_rule_counts(name: str) -> None:
     unknown = Round(0, round_.params, round_.update)
     with pytest.raises(Inapplicable, match="batch size is unknown"):
         LABEL_RULES[name](unknown, knowledge)
+
+
+@pytest.mark.parametrize("name", ["bias", "count", "minimum", "sign"])
+def test_no_rule_reads_the_gradient_of_another_loss(name: str) -> None:
+    round_, knowledge = observed(features(1), torch.tensor([1]), 4)
+    other = replace(knowledge, client=FedSGD(loss="mse"))
+    with pytest.raises(Inapplicable, match="no plain cross-entropy"):
+        LABEL_RULES[name](round_, other)
+    assert LABEL_RULES["auto"](round_, other) is None

@@ -41,6 +41,11 @@ def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -
             "the client's optimizer divides every entry by a size of its own, so the update counts no labels",
             "tell the labels (--told labels) or set the attack's labels to 'joint'",
         )
+    if not knowledge.client.softmax_gradient:
+        raise Inapplicable(
+            "labels are read off softmax minus label, and the client's loss is no plain cross-entropy",
+            "tell the labels (--told labels) or set the attack's labels to 'joint'",
+        )
     found = last_linear(knowledge.model, knowledge.num_classes)
     if found is None:
         raise Inapplicable(
