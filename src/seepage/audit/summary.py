@@ -11,7 +11,7 @@ from seepage import data
 from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names
 from seepage.audit.attempt import Attempt, open_attempt
-from seepage.audit.row import Cell, Diagnostic, Result, Row, Thresholds
+from seepage.audit.row import Cell, Diagnostic, Guarantee, Result, Row, Thresholds
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.verdict import verdict
@@ -80,10 +80,10 @@ def summarize(
 
 def _skipped_cell(source: Source, recipe: Recipe) -> CellSummary:
     """A cell that could not be recorded: a row per attack that says so."""
-    facts = _facts_on_disk(source)
-    told, reason = sorted(recipe.knowledge.told), str(facts["skipped"])
+    cell = _cell_on_disk(source)
+    told, reason = sorted(recipe.knowledge.told), str(cell.skipped)
     rows = [skipped_row(recipe, source.name, name, attack, told, reason) for name, attack in _named_attacks(recipe)]
-    return CellSummary(parse(Cell, facts, f"{source.private}/cell.json"), rows, [], [], None)
+    return CellSummary(cell, rows, [], [], None)
 
 
 def _named_attacks(recipe: Recipe) -> list[tuple[str, Attack]]:
@@ -95,8 +95,10 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     truth = None if source.private is None else _truth_for(transcript, source)
     said, look = _said(source), _look(source, transcript)
     guarantee = None if source.recipe is None else _guarantee(source.recipe)
-    facts = _facts_of(source, transcript) | {"inferred": said, "exposure": look.get("line")}
-    facts["promise"] = None if guarantee is None else asdict(guarantee)
+    promise = None if guarantee is None else Guarantee(**asdict(guarantee))
+    cell = _cell_of(source, transcript).model_copy(
+        update={"inferred": said, "exposure": look.get("line"), "promise": promise}
+    )
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]
@@ -109,7 +111,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         findings = [*attack_diagnostics(row), *outline_diagnostics(row), *alignment_diagnostics(row)]
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
-    return CellSummary(parse(Cell, facts, f"the facts of {source.name}"), rows, flags, lines, look)
+    return CellSummary(cell, rows, flags, lines, look)
 
 
 def _table(finding: Finding) -> dict[str, Any]:
@@ -143,37 +145,40 @@ def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
         return {"cell": source.name, "failed": str(error)}
 
 
-def _facts_on_disk(source: Source) -> dict[str, Any]:
+def _cell_on_disk(source: Source) -> Cell:
+    """What was written down when the cell was recorded."""
     assert source.private is not None
-    facts: dict[str, Any] = read_json(source.private / "cell.json")
-    check_schema(facts, source.private / "cell.json")
-    return {**facts, "name": source.name}
+    path = source.private / "cell.json"
+    facts = read_json(path)
+    check_schema(facts, path)
+    return parse(Cell, {**facts, "name": source.name}, str(path))
 
 
-def _facts_of(source: Source, transcript: Transcript) -> dict[str, Any]:
+def _cell_of(source: Source, transcript: Transcript) -> Cell:
+    """The cell's facts; of somebody else's recording those that it shows."""
     if source.private is not None and (source.private / "cell.json").exists():
-        return _facts_on_disk(source)
+        return _cell_on_disk(source)
     knowledge, first = transcript.knowledge, transcript[0]
     use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
     own = "" if source.name == "cell" else f"{source.name}: "
-    return {
-        "schema": SCHEMA,
-        "name": source.name,
-        "title": f"{own}{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
-        "model": use,
-        "model_options": dict(knowledge.architecture.options) if knowledge.architecture else {},
-        "data": None,
-        "data_source": None,
-        "batch_size": first.batch_size,
-        "batches": len(transcript),
-        "training_steps": None,
-        "defense": None,
-        "client": repr(knowledge.client),
-        "classes": [str(label) for label in range(knowledge.num_classes)],
-        "parameters": sum(p.numel() for p in first.params.values()),
-        "baselines": None,
-        "accuracy": None,
-    }
+    return Cell(
+        schema=SCHEMA,
+        name=source.name,
+        title=f"{own}{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
+        model=use,
+        model_options=dict(knowledge.architecture.options) if knowledge.architecture else {},
+        data=None,
+        data_source=None,
+        batch_size=first.batch_size,
+        batches=len(transcript),
+        training_steps=None,
+        defense=None,
+        client=repr(knowledge.client),
+        classes=[str(label) for label in range(knowledge.num_classes)],
+        parameters=sum(p.numel() for p in first.params.values()),
+        baselines=None,
+        accuracy=None,
+    )
 
 
 def _truth_for(transcript: Transcript, source: Source) -> Truth:
