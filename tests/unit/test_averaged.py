@@ -12,7 +12,7 @@ from seepage import Architecture, FedSGD, Inapplicable, SeepageError, attack, bu
 from seepage.attacks import Averaged, LinearLeak, averaged
 from seepage.attacks.averaged import _average
 from seepage.attacks.matching.adaptive import known_noise
-from seepage.audit.summary import _promise
+from seepage.audit.summary import _guarantee
 from seepage.clients import FedAvg
 from seepage.core.nn import generator, state_of
 from seepage.defenses import DPSGD, Compose, DecayingNoise, GaussianNoise, LaplaceNoise, Quantize, UnitNormNoise
@@ -306,7 +306,7 @@ def test_all_rounds_are_counted() -> None:
 def test_an_update_is_counted_in_every_round_and_an_example_in_its_own(noise: dict[str, Any]) -> None:
     rounds = {"design": "random", "count": 30, "samples": 12}
     recipe = only({**TABLES, "rounds": rounds, "defense": [{**noise, "sigma": 8.0}], "attack": [{"use": "cafe"}]})
-    found, drawn = _promise(recipe), Rounds(**rounds).drawn(4, recipe.seed)  # type: ignore[arg-type]
+    found, drawn = _guarantee(recipe), Rounds(**rounds).drawn(4, recipe.seed)  # type: ignore[arg-type]
     assert found is not None
     times = [sum(bool((drawn.indices(t) == n).any()) for t in range(30)) for n in range(12)]
     assert found.rounds == {"update": 30, "example": max(times)}[found.unit]
