@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
+from pydantic_core import to_jsonable_python
 from torch import Tensor
 
+from seepage.audit.row import Cell, DrawnRounds
 from seepage.clients import make_client
 from seepage.core.progress import ProgressCallback, no_progress
-from seepage.core.storage import SCHEMA, check_space, read_json, write_json
+from seepage.core.schema import parse
+from seepage.core.storage import SCHEMA, check_schema, check_space, read_json, write_json
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
 from seepage.recipe.case import Recipe
@@ -61,13 +63,46 @@ def record_cells(
             skipped.append(error)
             if len(skipped) == len(recipes):
                 raise
-            write_json(private / "cell.json", {**_names(recipe), "skipped": str(error)})
+            write_json(private / "cell.json", _named(recipe).model_copy(update={"skipped": str(error)}).record())
 
 
 def is_skipped(private: Path) -> bool:
     """Whether a cell was left out."""
     path = private / "cell.json"
     return path.exists() and "skipped" in read_json(path)
+
+
+def read_cell(private: Path, name: str) -> Cell:
+    """What was written down when a cell was recorded, under the name that it has in this run."""
+    path = private / "cell.json"
+    facts = read_json(path)
+    check_schema(facts, path)
+    return parse(Cell, {**facts, "name": name}, str(path))
+
+
+def cell_of_recording(name: str, transcript: Transcript) -> Cell:
+    """What somebody else's recording shows of its cell."""
+    knowledge, first = transcript.knowledge, transcript[0]
+    use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
+    own = "" if name == "cell" else f"{name}: "
+    return Cell(
+        schema=SCHEMA,
+        name=name,
+        title=f"{own}{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
+        model=use,
+        model_options=dict(knowledge.architecture.options) if knowledge.architecture else {},
+        data=None,
+        data_source=None,
+        batch_size=first.batch_size,
+        batches=len(transcript),
+        training_steps=None,
+        defense=None,
+        client=repr(knowledge.client),
+        classes=[str(label) for label in range(knowledge.num_classes)],
+        parameters=sum(p.numel() for p in first.params.values()),
+        baselines=None,
+        accuracy=None,
+    )
 
 
 def _record_cell(
@@ -91,7 +126,7 @@ def _record_cell(
     kept = recipe.rounds is None or recipe.rounds.count * size <= keep
     check_space(observed, size * (len(transcript) if kept else 1))
     save_transcript(transcript, observed, rounds=kept, first=first)
-    write_json(private / "cell.json", _cell_facts(setting, list(truth)))
+    write_json(private / "cell.json", _cell(setting, list(truth)).record())
 
 
 def made_anew(recipe: Recipe, observed: Path, private: Path, device: str) -> IndexedTranscript:
@@ -119,8 +154,8 @@ def _first_round(transcript: Transcript, recipe: Recipe) -> Round:
         raise Skipped(str(error)) from error
 
 
-def _names(recipe: Recipe) -> dict[str, Any]:
-    """What a cell is called."""
+def _named(recipe: Recipe) -> Cell:
+    """What a cell is called, and nothing that was measured."""
     rounds = recipe.rounds
     drawn = "" if rounds is None else f" of {rounds.samples}, {rounds.count} rounds ({rounds.design})"
     # A case has a name of its own; other cells may differ by an option of the model.
@@ -132,12 +167,11 @@ def _names(recipe: Recipe) -> dict[str, Any]:
     if recipe.client.use != "fedsgd" or recipe.client.options.get("clients", 1) > 1:
         words.append(_client_words(recipe.client))
     # Where cells differ by their defense, the one without says so.
-    undefended = ["no defense"] if "defense-none" in recipe.cell else []
+    undefended = ["no defense"] if "defense" in recipe.varied else []
     words += map(str, recipe.defense) if recipe.defense else undefended
     words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
     words += [f"auxiliary images of {recipe.auxiliary}"] if recipe.auxiliary is not None else []
-    title = ", ".join(words)
-    return {"schema": SCHEMA, "name": recipe.cell, "title": title, "title_parts": words, "baselines": None}
+    return Cell(schema=SCHEMA, name=recipe.cell, title=", ".join(words), title_parts=words, baselines=None)
 
 
 def _client_words(part: Spec) -> str:
@@ -162,21 +196,20 @@ def _history(recipe: Recipe) -> str:
     return ", ".join(words) or "freshly initialized"
 
 
-def _cell_facts(setting: Setting, batches: Sequence[Batch]) -> dict[str, Any]:
+def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
     recipe, dataset = setting.case, setting.dataset
     defense = recipe.make_defense()
     # Unseen examples that are not attacked either; a tiny data set may have none left.
     test = setting.batch(setting.unseen[:MAX_UNSEEN]) if len(setting.unseen) else None
     right = None if test is None else round(accuracy(setting.model, setting.state, test), 4)
-    return {
-        **_names(recipe),
+    facts = {
         "model": recipe.model.use,
-        "model_options": dict(recipe.model.options),
+        "model_options": to_jsonable_python(dict(recipe.model.options)),
         "data": dataset.name,
         "data_source": dataset.source,
         "batch_size": recipe.batch.size,
         "batches": recipe.batch.count,
-        "rounds": None if recipe.rounds is None else asdict(recipe.rounds),
+        "rounds": None if recipe.rounds is None else DrawnRounds(**asdict(recipe.rounds)),
         "training_steps": recipe.training.steps,
         "history": _history(recipe),
         "defense": None if defense is None else repr(defense),
@@ -188,6 +221,7 @@ def _cell_facts(setting: Setting, batches: Sequence[Batch]) -> dict[str, Any]:
         "accuracy": right,
         "accuracy_examples": None if test is None else len(test),
     }
+    return _named(recipe).model_copy(update=facts)
 
 
 def _baselines(batches: Sequence[Batch], seed: int) -> dict[str, dict[str, float | None]]:

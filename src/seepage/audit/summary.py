@@ -11,13 +11,13 @@ from seepage import data
 from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names
 from seepage.audit.attempt import Attempt, open_attempt
+from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, Guarantee, Result, Row, Thresholds
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.verdict import verdict
 from seepage.core.progress import ProgressCallback, no_progress
-from seepage.core.schema import parse
-from seepage.core.storage import SCHEMA, check_schema, read_json, write_json, write_lines, write_tensors
+from seepage.core.storage import SCHEMA, write_json, write_lines, write_tensors
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.leakage.finding import Finding
@@ -80,7 +80,8 @@ def summarize(
 
 def _skipped_cell(source: Source, recipe: Recipe) -> CellSummary:
     """A cell that could not be recorded: a row per attack that says so."""
-    cell = _cell_on_disk(source)
+    assert source.private is not None
+    cell = read_cell(source.private, source.name)
     told, reason = sorted(recipe.knowledge.told), str(cell.skipped)
     rows = [skipped_row(recipe, source.name, name, attack, told, reason) for name, attack in _named_attacks(recipe)]
     return CellSummary(cell, rows, [], [], None)
@@ -145,40 +146,11 @@ def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
         return {"cell": source.name, "failed": str(error)}
 
 
-def _cell_on_disk(source: Source) -> Cell:
-    """What was written down when the cell was recorded."""
-    assert source.private is not None
-    path = source.private / "cell.json"
-    facts = read_json(path)
-    check_schema(facts, path)
-    return parse(Cell, {**facts, "name": source.name}, str(path))
-
-
 def _cell_of(source: Source, transcript: Transcript) -> Cell:
     """The cell's facts; of somebody else's recording those that it shows."""
     if source.private is not None and (source.private / "cell.json").exists():
-        return _cell_on_disk(source)
-    knowledge, first = transcript.knowledge, transcript[0]
-    use = knowledge.architecture.use if knowledge.architecture else type(knowledge.model).__name__
-    own = "" if source.name == "cell" else f"{source.name}: "
-    return Cell(
-        schema=SCHEMA,
-        name=source.name,
-        title=f"{own}{use}, {len(transcript)} recorded update{'s' if len(transcript) > 1 else ''}",
-        model=use,
-        model_options=dict(knowledge.architecture.options) if knowledge.architecture else {},
-        data=None,
-        data_source=None,
-        batch_size=first.batch_size,
-        batches=len(transcript),
-        training_steps=None,
-        defense=None,
-        client=repr(knowledge.client),
-        classes=[str(label) for label in range(knowledge.num_classes)],
-        parameters=sum(p.numel() for p in first.params.values()),
-        baselines=None,
-        accuracy=None,
-    )
+        return read_cell(source.private, source.name)
+    return cell_of_recording(source.name, transcript)
 
 
 def _truth_for(transcript: Transcript, source: Source) -> Truth:

@@ -102,7 +102,9 @@ class Recipe:
     rounds: Rounds | None = None
     federation: Federation | None = None
     partition: Spec = Spec("iid")  # noqa: RUF009
+    # These two say which of a recipe's cells this is, and are not written down.
     cell: str = "cell"
+    varied: frozenset[str] = frozenset()  # the tables that the grid chose for it
 
     @property
     def architecture(self) -> Spec:

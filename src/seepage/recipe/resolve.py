@@ -58,7 +58,8 @@ def cells(tables: Mapping[str, Any]) -> list[Recipe]:
             continue
         recipe = _resolve(cell, _cell_name(choice), problems)
         if recipe is not None:
-            recipes.append(_numbered(recipe, recipes))
+            varied = frozenset(key.partition(".")[0] for key in choice)
+            recipes.append(_numbered(replace(recipe, varied=varied), recipes))
     for case in _list(tables.get("case", []), "case", problems):
         recipe = _case(case, _base(tables), problems)
         if recipe is not None:
@@ -223,7 +224,7 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
 def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
     """The recipe as TOML with every default written out, so that the file alone repeats the run."""
     first = recipes[0]
-    out = {f.name: _written(getattr(first, f.name)) for f in fields(first) if f.name != "cell"}
+    out = {f.name: _written(getattr(first, f.name)) for f in fields(first) if f.name not in ("cell", "varied")}
     if first.federation is None:  # by whom the data are held
         del out["partition"]
     for head, option in _swept(tables.get("grid", {})):
