@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Literal
 
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.core.schema import JsonRecord, Summary
+from seepage.core.schema import Guarantee, JsonRecord, Summary
 
 Status = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
 """How an attack ended: as a reconstruction does, or not applicable, or with a fault in its code."""
@@ -343,38 +343,6 @@ class DrawnRounds(JsonRecord):
     design: str | None = None
     optimizer: str | None = None
     lr: float | None = None
-
-
-class Guarantee(JsonRecord):
-    """What the defense guarantees in differential privacy, over the audited rounds.
-
-    Attributes:
-        epsilon: None where none holds or none could be counted.
-        delta: The chance that it does not hold.
-        unit: What it protects: one `example`, or one `update` of a client.
-        rounds: Rounds that were counted.
-        doubts: Why not to trust it.
-    """
-
-    epsilon: float | None = None
-    delta: float | None = None
-    unit: str = ""
-    rounds: int | None = None
-    doubts: list[str] = []
-
-    @field_validator("doubts", mode="before")
-    @classmethod
-    def _as_list(cls, found: Any) -> Any:
-        return list(found) if isinstance(found, tuple) else found
-
-    @property
-    def phrase(self) -> str:
-        """In words."""
-        if self.epsilon is None or self.delta is None:
-            return f"no epsilon: {self.doubts[0]}" if self.doubts else "no epsilon"
-        unit = "example" if self.unit == "example" else "client's update"
-        over = f"over {self.rounds} round{'' if self.rounds == 1 else 's'}"
-        return f"epsilon = {self.epsilon:.3g} at delta = {self.delta:g} for each {unit}, {over}"
 
 
 class Cell(JsonRecord):

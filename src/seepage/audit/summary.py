@@ -12,17 +12,18 @@ from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.record import cell_of_recording, read_cell
-from seepage.audit.row import Cell, Diagnostic, Guarantee, Result, Row, Thresholds
+from seepage.audit.row import Cell, Diagnostic, Result, Row, Thresholds
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.verdict import verdict
 from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, write_json, write_lines, write_tensors
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.leakage.finding import Finding
 from seepage.metrics import Alignment, Scores
-from seepage.privacy.guarantee import DPGuarantee, guarantee_of
+from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
 from seepage.recipe.trust import own_code
 from seepage.transcript.foreign import read_facts
@@ -95,8 +96,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     transcript = source.open("cpu")
     truth = None if source.private is None else _truth_for(transcript, source)
     said, look = _said(source), _look(source, transcript)
-    guarantee = None if source.recipe is None else _guarantee(source.recipe)
-    promise = None if guarantee is None else Guarantee(**asdict(guarantee))
+    promise = None if source.recipe is None else _guarantee(source.recipe)
     cell = _cell_of(source, transcript).model_copy(
         update={"inferred": said, "exposure": look.get("line"), "promise": promise}
     )
@@ -177,7 +177,7 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     return Truth((dataset.batch(torch.arange(len(dataset))),))
 
 
-def _guarantee(recipe: Recipe) -> DPGuarantee | None:
+def _guarantee(recipe: Recipe) -> Guarantee | None:
     defense, rounds, size = recipe.make_defense(), recipe.rounds, recipe.batch.size
     once = guarantee_of(defense)
     if once is None:  # before thousands of rounds are gone through

@@ -77,14 +77,12 @@ def _capture(
     from seepage.audit.captured import Capture
     from seepage.audit.observe import Files, parse_shape
     from seepage.registry import Spec
-    from seepage.types import Architecture
 
-    model, client = dict(tables["model"]), dict(tables["client"])
     before, after, gradient = files
     return Capture(
         files=Files(before=before, after=after, gradient=gradient, lr=lr),
-        architecture=Architecture(str(model.pop("use")), model),
-        client=Spec(str(client.pop("use")), client),
+        architecture=Spec.of(tables["model"]),
+        client=Spec.of(tables["client"]),
         input_shape=None if shape is None else parse_shape(shape),
         num_classes=classes,
         steps=steps,
@@ -137,6 +135,7 @@ def attack(
     from seepage.audit.captured import attack_captured, attack_folder
     from seepage.audit.run import AttackRequest
     from seepage.cli.terminal import progress_bar
+    from seepage.registry import Spec
 
     files = not captured.is_dir()
     if not files and any(x is not None for x in (after, params, shape, classes, client, lr, steps)):
@@ -150,7 +149,12 @@ def attack(
         _check_files(captured, after, params)
         run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size))
     else:
-        run = partial(attack_folder, captured, model=_chosen(tables), batch_size=batch_size)
+        run = partial(
+            attack_folder,
+            captured,
+            model=Spec.of(tables["model"]) if "model" in tables else None,
+            batch_size=batch_size,
+        )
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         request = AttackRequest(
             attacks=tables["attack"],
@@ -194,12 +198,3 @@ def _tables(
             "all else was decided when the update was recorded"
         )
     return tables
-
-
-def _chosen(tables: Mapping[str, Any]) -> Any:
-    from seepage.types import Architecture
-
-    if "model" not in tables:
-        return None
-    options = dict(tables["model"])
-    return Architecture(str(options.pop("use")), options)

@@ -13,6 +13,7 @@ from seepage.cli.exposing import exposure
 from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.options import (
+    AttackOption,
     ClientOption,
     DataOption,
     DefenseOption,
@@ -88,7 +89,7 @@ def audit(
     weights: WeightsOption = None,
     client: ClientOption = None,
     batch_size: SizeOption = None,
-    attack: Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")] = None,
+    attack: AttackOption = None,
     defense: DefenseOption = None,
     told: ToldOption = None,
     seed: SeedOption = None,

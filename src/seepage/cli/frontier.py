@@ -1,14 +1,13 @@
 """`seepage frontier`."""
 
 import json
-import shlex
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from seepage.cli.options import (
+    AttackOption,
     ClientOption,
     DataOption,
     DeviceOption,
@@ -26,6 +25,7 @@ from seepage.cli.options import (
     running_on,
     tables_of,
 )
+from seepage.cli.showing import command_line, write_pages
 
 if TYPE_CHECKING:
     from seepage.frontier import DefenseRow
@@ -38,7 +38,7 @@ def frontier(
     weights: WeightsOption = None,
     client: ClientOption = None,
     batch_size: SizeOption = None,
-    attack: Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")] = None,
+    attack: AttackOption = None,
     defense: Annotated[
         list[str] | None, typer.Option("--defense", help="Only this defense, of those swept. Repeatable.")
     ] = None,
@@ -57,7 +57,6 @@ def frontier(
     """Sweep defenses: what each costs in accuracy, seconds and bytes, and what attackers still recover behind it."""
     from seepage.cli.terminal import progress_bar
     from seepage.frontier import run_frontier
-    from seepage.report import write_grid, write_report
 
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
     tables = tables_of(
@@ -65,11 +64,10 @@ def frontier(
         seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
     )  # fmt: skip
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
-        command = shlex.join(["seepage", *sys.argv[1:]])
-        found = run_frontier(tables, only=defense or (), out=out, jobs=jobs, on=runner, show=show, command=command)
-        if not (found.folder / "report.html").exists():
-            write_grid(found.folder)
-            write_report(found.folder)
+        found = run_frontier(
+            tables, only=defense or (), out=out, jobs=jobs, on=runner, show=show, command=command_line()
+        )
+        write_pages(found.folder, show, again=False)
     if as_json:
         rows = [row.record() for row in found.rows]
         print(json.dumps({"schema": 1, "run": str(found.folder), "advice": found.advice, "rows": rows}))
@@ -120,7 +118,7 @@ def _legend(rows: "Sequence[DefenseRow]") -> str:
 
 def _print_lacking(rows: "Sequence[DefenseRow]") -> None:
     """Why no epsilon could be counted, where that is a matter of this machine and not of the defense."""
-    doubts = [doubt for row in rows if row.promise is not None for doubt in row.promise["doubts"]]
+    doubts = [doubt for row in rows if row.promise is not None for doubt in row.promise.doubts]
     for doubt in dict.fromkeys(doubt for doubt in doubts if "not installed" in doubt):
         print(f"{doubt}\n")
 

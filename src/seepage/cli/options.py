@@ -27,6 +27,7 @@ ClientOption = Annotated[
 SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
+AttackOption = Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")]
 DefenseOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from seepage.errors import SeepageError
 
@@ -41,6 +41,38 @@ class Summary(JsonRecord):
         found = {key: getattr(self, key) for key in ("median", "low", "high")}
         ends = {key: None if number is None else round(number, digits) for key, number in found.items()}
         return self.model_copy(update={"mean": round(self.mean, digits), **ends})
+
+
+class Guarantee(JsonRecord):
+    """What the defense guarantees in differential privacy towards the server, which sees who takes part.
+
+    Attributes:
+        epsilon: None where none holds or none could be counted.
+        delta: The chance that it does not hold.
+        unit: What it protects: one `example`, or one `update` of a client.
+        rounds: Rounds that were counted.
+        doubts: Why not to trust it, one sentence each.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str = ""
+    rounds: int | None = None
+    doubts: tuple[str, ...] = ()
+
+    @field_validator("doubts", mode="before")
+    @classmethod
+    def _as_tuple(cls, found: Any) -> Any:
+        return tuple(found) if isinstance(found, list) else found
+
+    @property
+    def phrase(self) -> str:
+        """In words."""
+        if self.epsilon is None or self.delta is None:
+            return f"no epsilon: {self.doubts[0]}" if self.doubts else "no epsilon"
+        unit = "example" if self.unit == "example" else "client's update"
+        over = f"over {self.rounds} round{'' if self.rounds == 1 else 's'}"
+        return f"epsilon = {self.epsilon:.3g} at delta = {self.delta:g} for each {unit}, {over}"
 
 
 T = TypeVar("T", bound=JsonRecord)

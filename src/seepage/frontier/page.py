@@ -67,15 +67,12 @@ def _groups(rows: Sequence[DefenseRow], best: set[str]) -> list[dict[str, Any]]:
             "number": number,
             "defense": defense,
             "best": defense in best,
-            "rows": [row for row in rows if row.defense == defense],
-            "doubts": _doubts(next(row for row in rows if row.defense == defense)),
+            "rows": own,
+            "doubts": () if own[0].promise is None else own[0].promise.doubts,
         }
         for number, defense in enumerate(dict.fromkeys(row.defense for row in rows))
+        for own in [[row for row in rows if row.defense == defense]]
     ]
-
-
-def _doubts(row: DefenseRow) -> list[str]:
-    return [] if row.promise is None else list(row.promise["doubts"])
 
 
 def draw(rows: Sequence[DefenseRow]) -> bytes:

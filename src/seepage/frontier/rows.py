@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from seepage.audit.row import Outcome, Row
+from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA
 from seepage.frontier.sweep import SweepEntry
 
@@ -58,7 +59,7 @@ class DefenseRow:
     accuracy: float | None = None
     accuracy_examples: int | None = None
     epsilon: float | None = None
-    promise: Mapping[str, Any] | None = None
+    promise: Guarantee | None = None
     seconds: float | None = None
     bytes: int | None = None
     bytes_plain: int | None = None
@@ -70,7 +71,8 @@ class DefenseRow:
 
     def record(self) -> dict[str, Any]:
         """As a JSON line."""
-        return {"schema": SCHEMA, **asdict(self)}
+        promise = None if self.promise is None else self.promise.model_dump(mode="json")
+        return {"schema": SCHEMA, **asdict(self), "promise": promise}
 
 
 def rows_of(
@@ -86,9 +88,9 @@ def rows_of(
     rows = []
     bare = {row.attack: row for row in results if row.cell == entries[0].recipe.cell}
     for entry, price in zip(entries, prices, strict=True):
-        promise = price["promise"]
+        promise = None if price["promise"] is None else Guarantee.model_validate(price["promise"])
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
-        paid |= {"epsilon": None if promise is None else promise["epsilon"], "promise": promise}
+        paid |= {"epsilon": None if promise is None else promise.epsilon, "promise": promise}
         told = entry.recipe.defense and "defense" in entry.recipe.knowledge.told
         for attacker, recipe in (("knows" if told else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:

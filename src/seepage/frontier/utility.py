@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -221,7 +221,7 @@ def _priced(entry: SweepEntry, utility: Utility, path: Path, shared: SharedParts
         seconds, update = _timed(setting)
         size = update.encoded_bytes() if defense is None else defense.wire_bytes(update)
         found |= {"seconds": round(seconds, 6), "bytes": size, "bytes_plain": update.nbytes}
-        found["promise"] = None if promise is None else asdict(promise)
+        found["promise"] = None if promise is None else promise.model_dump(mode="json")
     write_json(path, found)
     return found
 

@@ -4,9 +4,9 @@ import torch
 from torch import nn
 
 from seepage.core.nn import forward, has_batch_norm, has_dropout, in_mode, norm
+from seepage.core.schema import Guarantee
 from seepage.leakage.finding import Finding, note, warning
 from seepage.metrics import lpips_help, lpips_missing
-from seepage.privacy.guarantee import DPGuarantee
 from seepage.types import Batch, Round, Transcript
 
 MAX_ROUNDING_SHARE = 0.01
@@ -82,7 +82,7 @@ def worst_rounding(observed: Round) -> tuple[float, str]:
     return worst
 
 
-def guarantee_diagnostics(guarantee: DPGuarantee | None) -> list[Finding]:
+def guarantee_diagnostics(guarantee: Guarantee | None) -> list[Finding]:
     """Findings about what the defense guarantees for the audited rounds alone; later ones spend more."""
     if guarantee is None:
         return []

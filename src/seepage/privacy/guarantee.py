@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+from seepage.core.schema import Guarantee
 from seepage.errors import SeepageError
 from seepage.privacy.accounting import doubts, epsilon, epsilons
 from seepage.types import Defense, GaussianMechanism
@@ -11,28 +11,9 @@ from seepage.types import Defense, GaussianMechanism
 DELTA = 1e-5
 
 
-@dataclass(frozen=True)
-class DPGuarantee:
-    """Differential privacy towards the server, which sees who takes part.
-
-    Attributes:
-        epsilon: After all rounds; None where none holds or it could not be counted: `doubts` says why.
-        unit: What it protects: one `example`, or one `update` of a client.
-        delta: The chance that it does not hold.
-        rounds: Rounds that were counted.
-        doubts: Why not to trust it, one sentence each.
-    """
-
-    epsilon: float | None
-    unit: str
-    delta: float
-    rounds: int
-    doubts: tuple[str, ...] = ()
-
-
 def guarantee_of(
     defense: Defense | None, taken: Sequence[int] = (0,), delta: float = DELTA, *, participations: int = 1
-) -> DPGuarantee | None:
+) -> Guarantee | None:
     """What a defense guarantees by its own mechanism (`Defense.mechanism`); None for defenses that state none.
 
     What other defenses of a composition do to the noisy update alone costs nothing. Those that look at the private
@@ -57,21 +38,25 @@ def guarantee_of(
         return None
     mechanism = stated[place]
     assert mechanism is not None
-    none = DPGuarantee(None, mechanism.unit, delta, len(taken))
+    none = Guarantee(unit=mechanism.unit, delta=delta, rounds=len(taken))
+
+    def lacking(why: str) -> Guarantee:
+        return none.model_copy(update={"doubts": (why,)})
+
     if mechanism.clip is None:
-        why = "the noise has no clip to bound what one update can change, so no epsilon holds; set a clip"
-        return replace(none, doubts=(why,))
+        return lacking("the noise has no clip to bound what one update can change, so no epsilon holds; set a clip")
     looking = next((type(stage).__name__ for stage in stages[place + 1 :] if stage.reads_examples), None)
     if looking is not None:
-        why = f"{looking} looks at the private examples again behind the noise, so no epsilon holds; leave it out"
-        return replace(none, doubts=(why,))
+        return lacking(
+            f"{looking} looks at the private examples again behind the noise, so no epsilon holds; leave it out"
+        )
     try:
         spent = _spent(mechanism, len(taken), delta, participations)
     except SeepageError as error:  # the accountant is an extra
-        return replace(none, doubts=(str(error),))
+        return lacking(str(error))
     if spent == math.inf:
-        return replace(none, doubts=("there is no noise, so no epsilon holds",))
-    return replace(none, epsilon=spent, doubts=tuple(doubts(epsilon=spent)))
+        return lacking("there is no noise, so no epsilon holds")
+    return none.model_copy(update={"epsilon": spent, "doubts": tuple(doubts(epsilon=spent))})
 
 
 def _spent(mechanism: GaussianMechanism, rounds: int, delta: float, participations: int) -> float:
