@@ -1,1 +1,1 @@
-"""The stages of an audit: recorded, attacked, measured, summed up. `seepage.audit.run` wires them."""
+"""The stages of an audit: record, attack, score, summarize. `seepage.audit.run` calls them in that order."""

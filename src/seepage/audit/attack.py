@@ -1,4 +1,4 @@
-"""Run attacks on recorded rounds, side by side. A worker is given folders an attacker may read, and nothing else."""
+"""Run attacks on recorded rounds in parallel. A worker process gets only folders that an attacker may read."""
 
 import json
 import tempfile
@@ -35,17 +35,17 @@ POLL_SECONDS = 0.3
 
 @dataclass(frozen=True)
 class Source:
-    """One cell to attack: where its rounds lie, and its truth if there is one.
+    """One cell to attack: the folder of its recorded rounds, and the folder of its truth if there is one.
 
     Attributes:
-        name: The cell's name, and the folder's below `attacks/`.
+        name: Name of the cell and of its folder below `attacks/`.
         observed: Folder an attacker may read.
         private: Folder with the truth, or None.
-        architecture: The model, where the recorded one is replaced.
-        batch_size: Batch size, where the record has none.
-        inferred: From what that was inferred, where nobody told it.
-        trust: The folder was written by this run, so its model may be somebody's own code.
-        recipe: The recipe that recorded it, where this run did.
+        architecture: Model to use in place of the recorded one; None: the recorded one.
+        batch_size: Batch size to use where the recording states none.
+        inferred: The source from which `batch_size` was inferred; None where it was stated.
+        trust: Whether this run wrote the folder itself, so that model code named in it may be executed.
+        recipe: The recipe that recorded the cell; None where another run recorded it.
     """
 
     name: str
@@ -64,12 +64,12 @@ class Source:
 
     @cached_property
     def facts(self) -> Facts:
-        """What `knowledge.json` says, which takes no model."""
+        """The content of `knowledge.json`, read without building the model."""
         return read_facts(self.observed)
 
     @property
     def kept(self) -> bool:
-        """Whether its rounds lie in the folder; else they are made anew, which takes the private data."""
+        """Whether the rounds are stored in the folder; otherwise they are recomputed from the private data."""
         return self.recipe is None or self.facts.kept
 
     def open(self, device: str) -> RecordedTranscript | IndexedTranscript:
@@ -84,16 +84,16 @@ class Source:
         )
 
     def for_attack(self) -> "Source":
-        """The same without the truth, wherever the rounds can be had without it."""
+        """This source without the truth, unless the rounds have to be recomputed from it."""
         return replace(self, private=None) if self.kept else self
 
     def rounds(self, attack: Attack) -> int:
-        """How many runs of an attack this cell takes: one on all rounds together, or one for each round."""
+        """Number of runs of an attack on this cell: one on all rounds together, or one per round."""
         if attack.rounds == "all":
             return 1
         if "indices" not in self.facts.told:
             return self.facts.rounds
-        # Rounds over one data set are many and alike.
+        # Rounds that draw from one data set may number thousands; only the first `batch.count` of them are attacked.
         return min(self.facts.rounds, 1 if self.recipe is None else self.recipe.batch.count)
 
 
@@ -107,7 +107,7 @@ class Task:
     """One attack on one round (or, for attacks that need all rounds, on all of them).
 
     Attributes:
-        source: Where the rounds are; without the truth, unless the rounds are made anew from it.
+        source: The recorded rounds; without the truth, unless the rounds have to be recomputed from it.
         folder: The run folder.
     """
 
@@ -126,7 +126,7 @@ class Task:
 
     @property
     def outcome(self) -> Path:
-        """Where the outcome goes, without suffix."""
+        """Path of the attempt's files, without suffix."""
         return self.folder / "attacks" / self.cell / self.name / f"{self.t:06d}"
 
     @property
@@ -139,13 +139,13 @@ class Task:
 
     @property
     def progress(self) -> FolderProgress:
-        """What the attack reports to."""
+        """The progress object that the attack reports its steps and checkpoints to."""
         facts = {"cell": self.cell, "attack": self.name, "round": self.t}
         checkpoint = self.outcome.with_name(f"{self.outcome.name}-checkpoint")
         return FolderProgress(self.folder / "progress.jsonl", checkpoint, facts)
 
     def run(self, threads: int) -> None:
-        """Attack and keep the outcome. A fault in the attack's code is an outcome too, so that the others go on."""
+        """Run the attack and save the attempt. An exception in the attack is saved as well, so the others continue."""
         torch.set_num_threads(threads)
         attack: Attack = ATTACKS.build(self.part)
         transcript: Transcript = self.source.open(self.device)
@@ -171,15 +171,15 @@ class Task:
         progress.clear()
 
     def serialized(self) -> "SerializedAttack | None":
-        """The attack with the files it may read. Rounds made anew from the truth stay with the truth."""
+        """The attack with the files it may read. Not possible where rounds are recomputed from the truth."""
         return SerializedAttack(self) if self.source.kept else None
 
 
 @dataclass(frozen=True)
 class SerializedAttack:
-    """An attack for another machine: it comes with its `observed/`, and neither truth nor recipe.
+    """An attack to run on another machine, with the files of its `observed/` and neither truth nor recipe.
 
-    The recipe holds the seed that drew the private examples from their data set.
+    The recipe is left out because its seed would redraw the private examples from their data set.
     """
 
     task: Task
@@ -193,7 +193,7 @@ class SerializedAttack:
         return str(self.task.source.observed)
 
     def load(self) -> dict[str, bytes]:
-        """All files of `observed/` by their paths in it."""
+        """The bytes of all files of `observed/`, by path relative to it."""
         folder = self.task.source.observed
         return {
             path.relative_to(folder).as_posix(): path.read_bytes()
@@ -213,7 +213,7 @@ class SerializedAttack:
 
 
 def check_reconstruction(found: object, transcript: Transcript) -> None:
-    """Raise `ValueError` for what a score could make no sense of; somebody's own attack may return anything."""
+    """Raise `ValueError` for a reconstruction that cannot be scored; a third-party attack may return anything."""
     if not isinstance(found, Reconstruction):
         raise ValueError(f"the attack returned a {type(found).__name__} instead of a seepage.Reconstruction")
     shape = transcript.knowledge.input_shape
@@ -224,7 +224,7 @@ def check_reconstruction(found: object, transcript: Transcript) -> None:
 
 
 class _Meter:
-    """Adds up how far all tasks are, from the lines the workers append."""
+    """Sums up the progress of all tasks from the lines that the workers append to their logs."""
 
     def __init__(self, tasks: Sequence[Task], log: Path, show: ProgressCallback) -> None:
         self.shares = {(task.cell, task.name, task.t): 0.0 for task in tasks}
@@ -233,7 +233,7 @@ class _Meter:
         self.follower = LogFollower(log, log.stat().st_size if log.exists() else 0)
 
     def look(self) -> None:
-        """Read new lines and show the sum."""
+        """Read the new lines and show the total progress."""
         latest = ""
         for line in self.follower.fresh().splitlines():
             event = _event(line)
@@ -248,12 +248,12 @@ class _Meter:
     def finish(self, task: Work) -> None:
         assert isinstance(task, Task)
         self.shares[task.cell, task.name, task.t] = 1.0
-        # It may have ended on another machine, and have begun on this one.
+        # A task that began here, and left a checkpoint, may have ended on another machine.
         task.progress.clear()
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look every `POLL_SECONDS` seconds, from a thread, while a block runs."""
+        """Call `look` every `POLL_SECONDS` seconds from a thread while the `with` block runs."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -271,7 +271,7 @@ class _Meter:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """A progress line, or None for one that a kill cut short."""
+    """A parsed progress line, or None for an incomplete line left by a killed worker."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -280,9 +280,9 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def attack_names(parts: Sequence[Spec]) -> list[str]:
-    """A name for each attack of a recipe: its label or its own, numbered where one is used twice.
+    """A unique name for each attack of a recipe: its label or else its registered name, numbered if used twice.
 
-    An attack's seed hangs on its name, so that one with a label keeps its numbers wherever it stands in the list.
+    The seed of an attack is derived from its name, so a labeled attack gives the same numbers at any place in the list.
 
     >>> attack_names([Spec("dlg"), Spec("linear"), Spec("dlg", {"steps": 9}), Spec("dlg", label="wide")])
     ['dlg', 'linear', 'dlg-2', 'wide']
@@ -294,7 +294,7 @@ def attack_names(parts: Sequence[Spec]) -> list[str]:
     for place, base in enumerate(bases):
         number = bases[:place].count(base) + 1
         name = base if number == 1 else f"{base}-{number}"
-        while name in names or (number > 1 and name in bases):  # that is another's label
+        while name in names or (number > 1 and name in bases):  # the numbered name is another attack's label
             number += 1
             name = f"{base}-{number}"
         names.append(name)
@@ -314,20 +314,20 @@ def attack_cells(
 
     Args:
         sources: The cells.
-        recipes: For each of them the attacks, their seed and their device.
+        recipes: For each cell the recipe with its attacks, seed and device.
         folder: The run folder.
-        jobs: Attacks at a time; None: one per core.
-        show: Progress.
-        on: Where attacks run; None: on this machine.
+        jobs: Number of attacks that run in parallel; None: one per core.
+        show: Called with progress messages.
+        on: Executor that runs the attacks; None: worker processes on this machine.
 
     Returns:
-        How many ran at a time on the device of the first cell.
+        Number of attacks that ran in parallel on the device of the first cell.
 
     Raises:
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
     """
-    # Each attack is made once here, whatever the number of cells.
+    # Each attack is constructed once, not once per cell.
     made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
     attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
     tasks: list[Task] = []
@@ -339,7 +339,7 @@ def attack_cells(
             tasks += [_task(source, name, spec, t, folder, recipe.seed, recipe.device) for t in rounds]
     todo = [task for task in tasks if not task.done]
     executor = on or LocalExecutor()
-    # Cells on different devices run one group after the other, each as many at a time as suits its device.
+    # Cells are grouped by device; the groups run in turn, each with the parallelism that suits its device.
     devices = dict.fromkeys(recipe.device for recipe in recipes)
     groups = {device: [task for task in todo if task.device == device] for device in devices}
     plans = {device: executor.plan(jobs, len(group), device) for device, group in groups.items()}

@@ -23,9 +23,9 @@ class Attempt:
     Attributes:
         status: The reconstruction's status, or `inapplicable`, or `error` for a fault in the attack's code.
         reconstruction: None where there is none.
-        reason: Why there is none, with the remedy.
+        reason: Why there is no reconstruction, and what to change.
         seconds: Wall time of the attack alone.
-        cpu_seconds: Processor time of the attack alone; on a busy machine the fairer number.
+        cpu_seconds: Processor time of the attack alone; unlike wall time, hardly affected by other load.
         attack: The attack's `repr`.
     """
 
@@ -38,7 +38,7 @@ class Attempt:
 
 
 def save_attempt(outcome: Attempt, path: Path) -> None:
-    """Write `PATH.safetensors` where there is a reconstruction, then `PATH.json`, which makes the outcome whole."""
+    """Write `PATH.safetensors` if there is a reconstruction, then `PATH.json`, whose presence marks completion."""
     found = outcome.reconstruction
     facts: dict[str, Any] = {
         "schema": SCHEMA,
@@ -97,19 +97,19 @@ def _reconstruction(facts: Mapping[str, Any], tensors: Tensors) -> Reconstructio
 
 
 def has_attempt(path: Path) -> bool:
-    """Whether an outcome is there, whole."""
+    """Whether a complete attempt is stored at this path."""
     return path.with_suffix(".json").exists()
 
 
 @dataclass(frozen=True)
 class FolderProgress:
-    """Progress that is kept in a run folder: a line per report, and the last checkpoint.
+    """Progress of an attack, stored in a run folder: one line per report, and the latest checkpoint.
 
     Attributes:
         log: `progress.jsonl` of the run.
         checkpoint: Path of this attack's checkpoint, without suffix.
-        task: What the lines say about which attack is meant.
-        pause: Seconds between two checkpoints: writing one to disk for good can take longer than a step.
+        task: Entries of each line that identify the attack.
+        pause: Least seconds between two checkpoints: syncing one to disk can take longer than a step of the attack.
     """
 
     log: Path
@@ -127,7 +127,7 @@ class FolderProgress:
             return None
         facts = read_json(self.checkpoint.with_suffix(".json"))
         tensors = read_tensors(self.checkpoint.with_suffix(".safetensors"))
-        # Two files cannot be renamed at once; a checkpoint whose halves differ is not used.
+        # Two files cannot be renamed atomically together; a checkpoint whose two files disagree is ignored.
         if int(tensors.pop("step").item()) != facts["step"]:
             return None
         return Checkpoint(tensors, facts)
@@ -141,6 +141,6 @@ class FolderProgress:
         self._saved_at[:] = [time.monotonic()]
 
     def clear(self) -> None:
-        """Remove the checkpoint of an attack that has ended."""
+        """Remove the checkpoint of a finished attack."""
         for suffix in (".json", ".safetensors"):
             self.checkpoint.with_suffix(suffix).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Files that somebody captured, attacked in one go: made an `observed/` folder inside the run folder first."""
+"""Attack captured files (checkpoints or a gradient): first converted to an `observed/` folder in the run folder."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from seepage.types import Architecture
 
 @dataclass(frozen=True, kw_only=True)
 class Capture:
-    """What was captured, and what is known about how it was made.
+    """Captured files, and what is known about the client that produced them.
 
     Attributes:
         files: Two checkpoints, or weights and a gradient.
@@ -38,7 +38,7 @@ class Capture:
     batch_size: int | None = None
 
     def observe(self, folder: Path) -> list[str]:
-        """Write the `observed/` folder; returns what a reader should know. Raises as `observe_files` does."""
+        """Write the `observed/` folder and return notes for the reader. Raises the errors of `observe_files`."""
         return observe_files(
             self.files,
             folder,
@@ -52,7 +52,7 @@ class Capture:
 
     @property
     def text(self) -> str:
-        """What makes this capture another than others: content of the files and what is known, as JSON."""
+        """The identity of this capture as JSON: digests of its files and what is known about them."""
         captured = (self.files.before, self.files.after, self.files.gradient)
         known = {
             "files": [None if path is None else _digest(path) for path in captured],
@@ -79,13 +79,13 @@ def _digest(path: Path) -> str:
 def attack_folder(
     observed: Path, request: AttackRequest, *, model: Architecture | None = None, batch_size: int | None = None
 ) -> Run:
-    """Attack recorded updates, with no truth at hand. A batch size that nobody told is inferred, and said to be.
+    """Attack recorded updates without a truth. A batch size that is not stated is inferred and marked as inferred.
 
     Args:
         observed: An `observed/` folder, or one with several below it.
         request: The attacks.
         model: Use this model instead of the recorded one.
-        batch_size: Batch size, where the record has none; None: inferred.
+        batch_size: Batch size to use where the recording states none; None: infer it.
 
     Raises:
         SeepageError: As `attack_only` does.
@@ -96,14 +96,14 @@ def attack_folder(
 
 
 def attack_captured(capture: Capture, request: AttackRequest) -> Run:
-    """Attack captured files, with no truth at hand. `observed/` and `captured.json` of the run folder hold them.
+    """Attack captured files without a truth. They are stored in `observed/` and `captured.json` of the run folder.
 
     Args:
         capture: The files and what is known.
         request: The attacks.
 
     Raises:
-        SeepageError: For files that do not fit the model or what is said of them, unknown attacks, and where `out`
+        SeepageError: For files that contradict the model or the stated facts, unknown attacks, and where `out`
             holds another run.
     """
     request.check()

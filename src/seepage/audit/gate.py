@@ -10,7 +10,7 @@ from seepage.core.schema import Summary
 from seepage.errors import SeepageError, unknown
 
 LISTED_CELLS = 3
-"""Cells that a message names; more are "others"."""
+"""Number of cells that a message names; the rest are counted."""
 
 _CONDITION = re.compile(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*")
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
@@ -37,11 +37,11 @@ def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
 
     Args:
         text: The condition.
-        metrics: Names of the metrics that the run measures. Each can be named, for its mean, and as `NAME_median`,
-            `NAME_low`, `NAME_high` and `NAME_n`.
+        metrics: Names of the metrics that the run measures. `NAME` means the mean of a metric; `NAME_median`,
+            `NAME_low`, `NAME_high` and `NAME_n` can be used as well.
 
     Raises:
-        SeepageError: Where it is no condition or names no score.
+        SeepageError: If the text is not a condition or names no score.
 
     >>> str(parse_condition("psnr>20"))
     'psnr > 20'
@@ -60,8 +60,8 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
     """Rows that meet a `--fail-if` condition.
 
     Raises:
-        SeepageError: Where none does and a cell could not be recorded, or has no row with that score: a gate that
-            cannot see must not let anything pass. A cell whose update is zero has nothing to leak, and passes.
+        SeepageError: If no row meets it but a cell could not be recorded or has no row with that score: missing
+            numbers must not let the gate pass. A cell with a zero update has nothing to leak and passes.
     """
     values = [(row, row.value(condition.score)) for row in rows]
     compare = _COMPARE[condition.sign]
@@ -86,5 +86,5 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
 
 
 def _first(cells: Collection[str]) -> str:
-    """The first few names of cells."""
+    """The first few cell names, and the number of the others."""
     return f"{', '.join(list(cells)[:LISTED_CELLS])}{' and others' if len(cells) > LISTED_CELLS else ''}"

@@ -1,4 +1,4 @@
-"""Somebody's own files, checkpoints or a gradient, as an `observed/` folder that every attack reads."""
+"""Convert captured files (two checkpoints, or weights and a gradient) to an `observed/` folder for the attacks."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -26,12 +26,12 @@ from seepage.types import Architecture, ClientUpdate, Tensors, Transcript, Updat
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """What was captured.
+    """The captured files.
 
     Attributes:
-        before: Weights that the server sent out.
-        after: Weights that came back; or else
-        gradient: The gradient that came back.
+        before: Weights that the server sent to the client.
+        after: Weights that the client returned; exactly one of `after` and `gradient` is given.
+        gradient: The gradient that the client returned.
         lr: Learning rate of the SGD from `before` to `after`, if known.
     """
 
@@ -47,7 +47,7 @@ class Files:
             raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
 
     def update(self, before: Tensors) -> Update:
-        """What the client sent: `[...]` per parameter of `before`."""
+        """The client's update: one tensor per parameter of `before`, of its shape."""
         path = self.after or self.gradient
         assert path is not None
         state = read_state(path)
@@ -72,14 +72,15 @@ def observe_files(
     steps: int | None = None,
     batch_size: int | None = None,
 ) -> list[str]:
-    """Write an `observed/` folder from files; returns what a reader should know about them.
+    """Write an `observed/` folder from captured files and return notes about them for the reader.
 
-    What is not given is inferred where the update tells it: local steps or the learning rate from the last bias, the
-    batch size from the rank of the layers. `knowledge.json` then names it under `inferred`.
+    Facts that are not given are inferred from the update where it determines them: local steps or the learning rate
+    from the gradient of the last bias, the batch size from the rank of the layers' gradients. `knowledge.json` lists
+    them under `inferred`.
 
     Args:
         files: The files.
-        folder: Where to write; must not hold a recording already.
+        folder: Where to write; must not contain a recording already.
         architecture: How to build the model.
         client: The client's rule: `fedsgd`, or `fedavg` with its `lr`, `epochs` or `steps`.
         input_shape: Shape of one example, if known.
@@ -88,7 +89,7 @@ def observe_files(
         batch_size: Examples behind the update, if known.
 
     Raises:
-        SeepageError: For files that cannot be read or do not fit the model, and a rule that does not fit the files.
+        SeepageError: For files that cannot be read or do not fit the model, and a client rule that contradicts them.
     """
     if (folder / "knowledge.json").exists():
         raise SeepageError(f"{folder} already holds a recorded update; choose another folder with --out")
@@ -120,7 +121,7 @@ def observe_files(
 def _with_size(
     whole: Callable[..., Transcript], batch_size: int | None
 ) -> tuple[Transcript, dict[str, str], str | None]:
-    """The transcript with a batch size, what was inferred of that and the labels, and why no size is known."""
+    """The transcript with a batch size, the facts inferred (batch size, labels), and why no size is known, if so."""
     transcript, said, unknown = whole(batch_size=batch_size), {}, None
     found = UpdateAnalysis(transcript)
     if batch_size is None:
@@ -130,7 +131,7 @@ def _with_size(
         else:
             said["batch size"] = words
             transcript = whole(batch_size=batch_size)
-            found = UpdateAnalysis(transcript)  # now with counts of the labels
+            found = UpdateAnalysis(transcript)  # the analysis with a batch size also counts the labels
     labels = None if found.labels is None else found.labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
@@ -150,7 +151,7 @@ def _check_rule(client: Spec, files: Files, steps: int | None) -> None:
 def _rule(
     files: Files, client: Spec, steps: int | None, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int]
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
-    """The client's rule, the rate that makes one gradient of a difference of weights, and what was inferred."""
+    """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred."""
     if update.kind == "gradient" or client.use != "fedsgd":
         return make_client(client), None, {}
     found = infer_steps(model, update.tensors, *sizes, lr=files.lr, steps=steps)
@@ -178,7 +179,7 @@ def _remarks(
 
 
 def inferred_lines(said: Mapping[str, str]) -> list[str]:
-    """One line for each thing that nobody told.
+    """One line for each fact that was inferred instead of stated.
 
     >>> inferred_lines({"batch size": "1, from the rank of 2.weight"})
     ['inferred, not told: batch size: 1, from the rank of 2.weight']
@@ -187,7 +188,7 @@ def inferred_lines(said: Mapping[str, str]) -> list[str]:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """`3,32,32` as a shape.
+    """Parse a shape such as `3,32,32`.
 
     >>> parse_shape("3,32,32"), parse_shape("3x32x32")
     ((3, 32, 32), (3, 32, 32))

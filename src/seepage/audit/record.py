@@ -1,4 +1,4 @@
-"""Record the cells of an audit: train the model, let the client compute its updates, write both sides to disk."""
+"""Record the cells of an audit: train the model, compute the client's updates, write `observed/` and `private/`."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -26,29 +26,29 @@ from seepage.types import Batch, Round, Transcript
 
 
 def cell_folder(folder: Path, part: str, cell: str, cells: int) -> Path:
-    """Where a cell's `observed` or `private` lies in a run folder: a run of one cell has no folder per cell."""
+    """Path of a cell's `observed` or `private` in a run folder; a run of a single cell has no subfolder per cell."""
     return folder / part / cell if cells > 1 else folder / part
 
 
 MAX_KEPT_BYTES = 2**28
-"""Bytes of rounds that are written beside their data; more of them are made anew whenever they are read."""
+"""Largest total size of rounds, in bytes, that is written to disk; larger recordings are recomputed when read."""
 
 
 def record_cells(
     recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress, *, keep: int = MAX_KEPT_BYTES
 ) -> None:
-    """Write `observed/` and `private/` of every cell that does not have them yet.
+    """Write `observed/` and `private/` of every cell that is not recorded yet.
 
-    A cell of several that cannot be recorded is left out: its `private/` says why.
+    If one of several cells cannot be recorded, the others are, and its `private/` states the reason.
 
     Args:
         recipes: The cells.
         folder: The run folder.
-        show: Progress.
-        keep: Bytes of rounds over one data set that are written; more are made anew whenever they are read.
+        show: Called with progress messages.
+        keep: Largest size in bytes of rounds over one data set that is written; larger ones are recomputed when read.
 
     Raises:
-        SeepageError: For mistakes in the recipe or the data, and where no cell at all can be recorded.
+        SeepageError: For mistakes in the recipe or the data, and where no cell can be recorded.
     """
     shared = SharedParts()
     skipped: list[SeepageError] = []
@@ -67,7 +67,7 @@ def record_cells(
 
 
 def is_skipped(private: Path) -> bool:
-    """Whether a cell was left out."""
+    """Whether a cell could not be recorded."""
     path = private / "cell.json"
     return path.exists() and "skipped" in read_json(path)
 
@@ -130,18 +130,18 @@ def _record_cell(
 
 
 def made_anew(recipe: Recipe, observed: Path, private: Path, device: str) -> IndexedTranscript:
-    """The transcript of a cell whose rounds are too many to keep, from its private data."""
+    """The transcript of a cell whose rounds are too large to store, recomputed from its private data."""
     knowledge, state = open_knowledge(observed, device=device)
     victim, _ = victim_of(recipe, knowledge, state, [open_truth(private).whole.to(device)])
     transcript = victim.transcript()
-    assert isinstance(transcript, IndexedTranscript)  # its rounds are drawn from one data set, else they were kept
+    assert isinstance(transcript, IndexedTranscript)  # only rounds drawn from one data set are not stored
     return transcript
 
 
 def _first_round(transcript: Transcript, recipe: Recipe) -> Round:
-    """The first round, so that batch norm on a single value is one sentence and not a traceback.
+    """Compute the first round, so that an error such as batch norm on a single value becomes one sentence.
 
-    Training that overflows, as under a strong defense, leaves out its cell and no other.
+    If training overflows, as it may under a strong defense, only this cell is skipped.
     """
     try:
         return transcript[0]
@@ -155,10 +155,10 @@ def _first_round(transcript: Transcript, recipe: Recipe) -> Round:
 
 
 def _named(recipe: Recipe) -> Cell:
-    """What a cell is called, and nothing that was measured."""
+    """The name, title and options of a cell, without measured facts."""
     rounds = recipe.rounds
     drawn = "" if rounds is None else f" of {rounds.samples}, {rounds.count} rounds ({rounds.design})"
-    # A case has a name of its own; other cells may differ by an option of the model.
+    # A case of the recipe has its own name; cells of a grid may differ by an option of the model.
     words = [
         recipe.model.use if recipe.name == recipe.cell else str(recipe.model),
         f"batch {recipe.batch.size}{drawn}",
@@ -166,7 +166,7 @@ def _named(recipe: Recipe) -> Cell:
     ]
     if recipe.client.use != "fedsgd" or recipe.client.options.get("clients", 1) > 1:
         words.append(_client_words(recipe.client))
-    # Where cells differ by their defense, the one without says so.
+    # If the cells differ in their defense, the undefended one is named as such.
     undefended = ["no defense"] if "defense" in recipe.varied else []
     words += map(str, recipe.defense) if recipe.defense else undefended
     words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
@@ -175,7 +175,7 @@ def _named(recipe: Recipe) -> Cell:
 
 
 def _client_words(part: Spec) -> str:
-    """What clients do, for a title: `2 local epochs (lr 0.01, batch size 8)`."""
+    """Description of the client rule for a title, such as `2 local epochs (lr 0.01, batch size 8)`."""
     options = dict(part.options)
     clients, steps, epochs = options.pop("clients", 1), options.pop("steps", None), options.pop("epochs", 1)
     words = [f"sum of {clients} clients"] if clients > 1 else []
@@ -187,7 +187,7 @@ def _client_words(part: Spec) -> str:
 
 
 def _history(recipe: Recipe) -> str:
-    """How the model got where it is, in words."""
+    """Sentence about the initialization and training of the model."""
     plan = recipe.training
     words = [f"weights {Path(plan.weights).name}"] if plan.weights else ["wide start"] if plan.init == "wide" else []
     words += [f"trained {plan.steps} steps"] if plan.steps else []
@@ -199,7 +199,7 @@ def _history(recipe: Recipe) -> str:
 def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
     recipe, dataset = setting.case, setting.dataset
     defense = recipe.make_defense()
-    # Unseen examples that are not attacked either; a tiny data set may have none left.
+    # Examples that were neither trained on nor attacked; a tiny data set may have none left.
     test = setting.batch(setting.unseen[:MAX_UNSEEN]) if len(setting.unseen) else None
     right = None if test is None else round(accuracy(setting.model, setting.state, test), 4)
     facts = {
@@ -225,7 +225,7 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
 
 
 def _baselines(batches: Sequence[Batch], seed: int) -> dict[str, dict[str, float | None]]:
-    """Scores of guesses without an attack, mean over all examples; made as the scores of attacks make them."""
+    """Mean scores of guesses made without an attack, computed in the same way as the scores of attacks."""
     found: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
     for batch in batches:
         truth = batch.inputs.cpu()

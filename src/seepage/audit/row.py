@@ -1,11 +1,11 @@
-"""What an audit found, typed: one row per attack and cell, and the whole of `result.json`.
+"""The types of an audit's result: one `Row` per attack and cell, and `Result`, the content of `result.json`.
 
-`Result` is the one schema that the table in the terminal, the report, the gate, the frontier and the published tables
-read. It imports nothing heavy, so that a reader of results needs no PyTorch.
+The table in the terminal, the report, the gate, the frontier and the published tables all read `Result`. This module
+does not import PyTorch, so that results can be read without it.
 
-A score is a `Summary` under its metric's name, so that a new metric needs no new key. Files keep the flat keys that
-they have had since schema 1 (`psnr_median`, `error_v`, ...) beside that: `SCHEMA_1` says where in a row each of them
-stands, `Row.record` writes them, and a file that has them alone is read as well.
+A score is a `Summary` under its metric's name, so that a new metric needs no new key. Files also keep the flat keys
+of schema 1 (`psnr_median`, `error_v`, ...): `SCHEMA_1` maps each of them to its place in a row, `Row.record` writes
+them, and files that contain only the flat keys can still be read.
 """
 
 import json
@@ -19,14 +19,14 @@ from pydantic_core import PydanticCustomError
 from seepage.core.schema import Guarantee, JsonRecord, Summary
 
 Status = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
-"""How an attack ended: as a reconstruction does, or not applicable, or with a fault in its code."""
+"""How an attack ended: the status of its reconstruction, `inapplicable`, or `error` for an exception in its code."""
 
 PROTOCOL = ("model", "client rule", "batch size", "update")
-"""What every attacker here knows: what an honest-but-curious server sees anyway."""
+"""Facts that every attacker knows, because an honest-but-curious server observes them."""
 
 
 class Outcome(StrEnum):
-    """What a row amounts to. Code compares these; `Row.phrase` says them to people."""
+    """The result of an attack as a code for comparisons; `Row.phrase` is the text for people."""
 
     EXACT = "exact"
     PARTLY_EXACT = "partly_exact"
@@ -44,16 +44,16 @@ class Outcome(StrEnum):
 
     @property
     def phrase(self) -> str:
-        """In words, where no count is known."""
+        """The outcome in words, for rows without a count."""
         return self.value.replace("_", " ")
 
 
 class Certified(JsonRecord):
-    """Guesses that an attack vouches for without any truth.
+    """Number of guesses that an attack certifies as exact without knowing the truth.
 
     Attributes:
-        n: How many.
-        wrong: How many of them are no private example after all; None where no truth was at hand.
+        n: Number of certified guesses.
+        wrong: Number of certified guesses that match no private example; None without a truth.
     """
 
     n: int
@@ -61,14 +61,14 @@ class Certified(JsonRecord):
 
 
 class Cost(JsonRecord):
-    """The work of an attack.
+    """The cost of an attack.
 
     Attributes:
         seconds: Wall time.
         cpu_seconds: Processor time.
-        rounds: Rounds that it read.
-        steps: Steps of its longest search.
-        evaluations: Gradients of the client's rule that it computed.
+        rounds: Number of rounds that it read.
+        steps: Number of steps of its longest search.
+        evaluations: Number of updates of the client's rule that it computed.
     """
 
     seconds: float | None = None
@@ -79,31 +79,31 @@ class Cost(JsonRecord):
 
 
 class Row(JsonRecord):
-    """One attack on one cell. None where something does not apply.
+    """The result of one attack on one cell. A field is None where it does not apply.
 
     Attributes:
         cell: The cell's name.
         attack: The attack's name in this run.
         options: The attack's `repr`: every option with its value.
-        status: The worst status of the batches that gave a result, or of all where none did.
-        outcome: What it amounts to.
-        reason: Why there is no result, on all or some batches.
-        told: What the attacker knows: the protocol, and what it was told beyond that.
-        told_extra: Side information: what it was told beyond the protocol.
-        examples: Private examples.
-        returned: Guesses that came back.
-        space: Whether the guesses are examples or inputs of an inner layer.
+        status: The worst status of the batches with a result; if no batch has one, the worst of all.
+        outcome: The code of the result.
+        reason: Why some or all batches have no result.
+        told: What the attacker knows: the protocol and the side information.
+        told_extra: Side information: what the attacker knows beyond the protocol.
+        examples: Number of private examples.
+        returned: Number of guesses that the attack returned.
+        space: Whether the guesses are examples (`input`) or inputs of an inner layer (`feature`).
         alignment: How guesses were matched with examples, and what was fitted with the truth for it.
         scores: Metric to its summary; also `recovered` and `exact` (shares), `gain_db` (PSNR over that of the example's
             mean color), `psnr_nearest` (each example takes its most similar guess) and `label_accuracy`.
-        baselines: Guess without an attack, to metric, to its mean.
-        visible: Guesses that do not count as recovered and correlate with their example by more than 0.8.
-        certified: Guesses that the attack vouches for.
-        inner: Relative error of each quantity that the attack finds on its way.
-        objective: Mean objective reached.
-        objective_at_truth: The objective at the private examples.
-        cost: The work.
-        notes: What the attack says about itself.
+        baselines: Name of a guess without an attack, to metric, to its mean.
+        visible: Number of guesses that do not count as recovered but correlate with their example by more than 0.8.
+        certified: Guesses that the attack certifies as exact.
+        inner: Relative error of each intermediate quantity that the attack estimates.
+        objective: Mean value of the objective that the attack reached.
+        objective_at_truth: Mean value of the objective at the private examples.
+        cost: Time and number of evaluations.
+        notes: Notes of the attack about its own run.
     """
 
     cell: str
@@ -142,33 +142,33 @@ class Row(JsonRecord):
         return self.scores[metric].median if metric in self.scores else None
 
     def count(self, share: str) -> int | None:
-        """Examples that `recovered` or `exact` is the share of."""
+        """Number of examples behind the share `recovered` or `exact`."""
         found = self.mean(share)
         return None if found is None or self.examples is None else round(found * self.examples)
 
     @property
     def scored(self) -> bool:
-        """Whether the attack was measured against a truth."""
+        """Whether the attack was scored against a truth."""
         return "psnr" in self.scores
 
     @property
     def gave_result(self) -> bool:
-        """Whether the attack applied and ended with a result, if only with no guess."""
+        """Whether the attack applied and returned a result, even one without guesses."""
         return self.status not in ("inapplicable", "error")
 
     @property
     def leaks(self) -> bool:
-        """Whether any example came back, recognizably or exactly."""
+        """Whether any example was recovered, recognizably or exactly."""
         return bool(self.mean("recovered") or self.mean("exact"))
 
     @property
     def fitted(self) -> str:
-        """What the score fitted with the truth, such as `sign and scale`; empty where nothing."""
+        """What the score fitted with the truth, such as `sign and scale`; empty where nothing was fitted."""
         return (self.alignment or "").partition("+")[2].replace("+", " and ")
 
     @property
     def phrase(self) -> str:
-        """The outcome for people. Where some are exact their count says so: more may be recovered than exact.
+        """The outcome in words. If some examples are exact, their count is given, as more may be recovered.
 
         >>> Row(cell="a", attack="x", outcome="partly_exact", examples=4, scores={"exact": {"mean": 0.5}}).phrase
         '2/4 exact'
@@ -179,10 +179,10 @@ class Row(JsonRecord):
         return self.outcome.phrase
 
     def value(self, key: str) -> float | None:
-        """A number by the name that the gate and tables know it under; None where the row has none.
+        """The number with this name in the gate and in tables; None where the row does not have it.
 
-        Names are the flat keys of schema 1, a metric for its mean, and `METRIC_median`, `METRIC_low`, `METRIC_high`
-        and `METRIC_n`.
+        Names are the flat keys of schema 1, `METRIC` for a metric's mean, and `METRIC_median`, `METRIC_low`,
+        `METRIC_high` and `METRIC_n`.
         """
         if key == "certified":
             return self._certified_share
@@ -199,13 +199,13 @@ class Row(JsonRecord):
 
     @property
     def _certified_share(self) -> float | None:
-        """Guesses vouched for by example, where a truth was at hand to count the wrong ones by."""
+        """Certified guesses per private example; None without a truth, which is needed to count the wrong ones."""
         if self.certified is None or self.certified.wrong is None or not self.examples:
             return None
         return round(self.certified.n / self.examples, 4)
 
     def record(self) -> dict[str, Any]:
-        """As a table of `result.json`: the scores, and beside them every flat key of schema 1."""
+        """The row as written to `result.json`: the typed fields, and every flat key of schema 1."""
         plain = self.model_dump(mode="json", exclude={"certified", "cost", "outcome"})
         return {
             **plain,
@@ -218,7 +218,7 @@ class Row(JsonRecord):
         }
 
     def _at(self, path: tuple[str, ...]) -> Any:
-        """What stands at a path of attributes and keys."""
+        """The value at a path of attributes and keys."""
         found: Any = self
         for part in path:
             found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
@@ -239,18 +239,18 @@ SCHEMA_1: dict[str, tuple[str, ...]] = {
     "false_certificates": ("certified", "wrong"),
     **{name: ("cost", name) for name in Cost.model_fields},
 }
-"""Where in a row each flat key of schema 1 stands. A new metric adds nothing here."""
+"""The path in a row of each flat key of schema 1. A new metric needs no entry here."""
 
 SCORE_NAMES = (
     *(key for key, path in SCHEMA_1.items() if path[0] in ("scores", "baselines", "inner")), "visible", "certified",
 )  # fmt: skip
-"""Flat keys of schema 1 that are scores: what `--fail-if` can always name."""
+"""Flat keys of schema 1 that are scores; `--fail-if` accepts them in every run."""
 
 _BY_WORD = {word: outcome for outcome in Outcome for word in (outcome.value, outcome.phrase)}
 
 
 def _nested(found: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as the type wants it, from flat keys and from what stands in its place already."""
+    """The nested form of a row, from its flat keys and from fields that are nested already."""
     row = {key: value for key, value in found.items() if key in Row.model_fields and key != "certified"}
     share = found.get("certified")
     if isinstance(share, Mapping | Certified):
@@ -262,16 +262,16 @@ def _nested(found: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise PydanticCustomError("damaged", "{words}", {"words": f"{key!r} cannot be {value!r:.40}"})
         if path[0] == "scores" and "scores" in found:
-            continue  # the summaries are whole
+            continue  # the summaries are complete without the flat keys
         place = row
         for part in path[:-1]:
             place[part] = dict(place.get(part) or {})
             place = place[part]
         place.setdefault(path[-1], value)
-    # A summary needs its mean: an interval alone says nothing.
+    # A summary without a mean is dropped: an interval alone is no score.
     if "scores" not in found and "scores" in row:
         row["scores"] = {name: one for name, one in row["scores"].items() if "mean" in one}
-    # A row of the first versions has the share of certified guesses and no count.
+    # Rows of the first versions hold the share of certified guesses but not their number.
     examples = found.get("examples")
     if isinstance(share, int | float) and isinstance(examples, int) and found.get("vouched") is None:
         row["certified"] = {"wrong": found.get("false_certificates"), "n": round(share * examples)}
@@ -281,7 +281,7 @@ def _nested(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _outcome_of(found: Mapping[str, Any]) -> Outcome:
-    """The outcome of a row that has no code: by its phrase, or by its numbers where the phrase holds a count."""
+    """The outcome of a row without a code: from its phrase, or from its numbers where the phrase contains a count."""
     if isinstance(found["outcome"], str) and found["outcome"] in _BY_WORD:
         return _BY_WORD[found["outcome"]]
     shares = {key: found[key] for key in ("psnr", "exact", "recovered", "gain_db") if found.get(key) is not None}
@@ -302,14 +302,14 @@ def judge_outcome(
     returned: int | None = None,
     space: str | None = None,
 ) -> Outcome:
-    """What an attack's result amounts to.
+    """The outcome code of an attack's result.
 
     Args:
         status: How the attack ended.
         means: Means of `psnr`, `exact`, `recovered` and `gain_db`; empty where there is no score.
         zero_update: Whether the attacked update is zero everywhere.
-        returned: Guesses that came back.
-        space: Where the guesses lie: `input` or `feature`.
+        returned: Number of guesses that the attack returned.
+        space: Whether the guesses are examples (`input`) or inputs of an inner layer (`feature`).
 
     >>> judge_outcome("inapplicable", {}, zero_update=True).value
     'zero_update'
@@ -336,7 +336,7 @@ def judge_outcome(
 
 
 class DrawnRounds(JsonRecord):
-    """Rounds that draw their batches from one data set."""
+    """Rounds whose batches are drawn from one data set."""
 
     count: int
     samples: int
@@ -346,32 +346,32 @@ class DrawnRounds(JsonRecord):
 
 
 class Cell(JsonRecord):
-    """What one client did, and what is known about its update; None where that is not known.
+    """The setting of one cell and facts about its update. A field is None where it is not known.
 
     Attributes:
-        name: The cell's name: of its folders, and in rows.
-        title: For people.
-        title_parts: What the title is made of, part by part.
+        name: Name of the cell in rows and of its folders.
+        title: Title for people.
+        title_parts: The parts of which the title is composed.
         model: Name of the model.
-        model_options: Its options.
-        data: The data set.
-        data_source: Where that is from.
-        batch_size: Examples of one batch.
-        batches: Batches that are attacked.
+        model_options: Options of the model.
+        data: Name of the data set.
+        data_source: Source of the data set.
+        batch_size: Number of examples in one batch.
+        batches: Number of attacked batches.
         rounds: How the batches were drawn, where they were drawn from one data set.
-        training_steps: Steps that the model was trained for.
-        history: How the model got where it is, in words.
-        accuracy: Share of unseen examples that the model classifies right.
-        accuracy_examples: Unseen examples.
-        defense: The defense's `repr`; None: there is none, or it is not known.
+        training_steps: Number of training steps before the attacked round.
+        history: Sentence about the initialization and training of the model.
+        accuracy: Share of unseen examples that the model classifies correctly.
+        accuracy_examples: Number of unseen examples.
+        defense: The defense's `repr`; None where there is none or it is not known.
         client: The client rule's `repr`.
         classes: Names of the classes.
         parameters: Number of the model's parameters.
-        baselines: Guess without an attack, to metric, to its mean.
+        baselines: Name of a guess without an attack, to metric, to its mean.
         federation: Facts of the federation that trained the model.
-        inferred: What an attacker was not told and inferred, by name, with its source.
-        promise: What the defense guarantees in differential privacy.
-        exposure: What the update gives away without an attack, in one line.
+        inferred: Name of each fact that was inferred instead of stated, to the source it was inferred from.
+        promise: The differential-privacy guarantee of the defense.
+        exposure: One line on what the update reveals without an attack.
         skipped: Why the cell could not be recorded.
     """
 
@@ -407,11 +407,11 @@ class Cell(JsonRecord):
         return self.title or self.name
 
     def baseline(self, name: str, metric: str) -> float | None:
-        """The mean of a metric for a guess without an attack; None where it was not measured."""
+        """The mean of a metric for a baseline guess; None where it was not measured."""
         return ((self.baselines or {}).get(name) or {}).get(metric)
 
     def record(self) -> dict[str, Any]:
-        """As a table of `result.json`: what was found out, and nothing for the rest."""
+        """The cell as written to `result.json`, without the fields that are not known."""
         return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
 
 
@@ -419,14 +419,14 @@ class Cell(JsonRecord):
 
 
 class Thresholds(JsonRecord):
-    """From where on an example counts as recovered or exact, and what else was measured.
+    """The thresholds from which an example counts as recovered or exact, and the optional metrics.
 
     Attributes:
         recovered_ssim: SSIM from which an image can count as recovered.
-        recovered_gain_db: Decibels over its own mean color that an example needs besides.
+        recovered_gain_db: PSNR in dB by which the guess must also exceed the example's mean color.
         exact_db: PSNR in dB over which an example counts as exact.
-        lpips: Whether LPIPS was asked for.
-        metrics: Further metrics that were asked for.
+        lpips: Whether LPIPS was requested.
+        metrics: Further requested metrics.
     """
 
     recovered_ssim: float = 0.6
@@ -440,14 +440,14 @@ class Diagnostic(JsonRecord):
     """One diagnostic: what a reader must know before believing a number.
 
     Attributes:
-        cell: Where it was raised; None: about the whole run.
-        attack: About which attack; None: about the cell.
-        name: Stable short name.
+        cell: The cell it is about; None: the whole run.
+        attack: The attack it is about; None: the whole cell.
+        name: Short name that stays the same between versions.
         severity: `warning`: the number may mislead. `note`: good to know.
         message: What was seen and what it means.
         evidence: The measured numbers behind it.
-        limit: What it does not show; empty where the message says all.
-        tensors: Parameters that would have to be withheld or noised to close it.
+        limit: What the finding does not show; may be empty.
+        tensors: Parameters that would have to be withheld or noised to remove the leak.
     """
 
     cell: str | None = None
@@ -465,12 +465,12 @@ class Result(JsonRecord):
 
     Attributes:
         schema_version: 1. Keys may be added to that version; none is removed or changes its meaning.
-        run: The run folder, as it was named.
-        verdict: The run in plain words.
+        run: The path of the run folder, as it was given.
+        verdict: Summary of the run in plain words.
         verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified` or `unscored`.
         rows: One per attack and cell, cheapest attack first.
         cells: One per client setting.
-        thresholds: What "recovered" and "exact" mean here.
+        thresholds: The thresholds for "recovered" and "exact".
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -482,16 +482,16 @@ class Result(JsonRecord):
     thresholds: Thresholds
 
     def rows_of(self, cell: Cell) -> list[Row]:
-        """The rows of one cell, in order."""
+        """The rows of one cell, in the order of the file."""
         return [row for row in self.rows if row.cell == cell.name]
 
     @property
     def titles(self) -> dict[str, str]:
-        """A cell's name to what a reader knows it by."""
+        """Cell name to its title."""
         return {cell.name: cell.heading for cell in self.cells}
 
     def record(self) -> dict[str, Any]:
-        """As the table that `result.json` holds."""
+        """The result as written to `result.json`."""
         return {
             "schema": self.schema_version,
             "run": self.run,

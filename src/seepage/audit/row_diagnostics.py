@@ -50,7 +50,7 @@ def _objective_diagnostics(row: Row) -> list[Finding]:
 
 
 def outline_diagnostics(row: Row) -> list[Finding]:
-    """A finding where the eye may see more than PSNR and SSIM count."""
+    """A finding where guesses below the thresholds of PSNR and SSIM still correlate with their examples."""
     if not row.visible:
         return []
     words = (
@@ -61,7 +61,7 @@ def outline_diagnostics(row: Row) -> list[Finding]:
 
 
 def alignment_diagnostics(row: Row) -> list[Finding]:
-    """A finding where the score fitted something the method cannot know."""
+    """A finding where the score fitted a quantity, such as a scale, that the attack cannot determine."""
     if not row.fitted:
         return []
     words = f"{row.attack} cannot know {row.fitted}; the score fitted it with the truth, which an attacker could not."

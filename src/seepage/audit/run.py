@@ -64,7 +64,7 @@ class Run:
     Attributes:
         folder: The run folder.
         result: What it found: the content of `result.json`.
-        fresh: Whether it was computed now; False: it was found finished and left as it was.
+        fresh: Whether this call computed it; False: the folder held the finished run already.
     """
 
     folder: Path
@@ -85,12 +85,12 @@ def run(
 
     Args:
         tables: A recipe's tables (see `recipe`).
-        out: The run folder; None: `runs/NAME-HASH`. A finished run there is returned as it is, an unfinished one
-            of the same recipe is gone on with.
-        jobs: Attacks at a time; None: one per core.
-        on: Where attacks run; None: on this machine. `seepage.integrations.ray.cluster` gives one.
-        show: Progress.
-        command: The command that asked for this, for the record.
+        out: The run folder; None: `runs/NAME-HASH`. A finished run of the same recipe there is returned unchanged,
+            an unfinished one is continued.
+        jobs: Number of attacks that run in parallel; None: one per core.
+        on: Executor that runs the attacks, such as `seepage.integrations.ray.cluster()`; None: on this machine.
+        show: Called with progress messages.
+        command: The command line, stored with the run.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
@@ -117,7 +117,7 @@ def run(
 
 
 def _name_of(recipe: Recipe) -> str:
-    """What a run is called: its recipe, and the data where they are not the packaged album."""
+    """The name of a run: that of its recipe, and the data set where it is not the packaged album."""
     data = recipe.data.use
     return recipe.name if data == "album" else f"{recipe.name}-{Path(data).stem}"
 
@@ -127,9 +127,9 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> b
 
     Args:
         folder: The run folder.
-        name: The file that says what the run is.
-        text: What that file must say.
-        beside: Further entries that a folder without that file may hold.
+        name: Name of the file that identifies the run, such as `recipe.toml`.
+        text: Content that the file must have.
+        beside: Further entries that are allowed in a folder without that file.
 
     Raises:
         SeepageError: Where the folder holds something else, or a link that leads out of it.
@@ -152,7 +152,7 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> b
 
 @contextmanager
 def undone_on_mistake(folder: Path) -> Iterator[None]:
-    """Remove a folder that this block made where a mistake ends the block. What was there before stays."""
+    """Remove a folder that was created inside the `with` block if the block raises. Existing folders are kept."""
     made = next((path for path in reversed([folder, *folder.parents]) if not path.exists()), None)
     try:
         yield
@@ -172,7 +172,7 @@ def check_device(device: str) -> None:
 
 
 def environment(command: str, started: float, device: str, jobs: int) -> dict[str, Any]:
-    """Where and how a run was made."""
+    """Versions, platform, device and command of a run."""
     return {
         "schema": SCHEMA,
         "seepage": version("seepage"),
@@ -210,18 +210,18 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
 
 @dataclass(frozen=True, kw_only=True)
 class AttackRequest:
-    """What recorded or captured updates are attacked with, and where the run goes.
+    """The attacks to run on recorded or captured updates, and where to write the run.
 
     Attributes:
         attacks: Attack tables, each with `use` and options.
         seed: Seeds the attacks.
         device: Where to attack.
         out: Run folder; None: `runs/attack-HASH`.
-        jobs: Attacks at a time; None: one per core.
-        on: Where attacks run; None: on this machine.
-        show: Progress.
-        command: The command, for the record.
-        trust: Run the code that the folder names; for folders of one's own.
+        jobs: Number of attacks that run in parallel; None: one per core.
+        on: Executor that runs the attacks; None: on this machine.
+        show: Called with progress messages.
+        command: The command line, stored with the run.
+        trust: Whether to execute model code that the folder names; only for folders from a trusted source.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -255,14 +255,14 @@ def attack_only(
     beside: Collection[str] = (),
     sizes: Mapping[str, tuple[int, str]] | None = None,
 ) -> Run:
-    """Attack recorded updates, with no truth at hand.
+    """Attack recorded updates without a truth.
 
     Args:
         observed: An `observed/` folder or one with several below it.
         request: The attacks.
         model: Use this model instead of the recorded one.
-        batch_size: Batch size, where the record has none.
-        beside: What the run folder may hold before the run.
+        batch_size: Batch size to use where the recording states none.
+        beside: Entries that the run folder may contain before the run.
         sizes: Inferred batch sizes, each with its source, by the name of the folder that has none.
 
     Raises:
@@ -301,7 +301,7 @@ def attack_only(
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRequest:
-    """What `attack_only` was asked to do, as `attack.json` holds it."""
+    """The arguments of `attack_only`, as stored in `attack.json`."""
 
     observed: str
     content: str
@@ -313,12 +313,12 @@ class RecordedRequest:
 
     @property
     def text(self) -> str:
-        """As JSON; what nobody asked for is left out, so that runs of before this could be asked keep their names."""
+        """As JSON without default values, so that names of runs do not change when an argument is added."""
         table = {name: value for name, value in asdict(self).items() if name != "sizes" or value}
         return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
 
     def size_of(self, folder: str) -> tuple[int | None, str | None]:
-        """The batch size of a folder that has none, and from what it was inferred, where it was."""
+        """The batch size of a folder that states none, and the source of an inferred one."""
         found = (self.sizes or {}).get(folder) if self.batch_size is None else None
         if isinstance(found, list) and len(found) == 2 and type(found[0]) is int and isinstance(found[1], str):
             return found[0], found[1]
@@ -332,7 +332,7 @@ class RecordedRequest:
 
 
 def _read_request(path: Path, trust: bool) -> RecordedRequest:
-    """Read `attack.json`. It may be somebody else's, so code that it names is not run unless it is trusted."""
+    """Read `attack.json`. Code that it names is executed only if `trust` is set, since the file may be foreign."""
     record = read_json(path)
     check_schema(record, path)
     known = {name: record[name] for name in RecordedRequest.__dataclass_fields__ if name in record}
@@ -358,7 +358,7 @@ def _foreign_sources(recorded: RecordedRequest, truth: Path | None = None, *, tr
 def _truth_of(name: str, truth: Path | None) -> Path | None:
     if truth is None or (truth / "truth.safetensors").exists():
         return truth
-    # Several cells have a folder each; anything else is a data file or a folder of images.
+    # A run of several cells has one folder per cell; anything else is a data file or a folder of images.
     return truth / name if (truth / name).is_dir() or not truth.exists() else truth
 
 
@@ -367,12 +367,12 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
 
     Args:
         folder: The run folder.
-        truth: A `private/` folder, with one folder per cell where the run has several; None shows what is there.
+        truth: A `private/` folder, with one folder per cell where the run has several; None shows existing scores.
         settings: `score.KEY=VALUE` thresholds.
-        trust: Run code that the run folder names; for folders of one's own.
+        trust: Whether to execute code that the run folder names; only for folders from a trusted source.
 
     Raises:
-        SeepageError: For an audit's folder, which has its scores, and a truth that does not belong to the run.
+        SeepageError: For an audit's folder, which is scored already, and a truth that does not belong to the run.
     """
     refuse_links(folder)
     result = _read_result(folder)
@@ -398,7 +398,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
 
 
 def fingerprint(folders: Sequence[Path]) -> str:
-    """A digest of all files of recorded folders: the same name with other content is another recording."""
+    """A digest of the content of all files in recorded folders, so that changed files count as another recording."""
     digest = hashlib.sha256()
     for folder in folders:
         files = [folder / "knowledge.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("rounds/*"))]
@@ -410,7 +410,7 @@ def fingerprint(folders: Sequence[Path]) -> str:
 
 
 def _read_through(transcript: Transcript) -> None:
-    """Open every round once, and read its update as the attacks will."""
+    """Read every round's update once, so that damaged files are found before any attack runs."""
     for t in range(len(transcript)):
         transcript[t].gradient(transcript.knowledge.client)
 
@@ -423,7 +423,7 @@ def _read_result(folder: Path) -> Result:
 
 
 def validate_folder(folder: Path) -> list[str]:
-    """Open every transcript at or below a folder and read all its rounds; a line for each."""
+    """Read all rounds of every transcript at or below a folder; returns one line per transcript."""
     lines = []
     for place in list_transcripts(folder):
         transcript = open_transcript(place)

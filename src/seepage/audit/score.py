@@ -1,4 +1,4 @@
-"""What an attack's guesses amount to beside the truth: scores, certificates, inner errors, and the row of all that."""
+"""Score an attack against the truth: metrics, false certificates, errors of inner quantities, and the result row."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ from seepage.types import Batch, Knowledge, Reconstruction, Transcript
 
 
 def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
-    """The metrics to measure: those of every audit, and those that the recipe asks for.
+    """The metrics to measure: the default ones and those that the recipe names.
 
-    LPIPS is left out where its weights are not on this machine.
+    LPIPS is left out if its weights are not on this machine.
 
     Raises:
         SeepageError: For an unknown metric.
@@ -38,10 +38,10 @@ class ScoredAttack:
     """One attack on one cell, measured against the truth.
 
     Attributes:
-        scores: All numbers, with `psnr_nearest` among the values: each example takes its most similar guess, as some
-            papers score, and one good guess may count many times.
-        alignments: For each batch, which guess belongs to which example.
-        wrong_certificates: Guesses that the attack vouches for and that are no example; None where it vouches for none.
+        scores: All metrics, including `psnr_nearest`: each example is compared with its most similar guess, as some
+            papers do, so that one good guess may count for several examples.
+        alignments: For each batch the assignment of guesses to examples.
+        wrong_certificates: Number of certified guesses that match no example; None where no guess is certified.
     """
 
     scores: Scores
@@ -57,9 +57,9 @@ def score_attempts(
     *,
     seed: int = 0,
 ) -> ScoredAttack | None:
-    """Scores of one attack over all batches of a cell; None where no batch has any guess, or only features.
+    """Scores of one attack over all batches of a cell; None if there are no guesses, or only of features.
 
-    A batch that the attack gave no result for counts with all its examples, and no guess for any.
+    A batch without a result counts as a batch whose examples all have no guess.
 
     Args:
         attempts: One per batch.
@@ -95,14 +95,14 @@ def score_attempts(
 
 
 def _nearest_psnr(aligned: Alignment, batch: Batch, value_range: tuple[float, float]) -> torch.Tensor:
-    """`[n]` PSNR of each example's most similar guess; mid-grey stands in where there is none."""
+    """`[n]` PSNR in dB of each example's most similar guess; without any guess, PSNR of a mid-gray image."""
     low, high = value_range
     guesses, inputs = aligned.pairs.nearest().clamp(low, high), batch.inputs.detach().cpu()
     return psnr((guesses - low) / (high - low), (inputs - low) / (high - low))
 
 
 def _no_guess(like: Reconstruction) -> Reconstruction:
-    """A reconstruction of the same kind that guesses nothing."""
+    """A reconstruction in the same space without any guess."""
     cut = {name: getattr(like, name) for name in ("labels", "indices", "objective", "certified")}
     none: dict[str, Any] = {name: None if tensor is None else tensor[:0] for name, tensor in cut.items()}
     return replace(like, inputs=like.inputs[:0], inner={}, notes=(), history=(), **none)
@@ -114,10 +114,11 @@ def wrong_certificates(
     value_range: tuple[float, float],
     exact_db: float,
 ) -> int | None:
-    """How many guesses that the attack vouches for are no private example; None where it vouches for none at all.
+    """Number of certified guesses that match no private example; None where no guess is certified.
 
-    Each is held against its nearest example, since the matching of all guesses at once may give that one to another
-    guess. It is wrong where its mean squared error is that of `exact_db` or more: PSNR = -10 log10(MSE).
+    Each certified guess is compared with its nearest example, since the one-to-one assignment may give that example
+    to another guess. It is wrong if its mean squared error is at least 10^(-exact_db / 10), as
+    PSNR = -10 log10(MSE).
     """
     if all(reconstruction is None or reconstruction.certified is None for reconstruction in found):
         return None
@@ -137,9 +138,9 @@ def inner_errors(
     attempts: Sequence[Attempt],
     alignments: Sequence[Alignment],
 ) -> dict[str, float]:
-    """Relative error, in the Frobenius norm, of each quantity that the attack finds on its way.
+    """Relative error, in the Frobenius norm, of each intermediate quantity that the attack estimates.
 
-    Only the entries that the attack says it knows count, and only of examples that have a guess.
+    Only entries that the attack marks as known are compared, and only for examples that have a guess.
     """
     sums: dict[str, tuple[float, float]] = {}
     for view, batch, attempt, aligned in zip(views, truth, attempts, alignments, strict=True):
@@ -158,7 +159,7 @@ def inner_errors(
 
 
 def at_truth(attack: Attack, views: Sequence[Transcript], truth: Sequence[Batch]) -> float | None:
-    """The attack's objective at the private examples, mean over batches; None where it has none."""
+    """The attack's objective at the private examples, mean over batches; None if the attack has no objective."""
     values = [attack.objective_at(view, batch.inputs, batch.labels) for view, batch in zip(views, truth, strict=True)]
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -182,9 +183,9 @@ def make_row(
         cell: The cell's name.
         name: The attack's name in this run.
         attempts: One per run of the attack.
-        views: What each run saw.
-        truth: The private batch behind each, where it is at hand.
-        scored: Their scores.
+        views: The transcript that each run observed.
+        truth: The private batch behind each run, where known.
+        scored: Scores of the attempts.
         attack: The attack.
     """
     found = [attempt.reconstruction for attempt in attempts if attempt.reconstruction is not None]
@@ -244,24 +245,24 @@ def skipped_row(recipe: Recipe, cell: str, name: str, attack: Attack, told: Sequ
 
 
 def side_information(knowledge: Knowledge) -> tuple[list[str], list[str]]:
-    """What an attacker was told beyond the protocol, and what of it the protocol shows after all.
+    """Side information of the attacker, without facts that the protocol reveals anyway.
 
-    In vertical FL the server itself names the examples of each batch, so their indices are part of the protocol; in
-    horizontal FL a client keeps to itself which of its examples a batch holds, and they are side information.
+    In vertical FL the server chooses the examples of each batch, so their indices are part of the protocol. In
+    horizontal FL a client does not reveal which of its examples are in a batch, so there they are side information.
     """
     shown = {"indices"} if isinstance(knowledge.model, VerticalModel) else set[str]()
     return sorted(knowledge.told - shown), sorted(knowledge.told & shown)
 
 
 def worst_status(attempts: Sequence[Attempt]) -> Status:
-    """The status that a reader must know: the worst of the batches that gave a result, or of all where none did."""
+    """The worst status of the batches with a result; if no batch has one, the worst of all."""
     order: tuple[Status, ...] = ("error", "inapplicable", "interrupted", "diverged", "exhausted", "ok")
     spoke = [attempt for attempt in attempts if attempt.reconstruction is not None] or attempts
     return next(status for status in order if any(attempt.status == status for attempt in spoke))
 
 
 def _reason(attempts: Sequence[Attempt]) -> str | None:
-    """Why there is no result, with how many batches that is true of where others have one."""
+    """The reason for missing results, with the number of affected batches if only some have none."""
     silent = [attempt for attempt in attempts if attempt.reason]
     if not silent:
         return None
@@ -270,7 +271,7 @@ def _reason(attempts: Sequence[Attempt]) -> str | None:
 
 
 def _rounded(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
-    """The summaries with as many decimals as each metric wants."""
+    """The summaries, each rounded to the number of decimals that its metric states."""
     return {
         name: summary.rounded(find_metric(name).digits if name in METRICS else 4) for name, summary in summaries.items()
     }
@@ -281,7 +282,7 @@ def _rounded_baselines(means: Mapping[str, Mapping[str, float]]) -> dict[str, di
 
 
 def _certified(found: Sequence[Reconstruction], scored: ScoredAttack | None) -> Certified | None:
-    """Guesses that the attack vouches for, truth or not; None where it cannot vouch for any."""
+    """Number of certified guesses, with or without a truth; None if the attack cannot certify guesses."""
     given = [r.certified for r in found if r.certified is not None]
     if not given:
         return None
@@ -289,7 +290,7 @@ def _certified(found: Sequence[Reconstruction], scored: ScoredAttack | None) -> 
 
 
 def _cost(attempts: Sequence[Attempt], found: Sequence[Reconstruction]) -> Cost:
-    """The work of all attempts together; of steps the most of any, which is what the option says."""
+    """The total cost of all attempts; for steps the maximum, which is comparable with the option `steps`."""
     if not found:
         return Cost()
     spent = {key: [int(r.cost[key]) for r in found if key in r.cost] for key in ("rounds", "steps", "evaluations")}
@@ -303,7 +304,7 @@ def _cost(attempts: Sequence[Attempt], found: Sequence[Reconstruction]) -> Cost:
 
 
 def _is_zero(transcript: Transcript) -> bool:
-    """Whether no round's update has anything in it."""
+    """Whether the updates of all rounds are zero everywhere."""
     updates = (transcript[t].update.tensors.values() for t in range(len(transcript)))
     return not any(bool(tensor.any()) for tensors in updates for tensor in tensors)
 
@@ -312,7 +313,7 @@ def _examples(views: Sequence[Transcript], truth: Sequence[Batch] | None) -> int
     if truth is not None:
         return sum(len(batch) for batch in truth)
     if len(views) == 1 and len(views[0]) > 1 and "indices" in views[0].knowledge.told:
-        return None  # Rounds over one data set hold its examples again and again.
+        return None  # rounds over one data set see the same examples repeatedly
     sizes = [view[t].batch_size for view in views for t in range(len(view))]
     return sum(size for size in sizes if size is not None) if None not in sizes else None
 

@@ -34,14 +34,14 @@ from seepage.types import Knowledge, Tensors, Transcript
 
 @dataclass(frozen=True)
 class CellSummary:
-    """What the attacks on one cell amount to.
+    """The results of all attacks on one cell.
 
     Attributes:
         cell: The cell's facts.
         rows: One per attack.
-        diagnostics: What a reader must know before believing the numbers.
+        diagnostics: Warnings and notes about the numbers.
         lines: One per example and metric, for `scores.jsonl`.
-        exposure: What the first round's update gives away without an attack; None where no update was made.
+        exposure: Analysis of the first round's update without an attack; None if no update was made.
     """
 
     cell: Cell
@@ -80,7 +80,7 @@ def summarize(
 
 
 def _skipped_cell(source: Source, recipe: Recipe) -> CellSummary:
-    """A cell that could not be recorded: a row per attack that says so."""
+    """The summary of a cell that could not be recorded: one row per attack with the reason."""
     assert source.private is not None
     cell = read_cell(source.private, source.name)
     told, reason = sorted(recipe.knowledge.told), str(cell.skipped)
@@ -120,14 +120,14 @@ def _table(finding: Finding) -> dict[str, Any]:
 
 
 def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> bool:
-    """Whether the attacks or the model are somebody's own code, which scoring later refuses to run unasked."""
+    """Whether an attack or the model is third-party code, which scoring a run later executes only if trusted."""
     models = [source.architecture for source in sources if source.architecture is not None]
     attacks = [part.table() for recipe in recipes for part in recipe.attack]
     return bool(own_code({"attack": attacks, "model": [{"use": m.use, "options": dict(m.options)} for m in models]}))
 
 
 def _said(source: Source) -> dict[str, str]:
-    """What an attacker was not told here and inferred, by name, with its source."""
+    """Name of each fact that the attacker inferred instead of being told, to its source."""
     if source.recipe is not None:
         return {}
     said = read_facts(source.observed).said
@@ -137,27 +137,27 @@ def _said(source: Source) -> dict[str, str]:
 
 
 def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
-    """What the first round's update gives away with no attack."""
+    """Analysis of what the first round's update reveals without an attack."""
     try:
         found = exposure(transcript)
-        table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and for no report
+        table = {key: value for key, value in found.table().items() if key != "marks"}  # long, and no report shows it
         return {"cell": source.name, "line": found.line, **table}
     except SeepageError as error:
         return {"cell": source.name, "failed": str(error)}
 
 
 def _cell_of(source: Source, transcript: Transcript) -> Cell:
-    """The cell's facts; of somebody else's recording those that it shows."""
+    """The cell's facts; for a recording made elsewhere, those that its transcript states."""
     if source.private is not None and (source.private / "cell.json").exists():
         return read_cell(source.private, source.name)
     return cell_of_recording(source.name, transcript)
 
 
 def _truth_for(transcript: Transcript, source: Source) -> Truth:
-    """The truth, which must be that of this transcript."""
+    """The truth, after a check that it belongs to this transcript."""
     assert source.private is not None
     truth = _opened(source.private, transcript.knowledge)
-    # Rounds over one data set are many, and each takes its time to be made or read.
+    # Rounds over one data set may number thousands, and reading or recomputing each is slow: check the first only.
     looked = 1 if truth.draws is not None else len(transcript)
     problem = misfit(truth, len(transcript), [transcript[t].batch_size for t in range(looked)], transcript.knowledge)
     if problem is not None:
@@ -180,10 +180,10 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
 def _guarantee(recipe: Recipe) -> Guarantee | None:
     defense, rounds, size = recipe.make_defense(), recipe.rounds, recipe.batch.size
     once = guarantee_of(defense)
-    if once is None:  # before thousands of rounds are gone through
+    if once is None:  # checked before thousands of rounds are read
         return None
     taken: Sequence[int] = range(1 if rounds is None else rounds.count)
-    if rounds is not None and once.unit == "example":  # an update is sent in every round, an example is in some
+    if rounds is not None and once.unit == "example":  # every round sends an update, but an example takes part in some
         taken = rounds.drawn(size, recipe.seed).busiest(rounds.count)
     return guarantee_of(defense, taken, participations=recipe.make_client().max_participations(size))
 
@@ -204,7 +204,7 @@ def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
 
 @dataclass(frozen=True)
 class AttackedCell:
-    """One attack on one cell, and where its attempts lie."""
+    """One attack on one cell, and the folder of its attempts."""
 
     source: Source
     name: str
@@ -212,7 +212,7 @@ class AttackedCell:
     folder: Path
 
     def attempts(self) -> dict[int, Attempt]:
-        """By round; an attack on all rounds together has one, at 0."""
+        """Round to attempt; an attack on all rounds together has one attempt, at round 0."""
         place = self.folder / "attacks" / self.source.name / self.name
         found = {int(path.stem): path for path in sorted(place.glob("*.json")) if path.stem.isdigit()}
         if not found:
@@ -223,7 +223,7 @@ class AttackedCell:
 def _score_attack(
     one: AttackedCell, transcript: Transcript, truth: Truth | None, recipe: Recipe
 ) -> tuple[Row, Scores | None]:
-    """Score an attack on a cell, and write what came back beside the truth, for the report."""
+    """Score an attack on a cell, and write its guesses, aligned with the truth, for the report."""
     attempts = one.attempts()
     everything = one.attack.rounds == "all"
     views = [transcript if everything else OneRound(transcript, t) for t in attempts]
@@ -246,7 +246,7 @@ def _score_attack(
 
 
 def _as_found(t: int, attempt: Attempt, value_range: tuple[float, float]) -> Tensors:
-    """The guesses for the report as they are, where there is no truth to sort them by."""
+    """The guesses for the report in the attack's own order, for runs without a truth."""
     found = attempt.reconstruction
     if found is None or found.space != "input":
         return {}
@@ -255,7 +255,7 @@ def _as_found(t: int, attempt: Attempt, value_range: tuple[float, float]) -> Ten
 
 
 def _aligned_round(t: int, place: Alignment, truth: Truth, *, whole: bool) -> Tensors:
-    """The guesses for the report in the truth's order: the round's, or the data set's where rounds draw from one."""
+    """The guesses for the report in the order of the truth: that of the round, or of the shared data set."""
     guesses, matched = place.guesses.float(), place.matched
     if truth.draws is not None and not whole:
         drawn = truth.of_round(t).indices
@@ -267,7 +267,7 @@ def _aligned_round(t: int, place: Alignment, truth: Truth, *, whole: bool) -> Te
 
 
 def _score_lines(cell: str, attack: str, scores: Scores, truth: Truth | None) -> list[dict[str, Any]]:
-    """A line per example and metric; of rounds over one data set `example` is the place in that, and the round 0."""
+    """One line per example and metric; with a shared data set, `example` is the index in it and the round is 0."""
     per_example = len(scores.metrics)
     rounds = [int(b) for b in scores.batches for _ in range(per_example)]
     lines = []

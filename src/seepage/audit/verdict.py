@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from seepage.audit.row import Cell, Outcome, Row
 
 LISTED_NAMES = 3
-"""Cases or attacks that a sentence names one by one; more are counted."""
+"""Largest number of cases or attacks that a sentence names one by one; more are counted."""
 
 
 def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = False) -> tuple[str, str]:
@@ -16,7 +16,7 @@ def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = Fals
     Args:
         rows: All rows.
         cells: All cells.
-        own_code: Whether scoring later takes somebody's own code, which is run only where it is trusted.
+        own_code: Whether scoring the run later has to execute third-party code, which requires `--trust`.
     """
     named = {cell.name: cell for cell in cells}
     level, text = _found(rows, named, f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}")
@@ -25,7 +25,7 @@ def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = Fals
 
 
 def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[str, str]:
-    """What the attacks found, whoever knew what; `score` is the command with which whoever has the truth can check."""
+    """Level and sentences about what the attacks found; `score` is the command that compares it with a truth."""
     scored = [row for row in rows if row.scored]
     silent = _silent(rows, cells)
     if not any(row.gave_result for row in rows):
@@ -73,7 +73,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[
 
 
 def _unaware(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
-    """What a reader must know where no attacker was told of the defense; empty where all were, or there is none."""
+    """Warning that no attacker knew of the defense; empty if some did, or if there is no defense."""
     told = {row.cell for row in rows if "defense" in row.told_extra}
     spoke = {row.cell for row in rows if row.gave_result}
     defended = {name for name, cell in cells.items() if cell.defense}
@@ -96,7 +96,7 @@ def _unaware(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
 
 
 def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
-    """What came back, in the attacks' own words, where no truth is at hand."""
+    """Sentence on the returned guesses of a run without a truth, from what the attacks report themselves."""
     back = [row for row in rows if row.returned and row.space != "feature"]
     if not back:
         return "no attack returned any guess."
@@ -112,14 +112,14 @@ def _vouched(row: Row) -> int:
 
 
 def _outlines(quiet: Sequence[Row], scored: Sequence[Row]) -> str:
-    """How many guesses show outlines that a person would make out, though the limits count none as recovered."""
+    """Sentence on guesses with visible outlines (high correlation) that the thresholds do not count as recovered."""
     cells = {row.cell for row in quiet}
     most = sum(max(row.visible or 0 for row in scored if row.cell == cell) for cell in cells)
     return f", but {most} guess{'es show' if most > 1 else ' shows'} outlines of theirs" if most else ""
 
 
 def _silent(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
-    """Sentences about the cells of which no attack could say anything, or nothing where there are none."""
+    """Sentences about the cells for which no attack gave a result; empty if there are none."""
     spoke = {row.cell for row in rows if row.gave_result}
     zero = {row.cell for row in rows if row.outcome is Outcome.ZERO_UPDATE} - spoke
     mute = [cell for name, cell in cells.items() if name not in spoke | zero]
@@ -144,7 +144,7 @@ def _cases(count: int, which: str = "audited") -> str:
 
 
 def _strength(row: Row) -> tuple[float, float, float, float]:
-    """How bad a case is: by the share of examples that came back, then by how many they are."""
+    """Sort key for the severity of a case: the share of recovered examples, then their number."""
     exact, recovered, median = row.mean("exact") or 0.0, row.mean("recovered") or 0.0, row.median("psnr")
     return exact, recovered, exact * (row.examples or 0), -1e9 if median is None else median
 
@@ -164,7 +164,7 @@ def _share(row: Row) -> str:
 
 
 def _closeness(row: Row) -> list[str]:
-    """A sentence with the median: the mean of numbers that are capped at 150 dB would say little."""
+    """A sentence with the median PSNR; values are capped at 150 dB, which would distort a mean."""
     median, flat = row.median("psnr"), row.value("mean_color_psnr")
     if median is None:
         return []
@@ -175,7 +175,7 @@ def _closeness(row: Row) -> list[str]:
 
 
 def _named(some: Sequence[Cell], cells: Mapping[str, Cell], which: str = "audited") -> str:
-    """A count of cases with their titles, or, of many, with what their titles share and not all titles have."""
+    """The number of cases with their titles; for many cases, with the parts that only their titles share."""
     if len(some) <= LISTED_NAMES:
         return f"{_cases(len(some), which)} ({'; '.join(cell.heading for cell in some)})"
     everywhere = set.intersection(*(set(cell.title_parts) for cell in cells.values()))
@@ -200,14 +200,14 @@ def _quiet_verdict(best: Mapping[str, Row], traces: bool) -> str:
 
 
 def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tuple[str, str]]:
-    """Why attacks gave no result: each reason once, however many attacks and cases it was given for.
+    """The reasons why attacks gave no result, each reason once with its attacks and cases.
 
     Args:
         entries: Attack, outcome in words, reason and the case's title, row by row.
         cases: Number of all cases.
 
     Returns:
-        Attacks and sentence.
+        Pairs of the attacks' names and the sentence.
 
     >>> reasons([("dlg", "failed", "no memory", "A"), ("dlg", "failed", "no memory", "B")], 3)
     [('dlg', 'failed (2 of 3 cases): no memory')]
@@ -227,7 +227,7 @@ def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tu
 
 
 def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
-    """What defenses guarantee in differential privacy, to stand beside the verdict: each sentence once.
+    """The differential-privacy guarantees of the defenses, shown beside the verdict; each sentence once.
 
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Promised beside it: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
