@@ -86,6 +86,7 @@ class FirstOrderProblem:
         theirs = self.exact.evaluate(inputs, labels, extra).by_inputs
         if not (own.any() or theirs.any()):
             return 1.0
+        # cos = <a, b> / (|a| |b|), normalized before the product so that tiny gradients do not underflow.
         a, b = own.double().flatten(), theirs.double().flatten()  # [n * d]
         return float(a / a.norm() @ (b / b.norm()))
 
@@ -132,9 +133,11 @@ class FirstOrderProblem:
             reach *= best / share if 0 < share < math.inf else 1.0
             if not (far and 0 < share < math.inf):
                 break
+        # The directional derivative along v of dL/dx is (d2L/dx dw) v = dD/dx, by the chain rule through g' = dL/dw.
         return value, [(b - a) / step for a, b in zip(old, new, strict=True)], reach
 
     def _chunks(self, n: int) -> list[slice]:
+        # Where examples are coupled the loss is no sum over chunks, and the whole batch is one chunk.
         size = self.exact.microbatch
         if size is None or not self.exact.client.separable(self.exact.model):
             size = n
@@ -150,6 +153,7 @@ class FirstOrderProblem:
         """One chunk's share in the loss: its gradients, and its activation pattern. `n` examples are in the batch."""
         leaves = _leaves(inputs, labels)
         weights = {name: tensor.detach().requires_grad_() for name, tensor in self.exact.params.items()}
+        # L = sum over chunks of (n_chunk / n) L_chunk, the mean loss of the batch.
         share = len(inputs) / n
         with RecordedPattern() as taken:
             loss = self._loss(weights, inputs=leaves[0], labels=leaves[1] if len(leaves) > 1 else labels) * share
@@ -175,6 +179,7 @@ class FirstOrderProblem:
         names, weights = list(self.exact.params), list(self.exact.params.values())
         v = [gradients[name] for name in names]
         length = float(get_total_norm(v))
+        # v = dD/dg' has the shapes of the weights, and the units of the distance over those of a gradient.
         # |step v| = reach |w|: the move's length is a share of the weights', whatever the distance's units are.
         step = reach * (self._size or 1.0) / length if length > 0 else 1.0
         torch._foreach_mul_(v, step)
@@ -200,6 +205,7 @@ class FirstOrderProblem:
             if extra is not None:
                 # The difference is divided by the step, so that d extra/dx comes out once.
                 loss = loss + step * extra()
+            # The chunk's share n_chunk / n again, so that both passes differentiate the same mean loss. [n_chunk, *shape]
             parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), leaves))
         return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
 

@@ -116,6 +116,7 @@ class Spear(Attack):
         total = self.samples if self.mode == "published" else self.starts
         for candidates, count, sure in self._candidates(problem, found, seed):
             tried += count
+            # All n columns of Q are needed at once: X = Q^-1 R has no row that depends on fewer.
             news = found.vouch(candidates) if sure else found.add(candidates)
             if news and len(chosen := found.independent()) == problem.span.n:
                 batch = problem.batch(chosen)
@@ -298,11 +299,13 @@ class _LayerPart:
         # Unit j's gradient in coordinates of the row space, with its bias gradient as the last entry. [p, n + 1]
         rows = torch.cat([self.parts.left * self.parts.values, self.bias[:, None]], 1)[self.live]
         weight, bias = self.weights
+        # The layer's outputs for the basis of the row space: row i of R maps to V_i^T W^T. [n, m]
         outputs = self.parts.right @ weight.T
         return NeighborUnits(self.whole, rows / basis, outputs, bias, self._errors, self._own)
 
     def _errors(self, outputs: Tensor) -> Tensor:
         """`[classes, k]` the one error of `[k, m]` outputs of the layer, label by label."""
+        # The error of the mean cross-entropy is (p - e_y) / n; its coefficient in the one basis error. [classes, k]
         chances = self.downstream.probabilities(outputs)
         wanted = torch.eye(chances.shape[1]).to(chances)
         return (chances - wanted[:, None]) @ self.behind[1][0] / self.batch_size
@@ -339,6 +342,7 @@ class _LayerPart:
         One example's column is, at the units it reaches, a sum of the rows of the network behind them. A sum of two
         columns has both examples' errors, each at its own units, and is none.
         """
+        # Units at which this column is not zero: those that the example would have to switch on.
         on = ~self.whole.zeros(direction[None])[0]  # [p]
         live = self.live.nonzero()[:, 0]
         outputs = -torch.ones(1, len(self.live)).to(self.bias)
@@ -362,6 +366,7 @@ class _LayerPart:
         columns = self.parts.left @ q  # [m, n]
         # dL/db = D 1 = L Q s: least squares for the n scales (theorem 3.3).
         scale = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
+        # A scale of zero means an example with no loss, of which the update holds nothing; infinity zeroes its row.
         scale = torch.where(scale.abs() < 1e-12 * scale.abs().max(), torch.inf, scale)
         inputs, columns = unmixed / scale[:, None], columns * scale.nan_to_num(posinf=0.0)
         weight, bias = self.weights
