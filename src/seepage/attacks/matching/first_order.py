@@ -205,7 +205,7 @@ class FirstOrderProblem:
             if extra is not None:
                 # The difference is divided by the step, so that d extra/dx comes out once.
                 loss = loss + step * extra()
-            # The chunk's share n_chunk / n again, so that both passes differentiate the same mean loss. [n_chunk, *shape]
+            # The chunk's share n_chunk / n again: both passes differentiate the same mean loss. [n_chunk, *shape]
             parts.append(torch.autograd.grad(loss * (len(leaves[0]) / len(inputs)), leaves))
         return [torch.cat(gradients) for gradients in zip(*parts, strict=True)]
 
