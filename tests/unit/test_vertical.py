@@ -11,7 +11,7 @@ from seepage.clients import Aggregate, FedSGD
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.errors import SeepageError
 from seepage.models.vertical import vertical
-from seepage.transcript.designs import Listed, Partitions, RandomDraws, ShuffledEpochs, check_rounds, membership
+from seepage.transcript.designs import Listed, Partitions, RandomDraws, ShuffledEpochs, check_rounds
 from seepage.transcript.vertical import IndexedVictim, ServerStep
 from seepage.types import Batch, Knowledge
 
@@ -107,7 +107,7 @@ def test_designs_draw_without_repeats(samples, data):
 
 def test_three_partitions_tell_800_samples_apart_and_two_leave_pairs():
     design = Partitions(samples=800, batch_size=40)
-    table = membership([design.indices(t) for t in range(60)], 800).T
+    table = torch.stack([torch.zeros(800).bool().index_fill(0, design.indices(t), True) for t in range(60)]).T
     assert len(table.unique(dim=0)) == 800
     cells = table[:, :40].unique(dim=0, return_counts=True)[1]
     assert cells.tolist() == [2] * 400

@@ -218,7 +218,10 @@ class _SGD:
 
 
 class _Adam:
-    """Adam with PyTorch's constants, on named tensors and differentiable, which PyTorch's own is not."""
+    """Adam with PyTorch's constants, on named tensors and differentiable, which PyTorch's own is not.
+
+    The server's Adam of `transcript.vertical` is another: its state is a snapshot, and its epsilon Keras's.
+    """
 
     BETAS, EPS = (0.9, 0.999), 1e-8
     FLOOR = 1e-30

@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from seepage.defenses.noise import gaussian
-from seepage.defenses.partial import Hidden
+from seepage.defenses.partial import Hidden, ranked
 from seepage.defenses.sparsify import SMALL_ENTRY_WEIGHT
 from seepage.errors import SeepageError
 from seepage.registry import defenses
@@ -66,15 +66,12 @@ class Outpost(Defense):
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
         return (Hidden(SMALL_ENTRY_WEIGHT),)  # pruned entries are small, and the noise hides how small
 
-    def _informative(self, tensors: Tensors) -> dict[str, Tensor]:
+    def _informative(self, tensors: Tensors) -> Tensors:
         """Where the squared entries are among the `phi` largest of the model."""
-        flat = torch.cat([tensor.flatten().abs() for tensor in tensors.values()])
-        chosen = torch.zeros_like(flat, dtype=torch.bool)
-        chosen[flat.argsort(descending=True, stable=True)[: round(self.phi * len(flat))]] = True
-        parts = chosen.split([tensor.numel() for tensor in tensors.values()])
-        return {name: part.reshape(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)}
+        return ranked(tensors, round(self.phi * sum(tensor.numel() for tensor in tensors.values())))
 
     def _pruned(self, tensor: Tensor) -> Tensor:
         flat = tensor.flatten()
+        # Each tensor by itself, and of equal magnitudes the earlier goes: not `ranked`, where the earlier stays.
         small = flat.abs().argsort(stable=True)[: round(self.prune * len(flat))]
         return flat.index_fill(0, small, 0).reshape(tensor.shape)

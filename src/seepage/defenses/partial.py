@@ -91,15 +91,21 @@ class SelectiveEncryption(Defense):
 
 def show_part(tensors: Tensors, count: int, *, highest: bool) -> Tensors:
     """Set all but `count` entries, the highest or lowest by magnitude over all tensors, to zero."""
+    shown = ranked(tensors, count, highest=highest)
+    return {name: torch.where(shown[name], tensor, 0) for name, tensor in tensors.items()}
+
+
+def ranked(tensors: Tensors, count: int, *, highest: bool = True) -> Tensors:
+    """Where the `count` highest or lowest entries by magnitude over all tensors are: a mask for each.
+
+    Equal magnitudes: the earlier entry ranks higher.
+    """
     flat = torch.cat([tensor.flatten().abs() for tensor in tensors.values()])
     order = flat.argsort(descending=True, stable=True)
     chosen = torch.zeros_like(flat, dtype=torch.bool)
     chosen[order[:count] if highest else order[len(order) - count :]] = True
     masks = chosen.split([tensor.numel() for tensor in tensors.values()])
-    return {
-        name: torch.where(mask.reshape(tensor.shape), tensor, 0)
-        for (name, tensor), mask in zip(tensors.items(), masks, strict=True)
-    }
+    return {name: mask.reshape(tensors[name].shape) for name, mask in zip(tensors, masks, strict=True)}
 
 
 def _shown(tensors: Tensors, share: float, highest: bool, scope: Scope) -> Tensors:

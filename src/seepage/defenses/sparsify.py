@@ -39,6 +39,7 @@ class Sparsify(Defense):
 
     def _prune(self, tensor: Tensor) -> Tensor:
         flat = tensor.flatten()
+        # Not `partial.ranked`: which of equal magnitudes `topk` keeps is part of what a seed gives.
         kept = flat.abs().topk(max(1, round(self.keep * flat.numel()))).indices
         pruned = torch.zeros_like(flat)
         pruned[kept] = flat[kept]

@@ -1,7 +1,6 @@
 """Which samples each round holds, where rounds go over one fixed set of samples with known indices."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -161,11 +160,3 @@ def check_rounds(design: Design, rounds: int) -> list[str]:
             "the rest only repeat them"
         ]
     return []
-
-
-def membership(batches: Sequence[Tensor], samples: int) -> Tensor:
-    """`[T, N]` bool: which sample is in which round."""
-    table = torch.zeros(len(batches), samples, dtype=torch.bool)
-    for t, chosen in enumerate(batches):
-        table[t, chosen] = True
-    return table

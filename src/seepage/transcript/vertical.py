@@ -50,6 +50,8 @@ class _State:
 
 
 def _stepped(state: _State, gradient: Tensors, plan: ServerStep) -> _State:
+    # Adam with Keras's epsilon of 1e-7 and no floor, as nothing is differentiated through it. Apart from the client's
+    # in `clients.fedavg`: a pure step from state to state, so that any round can be started from again.
     params = state.params
     if plan.optimizer == "sgd":
         return _State(state.t + 1, {name: p - plan.lr * gradient[name] for name, p in params.items()})

@@ -57,6 +57,7 @@ class RowAdam:
 
     def step(self, rows: Tensor, gradient: Tensor, iteration: int) -> None:
         """Move the rows against `gradient`, `[k, ...]`; `iteration` counts from 1."""
+        # Adam of its own, since only the visited rows move, each with its own count.
         self._counts[rows] += 1
         shape = (-1, *[1] * (gradient.ndim - 1))
         visits = self._counts[rows].to(self.table.dtype)

@@ -390,6 +390,7 @@ def conjugate_gradients(
     >>> conjugate_gradients(lambda x: matrix @ x, torch.ones(2), lambda x: x, steps=5, tolerance=1e-6)
     tensor([1.0000, 0.2500])
     """
+    # Apart from the solver of `defenses.guardian`: one tensor, preconditioned, and a system that may be singular.
     solution, rest = torch.zeros_like(target), target.clone()
     better = precondition(rest)
     direction, power = better, (rest * better).sum()

@@ -116,6 +116,7 @@ def _reweighted(span: Span, found: Tensor, widths: tuple[float, float], steps: i
     for step in range(steps):
         width = widths[0] * (widths[1] / widths[0]) ** (step / max(1, steps - 1))
         weight = 1 / ((found @ span.rows.T).square() + width**2)  # [k, p]
+        # Apart from the loop of `cpa.ica.sparse`: all starts at once, and widths in units of the mean square of rows.
         # q^T (rows^T W rows) q = sum_j w_j (rows q)_j^2 for each start; its smallest eigenvector by inverse iteration.
         normal = (span.rows * weight[:, :, None]).transpose(1, 2) @ span.rows  # [k, n, n]
         normal = normal / normal.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] + ridge

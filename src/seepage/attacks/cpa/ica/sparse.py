@@ -40,6 +40,7 @@ def sparsest(
             width = 0.05 * (1e-4 / 0.05) ** (step / max(1, steps - 1))
             signal = row @ seen
             weight = 1 / ((signal / signal.abs().max()).square() + width**2)
+            # Apart from the loop of `spear.sparse_columns`: widths follow each row's largest entry, solved by Cholesky.
             # sum_j w_j (q v_j)^2 = q (V W V^T) q^T: its smallest eigenvector, by two steps of inverse iteration. [n, n]
             normal = (seen * weight) @ seen.T
             normal = normal + 1e-10 * normal.diagonal().mean() * ridge
