@@ -147,7 +147,7 @@ def run_fake(args: argparse.Namespace) -> None:
 
 
 def _forged(victim: IndexedVictim, defense: FakeGradients) -> Row:
-    """What the defence did to the first round: distances, draws and how much passed, over all parties and layers."""
+    """What the defense did to the first round: distances, draws and how much passed, over all parties and layers."""
     bare = victim.knowledge.client(victim.knowledge.model, victim.params, victim.batch(0))
     made = defense.forge_all(bare.tensors, torch.Generator().manual_seed(0)).values()
     entries = sum(one.tensor.numel() for one in made)

@@ -95,7 +95,7 @@ def score_attempts(
 
 
 def _nearest_psnr(aligned: Alignment, batch: Batch, value_range: tuple[float, float]) -> torch.Tensor:
-    """`[n]` PSNR in dB of each example's most similar guess; without any guess, PSNR of a mid-gray image."""
+    """`[n]` PSNR in dB of each example's most similar guess; without any guess, PSNR of a mid-grey image."""
     low, high = value_range
     guesses, inputs = aligned.pairs.nearest().clamp(low, high), batch.inputs.detach().cpu()
     return psnr((guesses - low) / (high - low), (inputs - low) / (high - low))

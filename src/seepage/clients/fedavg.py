@@ -114,7 +114,9 @@ class FedAvg(TrainingRule):
     def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
         start = leaves_of(params)
         now = dict(start)
-        optimizer = _Adam(self.lr) if self.optimizer == "adam" else _SGD(self.lr, self.momentum)
+        optimizer = (
+            _DifferentiableAdam(self.lr) if self.optimizer == "adam" else _DifferentiableSGD(self.lr, self.momentum)
+        )
         for places in self.batches(examples):
             if not create_graph:
                 now = leaves_of(now)
@@ -201,7 +203,7 @@ class MeanGradient(WrappedRule):
         return 1
 
 
-class _SGD:
+class _DifferentiableSGD:
     """Plain or momentum SGD, as `torch.optim.SGD`, on named tensors and differentiable."""
 
     def __init__(self, lr: float, momentum: float) -> None:

@@ -56,12 +56,12 @@ def lenet(input_shape: tuple[int, ...], num_classes: int, *, spread: float = 0.5
     """The network of Deep Leakage from Gradients (NeurIPS 2019): three 5x5 sigmoid convolutions, one linear layer.
 
     Strides 2, 2, 1; 12 channels each; every weight and bias uniform in `[-spread, spread]`, which keeps the
-    sigmoids steep. No normalisation layer, as in the original.
+    sigmoids steep. No normalization layer, as in the original.
 
     Args:
         input_shape: `[C, H, W]`.
         num_classes: Outputs.
-        spread: Half-width of the uniform initialisation; 0 keeps PyTorch's default.
+        spread: Half-width of the uniform initialization; 0 keeps PyTorch's default.
     """
     layers: list[nn.Module] = []
     channels = input_shape[0]

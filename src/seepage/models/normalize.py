@@ -1,4 +1,4 @@
-"""Normalisation as the first layer, so that attacks and metrics always see values in [0, 1]."""
+"""Normalization as the first layer, so that attacks and metrics always see values in [0, 1]."""
 
 from torch import Tensor, nn
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 class Normalize(nn.Module):
     """`(x - mean) / std`, element by element, with one mean and one std for all channels.
 
-    The default centres [0, 1] images at 0 with a typical photograph's spread. Data-set statistics per channel
+    The default centers [0, 1] images at 0 with a typical photograph's spread. Data-set statistics per channel
     would tell an attacker something about the data; constants do not.
     """
 

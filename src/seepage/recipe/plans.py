@@ -16,7 +16,7 @@ class Training:
     """How the model was trained before the audited round.
 
     Args:
-        steps: Steps, one batch each; 0 leaves the model freshly initialised.
+        steps: Steps, one batch each; 0 leaves the model freshly initialized.
         lr: Learning rate.
         optimizer: `sgd`, with momentum 0.9, or `adam`.
         batch_size: Examples per step.

@@ -1,4 +1,4 @@
-"""A finished run as one page that anybody can open (`report.html`) and one picture (`grid.png`)."""
+"""Reports of a finished run: one self-contained page (`report.html`) and one picture (`grid.png`)."""
 
 from seepage.report.grid import write_grid
 from seepage.report.page import write_report

@@ -1,4 +1,4 @@
-"""Numbers as a reader wants them: short, with a real minus sign, and a dash where there is none."""
+"""Format numbers for reports: few digits, a typographic minus sign, and a dash for a missing number."""
 
 import re
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ def number(value: float | None, digits: int = 1) -> str:
     """
     if value is None or not isfinite(value):
         return NONE
-    # Adding 0.0 makes a negative zero a plain one.
+    # Adding 0.0 turns -0.0 into 0.0.
     return f"{round(value, digits) + 0.0:.{digits}f}".replace("-", "\N{MINUS SIGN}")
 
 
 def signed(value: float | None, digits: int = 1) -> str:
-    """A difference: always with its sign.
+    """A difference, always with its sign.
 
     >>> signed(2.0)
     '+2.0'
@@ -91,7 +91,7 @@ def plural(count: int, word: str) -> str:
 
 
 def with_options(name: str | None, options: Mapping[str, object]) -> str:
-    """A name as it would be called.
+    """A name with its options, written as a call.
 
     >>> with_options("fc2", {"hidden": 64}), with_options("fc2", {})
     ('fc2(hidden=64)', 'fc2')

@@ -1,4 +1,4 @@
-"""`grid.png`: private pictures beside what each attack made of them."""
+"""`grid.png`: private pictures beside each attack's reconstructions."""
 
 import io
 import textwrap
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 MOST_CELLS, MOST_ATTACKS, MOST_EXAMPLES = 10, 8, 4
 LARGEST_FILE = 1_000_000
-"""Bytes: what a README or an issue can still carry."""
+"""Largest size of the picture in bytes, so that it can be embedded in a README or an issue."""
 
-# Inches: a picture, the room under it for its number, and the rooms around a block of them.
+# Inches: side of a picture, height of the line under it, and the margins around a block of pictures.
 SIDE, UNDER, GAP, HEAD, MARGIN, FOOT = 0.9, 0.19, 0.08, 0.66, 0.25, 0.3
 LETTER, SMALL_LETTER, LINE = 0.09, 0.06, 0.13
 """Inches: mean width of a letter in a heading and in the footer, and the height of the footer's lines."""
@@ -39,7 +39,7 @@ class GridPlace:
 
     Attributes:
         picture: `[C, H, W]`, or None.
-        words: The line under the picture; without a picture, why there is none.
+        words: The line under the picture, or the reason why there is no picture.
     """
 
     picture: Tensor | None
@@ -52,8 +52,8 @@ class GridBlock:
 
     Attributes:
         title: Heading.
-        columns: `private`, where it is at hand, then attacks. Cells that the same attacks were run on have the same
-            columns, so that these are in line.
+        columns: `private`, where available, then the attacks. Cells with the same attacks have the same columns, so
+            that the columns of different cells are aligned.
         rows: Examples; each has one place per column.
     """
 
@@ -73,7 +73,7 @@ class GridBlock:
 def write_grid(run: Path) -> Path:
     """Write `grid.png` into a finished run's folder. The picture shows private examples.
 
-    At most ten cells, eight attacks and four examples per cell; those that an attack recovered best come first.
+    It shows at most ten cells, eight attacks and four examples per cell, the best recovered examples first.
 
     Args:
         run: The run folder, with `result.json`.
@@ -142,7 +142,7 @@ def _shown(run: RunFolder, cell: Cell, pictures: Pictures, attack: str, place: P
 
 
 def _attacks(run: RunFolder, found: list[tuple[Cell, Pictures]]) -> list[str]:
-    """The attacks with pictures of any cell, in row order; of too many those with the highest PSNR anywhere."""
+    """The attacks that have pictures, in row order; if there are too many, those with the highest PSNR in any cell."""
     best: dict[str, float] = {}
     for cell, pictures in found:
         for row in run.rows_of(cell):
@@ -244,7 +244,7 @@ def _text(
     va: str = "top",
 ) -> None:
     width, height = figure.get_size_inches()
-    # Names come from strangers: a dollar sign must not start a formula.
+    # Names may come from foreign files; an unescaped dollar sign would start a matplotlib formula.
     figure.text(
         x / width, y / height, text, fontsize=size, color=color, fontweight=weight, ha=ha, va=va, parse_math=False
     )

@@ -1,4 +1,4 @@
-"""`judgements.json`: what people said of the guesses of a run."""
+"""`judgements.json`: the results of a human study of a run's guesses."""
 
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,10 @@ class Judge(JsonRecord):
 
     Attributes:
         name: Name or initials.
-        guesses: Guesses judged.
-        controls: Planted pairs judged.
-        missed: Planted pairs answered wrongly, "cannot tell" included.
-        left_out: Why this judge does not count; None: does count.
+        guesses: Number of judged guesses.
+        controls: Number of judged control pairs, whose right answer is known.
+        missed: Number of control pairs answered wrongly, "cannot tell" included.
+        left_out: Why this judge is excluded; None: the judge is counted.
     """
 
     name: str
@@ -28,21 +28,21 @@ class Judge(JsonRecord):
 
 
 class JudgedRow(JsonRecord):
-    """One attack on one cell, as people saw it.
+    """Human judgments of one attack on one cell.
 
     Attributes:
         cell: Cell.
         attack: Attack.
-        pairs: Guesses that at least one counted judge judged.
-        judges: Counted judges who judged any of them.
+        pairs: Number of guesses that at least one counted judge judged.
+        judges: Number of counted judges who judged any of them.
         asr: Attack success rate: share of these guesses judged "same content", mean over judges per guess; in [0, 1].
         asr_low: Lower end of its 95 % interval; None where there is none.
         asr_high: Upper end.
         interval: How the interval was made: `wilson`, `bootstrap over pairs` or `none`.
         cannot_tell: Share judged "cannot tell", which does not count as success.
-        returned: Examples that the attack returned a guess for.
-        examples: Private examples of the cell.
-        asr_of_examples: `asr` times `returned / examples`: an example without a guess is no success.
+        returned: Number of examples for which the attack returned a guess.
+        examples: Number of private examples of the cell.
+        asr_of_examples: `asr` times `returned / examples`, so that an example without a guess counts as failure.
     """
 
     cell: str
@@ -60,14 +60,14 @@ class JudgedRow(JsonRecord):
 
 
 class Judged(JsonRecord):
-    """What `judgements.json` holds.
+    """The content of `judgements.json`.
 
     Attributes:
         rows: One per attack and cell that was judged.
-        judges: Everybody whose file was read.
+        judges: All judges whose files were read.
         kappa: Agreement on the guesses: Cohen's kappa, its mean over pairs of judges; None: not defined.
         agreement: Share of guesses that two judges answered alike, mean over pairs of judges; None: one judge.
-        flat_same: Share of mean-color squares that counted judges called "same content": what no recovery gets.
+        flat_same: Share of mean-color squares that counted judges called "same content": the rate without recovery.
     """
 
     rows: list[JudgedRow]
@@ -78,7 +78,7 @@ class Judged(JsonRecord):
 
 
 def open_judged(folder: Path) -> Judged | None:
-    """Read what people judged of a run; None where nobody has.
+    """Read the judgments of a run; None where there are none.
 
     Raises:
         SeepageError: Where the file is damaged or of another schema version.

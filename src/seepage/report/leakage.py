@@ -1,4 +1,4 @@
-"""What each case's update gives away with no attack, from `exposure.json`, ready to be laid out."""
+"""Read `exposure.json`, what each case's update reveals without an attack, for display in a report."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from seepage.privacy.ledger import read_entry
 
 FILE = "exposure.json"
 LISTED_NAMES = 6
-"""Tensors and classes that a line names; more are counted."""
+"""Largest number of tensors or classes that a line names; more are counted."""
 
 
 class TensorExposure(JsonRecord):
-    """What one tensor gives away; the fields are keys of `exposure.json`."""
+    """What one tensor reveals; the fields are keys of `exposure.json`."""
 
     name: str
     gives: str | None = None
@@ -22,7 +22,7 @@ class TensorExposure(JsonRecord):
 
 
 class BatchNormExposure(JsonRecord):
-    """What one batch norm tells."""
+    """What one batch norm layer reveals."""
 
     mode: str
     variances: int = 0
@@ -30,7 +30,7 @@ class BatchNormExposure(JsonRecord):
 
 
 class LabelExposure(JsonRecord):
-    """What the last layer tells of the labels."""
+    """What the last layer reveals about the labels."""
 
     present: list[JsonValue] = []
     sound: bool = False
@@ -53,7 +53,7 @@ class CellExposure(JsonRecord):
 
     @property
     def promised(self) -> list[str]:
-        """What the client states of its differential privacy, and why to doubt it."""
+        """The differential-privacy guarantee that the client states, and reasons to doubt it."""
         spent = None if self.stated is None else read_entry(self.stated)
         if spent is None:
             return []
@@ -61,24 +61,24 @@ class CellExposure(JsonRecord):
 
     @property
     def count(self) -> str:
-        """Examples that are given away exactly, of how many."""
+        """Number of examples that are revealed exactly, and of all examples."""
         if self.batch_size is not None:
             return f"{self.examples}/{self.batch_size}"
         return f"{self.examples} of at least {self.at_least}" if self.at_least else f"{self.examples}"
 
     @property
     def giving(self) -> list[TensorExposure]:
-        """The tensors that give something away."""
+        """The tensors that reveal something."""
         return [tensor for tensor in self.tensors if tensor.withhold]
 
     @property
     def withhold(self) -> str:
-        """Their names."""
+        """Names of the tensors that reveal something."""
         return _some([says.name for says in self.giving]) or "nothing found"
 
     @property
     def classes(self) -> str:
-        """The classes that the last bias names."""
+        """The classes that the gradient of the last bias shows to be in the batch."""
         found = self.labels
         if found is None or not found.sound or not found.present:
             return "not told"
@@ -86,7 +86,7 @@ class CellExposure(JsonRecord):
 
     @property
     def batch_norm(self) -> str:
-        """The mode of batch norm, and how much of the batch's variance it tells."""
+        """The mode of batch norm, and how much of the batch's variance it reveals."""
         norms = self.norms
         if not norms:
             return ""
@@ -100,7 +100,7 @@ def _some(names: list[str]) -> str:
 
 
 def open_exposed(folder: Path) -> list[CellExposure]:
-    """Read what a run's updates give away by themselves; none where nobody has looked.
+    """Read the analyses of a run's updates; empty where none was made.
 
     Raises:
         SeepageError: Where the file is damaged or of another schema version.

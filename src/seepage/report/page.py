@@ -1,4 +1,4 @@
-"""`report.html`: a run as one page for somebody who answers for the data, not for the code."""
+"""`report.html`: a run as one page for readers who are responsible for the data rather than the code."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ STRIP_LENGTH = 8
 """Examples shown per cell."""
 
 FEWEST_TESTED = 30
-"""Examples that an accuracy must rest on to be shown: of fewer it may be off by more than 18 points."""
+"""Fewest examples for which an accuracy is shown; with fewer, its 95 % interval is wider than +-18 points."""
 
 LEVELS = {
     "certified": "Certified copies",
@@ -58,15 +58,15 @@ class Section:
     """One cell, ready to be laid out.
 
     Attributes:
-        cell: What the client did.
-        accuracy: How well the model does, in words; empty where too few examples say so.
-        told: What every attacker here is told.
-        told_more: Whether an attacker here is told more than that.
-        rows: Attacks that were tried, as texts.
-        further: Metrics that only this recipe asked for, as headings of columns.
+        cell: The setting of the client.
+        accuracy: Sentence about the model's accuracy; empty where it was measured on too few examples.
+        told: Facts that every attacker of this cell knows.
+        told_more: Whether an attacker of this cell has side information besides.
+        rows: The attacks that were run, as texts.
+        further: Column headings of metrics that only this recipe requested.
         others: Attacks that do not apply, or failed.
-        strips: Rows of pictures; empty where the data are no pictures.
-        remark: What the strips show of how many.
+        strips: Rows of pictures; empty where the data are not pictures.
+        remark: Sentence on how many of the examples the strips show.
     """
 
     cell: Cell
@@ -86,7 +86,7 @@ class DiagnosticGroup:
 
     Attributes:
         severity: `warning` or `note`.
-        messages: Each message of this kind, with everywhere it was raised.
+        messages: Each message of this kind, with all places where it was raised.
     """
 
     severity: str
@@ -100,7 +100,7 @@ def write_report(run: Path, *, pictures: bool = True) -> Path:
 
     Args:
         run: The run folder, with `result.json`.
-        pictures: Whether to show private pictures and what came back of them; without, words and numbers alone.
+        pictures: Whether to show private pictures and their reconstructions; otherwise only text and numbers.
 
     Returns:
         Path of the page.
@@ -173,7 +173,7 @@ def _row(run: RunFolder, attack: str, cell: Cell) -> Row | None:
 
 
 def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """What there is to say about an attack once for all cells: why it gave no result, and what it notes on each."""
+    """Remarks about attacks that hold for all cells: reasons for missing results, and notes common to every cell."""
     titles = run.result.titles
     entries = [
         (row.attack, "no result" if row.scored else row.phrase, row.reason or NO_REASON, titles.get(row.cell, ""))
@@ -184,12 +184,12 @@ def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, s
 
 
 def _was_tried(row: Row) -> bool:
-    """Whether the attack could be tried at all."""
+    """Whether the attack applied and was run."""
     return row.status != "inapplicable"
 
 
 def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
-    """Notes that an attack made on every cell it was tried on, where there are several."""
+    """Notes that an attack made on every cell on which it was run, if these are several."""
     found = []
     for attack in run.attacks:
         tried = [row for row in run.rows if row.attack == attack and _was_tried(row)]
@@ -199,7 +199,7 @@ def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
 
 
 def _in_all(lists: list[list[str]]) -> list[str]:
-    """What is in every list, in order."""
+    """The elements that all lists have in common, in order."""
     return [item for item in lists[0] if all(item in found for found in lists)] if lists else []
 
 
@@ -247,7 +247,7 @@ def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> 
 
 
 def _standing(row: Row) -> str:
-    """What stands under an attack's name beside its pictures."""
+    """The line under an attack's name beside its pictures."""
     if not row.scored:
         return "not scored"
     share = row.mean("recovered")
@@ -291,7 +291,7 @@ def _remark(pictures: Pictures) -> str:
 
 @dataclass(frozen=True)
 class People:
-    """What people said, ready to be laid out: rows with the titles of their cells."""
+    """The human study for display: its rows with the titles of their cells."""
 
     judged: Judged
     rows: list[tuple[str, JudgedRow]]
@@ -311,7 +311,7 @@ def _judged(run: RunFolder) -> People | None:
 
 
 def _findings(run: RunFolder) -> list[DiagnosticGroup]:
-    """The flags by kind, warnings first; a message that was raised in many places is told once."""
+    """The diagnostics grouped by kind, warnings first; a message that was raised in several places appears once."""
     titles = run.result.titles
     groups: dict[tuple[str, str], dict[str, list[str]]] = {}
     for flag in sorted(run.flags, key=lambda flag: flag.severity != "warning"):

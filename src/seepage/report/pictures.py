@@ -1,4 +1,4 @@
-"""The pictures of a run: found, paired with the truth, and made small enough for a page."""
+"""Read the pictures of a run, pair them with the truth, and reduce them to the size of a page."""
 
 import io
 import re
@@ -21,7 +21,7 @@ from seepage.transcript.truth import open_truth
 from seepage.types import Batch, Tensors
 
 LARGEST_SIDE = 128
-"""Pictures with more pixels along a side are reduced: a page of hundreds of them must stay light."""
+"""Pictures with more pixels along a side are reduced, since a page may contain hundreds of them."""
 
 _ROUND = re.compile("[0-9]{1,9}")
 
@@ -35,7 +35,7 @@ class Guesses:
 
     Attributes:
         inputs: Round to `[n, C, H, W]`.
-        matched: Round to `[n]` bool; False: nothing was returned for that example.
+        matched: Round to `[n]` bool; False: the attack returned no guess for that example.
     """
 
     inputs: dict[int, Tensor]
@@ -84,7 +84,7 @@ class Pictures:
 
 
 def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
-    """Read the private and the reconstructed pictures of a cell. Data that is no picture is left out.
+    """Read the private and the reconstructed pictures of a cell. Data that are not pictures are skipped.
 
     Raises:
         SeepageError: For damaged files, and where truth and reconstructions do not pair up.
@@ -111,12 +111,12 @@ def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
 
 
 def _inside(folder: Path, *names: str) -> Path | None:
-    """`folder/names`, or None where a name (which a stranger may have chosen) would lead out of the folder."""
+    """`folder/names`, or None where a name, which may come from a foreign file, would lead out of the folder."""
     return folder.joinpath(*names) if all(map(_is_plain, names)) else None
 
 
 def _is_plain(name: str) -> bool:
-    """Whether a name is one part of a path, on any system."""
+    """Whether a name is a single path component on every operating system."""
     single = PurePosixPath(name).name == name == PureWindowsPath(name).name
     return single and name not in ("", "..") and "\0" not in name
 

@@ -1,4 +1,4 @@
-"""A run folder, read with suspicion: it may come from somebody else, and unknown keys are passed over."""
+"""Read a run folder. It may come from a third party, so everything is validated; unknown keys are ignored."""
 
 import tomllib
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from seepage.core.storage import check_regular, check_schema, read_json, read_li
 from seepage.errors import SeepageError
 
 LARGEST_RECIPE = 2**24
-"""Bytes of `recipe.toml`."""
+"""Largest accepted size of `recipe.toml`, in bytes."""
 
 
 class Environment(JsonRecord):
-    """How the run was made."""
+    """Versions, platform and command of the run."""
 
     seepage: str | None = None
     python: str | None = None
@@ -32,7 +32,7 @@ class Environment(JsonRecord):
 
 
 class ExampleScore(JsonRecord):
-    """One number about one private example."""
+    """The value of one metric for one private example."""
 
     cell: str
     attack: str
@@ -48,9 +48,9 @@ class RunFolder:
 
     Attributes:
         folder: The run folder.
-        result: What the run found.
+        result: The content of `result.json`.
         flags: Diagnostics.
-        env: How the run was made.
+        env: Versions, platform and command of the run.
         recipe: Text of `recipe.toml`; None where the run has none.
         scores: `(cell, attack, round, example, metric)` to its value.
     """
@@ -64,12 +64,12 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name: a full path would tell strangers about somebody's machine."""
+        """The folder's name without its path, which would reveal details of the machine."""
         return self.folder.resolve().name
 
     @property
     def cells(self) -> list[Cell]:
-        """What the clients did."""
+        """The settings of the clients."""
         return self.result.cells
 
     @property
@@ -79,7 +79,7 @@ class RunFolder:
 
     @property
     def scored(self) -> bool:
-        """Whether any number in this run was measured against a truth."""
+        """Whether any attack of this run was scored against a truth."""
         return any(row.scored for row in self.rows)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""A contact sheet: every private picture of a cell, and in the same place on the right what an attack made of it."""
+"""A contact sheet: all private pictures of a cell, and at the same places on the right their reconstructions."""
 
 import io
 from pathlib import Path
@@ -54,7 +54,7 @@ def write_sheet(folder: Path, path: Path, *, cell: str | None = None, attack: st
 
 def _tile(pictures: Pictures, place: tuple[int, int]) -> NDArray[np.uint8]:
     picture = pictures.private(place)
-    assert picture is not None  # `places` are the truth's
+    assert picture is not None  # `places` lists examples of the truth
     return pixels(picture)
 
 

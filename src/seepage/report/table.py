@@ -1,4 +1,4 @@
-"""A result row as the texts of a table: one place for the terminal, the report and the frontier."""
+"""Format a result row as the texts of a table, for the terminal, the report and the frontier."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ STATUSES = {
 
 
 def plain_text(text: str) -> str:
-    """A text of this module as a terminal of any kind can show it.
+    """A text of this module with only ASCII characters, for terminals that cannot show others.
 
     >>> plain_text(NONE), plain_text(signed(-2.0))
     ('-', '-2.0')
@@ -28,24 +28,24 @@ def plain_text(text: str) -> str:
 
 @dataclass(frozen=True)
 class RowTexts:
-    """One row as texts; a dash stands for what does not apply.
+    """One row as texts, with a dash where a value does not apply.
 
     Attributes:
         row: The row.
-        recovered: Examples recovered, of all.
-        exact: Examples recovered exactly, of all.
+        recovered: Number of recovered examples, out of all.
+        exact: Number of exactly recovered examples, out of all.
         median: Median PSNR in dB.
         mean: Mean PSNR in dB.
         interval: Lower and upper end of its 95 % interval; None where there is none.
         ssim: Mean SSIM.
         gain: Mean gain over the mean color, in dB.
-        labels: Share of labels named right.
-        time: Wall time, in the unit that fits.
+        labels: Share of correctly inferred labels.
+        time: Wall time, in a unit that suits its size.
         seconds: Wall time in seconds.
-        outcome: What it amounts to, with what was fitted for it.
+        outcome: The outcome in words, with what the score fitted.
         status: How the attack ended.
         told: Side information.
-        more: Of each further metric its mean.
+        more: The mean of each further metric.
     """
 
     row: Row
@@ -97,7 +97,7 @@ class RowTexts:
 
     @property
     def risk(self) -> Risk | None:
-        """The risk tier of an attack on pictures, where it was scored."""
+        """The risk tier of an attack on pictures; None where it was not scored."""
         psnr, gain = self.row.mean("psnr"), self.row.mean("gain_db")
         return None if psnr is None or gain is None or "ssim" not in self.row.scores else risk(psnr, gain)
 
@@ -109,19 +109,19 @@ def _outcome(row: Row) -> str:
 
 
 def further_metrics(rows: Iterable[Row]) -> list[str]:
-    """Metrics of these rows that only a recipe that names them has measured: each is a column of its own."""
+    """Metrics of these rows beside the default ones; each gets its own column."""
     names = dict.fromkeys(name for row in rows for name in row.scores)
     common = {metric.name for metric in default_metrics()} | _COMMON
     return [name for name in names if name not in common]
 
 
 _COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest"}
-"""Scores of every row that are not metrics of an example by themselves."""
+"""Scores of a row that have no column of their own among the further metrics."""
 
 
 @dataclass(frozen=True)
 class MatrixEntry:
-    """How one attack fared on one cell, at a glance: a count, words, and a shade from 0 (nothing) to 4 (all)."""
+    """One attack on one cell in the overview matrix: a count, words, and a shade from 0 (nothing) to 4 (all)."""
 
     count: str
     words: str
@@ -142,5 +142,5 @@ class MatrixEntry:
 
 
 def is_muted(row: Row) -> bool:
-    """Whether a table shows a row in a quieter color: nothing came back, or nothing says what it is worth."""
+    """Whether a table shows a row in a muted color: nothing was recovered, or the result was not scored."""
     return not row.scored or row.outcome is Outcome.NOTHING_RECOVERED

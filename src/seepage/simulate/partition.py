@@ -89,7 +89,7 @@ class LabelSkew(Partition):
             raise SeepageError(f"each client is to hold {self.classes} classes and the data have {len(known)}")
         order = known[torch.randperm(len(known), generator=generator)]
         slots = torch.arange(clients * self.classes) % len(order)
-        held = order[slots].reshape(clients, self.classes)  # [clients, classes]; neighbours on a circle, so distinct
+        held = order[slots].reshape(clients, self.classes)  # [clients, classes]; neighbors on a circle, so distinct
         parts: list[list[Tensor]] = [[] for _ in range(clients)]
         for label in known.tolist():
             holders = (held == label).any(1).nonzero().squeeze(1)
@@ -176,7 +176,7 @@ class FeatureSkew(Partition):
 
 
 def _variation(images: Tensor) -> Tensor:
-    """`[k]` mean absolute difference of neighbours, down plus across."""
+    """`[k]` mean absolute difference of neighbors, down plus across."""
     if images.ndim != 4:
         raise SeepageError(
             f"feature skew sorts images by total variation and the data have {images.ndim - 1} dimensions; "

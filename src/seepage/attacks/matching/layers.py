@@ -82,7 +82,7 @@ class BatchNormStatistics(LayerPrior):
     """Distance of the batch's statistics at each BatchNorm to the running ones (GradInversion, CVPR 2021, eq. 10).
 
     Euclidean norms of the difference of means and of (biased) variances, summed over layers. The running statistics
-    are those of the round the update comes from. On a freshly initialised network they are 0 and 1 and say nothing
+    are those of the round the update comes from. On a freshly initialized network they are 0 and 1 and say nothing
     about the data.
 
     Args:

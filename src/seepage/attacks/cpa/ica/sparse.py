@@ -12,7 +12,7 @@ def sparsest(
 ) -> Tensor:
     """For each start, a unit row `q` whose signal `q basis` is as sparse as possible.
 
-    Minimises `sum_j w_j (q v_j)^2` with `w = 1 / ((q v_j / max)^2 + eps^2)`, `eps` falling from 0.05 to 1e-4; the
+    Minimizes `sum_j w_j (q v_j)^2` with `w = 1 / ((q v_j / max)^2 + eps^2)`, `eps` falling from 0.05 to 1e-4; the
     smallest eigenvector by inverse iteration. A ReLU's exact zeros make the planted row the sparsest in the span.
 
     Args:
