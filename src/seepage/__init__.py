@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` 
     from seepage.defenses import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify
     from seepage.errors import Inapplicable, SeepageError
     from seepage.leakage import Exposure, exposure
-    from seepage.metrics import METRICS, Scores, score
+    from seepage.metrics import METRICS, Score, Scores, score
     from seepage.models import MODELS, build
     from seepage.transcript.recorded import open_transcript, save_transcript
     from seepage.transcript.truth import open_truth, save_truth
@@ -48,7 +48,6 @@ if TYPE_CHECKING:  # `__getattr__` imports these on first use: `seepage --help` 
         Knowledge,
         Reconstruction,
         Round,
-        Score,
         Transcript,
         Update,
     )

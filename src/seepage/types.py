@@ -1,18 +1,26 @@
-r"""The words of this package. Everything else passes these types around.
+r"""The words of this package, and the way of a batch through it. Everything else passes these types around.
 
-    private batch --> ClientUpdate(model, params) --> Defense --> Update --+
-       (Batch)          FedSGD | FedAvg                                  Round (+ indices?)
-          |                                                                | x T
-          |                                                  Transcript + Knowledge   <- all an attacker
-          |                                                                |             sees (observed/)
-          |                                                             Attack
-          |                                                                |
-          +--> truth (private/, only metrics opens it)              Reconstruction
-                              \__________________  align + score  ______/
+    case of a recipe --> Setting: data, model, weights, and whose examples are attacked
+                            |
+                       private Batch
+                            |
+       +--------------------+--> Client.send(model, params, batch)
+       |                           ClientUpdate --> Update --> Defense --> Update --+
+       |                           (FedSGD | ...)                                Round (+ indices?)
+       |                                                                            | x T
+       |                                                       Transcript + Knowledge   <- all an attacker
+       |                                                                            |      sees (observed/)
+       |                                                                         Attack
+       |                                                                            |
+       +--> truth (private/, only metrics opens it)                         Reconstruction
+                        \________________________  align + score  ______________/
                                                          |
-                                             Score rows (scores.jsonl) --> report.html, grid.png
+                           Scores of examples (scores.jsonl) --> Row per attack and cell (result.json)
+                                                         |
+                                report.html, grid.png, the gate, the frontier, the results book
 
-An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type.
+An attack receives a `Transcript`, never a `Batch`: the truth is out of its reach by type. What is not defined here:
+`simulate.setting.Setting`, `clients.step.Client`, `metrics.scores.Score`, `audit.row.Row`.
 """
 
 from abc import ABC, abstractmethod
@@ -587,24 +595,3 @@ class Reconstruction:
 
     def __len__(self) -> int:
         return len(self.inputs)
-
-
-@dataclass(frozen=True)
-class Score:
-    """One number about one private example: one line of `scores.jsonl`.
-
-    Attributes:
-        metric: `mse`, `psnr` (dB), `ssim`, `lpips`, `label`.
-        value: The number; None where the metric does not apply.
-        alignment: How guesses were matched to examples: `identity` or `hungarian`, `+scale` if fitted.
-        example: The private example's place in its batch.
-        matched: False where the attack returned no guess for this example; then a mid-grey stands in.
-    """
-
-    SCHEMA: ClassVar[int] = 1
-
-    metric: str
-    value: float | None
-    alignment: str
-    example: int
-    matched: bool = True

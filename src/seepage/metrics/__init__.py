@@ -20,7 +20,7 @@ from seepage.metrics.labels import label_accuracy, label_hits
 from seepage.metrics.metric import Metric, default_metrics, find_metric
 from seepage.metrics.risk import Risk, risk
 from seepage.metrics.score import align_guess, score
-from seepage.metrics.scores import Scores
+from seepage.metrics.scores import Score, Scores
 from seepage.registry import metrics
 
 METRICS = metrics
@@ -32,6 +32,7 @@ __all__ = [
     "Alignment",
     "Metric",
     "Risk",
+    "Score",
     "Scores",
     "align",
     "align_guess",

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isnan, nan
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from seepage.core.schema import Summary
 from seepage.errors import SeepageError
 from seepage.metrics.interval import bootstrap_interval
 from seepage.registry import metrics
-from seepage.types import Score
 
 BASELINE_NAMES = ("mean_color", "grey", "random")
 """Guesses that need no attack; see `baselines`."""
@@ -21,6 +21,27 @@ _SHARES = frozenset({"recovered", "exact", "gain_db", "label_accuracy"})
 
 VISIBLE_CORRELATION = 0.8
 """Correlation over which outlines are plain to the eye, by looking at pictures of the default audit."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One number about one private example: one line of `scores.jsonl`.
+
+    Attributes:
+        metric: `mse`, `psnr` (dB), `ssim`, `lpips`, `label`.
+        value: The number; None where the metric does not apply.
+        alignment: How guesses were matched to examples: `identity` or `hungarian`, `+scale` if fitted.
+        example: The private example's place in its batch.
+        matched: False where the attack returned no guess for this example; then a mid-grey stands in.
+    """
+
+    SCHEMA: ClassVar[int] = 1
+
+    metric: str
+    value: float | None
+    alignment: str
+    example: int
+    matched: bool = True
 
 
 @dataclass(frozen=True, eq=False)
