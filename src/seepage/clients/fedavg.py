@@ -219,7 +219,7 @@ class _DifferentiableSGD:
         return {name: tensor - self.lr * slopes[name] for name, tensor in params.items()}
 
 
-class _Adam:
+class _DifferentiableAdam:
     """Adam with PyTorch's constants, on named tensors and differentiable, which PyTorch's own is not.
 
     The server's Adam of `transcript.vertical` is another: its state is a snapshot, and its epsilon Keras's.
