@@ -1,4 +1,4 @@
-"""`seepage frontier`: what each defense costs, and what attackers still recover behind it.
+"""`seepage frontier`: what each defense costs, and what attacks still recover despite it.
 
 RUN/ is the folder of an ordinary audit, whose cells are the defenses, and besides:
 

@@ -1,22 +1,22 @@
-"""What a frontier amounts to, in a few sentences. They call nothing safe: attacks were tried, with their steps."""
+"""Sentences that summarize a frontier. They call no defense safe, since only the attacks of the run were tried."""
 
 from collections.abc import Iterable, Sequence, Set
 
 from seepage.frontier.rows import DefenseRow, Point, points_of, wilson
 
 LISTED_NAMES = 3
-"""Sentences on what could not be tried, and defenses in one of them, that are written out; more are counted."""
+"""Largest number of sentences on what could not be tried, and of defenses named in one; more are counted."""
 
 NEAR_CHANCE = 0.05
-"""Share of the way from guessing to no mistake, under which a model has learned too little to lose any."""
+"""Share of the way from chance to perfect accuracy below which the model has too little accuracy to lose."""
 
 
 def advice(rows: Sequence[DefenseRow], *, classes: int | None = None) -> str:
-    """What to choose, what that rests on, and what could not be tried.
+    """Sentences on which defense to choose, on what evidence, and on what could not be tried.
 
     Args:
         rows: The frontier.
-        classes: How many the data have, if known: a model that is hardly better than guessing has no accuracy to lose.
+        classes: Number of classes, if known; used to warn if the undefended model is hardly better than chance.
     """
     gaps = untried(rows)
     left = len(gaps) - LISTED_NAMES
@@ -65,7 +65,7 @@ def _choice(rows: Sequence[DefenseRow]) -> str:
 
 
 def _found(rows: Sequence[DefenseRow], defense: str) -> dict[str, int]:
-    """Attacks that were scored behind a defense, told of it or not, and the most examples that each recovered."""
+    """Attacks scored against a defense, aware of it or not, with the largest number of examples each recovered."""
     found: dict[str, int] = {}
     for row in rows:
         for attack, count in row.found.items() if row.defense == defense else ():
@@ -74,7 +74,7 @@ def _found(rows: Sequence[DefenseRow], defense: str) -> dict[str, int]:
 
 
 def _stopped(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
-    """Which attacks a defense stops: of those scored behind it, the ones that found something without it."""
+    """The attacks that a defense stops, in words: those run against it that recover examples without it."""
     tried = [attack for attack in _found(rows, defense) if attack in able]
     told = any(row.attacker == "knows" and able & set(row.found) for row in rows if row.defense == defense)
     unknown = "" if told else "none of which was told of it"
@@ -84,7 +84,7 @@ def _stopped(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
 
 
 def _idle(rows: Sequence[DefenseRow], defense: str, able: Set[str]) -> str:
-    """A sentence on the attacks behind a defense that are no evidence for it."""
+    """A sentence on attacks that are no evidence for a defense, since they fail without it as well."""
     idle = [attack for attack in _found(rows, defense) if attack not in able]
     if not idle:
         return ""
@@ -107,7 +107,7 @@ def _cost(accuracy: float, bare: float, examples: int | None) -> str:
 
 
 def _failing(points: Sequence[Point]) -> str:
-    """The kind of defense that lets most through at its best strength; empty where every kind stops something."""
+    """The kind of defense that leaks most at its best strength; empty if each kind can stop all attacks."""
     kinds: dict[str, float] = {}
     for point in points:
         kind = " + ".join(part.partition("(")[0] for part in point.defense.split(" + "))
@@ -117,7 +117,7 @@ def _failing(points: Sequence[Point]) -> str:
 
 
 def _nothing_left(rows: Sequence[DefenseRow]) -> list[str]:
-    """A sentence on the best defense that leaves an attacker nothing, and so has no score to be compared by."""
+    """A sentence on the best defense whose updates are all zero, which leaves nothing to attack or score."""
     bare = _undefended(rows)
     scored = {row.defense for row in rows if not row.zero}
     whole = [row for row in rows if row.defense not in scored and row.accuracy is not None]
@@ -134,7 +134,7 @@ def _undefended(rows: Sequence[DefenseRow]) -> DefenseRow | None:
 
 
 def _near_chance(rows: Sequence[DefenseRow], classes: int | None) -> list[str]:
-    """A sentence where the undefended model is hardly better than guessing."""
+    """A warning if the undefended model is hardly better than chance."""
     bare = _undefended(rows)
     if bare is None or bare.accuracy is None or not bare.accuracy_examples or not classes:
         return []
@@ -150,7 +150,7 @@ def _near_chance(rows: Sequence[DefenseRow], classes: int | None) -> list[str]:
 
 
 def untried(rows: Sequence[DefenseRow]) -> list[str]:
-    """A sentence for each thing that could not be tried, with its reason; first those that a defense looks good by.
+    """A sentence for each attack or training that failed, with its reason; first those that flatter a defense.
 
     >>> lacking = {"dlg": "no memory"}
     >>> broken = DefenseRow(defense="a", attacker="oblivious", cell="a", recovered=0, examples=4, untried=lacking)
@@ -167,7 +167,7 @@ def untried(rows: Sequence[DefenseRow]) -> list[str]:
 
 
 def _gaps(row: DefenseRow) -> Iterable[tuple[str, str]]:
-    """What of a row could not be measured, as words that leave room for where that was, and why."""
+    """What could not be measured in a row, as templates with places for the defense and the reason."""
     told = ", told of it," if row.attacker == "knows" else ""
     if row.failed is not None:
         yield "The accuracy {} could not be measured", _bare(row.failed)

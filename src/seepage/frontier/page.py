@@ -1,4 +1,4 @@
-"""`frontier.png` and `frontier.html`: accuracy against what attackers still recover, and the table beside it."""
+"""`frontier.png` and `frontier.html`: plot of accuracy against the share of recovered examples, and a table."""
 
 import io
 import warnings
@@ -26,8 +26,8 @@ def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Cel
         folder: The run folder.
         rows: The frontier.
         advice: A few sentences.
-        facts: Of a cell that was recorded, from `result.json`.
-        rounds: Rounds of training that the accuracy is measured after.
+        facts: Facts of a recorded cell, from `result.json`.
+        rounds: Number of training rounds before the accuracy is measured.
     """
     import jinja2
 
@@ -76,7 +76,7 @@ def _groups(rows: Sequence[DefenseRow], best: set[str]) -> list[dict[str, Any]]:
 
 
 def draw(rows: Sequence[DefenseRow]) -> bytes:
-    """The plot as a PNG: a number for each defense, as in the table, and the line of those that no other beats."""
+    """The plot as a PNG: each defense by its number in the table, and the line of Pareto-optimal defenses."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -123,7 +123,7 @@ def _fill(axes: "Axes", rows: Sequence[DefenseRow]) -> None:
 
 
 def _together(places: Sequence[tuple[float, float, int]]) -> dict[tuple[float, float], list[int]]:
-    """Numbers of points that lie too close for a label each, at the first one's place."""
+    """Labels for the plot; points too close together for labels of their own share one at the first point."""
     span = max((x for x, _, _ in places), default=0) - min((x for x, _, _ in places), default=0) or 1.0
     found: dict[tuple[float, float], list[int]] = {}
     for x, y, number in sorted(places):

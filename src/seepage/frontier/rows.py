@@ -1,4 +1,4 @@
-"""The rows of a frontier, and which of them are worth a look."""
+"""The rows of a frontier, and the Pareto-optimal ones among them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,32 +12,32 @@ from seepage.frontier.sweep import SweepEntry
 
 @dataclass(frozen=True, kw_only=True)
 class DefenseRow:
-    """One defense against one kind of attacker: one line of `frontier.jsonl`. None: does not apply.
+    """One defense against one kind of attacker: one line of `frontier.jsonl`. Fields that do not apply are None.
 
     Attributes:
-        defense: With its strength.
-        attacker: `oblivious`, or `knows`: it is told of the defense.
+        defense: Name and strength of the defense.
+        attacker: `oblivious`, or `knows` if the attacker knows of the defense.
         cell: Name of the audit cell.
-        attack: The one that got most back.
-        recovered: Examples that it recovered.
-        examples: Examples in all.
-        found: Of each attack that was scored, how many examples it recovered.
+        attack: The attack that recovered most.
+        recovered: Number of examples that it recovered.
+        examples: Number of all examples.
+        found: Scored attack to the number of examples that it recovered.
         recovered_low: Lower end of the 95 % interval (Wilson) of the share recovered, as if examples were independent.
         recovered_high: Its upper end.
-        ssim: Mean.
-        psnr_median: Decibels.
-        gain_db: Mean PSNR over that of each example's mean color.
+        ssim: Mean SSIM.
+        psnr_median: Median PSNR in dB.
+        gain_db: Mean PSNR in dB over that of each example's mean color.
         reason: Why there is no score.
-        zero: There is none because every update is zero everywhere, which leaves nothing to attack.
-        untried: Attacks that gave nothing here, or on some batches only, and did without a defense; with the reason.
+        zero: Whether there is no score because every update is zero everywhere.
+        untried: Attacks without a result here, or on some batches, that had one without a defense; with the reason.
         failed: Why there is no accuracy.
-        accuracy: Share of test examples right after federated training with the defense.
-        accuracy_examples: Test examples.
-        epsilon: After that training.
+        accuracy: Share of test examples classified correctly after federated training with the defense.
+        accuracy_examples: Number of test examples.
+        epsilon: The differential-privacy loss after that training.
         promise: What that epsilon protects, its delta, rounds and doubts.
-        seconds: Of one client's work in one round, median.
-        bytes: That it sends.
-        bytes_plain: That an undefended update has.
+        seconds: Median time of one client's work in one round.
+        bytes: Size of the update that it sends.
+        bytes_plain: Size of an undefended update.
     """
 
     defense: str
@@ -66,7 +66,7 @@ class DefenseRow:
 
     @property
     def share(self) -> float | None:
-        """Recovered of all examples."""
+        """Share of recovered examples."""
         return None if self.recovered is None or not self.examples else self.recovered / self.examples
 
     def record(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def rows_of(
 
     Args:
         entries: Defenses.
-        prices: What each costs.
+        prices: Cost of each defense.
         results: Rows of the audit.
     """
     rows = []
@@ -101,7 +101,7 @@ def rows_of(
 
 
 def _best(results: Sequence[Row]) -> dict[str, Any]:
-    """The attack that got most back: by examples recovered, then by SSIM, then by PSNR."""
+    """The attack that recovered most: by number of examples, then SSIM, then PSNR."""
     scored = [row for row in results if row.scored]
     if not scored:
         return {}
@@ -124,7 +124,7 @@ def _strength(row: Row) -> tuple[float, float, float]:
 
 
 def _lacking(results: Sequence[Row], bare: Mapping[str, Row]) -> dict[str, Any]:
-    """Why there is no score, and which attacks the defense, or a fault, kept from being tried as they were without."""
+    """Why there is no score, and the attacks that gave results without the defense but not with it."""
     found = {"untried": {row.attack: str(row.reason) for row in results if _untried(row, bare)}}
     if any(row.scored for row in results):
         return found
@@ -134,7 +134,7 @@ def _lacking(results: Sequence[Row], bare: Mapping[str, Row]) -> dict[str, Any]:
 
 
 def _untried(row: Row, bare: Mapping[str, Row]) -> bool:
-    """Whether an attack gave no result, or none on some batches, for another reason than that it never applies."""
+    """Whether an attack lacks results, on all or some batches, although it applies without the defense."""
     if not row.reason or row.outcome is Outcome.ZERO_UPDATE:
         return False
     undefended = bare.get(row.attack)
@@ -157,7 +157,7 @@ def wilson(count: int, total: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Point:
-    """A defense by what it costs and what the best attack, of either kind, still recovers."""
+    """A defense with its accuracy and the share of examples that the best attack recovers despite it."""
 
     defense: str
     accuracy: float
@@ -165,13 +165,13 @@ class Point:
     known: bool
 
     def beats(self, other: "Point") -> bool:
-        """Whether it is no worse in both and better in one."""
+        """Whether this point dominates another: no worse in both accuracy and recovery, and better in one."""
         no_worse = self.accuracy >= other.accuracy and self.share <= other.share
         return no_worse and (self.accuracy > other.accuracy or self.share < other.share)
 
 
 def points_of(rows: Sequence[DefenseRow]) -> list[Point]:
-    """A point for each defense that has an accuracy and a score; `known`: an attacker who knows of it was scored."""
+    """A point for each defense with an accuracy and a score; `known` tells if an aware attacker was scored."""
     found = []
     for defense in dict.fromkeys(row.defense for row in rows):
         own = [row for row in rows if row.defense == defense]
@@ -183,7 +183,7 @@ def points_of(rows: Sequence[DefenseRow]) -> list[Point]:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-    """Those that no other beats, by rising accuracy.
+    """The points that no other point dominates, by rising accuracy.
 
     >>> pareto([Point("a", 0.9, 1.0, True), Point("b", 0.8, 0.0, True), Point("c", 0.7, 0.5, True)])[0].defense
     'b'

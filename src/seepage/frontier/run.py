@@ -1,4 +1,4 @@
-"""Run a frontier: an audit of all defenses, then the training that tells what they cost."""
+"""Run a frontier: an audit of all defenses, then federated trainings that measure their cost in accuracy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,16 +42,16 @@ def run_frontier(
     show: ProgressCallback = no_progress,
     command: str = "",
 ) -> Frontier:
-    """Sweep defenses and write the run folder. A killed run goes on where it stopped.
+    """Sweep defenses and write the run folder. An interrupted run continues where it stopped.
 
     Args:
         tables: A recipe's tables (see `sweep`).
-        only: Defenses by name, of those that the recipe sweeps; none: all.
+        only: Names of the defenses to run, of those that the recipe sweeps; empty: all.
         out: The run folder; None: `runs/NAME-HASH`.
-        jobs: Attacks, or trainings, at a time; None: one per core.
-        on: Where attacks and trainings run; None: on this machine.
-        show: Progress.
-        command: The command that asked for this, for the record.
+        jobs: Number of attacks or trainings that run in parallel; None: one per core.
+        on: Executor that runs attacks and trainings; None: on this machine.
+        show: Called with progress messages.
+        command: The command line, stored with the run.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.

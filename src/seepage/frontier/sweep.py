@@ -1,4 +1,4 @@
-"""What a frontier sweeps: defenses and their strengths, each against attackers who know of it and who do not.
+"""The sweep of a frontier: defenses at several strengths, each against attackers aware and unaware of it.
 
 [utility]    rounds = 100                                   federated training that the accuracy is measured after
 [[frontier]] use = "gaussian_noise", clip = 1.0, sigma = [0.001, 0.01]   a list sweeps that option
@@ -28,10 +28,10 @@ DEFAULT_STRENGTHS: tuple[Mapping[str, Any], ...] = (
     {"use": "selective_encryption", "share": [0.2, 0.8]},
     {"use": "outpost", "prune": [0.9]},
 )
-"""What is swept where a recipe has no `[[frontier]]`."""
+"""The defenses that are swept if a recipe has no `[[frontier]]`."""
 
 MAX_DEFENSES = 200
-"""Defenses with their strengths; more are taken for a mistake."""
+"""Largest number of defenses with their strengths; more are taken for a mistake in the recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class SweepEntry:
     """One defense at one strength, or none.
 
     Attributes:
-        name: For readers.
-        recipe: The cell whose attackers do not know of it.
-        known: The cell whose attackers do; None where no attack of the recipe makes anything of that.
+        name: The defense with its strength, for display.
+        recipe: The cell whose attackers do not know of the defense.
+        known: The cell whose attackers know of it; None if no attack of the recipe can use that knowledge.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Sweep:
 
     Attributes:
         tables: The recipe that an audit runs: all cells.
-        entries: What they are; the first one is undefended.
+        entries: The defenses of the cells; the first entry has none.
         utility: How the accuracy is measured.
     """
 
@@ -84,7 +84,7 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[str] = ()) -> Sweep:
 
     Args:
         tables: A recipe's tables.
-        only: Defenses by name, of those that the recipe sweeps; none: all.
+        only: Names of the defenses to sweep, of those in the recipe; empty: all.
 
     Raises:
         SeepageError: For mistakes in the recipe.
@@ -101,7 +101,7 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[str] = ()) -> Sweep:
     plain = cells(base)[0]
     cases = [_case(parts, plain) for parts in choices]
     told = [*plain.knowledge.told, *(["defense"] if "defense" not in plain.knowledge.told else [])]
-    cells({**base, "case": cases})  # so that mistakes in a defense are told before it is made
+    cells({**base, "case": cases})  # reports mistakes in a defense's options before it is constructed
     known = [_known(case, plain, told) for case in cases]
     listed = [case for pair in zip(cases, known, strict=True) for case in pair if case is not None]
     swept = {key: value for key, value in base.items() if key != "frontier"}
@@ -170,9 +170,9 @@ def _case(parts: list[dict[str, Any]], plain: Recipe) -> dict[str, Any]:
 
 
 def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str, Any] | None:
-    """The same with attackers who know; None where no attack makes anything of that.
+    """The same cell with attackers who know of the defense; None if no attack can use that knowledge.
 
-    Who knows that noise cancels in the sum of a group adds the group's updates up: that is the cell of zero-sum noise.
+    An attacker who knows that zero-sum noise cancels within a group sums up the updates of the group.
     """
     defense = replace(plain, defense=tuple(map(Spec.of, case["defense"]))).make_defense()
     if defense is None or "defense" in plain.knowledge.told:
@@ -192,6 +192,6 @@ def _pooled(plain: Recipe, group: int) -> dict[str, int]:
 
 
 def _adapts(recipe: Recipe, part: Spec, defense: Defense) -> bool:
-    """Whether an attack does something else where the defense is known."""
+    """Whether an attack behaves differently if the defense is known."""
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # has a layer for every defense to prune
     return recipe.make_attack(part).adapts(Knowledge(model, recipe.make_client(), (1,), 1, defense=defense))

@@ -1,4 +1,4 @@
-"""What a defense costs: accuracy after federated training with it, seconds of a client, bytes sent, and its epsilon."""
+"""The cost of a defense: accuracy after federated training with it, client seconds, bytes sent, and its epsilon."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from seepage.simulate.setting import Setting, SharedParts, State, train_federati
 from seepage.types import Batch, Update
 
 TIMING_REPEATS = 7
-"""Times that a client's work is measured; the median counts."""
+"""Number of timed repetitions of a client's work; their median is reported."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class FederatedSetting:
         return cls(recipe, recipe.federation, clients, setting.state, 0 if clients.test is None else len(clients.test))
 
     def busiest(self) -> list[int]:
-        """The rounds of the client that takes part in most of them."""
+        """The rounds of the client that takes part most often; they determine epsilon."""
         taken: dict[int, list[int]] = {}
         for t in range(self.plan.rounds):
             for client in self.clients.chosen(t, self.plan):
@@ -56,14 +56,14 @@ class FederatedSetting:
         return max(taken.values(), key=len, default=[])
 
     def carried(self, dataset: Dataset) -> "FederatedSetting":
-        """The same for another machine, where images that stay in their files are none."""
+        """This setting for another machine, with images that are read from files loaded into memory."""
         if not isinstance(dataset, FileDataset):
             return self
         held = _InMemory(self.clients.lookup(torch.arange(len(dataset))))
         return replace(self, clients=replace(self.clients, lookup=held))
 
     def defended(self, recipe: Recipe) -> "FederatedSetting":
-        """The same with the defense of another recipe that differs in nothing else."""
+        """This setting with the defense of another recipe that is otherwise the same."""
         clients = replace(self.clients, defense=recipe.make_defense())
         return replace(self, recipe=replace(self.recipe, defense=recipe.defense), clients=clients)
 
@@ -76,14 +76,14 @@ class FederatedSetting:
         }
 
     def max_participations(self) -> int:
-        """In how many local steps of a round one example is used, by the client where that is most."""
+        """Largest number of local steps of one round that use the same example, over all clients."""
         rule, most = self.clients.rule, self.plan.examples or max(map(len, self.clients.parts))
         return max(rule.max_participations(min(len(places), most)) for places in self.clients.parts if len(places))
 
 
 @dataclass(frozen=True)
 class _InMemory:
-    """Looks examples up among all of them."""
+    """Looks up examples by index in tensors held in memory."""
 
     whole: Batch
 
@@ -99,15 +99,15 @@ def measure_all(
     show: ProgressCallback,
     on: Executor,
 ) -> list[dict[str, Any]]:
-    """The price of every entry, in order. What `folder/utility/` has already is not measured again.
+    """The cost of every entry, in order. Costs that `folder/utility/` holds already are not measured again.
 
     Args:
         entries: Defenses.
         utility: Rounds of training.
         folder: The run folder.
-        jobs: Trainings at a time; None: as many as `on` sees fit.
-        show: Progress.
-        on: Where the trainings run; seconds are measured on this machine.
+        jobs: Number of trainings that run in parallel; None: as many as `on` allows.
+        show: Called with progress messages.
+        on: Executor that runs the trainings; client seconds are always measured on this machine.
     """
     everyone = [EntryTraining(entry.name, _read_by_all(entry.recipe), utility, folder) for entry in entries]
     todo = [training for training in everyone if not training.done_file.exists()]
@@ -126,11 +126,11 @@ def measure_all(
 
 @dataclass(frozen=True)
 class EntryTraining:
-    """The federated training of one entry. It writes the accuracy, or why there is none.
+    """The federated training of one entry. It writes the accuracy, or the reason why there is none.
 
     Attributes:
-        name: The entry's.
-        recipe: The entry's, without what the training leaves out.
+        name: Name of the entry.
+        recipe: Recipe of the entry, without defenses that do not affect training.
         utility: Rounds of training.
         folder: The run folder.
     """
@@ -171,7 +171,7 @@ class EntryTraining:
 
 @dataclass(frozen=True)
 class SerializedTraining:
-    """A training for another machine. It comes with the clients and their data, which all entries share."""
+    """A training to run on another machine, with the clients and their data, which all entries share."""
 
     training: EntryTraining
 
@@ -198,7 +198,7 @@ class SerializedTraining:
 
 
 def _read_by_all(recipe: Recipe) -> Recipe:
-    """Without the defenses that hide entries from the server and not from the sum of all updates."""
+    """The recipe without defenses that hide entries from the server but leave the sum of all updates intact."""
     kept = [part for part in recipe.defense if not _hides_from_the_server_alone(recipe, part)]
     return replace(recipe, defense=tuple(kept))
 
@@ -209,7 +209,7 @@ def _hides_from_the_server_alone(recipe: Recipe, part: Any) -> bool:
 
 
 def _priced(entry: SweepEntry, utility: Utility, path: Path, shared: SharedParts) -> dict[str, Any]:
-    """Accuracy, with seconds, bytes and epsilon added where they are not measured yet."""
+    """The accuracy with client seconds, bytes and epsilon, which are measured if missing."""
     found: dict[str, Any] = read_json(path)
     if "bytes" in found:
         return found
@@ -227,7 +227,7 @@ def _priced(entry: SweepEntry, utility: Utility, path: Path, shared: SharedParts
 
 
 def _timed(setting: FederatedSetting) -> tuple[float, Update]:
-    """Median seconds of one client's work on one thread, and what it sends."""
+    """Median seconds of one client's work on one thread, and the update that it sends."""
     client = setting.clients.chosen(0, setting.plan)[0]
     threads, seconds = torch.get_num_threads(), []
     torch.set_num_threads(1)

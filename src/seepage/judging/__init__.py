@@ -1,4 +1,4 @@
-"""People judge what an attack got back: a page of pairs to look at, and a count of what they said."""
+"""Human study: people judge pairs of private pictures and reconstructions on a page; their answers are counted."""
 
 from seepage.judging.answers import Answers, read_answers
 from seepage.judging.page import JudgePage, write_judge_page

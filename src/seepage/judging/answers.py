@@ -1,4 +1,4 @@
-"""Saved answers, read with suspicion, and joined with the key of their page."""
+"""Read and validate the answers that judges saved, and join them with the key of their page."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from seepage.judging.page import key_path
 from seepage.judging.pairs import EXPECTED, Answer, Subject
 
 LARGEST_FILE = 2**20
-"""Bytes of a file of answers."""
+"""Largest accepted size of a file of answers, in bytes."""
 LONGEST_NAME = 40
 
 _PAGE = re.compile("[0-9a-f]{12}")
@@ -22,12 +22,12 @@ _AGAIN = "save it again from the page"
 
 @dataclass(frozen=True)
 class Answers:
-    """What one person said of one page.
+    """One person's answers to one page.
 
     Attributes:
         judge: Name or initials.
         page: The page's name, 12 hexadecimal digits.
-        answers: Pair to answer; pairs that were not answered are absent.
+        answers: Pair number to answer; pairs without an answer are absent.
     """
 
     judge: str
@@ -36,7 +36,7 @@ class Answers:
 
 
 class Group(JsonRecord):
-    """How many of a cell's examples an attack returned a guess for."""
+    """The number of a cell's examples for which an attack returned a guess."""
 
     cell: str
     attack: str
@@ -46,10 +46,10 @@ class Group(JsonRecord):
 
 @dataclass(frozen=True)
 class Key:
-    """What the pairs of a page are.
+    """The key of a page: what each of its pairs shows.
 
     Attributes:
-        pairs: Pair to what it is.
+        pairs: Pair number to its content.
         groups: One per attack and cell on the page.
     """
 
@@ -58,10 +58,10 @@ class Key:
 
 
 def read_answers(paths: Sequence[Path]) -> list[Answers]:
-    """Read what judges saved. The files come from others: everything in them is checked.
+    """Read the files that judges saved. They come from third parties, so everything in them is validated.
 
     Raises:
-        SeepageError: For a file that is not what the page saves, and for two files of one judge about one page.
+        SeepageError: For a file that the page did not save, and for two files of one judge about one page.
     """
     found: list[Answers] = []
     for path in paths:
@@ -98,7 +98,7 @@ def open_key(folder: Path, answers: Answers) -> Key:
     """The key of the page that was answered.
 
     Raises:
-        SeepageError: Where the run has no such page, or the page no such pairs.
+        SeepageError: If the run has no such page, or the page lacks some of the answered pairs.
     """
     path = key_path(folder, answers.page)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""`judge.html`: pairs of pictures, one at a time, that a person answers without knowing where they come from.
+"""`judge.html`: shows pairs of pictures one at a time; the judge does not know which attack or control they show.
 
 RUN/private/judge-ID.json    what each pair is; the page names pairs by number only
 """
@@ -16,20 +16,20 @@ from seepage.report.pictures import Pictures, data_uri
 from seepage.report.run import open_run
 
 LARGEST_SIDE = 256
-"""Pixels; larger pictures are reduced, so that a page of many stays light."""
+"""Largest side of a picture in pixels; larger ones are reduced to limit the size of the page."""
 OWNER_ONLY = 0o600
 
 
 @dataclass(frozen=True)
 class JudgePage:
-    """What was written.
+    """A page that was written.
 
     Attributes:
         path: The page.
         id: Its name, 12 hexadecimal digits; the same run, choice and seed give the same one.
-        pairs: Pairs on it.
-        guesses: Of these, guesses of attacks; the others are controls.
-        key: What each pair is.
+        pairs: Number of pairs on the page.
+        guesses: Number of these that show an attack's guess; the others are controls.
+        key: Path of the file with the key, which states what each pair shows.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class JudgePage:
 def write_judge_page(
     folder: Path, path: Path, *, cell: str | None = None, attack: str | None = None, pairs: int = 60, seed: int = 0
 ) -> JudgePage:
-    """Write a page for people to judge guesses on, and its key into the run's `private/`; both for their owner only.
+    """Write a page for judging guesses, and its key into the run's `private/`, both readable by their owner only.
 
     The page holds private pictures, needs no network and sends nothing: a judge saves the answers as a file.
 
@@ -51,7 +51,7 @@ def write_judge_page(
         path: The page to write.
         cell: Only this cell; None: all with pictures.
         attack: Only this attack; None: all with pictures.
-        pairs: Most pairs in all, at least 20; three tenths of them or more are controls.
+        pairs: Largest number of pairs, at least 20; at least three tenths of them are controls.
         seed: Draws the pairs and their order.
 
     Raises:
@@ -79,12 +79,12 @@ def write_judge_page(
 
 
 def key_path(folder: Path, page: str) -> Path:
-    """Where the key of a page lies."""
+    """Path of a page's key."""
     return folder / "private" / f"judge-{page}.json"
 
 
 def _groups(albums: dict[str, Pictures], shown: dict[str, Pair]) -> list[dict[str, Any]]:
-    """How many examples each attack on the page returned at all: those it did not are no success."""
+    """How many examples each attack on the page returned; the others count as failures."""
     subjects = [pair.subject for pair in shown.values() if pair.subject.kind == "guess"]
     names = sorted({(subject.cell, subject.attack) for subject in subjects})
     return [
@@ -105,7 +105,7 @@ def _render(page: str, pictures: list[dict[str, str]]) -> str:
         loader=jinja2.PackageLoader("seepage", "judging"), autoescape=True, undefined=jinja2.StrictUndefined
     )
     script = Path(__file__).with_name("judge.js").read_text(encoding="utf-8")
-    # The browser runs this script and no other, as the page's policy names its digest.
+    # The page's content security policy allows only the script with this digest.
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("judge.html.j2").render(
         page=page, pairs=pictures, schema=SCHEMA, script=script, digest=digest

@@ -1,4 +1,4 @@
-"""Which pairs a person gets to see: guesses of attacks, and among them pairs whose answer is known."""
+"""Choose the pairs that a judge sees: guesses of attacks, mixed with controls whose right answer is known."""
 
 import math
 from collections.abc import Sequence
@@ -21,22 +21,22 @@ Kind = Literal["guess", "same", "other", "flat"]
 Answer = Literal["same", "not", "unsure"]
 
 EXPECTED: dict[str, Answer] = {"same": "same", "other": "not", "flat": "not"}
-"""The right answer to each kind of control; a guess has none."""
+"""The right answer to each kind of control; the right answer to a guess is not known."""
 
 FEWEST_PAIRS = 20
-"""Pairs on a page: fewer hold too few guesses beside the controls."""
+"""Fewest pairs on a page; with fewer, too few guesses are left beside the controls."""
 FEWEST_CONTROLS = 3
-"""Of each kind, so that a careless judge shows."""
+"""Fewest controls of each kind, so that careless judges can be detected."""
 NOISE = 0.03
-"""Standard deviation of the noise on a private example shown beside itself, so that the two are not equal bytes."""
+"""Standard deviation of the noise added to a private example shown beside itself, so that their bytes differ."""
 ALIKE_DB = 20.0
-"""PSNR from which two private examples are too alike to be "another picture" to a person."""
+"""PSNR in dB from which two private examples are too similar to serve as a control of different pictures."""
 FLAT_DB = 20.0
-"""PSNR of its mean color from which a private example is too flat for a control."""
+"""PSNR in dB of its mean color from which a private example is too uniform for a control."""
 
 
 class Subject(JsonRecord):
-    """What a pair is. Only the key holds it, never the page.
+    """What a pair shows. This is stored in the key only, never in the page.
 
     Attributes:
         kind: `guess`, or a control: `same` (an example beside itself), `other` (beside another private example),
@@ -56,7 +56,7 @@ class Subject(JsonRecord):
 
 @dataclass(frozen=True)
 class Pair:
-    """Two pictures `[C, H, W]` in [0, 1]: the private one, and what stands beside it."""
+    """Two pictures `[C, H, W]` in [0, 1]: the private one, and the guess or control shown beside it."""
 
     subject: Subject
     left: Tensor
@@ -65,7 +65,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class ControlExample:
-    """A private example with what a control needs of it."""
+    """A private example that can serve as a control."""
 
     cell: str
     place: Place
@@ -79,7 +79,7 @@ class ControlExample:
 
 
 def open_albums(run: RunFolder, cell: str | None, attack: str | None) -> dict[str, Pictures]:
-    """Cell to its pictures, for cells with private pictures and guesses at hand.
+    """Cell to its pictures, for cells with both private pictures and guesses.
 
     Raises:
         SeepageError: Where the run has no such cell or attack, or nothing to judge.
@@ -99,19 +99,19 @@ def open_albums(run: RunFolder, cell: str | None, attack: str | None) -> dict[st
 
 
 def returned(pictures: Pictures, attack: str) -> list[Place]:
-    """The private examples that an attack returned a guess for."""
+    """The private examples for which an attack returned a guess."""
     return [place for place in pictures.places if pictures.guesses[attack].at(place) is not None]
 
 
 def choose_pairs(
     albums: dict[str, Pictures], *, attack: str | None = None, pairs: int = 60, seed: int = 0
 ) -> list[Pair]:
-    """Draw guesses, evenly over cells and attacks, and put controls among them: at least a tenth of each kind.
+    """Draw guesses evenly over cells and attacks, and mix in controls; each kind is at least a tenth of the pairs.
 
     Args:
         albums: Cell to its pictures, with private ones.
         attack: Only guesses of this attack; None: of all.
-        pairs: Most pairs in all, controls included; at least `FEWEST_PAIRS`.
+        pairs: Largest number of pairs, controls included; at least `FEWEST_PAIRS`.
         seed: Draws guesses, controls, noise and order.
 
     Returns:
@@ -141,7 +141,7 @@ def _guesses(albums: dict[str, Pictures], attack: str | None, most: int, draw: G
         for name in pictures.guesses
         if attack in (None, name)
     ]
-    # A turn takes one of each group; where there are more groups than room, chance says which.
+    # Each turn takes one guess of every group, in random order, until there are enough.
     turns = zip_longest(*_shuffled(groups, draw))
     return [pair for turn in turns for pair in turn if pair is not None][:most]
 
@@ -193,14 +193,14 @@ def _others(pool: list[ControlExample], each: int, draw: Generator) -> list[Pair
 
 
 def _another(held: ControlExample, pool: list[ControlExample], draw: Generator) -> ControlExample | None:
-    """An example that a person must call another one: of another class where there is one, and not a near copy."""
+    """A clearly different example for a control: from another class if there is one, and not a near copy."""
     order = _shuffled([other for other in pool if other.picture.shape == held.picture.shape], draw)
     order.sort(key=lambda other: torch.equal(other.label, held.label))
     return next((other for other in order if _db(other.picture, held.picture) < ALIKE_DB), None)
 
 
 def _draw(pool: Sequence[ControlExample], count: int, draw: Generator) -> list[ControlExample]:
-    """`count` examples, each as seldom twice as can be."""
+    """Draw `count` examples, repeating examples as little as possible."""
     order = _shuffled(pool, draw)
     return [order[i % len(order)] for i in range(count)]
 

@@ -15,19 +15,19 @@ from seepage.metrics import bootstrap_interval
 from seepage.report.human_study import FILE, Judge, Judged, JudgedRow
 
 MOST_MISSED = 0.2
-"""Share of controls that a judge may miss; who misses more does not count."""
+"""Largest share of controls that a judge may answer wrongly; judges who miss more are excluded."""
 
 Votes = dict[Subject, dict[str, Answer]]
 """Guess to judge to answer."""
 
 
 def tally(folder: Path, answers: Sequence[Answers]) -> Judged:
-    """Join answers with the keys of their pages, leave out judges who miss too many controls, and count.
+    """Join answers with the keys of their pages, exclude judges who miss too many controls, and count.
 
-    Several judges: each guess counts with the share of its judges who called it the same content. (FedLeak, Fan et al.,
-    USENIX Security 2025, had three judges; how it joined them it does not say.) The 95 % interval is Wilson's where
-    the judges of every guess agree, as then each guess is one yes or no; otherwise it is a bootstrap over guesses. It
-    covers the choice of guesses, not that of judges.
+    With several judges a guess contributes the share of its judges who called it the same content. (FedLeak, Fan et
+    al., USENIX Security 2025, had three judges but does not say how their answers were combined.) The 95 % interval
+    is Wilson's if the judges of every guess agree, since each guess is then a single yes or no; otherwise it is a
+    bootstrap over guesses. It accounts for the sampling of guesses, not of judges.
 
     Args:
         folder: The run.
@@ -62,7 +62,7 @@ def write_judged(folder: Path, judged: Judged) -> Path:
 
 
 def _said(name: str, answers: Iterable[Answers], keys: Mapping[str, Key]) -> dict["_Seen", Answer]:
-    """What one judge said of each pair, over all pages; the same guess on two pages counts once, as said last."""
+    """One judge's answers over all pages; if a guess appears on two pages, the later answer counts."""
     return {
         _seen(keys[one.page].pairs[pair], one.page, pair): word
         for one in answers
@@ -72,7 +72,7 @@ def _said(name: str, answers: Iterable[Answers], keys: Mapping[str, Key]) -> dic
 
 
 class _Seen(Subject):
-    """A pair as somebody saw it: controls are told apart by page and number, guesses are not."""
+    """Identity of a judged pair: controls are distinguished by page and number, guesses by their content only."""
 
     where: str = ""
 
@@ -141,9 +141,9 @@ def asr_interval(shares: Sequence[float]) -> tuple[float | None, float | None, s
         shares: Per guess, the share of its judges who called it the same content; in [0, 1].
 
     Returns:
-        Low and high in [0, 1] with the name of the method: `wilson` where every share is 0 or 1 (Wilson 1927); else
-        `bootstrap over pairs`; `none`, with None twice, where all shares are the same fraction, which a bootstrap
-        would call certain.
+        Lower and upper end in [0, 1], and the name of the method: `wilson` if every share is 0 or 1 (Wilson 1927);
+        else `bootstrap over pairs`; `none`, with ends None, if all shares are the same fraction, for which a bootstrap
+        would give an interval of width 0.
 
     >>> low, high, how = asr_interval([1.0, 1.0, 1.0, 0.0])
     >>> f"{low:.2f} to {high:.2f} ({how})"
@@ -157,12 +157,12 @@ def asr_interval(shares: Sequence[float]) -> tuple[float | None, float | None, s
     if len(set(shares)) == 1:
         return None, None, "none"
     drawn = bootstrap_interval(torch.tensor(shares, dtype=torch.float64), torch.arange(len(shares)))
-    assert drawn is not None  # two different shares are two guesses
+    assert drawn is not None  # two different shares need at least two guesses
     return *drawn, "bootstrap over pairs"
 
 
 def _agreement(votes: Votes, judges: Sequence[str]) -> tuple[float | None, float | None]:
-    """Share of guesses answered alike, and Cohen's kappa: both the mean over pairs of judges with guesses in common."""
+    """Agreement rate and Cohen's kappa, each the mean over all pairs of judges with guesses in common."""
     alike, kappas = [], []
     for a, b in combinations(judges, 2):
         both = [(words[a], words[b]) for words in votes.values() if a in words and b in words]
@@ -176,8 +176,9 @@ def _agreement(votes: Votes, judges: Sequence[str]) -> tuple[float | None, float
 def cohen_kappa(both: Sequence[tuple[Answer, Answer]]) -> float | None:
     """Cohen's kappa (1960) of two judges, from their answers to the same guesses; None where it is not defined.
 
-    It is 1 for full agreement and 0 for that of chance. Where both always give one and the same answer, chance alone
-    would have them agree always, and there is nothing to divide by.
+    It is (p_o - p_e) / (1 - p_e) with the observed agreement p_o and the agreement by chance p_e: 1 for full
+    agreement, 0 for agreement by chance. If both judges always give the same single answer, p_e = 1 and it is
+    undefined.
 
     >>> cohen_kappa([("same", "same"), ("not", "not")]), cohen_kappa([("not", "not"), ("not", "not")])
     (1.0, None)

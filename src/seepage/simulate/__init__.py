@@ -1,1 +1,1 @@
-"""Who holds what, and training: the model of the round that is audited."""
+"""Simulate a federation: partition the data among clients, and train the model up to the audited round."""

@@ -1,6 +1,6 @@
-"""Federated training over simulated clients: gives the model of any round, as a real server would send it out.
+"""Federated training over simulated clients: yields the model of any round, as a real server would send it out.
 
-For larger networks and many machines there is Flower; this is for small ones, in one process, repeatable to the bit.
+It runs in one process and is reproducible to the bit; for large models and many machines use Flower.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,9 +20,9 @@ from seepage.simulate.training import accuracy
 from seepage.types import Batch, ClientUpdate, Defense, Tensors, Update, check_fits
 
 Lookup = Callable[[Tensor], Batch]
-"""Turns places of the data set into a batch."""
+"""Maps indices into the data set to a batch."""
 MIN_CHECKPOINTS = 20
-"""Checkpoints and accuracies, at the least, per federation: one each `rounds / MIN_CHECKPOINTS` rounds."""
+"""Least number of checkpoints and accuracies per federation: there is one every `rounds / MIN_CHECKPOINTS` rounds."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class FederationState:
     """The federation between two rounds.
 
     Attributes:
-        t: Rounds done.
+        t: Number of completed rounds.
         params: Trainable parameters.
         buffers: The model's buffers.
-        accuracies: `(round, share right)` on examples that no client holds.
+        accuracies: `(round, accuracy)` on examples that no client holds.
     """
 
     t: int
@@ -44,12 +44,12 @@ class FederationState:
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server gets back from one client.
+    """The reply of one client to the server.
 
     Attributes:
-        update: What it sent.
-        buffers: The running statistics its batch would give.
-        examples: Examples it trained on.
+        update: The update, after the defense.
+        buffers: The batch-norm running statistics after the client's batch.
+        examples: Number of examples that the client trained on.
     """
 
     update: Update
@@ -58,7 +58,7 @@ class Reply:
 
 
 AskClients = Callable[[FederationState, Sequence[int]], list[Reply]]
-"""Lets clients compute: the stage and who takes part in, their replies out, in that order."""
+"""Runs the clients of a round: takes the server's state and the participants, returns their replies in that order."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,12 @@ class Clients:
 
     Attributes:
         model: The architecture.
-        rule: What each computes.
-        parts: Places of the data set that each holds.
-        lookup: Turns places into a batch.
-        defense: What each does to its update.
-        test: Examples that nobody holds; the accuracy is measured on them.
-        seed: Seeds who takes part, with which examples, and the defense's noise.
+        rule: The client rule that each follows.
+        parts: For each client the indices of its examples in the data set.
+        lookup: Maps indices to a batch.
+        defense: The defense that each applies to its update.
+        test: Examples that no client holds, for measuring the accuracy.
+        seed: Seeds the choice of participants and of their examples, and the defense's noise.
     """
 
     model: nn.Module
@@ -84,7 +84,7 @@ class Clients:
     seed: int = 0
 
     def chosen(self, t: int, plan: Federation) -> list[int]:
-        """Who takes part in round `t`. Clients that hold nothing never do."""
+        """The participants of round `t`. Clients without examples never take part."""
         able = [client for client, places in enumerate(self.parts) if len(places)]
         order = torch.randperm(len(able), generator=generator(self.seed, "participants", t))
         return sorted(able[place] for place in order[: plan.per_round].tolist())
@@ -98,7 +98,7 @@ class Clients:
         return self.lookup(places)
 
     def reply(self, stage: FederationState, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
-        """What client `client` sends back from the stage it was sent, as number `number` of `of`."""
+        """The reply of client `client` to the server's state, as participant `number` of `of`."""
         batch = self.batch(client, stage.t, plan)
         sender = Client(self.rule, self.defense, self.seed, "client defense")
         update = sender.send(
@@ -125,16 +125,16 @@ class Clients:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """Stages in a folder: the last one, and those that were asked for.
+    """Checkpoints of a federation in a folder: the latest one, and those of requested rounds.
 
     Attributes:
-        folder: Where they lie; None: nothing is kept.
+        folder: The folder; None: nothing is written.
     """
 
     folder: Path | None = None
 
     def latest(self, t: int, like: FederationState) -> FederationState:
-        """The last stage kept at or before round `t`; `like`, the start, where there is none."""
+        """The latest checkpoint at or before round `t`; `like`, the initial state, if there is none."""
         rounds = [int(path.stem) for path in self.folder.glob("*.safetensors")] if self.folder else []
         usable = [done for done in rounds if done <= t]
         if not usable or self.folder is None:
@@ -148,7 +148,7 @@ class CheckpointFolder:
         check_fits(params, like.params, f"the checkpoint {path}", "the model")
         check_fits(buffers, like.buffers, f"the checkpoint {path}", "the model")
         facts = read_json(path.with_suffix(".json"))
-        # In the model's own order: sums over tensors must round as without the stop.
+        # In the model's own order, so that sums over tensors round exactly as in an uninterrupted run.
         return FederationState(
             max(usable),
             {name: params[name].to(like.params[name].device) for name in like.params},
@@ -157,7 +157,7 @@ class CheckpointFolder:
         )
 
     def keep(self, stage: FederationState, before: FederationState | None) -> None:
-        """Write a stage; the one before goes, unless it was asked for."""
+        """Write a checkpoint, and remove the previous one unless its round was requested."""
         if self.folder is None:
             return
         tensors = {f"params/{name}": tensor for name, tensor in stage.params.items()}
@@ -172,7 +172,7 @@ class CheckpointFolder:
 
 @dataclass
 class _Kept:
-    """What the running federation has on disk that nobody asked for."""
+    """The checkpoint of the running federation that was not requested and is replaced by the next one."""
 
     checkpoints: CheckpointFolder
     last: FederationState | None = field(default=None)
@@ -193,22 +193,22 @@ def federate(
 ) -> FederationState:
     """Train from `state` for `plan.rounds` rounds; the model object is not changed.
 
-    Each round draws its clients and their examples from `(seed, round)` alone, so a run that was stopped goes on to
-    the same bits from its last checkpoint, and a later stage goes on from an earlier one.
+    Each round draws its clients and their examples from `(seed, round)` alone, so an interrupted run continues from
+    its last checkpoint with bitwise the same result, and a later round can start from an earlier checkpoint.
 
     Batch norm's running statistics are the mean over the round's clients, each from one pass over its batch in train
-    mode at the weights it was sent.
+    mode at the weights it received.
 
     Args:
-        clients: Who takes part.
+        clients: All clients of the federation.
         state: `(params, buffers)` of the fresh model.
         plan: Rounds, share and learning rate.
-        ask: Lets clients compute elsewhere, as over a network; None: here, one after the other.
-        checkpoints: Where stages are kept.
+        ask: Runs the clients of a round, for example over a network; None: in this process, one after the other.
+        checkpoints: The folder of checkpoints.
         progress: Called with (done, total) rounds.
 
     Raises:
-        SeepageError: Where the weights stop being finite, or nobody holds anything.
+        SeepageError: If the weights stop being finite, or no client holds any example.
     """
     stage = checkpoints.latest(plan.rounds, FederationState(0, *state))
     kept, every = _Kept(checkpoints), max(1, plan.rounds // MIN_CHECKPOINTS)
@@ -247,7 +247,7 @@ def _mean_buffers(stage: FederationState, replies: Sequence[Reply], sizes: Seque
         return stage.buffers
     own = [Update({name: tensor.double() for name, tensor in reply.buffers.items()}) for reply in replies]
     mean = mean_update(own, sizes)
-    # Counters of batches are whole numbers.
+    # Batch norm's counters of batches are integers: the mean is converted back to each buffer's type.
     return {name: mean.tensors[name].to(tensor.dtype) for name, tensor in stage.buffers.items()}
 
 

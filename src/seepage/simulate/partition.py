@@ -1,7 +1,7 @@
-"""Who holds what: ways to share a data set out among clients.
+"""Partitions: ways to distribute a data set over clients.
 
-`flwr-datasets` has partitioners as well. They work on Hugging Face `datasets` (with pyarrow), pick their columns by
-name and hand out views of those; these here need labels and a generator, and give indices.
+The partitioners of `flwr-datasets` work on Hugging Face `datasets` (with pyarrow), select columns by name and return
+views; those here need only labels and a generator, and return indices.
 """
 
 import math
@@ -18,7 +18,7 @@ from seepage.errors import SeepageError
 from seepage.registry import Registry, partitions
 
 Inputs = Callable[[Tensor], Tensor]
-"""The inputs `[k, *shape]` at places `[k]` of the data set; only partitions by features look at them."""
+"""Maps indices `[k]` to the inputs `[k, *shape]`; only partitions by features use them."""
 
 
 class Partition(ABC):
@@ -95,7 +95,7 @@ class LabelSkew(Partition):
             holders = (held == label).any(1).nonzero().squeeze(1)
             places = (labels == label).nonzero().squeeze(1)
             if not len(holders):
-                continue  # more classes than slots: nobody holds this one
+                continue  # with more classes than slots, no client holds this one
             if len(places) < len(holders):
                 raise SeepageError(
                     f"class {label} has too few samples ({len(places)}) for {len(holders)} clients; use fewer clients, "

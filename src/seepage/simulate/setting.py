@@ -1,10 +1,11 @@
-"""The setting of a case: its data, its model at the audited round, and who is attacked. Made here and nowhere else.
+"""The setting of a case: its data, its model at the audited round, and the attacked examples (victims).
 
 recipe's case --> data set --> fresh model --> training --> federation's rounds --> audited state
                      |                                                                  |
                      +--> victims, unseen examples  ------------------------> Victim or IndexedVictim, and its truth
 
-An audit, a frontier, the Flower adapter and the papers' items all start from a `Setting`.
+This is the only place that builds it: an audit, a frontier, the Flower adapter and the papers' items all start from
+a `Setting`.
 """
 
 import hashlib
@@ -35,21 +36,21 @@ from seepage.transcript.vertical import IndexedVictim
 from seepage.types import Batch, Knowledge, Tensors
 
 MAX_UNSEEN = 256
-"""Examples on which the accuracy is measured, at most."""
+"""Largest number of examples on which the accuracy is measured."""
 
 State = tuple[Tensors, Tensors]
 """A model's trainable parameters and its buffers."""
 
 
 class Skipped(SeepageError):
-    """This case cannot be set up, and others may."""
+    """This case cannot be set up; other cases of the run may."""
 
 
 @dataclass(frozen=True)
 class SharedParts:
-    """What several cases have in common, each made once: data sets, and states after the training.
+    """A cache of what several cases share: data sets, and model states after training.
 
-    Each is kept under everything that it depends on, the device included.
+    The keys contain everything that an entry depends on, including the device.
     """
 
     datasets: dict[str, Dataset] = field(default_factory=dict)
@@ -58,11 +59,11 @@ class SharedParts:
 
 @dataclass(frozen=True)
 class ClientPartition:
-    """A data set shared out among the clients of a federation.
+    """A data set partitioned among the clients of a federation.
 
     Attributes:
-        parts: Places of the data set that each client holds.
-        unseen: Places that nobody holds.
+        parts: For each client the indices of its examples.
+        unseen: Indices of examples that no client holds.
     """
 
     parts: tuple[Tensor, ...]
@@ -70,10 +71,10 @@ class ClientPartition:
 
     @classmethod
     def of(cls, case: Recipe, dataset: Dataset) -> "ClientPartition":
-        """Set a fifth of the private part aside, `MAX_UNSEEN` at most, and share out everything else.
+        """Set aside a fifth of the private part, at most `MAX_UNSEEN` examples, and partition everything else.
 
         Raises:
-            SeepageError: Where the data cannot be shared out so.
+            SeepageError: If the data cannot be partitioned in this way.
         """
         assert case.federation is not None
         order = torch.randperm(len(dataset.private), generator=generator(case.seed, "unseen"))
@@ -89,13 +90,13 @@ class ClientPartition:
         return cls(tuple(pool[part] for part in parts), unseen)
 
     def facts(self, reached: FederationState) -> dict[str, Any]:
-        """For the report: how even the parts are, and how the training went."""
+        """Facts for the report: the sizes of the parts, and the course of the training."""
         return {"holdings": sizes_of(self.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A case with everything that was random about it drawn, apart from the client's own rounds.
+    """A case after all its random draws, except those inside the client's own rounds.
 
     Attributes:
         case: One cell of a recipe.
@@ -103,8 +104,8 @@ class Setting:
         model: The architecture, on the case's device. Its own parameters are those it was built with.
         state: Parameters and buffers after the recipe's training, and after the federation's rounds where
             `after_federation` made the setting.
-        partition: Who holds what, where the case has a federation.
-        facts: What the report says of the federation.
+        partition: The partition of the data, if the case has a federation.
+        facts: Facts of the federation for the report.
     """
 
     case: Recipe
@@ -116,14 +117,14 @@ class Setting:
 
     @classmethod
     def of(cls, case: Recipe, shared: SharedParts | None = None) -> "Setting":
-        """Load the data, build the model, train it as the recipe says, and share the data out.
+        """Load the data, build the model, train it as the recipe says, and partition the data.
 
         Args:
             case: One cell of a recipe.
-            shared: What other cases have made already; what this one makes is added.
+            shared: Data sets and trained states of other cases; those of this case are added.
 
         Raises:
-            Skipped: Where this case cannot be set up, such as a model that cannot take the data.
+            Skipped: If this case cannot be set up, such as a model that does not accept the data.
             SeepageError: For mistakes in the recipe or the data.
         """
         shared = SharedParts() if shared is None else shared
@@ -151,7 +152,7 @@ class Setting:
 
     @cached_property
     def _drawn(self) -> tuple[Sequence[Tensor], Tensor]:
-        """Who is attacked, and examples that no client holds: the only place where they are drawn."""
+        """Draw the attacked examples and those that no client holds; they are drawn nowhere else."""
         case, draw = self.case, generator(self.case.seed, "victims")
         if self.partition is None:
             order = torch.randperm(len(self.dataset.private), generator=draw)
@@ -170,16 +171,16 @@ class Setting:
 
     @property
     def victims(self) -> Sequence[Tensor]:
-        """Places `[batch.size]` of each attacked batch; with `[rounds]` of the one data set that all rounds draw from.
+        """Indices `[batch.size]` of each attacked batch; with `[rounds]`, of the data set that all rounds draw from.
 
         Raises:
-            SeepageError: Where too few clients of a federation hold enough.
+            SeepageError: If too few clients of a federation hold enough examples.
         """
         return self._drawn[0]
 
     @property
     def unseen(self) -> Tensor:
-        """Places of examples that the model was not trained on and that are not attacked; a small data set has none."""
+        """Indices of examples neither trained on nor attacked; a small data set may have none."""
         return self._drawn[1]
 
     @cached_property
@@ -189,7 +190,7 @@ class Setting:
 
     @cached_property
     def knowledge(self) -> Knowledge:
-        """What the attacker is told."""
+        """The attacker's knowledge."""
         case, auxiliary = self.case, None
         if case.auxiliary is not None:
             attacked = [batch.inputs for batch in self.batches]
@@ -223,7 +224,7 @@ class Setting:
         """The setting at the audited round; itself without a federation.
 
         Args:
-            folder: Training goes on from the checkpoints below it, and leaves its own there.
+            folder: Folder of checkpoints, from which training continues and to which it writes.
             progress: Called with (done, total) rounds.
 
         Raises:
@@ -231,7 +232,7 @@ class Setting:
         """
         if self.partition is None:
             return self
-        _ = self.victims  # too few of them are refused before the training, not after
+        _ = self.victims  # raises before the training if there are too few of them
         reached = train_federation(self.case, self.clients(), self.state, folder, progress)
         state, facts = (reached.params, reached.buffers), {"federation": self.partition.facts(reached)}
         return replace(self, state=state, facts=facts)
@@ -263,14 +264,14 @@ def victim_of(
 def train_federation(
     case: Recipe, clients: Clients, state: State, folder: Path, progress: Callable[[int, int], None]
 ) -> FederationState:
-    """Bring the model from `state` to the audited round, going on from what lies below `folder`.
+    """Bring the model from `state` to the audited round, continuing from checkpoints below `folder`.
 
     Raises:
         SeepageError: Where the training fails.
     """
     plan = case.federation
     assert plan is not None
-    # Everything that the checkpoints depend on but the number of rounds, so that later ones go on from earlier.
+    # Everything that the checkpoints depend on except the number of rounds, so that a longer run can continue them.
     parts = (case.data, case.seed, case.model, case.training, case.client, case.defense, case.partition)
     key = hashlib.sha256(repr((*parts, replace(plan, rounds=0), case.device)).encode()).hexdigest()[:10]
     try:
@@ -338,12 +339,12 @@ def _check_enough(case: Recipe, dataset: Dataset) -> None:
 
 
 def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
-    """Try the model on two examples, so that a misfit is one sentence and not a traceback."""
+    """Run the model on two examples, so that a mismatch with the data gives one sentence instead of a traceback."""
     probe = torch.zeros(2, *dataset.input_shape, device=case.device)
     try:
         with torch.no_grad():
             output = model.eval()(probe)
-    except Exception as error:  # whatever a stranger's forward may raise
+    except Exception as error:  # third-party forward code may raise anything
         raise Skipped(
             f"the model {case.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); "
             "choose another model, or change the data with --set data.size=… or data.channels=…"

@@ -1,4 +1,4 @@
-"""Training: brings a fresh model to the state in which a real server would send it out."""
+"""Train a fresh model to the state in which a real server would send it out."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +18,10 @@ WIDE_START = 0.5
 
 
 def begin(model: nn.Module, plan: Training, architecture: Architecture, num_classes: int, *, seed: int) -> str | None:
-    """Bring a fresh model, in place, to where its training starts.
+    """Bring a fresh model, in place, to the initial state of its training.
 
     Returns:
-        A sentence for the report where weights were loaded in part, else None.
+        A sentence for the report if only some of the weights were loaded, else None.
 
     Raises:
         SeepageError: Where the weights cannot be read or do not fit.
@@ -62,14 +62,14 @@ def train(
         model: Architecture.
         state: `(params, buffers)` to start from.
         batches: Turns data-set indices into a batch.
-        pool: `[m]` indices the model may be trained on.
+        pool: `[m]` indices of the examples that may be used for training.
         plan: Steps, rate and batch size.
-        seed: Seeds the drawing of batches.
+        seed: Seeds the draws of batches.
         loss: The mean loss of `[n, classes]` outputs against labels.
         progress: Called with (done, total) steps.
 
     Raises:
-        SeepageError: Where the loss stops being finite.
+        SeepageError: If the loss stops being finite.
     """
     params = {name: tensor.clone().requires_grad_() for name, tensor in state[0].items()}
     buffers = {name: tensor.clone() for name, tensor in state[1].items()}
