@@ -210,13 +210,13 @@ class _DifferentiableSGD:
         self.lr, self.momentum = lr, momentum
         self.velocity: Tensors = {}
 
-    def step(self, params: Tensors, slopes: Tensors) -> Tensors:
+    def step(self, params: Tensors, gradients: Tensors) -> Tensors:
         if self.momentum:
-            slopes = {
-                name: self.momentum * self.velocity[name] + g if self.velocity else g for name, g in slopes.items()
+            gradients = {
+                name: self.momentum * self.velocity[name] + g if self.velocity else g for name, g in gradients.items()
             }
-            self.velocity = slopes
-        return {name: tensor - self.lr * slopes[name] for name, tensor in params.items()}
+            self.velocity = gradients
+        return {name: tensor - self.lr * gradients[name] for name, tensor in params.items()}
 
 
 class _DifferentiableAdam:
@@ -234,12 +234,12 @@ class _DifferentiableAdam:
         self.first: Tensors = {}
         self.second: Tensors = {}
 
-    def step(self, params: Tensors, slopes: Tensors) -> Tensors:
+    def step(self, params: Tensors, gradients: Tensors) -> Tensors:
         (a, b), self.steps = self.BETAS, self.steps + 1
-        zero = {name: torch.zeros_like(g) for name, g in slopes.items()}
+        zero = {name: torch.zeros_like(g) for name, g in gradients.items()}
         first, second = self.first or zero, self.second or zero
-        self.first = {name: a * first[name] + (1 - a) * g for name, g in slopes.items()}
-        self.second = {name: b * second[name] + (1 - b) * g * g for name, g in slopes.items()}
+        self.first = {name: a * first[name] + (1 - a) * g for name, g in gradients.items()}
+        self.second = {name: b * second[name] + (1 - b) * g * g for name, g in gradients.items()}
         return {name: tensor - self.lr * self._unit(name) for name, tensor in params.items()}
 
     def _unit(self, name: str) -> Tensor:

@@ -1,1 +1,1 @@
-"""Differential privacy: counting epsilon, what a defense guarantees, and what a training has spent."""
+"""Differential privacy: accounting of epsilon, the guarantee of a defense, and a client's ledger."""

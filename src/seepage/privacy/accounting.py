@@ -1,4 +1,4 @@
-"""What a noise multiplier is worth in differential privacy, and when that number means little.
+"""Compute epsilon from a noise multiplier and rounds, and list reasons to doubt a stated epsilon.
 
 All counting is done by Google's `dp-accounting` (`pip install "seepage[dp]"`), loaded when first needed.
 
@@ -16,7 +16,7 @@ from typing import Any
 from seepage.errors import SeepageError
 
 VACUOUS = 50.0
-"""Above this an epsilon promises nothing that could be noticed: e^50 is about 5e21."""
+"""Above this an epsilon is no meaningful guarantee: e^50 is about 5e21."""
 
 _ORDERS = (*range(2, 65), 80, 96, 128, 192, 256, 512, 1024, 4096)
 """Renyi orders. Whole ones only: the series for others does not converge at large sampling rates."""

@@ -1,4 +1,4 @@
-"""What a client's accountant of differential privacy had counted when an update left: its own statement."""
+"""The privacy ledger of a client: the epsilon that its own accountant had counted when it sent an update."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
 
 FILE = "privacy.json"
-"""Where it lies in a recorded folder."""
+"""Path of the ledger in a recorded folder."""
 
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), Strict()]
@@ -24,9 +24,9 @@ class LedgerEntry:
     """Differential privacy of one client's examples after some of its own training steps. Stated, not measured.
 
     Attributes:
-        epsilon: LedgerEntry so far; None where none holds or it could not be counted: `doubts` says why.
-        delta: The chance that it does not hold, in (0, 1).
-        accountant: Who counted it, such as `prv` or `rdp`.
+        epsilon: Privacy loss so far; None where none holds or it could not be counted: `doubts` says why.
+        delta: The probability in (0, 1) that the bound epsilon fails.
+        accountant: The accounting method, such as `prv` or `rdp`.
         noise: Noise multiplier of the last step: standard deviation of the noise over the clip norm.
         clip: Norm that each example's gradient is clipped to, over all layers.
         sample_rate: Chance of an example to be in the last step; None where no step was counted.

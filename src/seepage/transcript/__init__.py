@@ -1,1 +1,1 @@
-"""Transcripts: rounds made from private batches or read from folders, and the truth that stays beside them."""
+"""Transcripts: rounds simulated from private batches or read from folders, and the truth, which is kept apart."""

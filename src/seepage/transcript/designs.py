@@ -1,4 +1,4 @@
-"""Which samples each round holds, where rounds go over one fixed set of samples with known indices."""
+"""Designs: which samples of a fixed set, with known indices, each round uses."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from seepage.errors import SeepageError, unknown
 
 @dataclass(frozen=True, kw_only=True)
 class Design(ABC):
-    """Which samples are drawn in round `t`: a pure function of `t`.
+    """The indices of the samples drawn in round `t`, as a pure function of `t`.
 
     Args:
         samples: N, the number of samples that all parties hold.
@@ -31,7 +31,7 @@ class Design(ABC):
 
     @property
     def per_epoch(self) -> int:
-        """Batches that hold every sample once."""
+        """Number of batches in an epoch, in which every sample occurs once."""
         return -(-self.samples // self.batch_size)
 
     @abstractmethod
@@ -39,7 +39,7 @@ class Design(ABC):
         """`[K]` int64, the samples of round `t`."""
 
     def busiest(self, rounds: int) -> list[int]:
-        """The rounds of the sample that takes part in most of so many: what an accountant counts."""
+        """The rounds of the sample that occurs in most of the first `rounds`; they determine its privacy loss."""
         drawn = [self.indices(t) for t in range(rounds)]
         most = torch.cat(drawn).bincount(minlength=self.samples).argmax()
         return [t for t, chosen in enumerate(drawn) if bool((chosen == most).any())]
@@ -73,7 +73,7 @@ class ShuffledEpochs(Design):
 
 @dataclass(frozen=True, kw_only=True)
 class Partitions(Design):
-    """Up to three partitions chosen so that few samples share all their batches: a server that wants to know.
+    """Up to three partitions in which few samples share all their batches, as a curious server would choose them.
 
     With B batches per partition, sample `n = a K + c` is in batch `a` of the first partition. The second cuts the
     samples into runs of K after sorting by `(c, a)`, the third after sorting by `((a + c) mod B, c)`. For N = 800 and
@@ -133,10 +133,10 @@ DESIGNS: dict[str, type[Design]] = {
 
 
 def make_design(use: str, samples: int, batch_size: int, seed: int) -> Design:
-    """A design by its name in `DESIGNS`; `seed` is for those that draw.
+    """A design by its name in `DESIGNS`; `seed` is used by random designs.
 
     Raises:
-        SeepageError: For an unknown name, and a batch that is not smaller than the data set, or not all of it.
+        SeepageError: For an unknown name, and for a batch size that the design does not allow.
     """
     if use not in DESIGNS:
         raise unknown("design of rounds", use, DESIGNS)
@@ -148,7 +148,7 @@ def make_design(use: str, samples: int, batch_size: int, seed: int) -> Design:
 
 
 def check_rounds(design: Design, rounds: int) -> list[str]:
-    """What is wrong with asking a design for so many rounds; empty where nothing is.
+    """Why a design cannot give this number of rounds; empty if it can.
 
     >>> check_rounds(Partitions(samples=8, batch_size=2), 20)
     ['3 partitions of 4 batches make 12 different rounds and 20 were asked for; the rest only repeat them']

@@ -1,4 +1,4 @@
-"""The files of a recorded folder, checked before anything in them is believed or allocated: others may have sent it."""
+"""Validate the files of a recorded folder, which may come from a third party, before anything is allocated."""
 
 import math
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ from seepage.signatures import bind, problems_with
 from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
 
 MAX_INPUT_VALUES = 2**28
-"""Values in one batch of a foreign folder; more is refused before anything is allocated."""
+"""Largest number of values in one batch; larger ones are refused before anything is allocated."""
 MAX_FACTS_BYTES = 2**20
-"""Bytes of `knowledge.json`."""
+"""Largest accepted size of `knowledge.json`, in bytes."""
 MAX_SENTENCE, MAX_SENTENCES = 200, 10
-"""Letters of a sentence on what was inferred, and such sentences; more are cut."""
+"""Largest length of a sentence on an inferred fact, and largest number of them; the rest is cut."""
 MAX_CLASSES = 10**6
 MAX_CLIENTS = 10**6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """The content of `knowledge.json`; the annotations are its schema, and keys beyond them are left alone."""
+    """The content of `knowledge.json`; the annotations are its schema, and further keys are ignored."""
 
     architecture: dict[str, Any]
     client: dict[str, Any]
@@ -45,7 +45,7 @@ class Facts:
 
     @property
     def said(self) -> dict[str, str]:
-        """What of this nobody told, by name, with its source."""
+        """Name of each fact that was inferred instead of stated, to its source."""
         texts = {name: text for name, text in (self.inferred or {}).items() if isinstance(text, str)}
         return {name[:MAX_SENTENCE]: text[:MAX_SENTENCE] for name, text in list(texts.items())[:MAX_SENTENCES]}
 
@@ -76,10 +76,10 @@ class Facts:
 
 
 def read_facts(folder: Path) -> Facts:
-    """Read `folder/knowledge.json`, which may come from somebody else.
+    """Read `folder/knowledge.json`, which may come from a third party.
 
     Raises:
-        SeepageError: Where it is missing, damaged, of another schema version, or says what cannot be.
+        SeepageError: If it is missing, damaged, of another schema version, or contains impossible values.
     """
     path = folder / "knowledge.json"
     if not path.exists():
@@ -149,12 +149,12 @@ def _check_defense(facts: Facts, path: Path) -> None:
 
 
 def round_file(folder: Path, t: int) -> Path:
-    """Where round `t` lies."""
+    """Path of the file of round `t`."""
     return folder / "rounds" / f"{t:06d}.safetensors"
 
 
 def check_rounds(folder: Path, rounds: int) -> None:
-    """Compare the number of rounds with the files that are there, before anything is done once per round."""
+    """Compare the stated number of rounds with the existing files, before any work is done per round."""
     found = {path.name for path in (folder / "rounds").glob("*.safetensors")}
     missing = next((t for t in range(rounds) if round_file(folder, t).name not in found), None)
     if missing is not None:
@@ -164,7 +164,7 @@ def check_rounds(folder: Path, rounds: int) -> None:
 
 
 def read_kind(tensors: Tensors, path: Path) -> Literal["gradient", "delta"]:
-    """What kind of update a file holds; files that do not say hold gradients."""
+    """The kind of update in a file; files that do not state one hold gradients."""
     stored = tensors.get("kind")
     if stored is None:
         return "gradient"
@@ -176,9 +176,9 @@ def read_kind(tensors: Tensors, path: Path) -> Literal["gradient", "delta"]:
 
 
 def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, finite: bool = True) -> Tensors:
-    """Tensors in the model's order and number format, which files need not keep.
+    """Tensors in the model's order and type, which files need not preserve.
 
-    The order matters: sums over tensors must round as in the simulation.
+    The order matters, since sums over tensors must round exactly as in the simulation.
     """
     places = {name: place for place, name in enumerate(model)}
     out = {}
@@ -198,7 +198,7 @@ def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, fin
 
 
 def read_auxiliary(folder: Path, shape: tuple[int, ...], device: str) -> Tensor:
-    """Examples that are not private: `[m, *shape]`."""
+    """Auxiliary public examples `[m, *shape]`."""
     path = folder / "auxiliary.safetensors"
     inputs = read_tensors(path, ["inputs"], most=8 * MAX_INPUT_VALUES).get("inputs")
     if inputs is None or inputs.shape[1:] != shape or not inputs.is_floating_point() or not inputs.isfinite().all():

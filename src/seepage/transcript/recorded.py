@@ -1,6 +1,6 @@
-"""Transcripts in folders: written by `save_transcript`, read by `open_transcript`, each round when it is asked for.
+"""Transcripts in folders: `save_transcript` writes them; `open_transcript` reads each round when it is needed.
 
-A folder `observed/` holds everything an attacker may read, and nothing else:
+A folder `observed/` contains everything that an attacker may read, and nothing else:
 
     knowledge.json                schema version, architecture, client rule, shapes, what is told
     model.safetensors             params/NAME, buffers/NAME of the first round; frozen/NAME: what is not trained
@@ -52,21 +52,21 @@ from seepage.types import (
 )
 
 MAX_CACHED_BYTES = 2**28
-"""Bytes of rounds that an open transcript holds, unless one round alone is more."""
+"""Largest size in bytes of the rounds that an open transcript caches; the latest round is always cached."""
 FILE_OVERHEAD = 2**26
-"""Bytes that a file may have beside the numbers of its model."""
+"""Largest size in bytes of a file beyond the tensors of its model."""
 
 
 @dataclass
 class _RoundCache:
-    """The rounds read last, `MAX_CACHED_BYTES` of them at most and the last one in any case."""
+    """The most recently read rounds, at most `MAX_CACHED_BYTES` in total, and always the last one."""
 
     rounds: dict[int, Round] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
     total: int = 0
 
     def keep(self, observed: Round, size: int) -> None:
-        """Add a round of so many bytes, and let go of the oldest where there are too many."""
+        """Add a round of so many bytes, and evict the oldest ones if the cache is full."""
         self.rounds[observed.t], self.sizes[observed.t] = observed, size
         self.total += size
         while self.total > MAX_CACHED_BYTES and len(self.rounds) > 1:
@@ -77,7 +77,7 @@ class _RoundCache:
 
 @dataclass(frozen=True)
 class RecordedTranscript:
-    """Rounds read from a folder, each when it is first asked for. Those read last stay in memory."""
+    """Rounds read from a folder, each when it is first needed; the most recent ones are cached."""
 
     folder: Path
     knowledge: Knowledge
@@ -125,7 +125,7 @@ class RecordedTranscript:
         return 2 * _bytes_of(params.values()) + _bytes_of(buffers.values())
 
     def indices(self, t: int) -> Tensor | None:
-        """The samples of round `t`, without reading its update; None where the attacker is not told."""
+        """`[K]` indices of the samples of round `t`, without reading its update; None if the attacker lacks them."""
         if t in self._cache.rounds:
             return self._cache.rounds[t].indices
         path = round_file(self.folder, t)
@@ -140,7 +140,7 @@ class RecordedTranscript:
         return self[t].params if moved else self.first[0]
 
     def select(self, t: int, names: Collection[str]) -> Tensors:
-        """The gradients of round `t` of these tensors alone, without reading the others."""
+        """The gradients of these tensors in round `t`, without reading the others."""
         if t in self._cache.rounds:
             whole = self._cache.rounds[t].gradient(self.knowledge.client)
             return {name: whole[name] for name in names}
@@ -160,9 +160,10 @@ class RecordedTranscript:
     def _told(
         self, what: Literal["labels", "indices"], tensors: Tensors, path: Path, bound: int | None
     ) -> Tensor | None:
-        """What the attacker is told about each example: `[n]` whole numbers from 0 to below `bound`."""
+        """Side information on each example (labels or indices): `[n]` integers in [0, bound)."""
         if what not in self.knowledge.told:
-            return None  # Whatever lies in the file: a report prints what was told.
+            # Ignored even if the file has it, so that a report lists exactly the knowledge that attacks used.
+            return None
         if what not in tensors:
             raise SeepageError(f"{path} lacks the {what} that knowledge.json says are told; record it again")
         told = tensors[what]
@@ -175,7 +176,7 @@ class RecordedTranscript:
 
 
 def _bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes that tensors of these shapes take in a file at most, with room for names, labels and indices."""
+    """Largest size in bytes of a file with tensors of these shapes, including names, labels and indices."""
     return FILE_OVERHEAD + 8 * sum(tensor.numel() for tensor in tensors)
 
 
@@ -195,17 +196,17 @@ def save_transcript(
     inferred: Mapping[str, str] | None = None,
     first: Round | None = None,
 ) -> None:
-    """Write `observed/`. The index `knowledge.json` comes last, so a folder without it is not whole.
+    """Write `observed/`. The index `knowledge.json` is written last, so a folder without it is incomplete.
 
     Args:
-        transcript: What to write.
-        folder: Where.
-        rounds: Whether to write the rounds too. Without them only whoever holds the data can attack.
-        inferred: What of the knowledge nobody told, by name, with its source.
-        first: The first round, where the caller has asked for it already.
+        transcript: The transcript to write.
+        folder: The folder to write to.
+        rounds: Whether to write the rounds as well. Without them an attack needs the private data to recompute them.
+        inferred: Name of each fact that was inferred instead of stated, to its source.
+        first: The first round, if the caller has computed it already.
 
     Raises:
-        SeepageError: Where the model has no name to build it from, and where the disk is full.
+        SeepageError: If the model has no name from which it can be rebuilt, or the disk is full.
     """
     # Each round is asked for once: it may be computed when it is.
     knowledge, first = transcript.knowledge, transcript[0] if first is None else first
@@ -230,18 +231,18 @@ def save_update(
     batch_size: int | None = None,
     inferred: Mapping[str, str] | None = None,
 ) -> None:
-    """Write `observed/` of one update, tensor by tensor: mappings that make theirs when asked never hold two of them.
+    """Write `observed/` of one update, tensor by tensor, so that lazy mappings hold only one tensor in memory.
 
     Args:
-        knowledge: What is known beside the update.
+        knowledge: The attacker's knowledge.
         state: `params/NAME`, `buffers/NAME` and `frozen/NAME` of the model that was sent out.
-        update: `update/NAME`, and `kind` as `kind_tensor` makes it.
-        folder: Where.
-        batch_size: Examples behind the update, if known.
-        inferred: What of the knowledge nobody told, by name, with its source.
+        update: `update/NAME`, and `kind` as returned by `kind_tensor`.
+        folder: The folder to write to.
+        batch_size: Number of examples behind the update, if known.
+        inferred: Name of each fact that was inferred instead of stated, to its source.
 
     Raises:
-        SeepageError: Where the model has no name to build it from, and where the disk is full.
+        SeepageError: If the model has no name from which it can be rebuilt, or the disk is full.
     """
     table = _table(knowledge, batch_size, 1, kept=True)
     table |= {"inferred": dict(inferred)} if inferred else {}
@@ -275,7 +276,7 @@ def _table(knowledge: Knowledge, batch_size: int | None, rounds: int, *, kept: b
 
 
 def kind_tensor(kind: str) -> Tensor:
-    """The kind of an update as it is written beside it: `[n]` bytes of its name."""
+    """The kind of an update as a tensor `[n]`, the bytes of its name."""
     return torch.tensor(list(kind.encode()), dtype=torch.uint8)
 
 
@@ -306,7 +307,7 @@ def open_transcript(
     device: str = "cpu",
     trust: bool = False,
 ) -> RecordedTranscript:
-    """Open an `observed/` folder, which may come from somebody else.
+    """Open an `observed/` folder, which may come from a third party.
 
     Args:
         folder: The folder with `knowledge.json`.
@@ -331,7 +332,7 @@ def open_transcript(
 
 
 def open_knowledge(folder: Path, *, device: str = "cpu") -> tuple[Knowledge, tuple[Tensors, Tensors]]:
-    """What the attacker is told, and the model's `(params, buffers)` of the first round, of a folder of one's own."""
+    """The attacker's knowledge and the model's `(params, buffers)` of the first round, from a trusted folder."""
     return _open_knowledge(folder, read_facts(folder), None, device, trust=True)
 
 
@@ -362,7 +363,7 @@ def _open_knowledge(
 
 
 def _architecture(folder: Path, facts: Facts, chosen: Architecture | None, trust: bool) -> Architecture:
-    """The chosen architecture or the recorded one, with the recorded options where only the name was chosen."""
+    """The given architecture or the recorded one; a given name without options takes the recorded options."""
     recorded = facts.named
     if chosen is not None:
         return recorded if chosen.use == recorded.use and not chosen.options else chosen
@@ -394,7 +395,7 @@ def _fitting_model(
     frozen: Tensors,
     sketch: torch.nn.Module | None,
 ) -> torch.nn.Module:
-    """Build the recorded model, having checked its size on a sketch of it, for which nothing was allocated."""
+    """Build the recorded model after a check of its size on the meta device, which allocates no memory."""
     what, whose = "the recorded model", f"the model {short(architecture.use)}"
     if sketch is not None:
         check_fits(state[0] | frozen, dict(sketch.named_parameters()), what, whose)
@@ -415,11 +416,11 @@ def _sketch(architecture: Architecture, shape: tuple[int, ...], num_classes: int
         with torch.device("meta"):
             return build(architecture, shape, num_classes)
     except SeepageError:
-        return None  # Some networks look at their values while they are built, and those have none here.
+        return None  # some networks read tensor values while they are built, which the meta device does not have
 
 
 def list_transcripts(folder: Path) -> list[Path]:
-    """The transcript folders at or right below a folder: `observed/` itself, or one per cell of a grid."""
+    """The transcript folders at or directly below a folder: `observed/` itself, or one per cell of a grid."""
     refuse_pickle(folder)
     if (folder / "knowledge.json").exists():
         return [folder]

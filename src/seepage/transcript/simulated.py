@@ -1,4 +1,4 @@
-"""Transcripts made from private batches: each round anew whenever it is asked for."""
+"""Transcripts simulated from private batches: each round is recomputed whenever it is accessed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from seepage.types import (
 
 @dataclass(frozen=True)
 class SimulatedTranscript:
-    """Rounds made anew each time they are asked for, from `(seed, t)`. It holds no batch, only the way to a round."""
+    """Rounds recomputed from `(seed, t)` at each access. It holds a function that computes a round, not the batches."""
 
     knowledge: Knowledge
     make_round: Callable[[int], Round]
@@ -33,7 +33,7 @@ class SimulatedTranscript:
     def __getitem__(self, t: int) -> Round:
         if not 0 <= t < self.length:
             raise IndexError(t)
-        # The client's own backward pass needs a graph, whatever the caller has switched off.
+        # The client's own backward pass needs gradients even if the caller has disabled them.
         with torch.inference_mode(False), torch.enable_grad():
             return self.make_round(t)
 
@@ -43,12 +43,12 @@ class Victim:
     """A client with private batches; only simulations, metrics and audits hold one.
 
     Args:
-        knowledge: What the attacker is told.
-        params: Trainable parameters the server sends, the same each round.
+        knowledge: The attacker's knowledge.
+        params: Trainable parameters that the server sends, the same in each round.
         batches: The private batch of round `t`, for `t` in `range(rounds)`.
         rounds: Number of rounds.
         buffers: The model's buffers.
-        defense: What the client does to its update.
+        defense: The defense that the client applies to its update.
         seed: Seeds the client's randomness, together with `t`.
     """
 
@@ -61,11 +61,11 @@ class Victim:
     seed: int = 0
 
     def transcript(self) -> SimulatedTranscript:
-        """What the server sees of this client."""
+        """The transcript that the server observes of this client."""
         return SimulatedTranscript(self.knowledge, self._round, self.rounds)
 
     def update(self, t: int) -> Update:
-        """What leaves the client in round `t`."""
+        """The update that the client sends in round `t`."""
         rule = self.knowledge.client
         parts = rule.parts(self.batches(t))
         client = Client(rule.per_client, self.defense, self.seed)
@@ -93,7 +93,7 @@ class Victim:
 
 @dataclass(frozen=True)
 class OneRound:
-    """A transcript of one round of another: what an attack with `rounds = "one"` is given."""
+    """A transcript of a single round of another one, for attacks with `rounds = "one"`."""
 
     whole: Transcript
     t: int

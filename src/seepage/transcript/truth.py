@@ -22,7 +22,7 @@ class Truth:
 
     Attributes:
         batches: One per round; only one, the data set, where there are `draws`.
-        draws: `[T, K]` int64: which examples of the data set each round holds, -1 behind a smaller batch.
+        draws: `[T, K]` int64 indices of each round's examples in the data set; smaller batches are padded with -1.
     """
 
     batches: tuple[Batch, ...]
@@ -44,7 +44,7 @@ class Truth:
 
     @property
     def whole(self) -> Batch:
-        """All examples together: what an attack on all rounds is measured against."""
+        """All examples together, against which an attack on all rounds is scored."""
         if len(self.batches) == 1:
             return self.batches[0]
         parts = [batch.indices for batch in self.batches]
@@ -107,7 +107,7 @@ def _check_draws(draws: Tensor, samples: int, path: Path) -> None:
 
 
 def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowledge: Knowledge) -> str | None:
-    """Why a truth cannot be that of a transcript, or None where it can.
+    """Why a truth cannot belong to a transcript; None if it can.
 
     Args:
         truth: The truth.

@@ -1,7 +1,7 @@
 """Rounds over one fixed set of samples with known indices: vertical FL, or horizontal FL with public batches.
 
-The server says which samples each batch holds (`Design`); the clients answer with the gradient of that batch.
-Rounds are made anew from `(seed, t)` whenever they are asked for, with weights frozen or trained meanwhile.
+The server chooses the samples of each batch (`Design`); the clients answer with the gradient of that batch. Rounds
+are recomputed from `(seed, t)` at each access; the weights are frozen, or trained from round to round.
 """
 
 from collections.abc import Collection
@@ -81,9 +81,8 @@ class IndexedVictim:
         buffers: The model's buffers.
         defense: What the parties do to their update.
         seed: Seeds the defense, together with `t`.
-        server: How the weights move.
-        keep: A snapshot of moving weights is kept every so many rounds, to start from when an earlier round is
-            asked for again.
+        server: How the server updates the weights.
+        keep: Number of rounds between two snapshots of the weights, from which earlier rounds are recomputed.
     """
 
     knowledge: Knowledge
@@ -136,7 +135,7 @@ class IndexedVictim:
         return state.params
 
     def update(self, t: int) -> Update:
-        """What leaves the parties in round `t`."""
+        """The update that the parties send in round `t`."""
         return self._update(t, self.params_at(t))
 
     def _update(self, t: int, params: Tensors) -> Update:
@@ -151,7 +150,7 @@ class IndexedVictim:
         return Client(self.knowledge.client, self.defense, self.seed)
 
     def gradients(self, t: int, names: Collection[str]) -> Tensors:
-        """Some tensors of round `t` alone, equal to those of the whole round, without the work for the others."""
+        """Some tensors of round `t`, equal to those of the whole round, without computing the others."""
         params, batch, rule = self.params_at(t), self.batch(t), self.knowledge.client
         tensorwise = self.defense is None or self.defense.tensorwise
         # Another client rule may do more than one gradient, and another defense may look at all tensors together.
@@ -166,13 +165,13 @@ class IndexedVictim:
         return self._client.defended(update, view, t).tensors
 
     def transcript(self) -> "IndexedTranscript":
-        """What the server sees."""
+        """The transcript that the server observes."""
         return IndexedTranscript(self.knowledge, self)
 
 
 @dataclass(frozen=True)
 class IndexedTranscript:
-    """A transcript whose rounds are made when asked for; single tensors of a round can be had for less.
+    """A transcript whose rounds are computed at access; single tensors of a round can be computed alone.
 
     Attributes:
         knowledge: What the attacker is told.
@@ -202,13 +201,13 @@ class IndexedTranscript:
         )
 
     def indices(self, t: int) -> Tensor | None:
-        """The samples of round `t`, without making the round; None where the attacker is not told."""
+        """`[K]` indices of the samples of round `t`, without computing it; None if the attacker lacks them."""
         return self._victim.design.indices(t) if "indices" in self.knowledge.told else None
 
     def select(self, t: int, names: Collection[str]) -> Tensors:
-        """The gradients of round `t` of these tensors alone."""
+        """The gradients of these tensors in round `t`."""
         return self._victim.gradients(t, names)
 
     def params(self, t: int) -> Tensors:
-        """The weights of round `t`, without making the round."""
+        """The weights of round `t`, without computing its update."""
         return self._victim.params_at(t)
