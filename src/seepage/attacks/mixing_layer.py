@@ -1,4 +1,4 @@
-"""The fully connected layer whose gradient mixes the batch: which one it is, what it reads, and what is behind it."""
+"""The fully connected layer whose weight gradient mixes the batch: its choice, its input and the network behind it."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ from seepage.core.nn import InputLayer, calls_in_pass, forward, generator, in_mo
 from seepage.types import Knowledge, Round, Tensors
 
 MIN_ZEROS = 0.05
-"""Least share of exact zeros in what a layer reads at which a ReLU is taken to feed it."""
+"""Least share of exact zeros in a layer's input from which it is taken to come from a ReLU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +92,7 @@ def _described(
 
 
 def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str, Tensor]:
-    """What two random examples become at the layers that read one vector `[2, e]` of them, once in a pass."""
+    """Inputs `[2, e]` for two random examples, of each layer that reads one vector per example once in a pass."""
     low, high = knowledge.value_range
     probe = torch.rand((2, *knowledge.input_shape), generator=generator(0, "probe")) * (high - low) + low
     like = observed.params[next(iter(observed.params))]
@@ -122,7 +122,7 @@ class DownstreamNetwork:
 
     @cached_property
     def _exact(self) -> Tensors:
-        """All parameters in float64, those that are not trained included."""
+        """All parameters in float64, including those that are not trained."""
         own = {name: p.detach().double() for name, p in self.model.named_parameters() if name not in self.params}
         return own | {name: p.double() for name, p in self.params.items()}
 
@@ -134,11 +134,11 @@ class DownstreamNetwork:
     def logits(self, outputs: Tensor) -> Tensor:
         """`[r, m]` outputs of the layer to `[r, k]` logits.
 
-        The layer is made an identity and fed the outputs, so nothing of the size of an image is computed.
+        The layer is replaced by the identity and given the outputs, so no computation has the size of an image.
         """
         m = outputs.shape[1]
         prefix = f"{self.layer}." if self.layer else ""
-        # y = I x + 0: what is fed into the layer comes out of it, and the network behind is run on it.
+        # Weight I [m, m] and bias 0 make the layer y = I x + 0, so the network behind it runs on `outputs` [r, m].
         identity = {f"{prefix}weight": torch.eye(m).to(outputs), f"{prefix}bias": outputs.new_zeros(m)}
         params, buffers = self._exact | identity, self._statistics
         handle = self.model.get_submodule(self.layer).register_forward_pre_hook(lambda _, __: (outputs,))
@@ -149,7 +149,7 @@ class DownstreamNetwork:
             handle.remove()
 
     def _through(self, params: Tensors, buffers: Tensors, like: Tensor) -> Tensor:
-        """The model on no image at all, which spares the layers in front; on one, where it cannot do that."""
+        """Run the model on an empty batch, which skips the layers in front; if that fails, on one zero image."""
         try:
             return forward(self.model, params, like.new_zeros((0, *self.input_shape)), buffers=buffers)
         except RuntimeError:  # a reshape to (n, -1) is not possible with n = 0
@@ -164,7 +164,8 @@ class DownstreamNetwork:
         """`[r, m, ...]`: `L_i^T e` for each row's own errors `[r, k]` or several of them `[c, r, k]`."""
         leaf = outputs.detach().requires_grad_()
         logits = self.logits(leaf)
-        # One graph of the downstream network, and a backward pass L_i^T e for each set of errors.
+        # L_i = d logits_i / d outputs_i [k, m]. One forward graph serves all sets; each backward pass gives the rows
+        # L_i^T e_i [r, m], since example i's logits depend on its own outputs only.
         several = errors if errors.dim() == 3 else errors[None]
         pulled = torch.stack([torch.autograd.grad(logits, leaf, e, retain_graph=True)[0] for e in several])
         return pulled if errors.dim() == 3 else pulled[0]

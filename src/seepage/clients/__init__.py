@@ -1,4 +1,4 @@
-"""What a client computes from its private batch: one file per FL protocol."""
+"""Client rules: the update that a client computes from its private batch, one file per FL protocol."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def make_client(spec: Spec) -> ClientUpdate:
 
 
 def alone(spec: Spec) -> tuple[Spec, int]:
-    """The rule of one client, and how many clients follow it."""
+    """The rule of a single client, and the number of clients whose updates are averaged."""
     own = dict(spec.options)
     number = own.pop("clients", 1)
     return Spec(spec.use, own), number

@@ -1,4 +1,4 @@
-"""What client rules share: the gradient of their loss, and rules that do something around another rule."""
+"""Base classes of client rules: the gradient of a loss, and rules that wrap another rule."""
 
 from dataclasses import dataclass, field, fields
 
@@ -19,7 +19,7 @@ class TrainingRule(ClientUpdate):
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
     """
 
-    # Left out of the printed rule while they have their defaults.
+    # Options with their default values are left out of the `repr`.
     loss: LossName = field(default="cross_entropy", metadata={"quiet": True})
     label_smoothing: float = field(default=0.0, metadata={"quiet": True})
 
@@ -74,7 +74,7 @@ def gradient_of(loss: Tensor, weights: Tensors, *, create_graph: bool) -> Tensor
 
 @dataclass(frozen=True)
 class WrappedRule(ClientUpdate):
-    """A rule around another one, of which it says what that says.
+    """A rule that wraps another one and inherits its properties.
 
     Args:
         rule: The rule that it wraps.

@@ -35,7 +35,7 @@ def loss_of(
 
     Args:
         name: One of `LOSSES`.
-        logits: `[n, classes]` what the model says.
+        logits: `[n, classes]` outputs of the model.
         labels: `[n]` class numbers, or `[n, classes]` probabilities.
         label_smoothing: Share of each label that is spread evenly over all classes (Szegedy et al. 2016).
         reduction: `mean` or `sum` over the examples, or `none`.

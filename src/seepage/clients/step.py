@@ -1,4 +1,4 @@
-"""One client's turn: rule, then update, then defense, each with its own randomness. Nothing else makes an update."""
+"""The client step: the rule computes an update, then the defense is applied. All updates are made here."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Upd
 
 @dataclass(frozen=True)
 class Client:
-    """A client of the protocol, which holds no examples: it is handed those of each round.
+    """A client of the protocol. It stores no examples; those of each round are passed to `send`.
 
     Attributes:
-        rule: What it computes from them.
-        defense: What it does to its update before sending it.
-        seed: Seeds the client's own order of its examples and its defense, together with the round.
-        purpose: What the defense's randomness is drawn for, so that a federation's training and its audited round draw
-            their noise apart.
+        rule: The rule that computes the update from the examples.
+        defense: The defense that is applied to the update before it is sent.
+        seed: Seeds, together with the round, the order of the examples and the defense.
+        purpose: A word mixed into the seed of the defense, so that a federation's training and its audited round
+            draw different noise.
     """
 
     rule: ClientUpdate
@@ -37,17 +37,17 @@ class Client:
         clients: int = 1,
         draw: int | None = None,
     ) -> Update:
-        """What leaves the client.
+        """The update that the client sends, after the defense.
 
         Args:
             model: The architecture.
-            params: The weights that it was sent.
-            batch: Its examples.
+            params: The weights that the server sent.
+            batch: The client's examples.
             buffers: The model's buffers; None: those of the module.
             t: The round.
-            number: Its place among the clients whose updates are summed.
-            clients: How many these are.
-            draw: What seeds its randomness beside `seed`; None: round and number, so that no two clients share any.
+            number: Index of this client among those whose updates are summed.
+            clients: Number of clients whose updates are summed.
+            draw: Further seed of the randomness; None: round and number, so that no two clients share randomness.
         """
         draw = t * clients + number if draw is None else draw
         rule = self.rule.for_round(self.seed, draw)
@@ -56,7 +56,7 @@ class Client:
         return self.defended(update, view, draw)
 
     def defended(self, update: Update, view: ClientView, draw: int) -> Update:
-        """An update after the defense."""
+        """The update after the defense."""
         if self.defense is None:
             return update
         return self.defense(update, view, generator=generator(self.seed, self.purpose, draw))

@@ -1,6 +1,6 @@
-"""Updates of a running training, kept as `observed/` folders: what the hooks of every framework write with.
+"""Record the updates of a running training as `observed/` folders; the hooks of all frameworks use this class.
 
-It knows no framework. In a training loop of your own:
+It is independent of any framework. In a training loop of your own:
 
     recorder = Recorder(Path("seepage"), architecture=Architecture("mymodule:net"), input_shape=(3, 32, 32),
                         num_classes=10, client=FedAvg(lr=0.01, epochs=1), audit="inline")
@@ -38,19 +38,19 @@ from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, U
 
 log = logging.getLogger("seepage")
 _MODEL_LOCK = threading.Lock()
-"""Looks go through one model at weights of its own, and servers take replies in several threads."""
+"""Analyses share one model object, while a server may handle replies in several threads."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What became of one update.
+    """The result of recording one update.
 
     Attributes:
         folder: The `observed/` folder; None: not written.
-        exposure: What it gives away in closed form, where that was looked at.
-        blocked: Whether it is not let through.
-        missing: Trained parameters that did not come back.
+        exposure: Analysis of what the update reveals in closed form; None if it was not analyzed.
+        blocked: Whether the update must not be passed on.
+        missing: Trained parameters that the client did not return.
     """
 
     folder: Path | None
@@ -60,7 +60,7 @@ class Recorded:
 
 
 class _Tried(Protocol):
-    """Does a step of recording; None where it fails."""
+    """Runs a step of recording; returns None if it fails."""
 
     def __call__(self, step: Step, work: Callable[[], T]) -> T | None: ...
 
@@ -74,21 +74,21 @@ class Recorder:
     """Writes updates as folders `ROUND-client-NUMBER`, each of which `seepage attack` and `seepage exposure` read.
 
     Args:
-        folder: Where the folders go. Only the owner can open it.
+        folder: Where to write the folders. Only the owner can read it.
         architecture: How to build the model. The names, or the order, of the arrays must be those of its `state_dict`.
         input_shape: Shape of one example.
         num_classes: Classes of the model.
         client: The clients' rule; `FedSGD` needs `lr` as well.
         lr: Learning rate of the one SGD step behind a difference of weights, for `FedSGD`.
-        most: Bytes of all recordings together. Beyond any bound the recordings written first go first.
-        max_rounds: Rounds of which recordings are kept; None: as many as `most` allows.
+        most: Largest total size of all recordings in bytes. If a bound is exceeded, the oldest recordings are removed.
+        max_rounds: Number of rounds of which recordings are kept; None: as many as `most` allows.
         max_per_client: Recordings kept of one client; None: as many as `most` allows.
-        audit: `inline`: look at each update's exposure too (half a second for a ResNet-18). `none`: only record.
-        block: Private examples above which an update is not let through, or what decides on its exposure. This looks
-            at closed forms alone, and what passes is not safe for that.
-        on_error: What becomes of an update that `block` could not look at: `drop` it, or let it `pass`. Without
-            `block` nothing is ever dropped.
-        private: Where `keep_truth` may write the true batches. None: they are never kept. For the client's own disk.
+        audit: `inline`: also analyze each update's exposure (half a second for a ResNet-18). `none`: only record.
+        block: Number of exposed private examples above which an update is blocked, or a function that decides from
+            the exposure. Only closed-form leaks are considered; an update that is not blocked is not therefore safe.
+        on_error: What to do with an update that could not be analyzed for `block`: `drop` it, or let it `pass`.
+            Without `block` no update is dropped.
+        private: Folder on the client's own disk where `keep_truth` may write the true batches; None: never written.
 
     Raises:
         SeepageError: For a rule that cannot be written, a bound that no recording fits, and a model that cannot be
@@ -152,17 +152,17 @@ class Recorder:
 
     @cached_property
     def model(self) -> nn.Module:
-        """The model that updates are looked at with, at some weights or other. Where none are, it is not made."""
+        """The model for analyzing updates; its weights are overwritten. It is built only when it is needed."""
         return build(self.architecture, self.input_shape, self.num_classes)
 
     @property
     def size(self) -> int:
-        """Bytes of one recording at most: the model, the update, and what is said about them."""
+        """Largest size of one recording in bytes: the model, the update and their description."""
         return 2 * self.layout.size + 2048 * len(self.layout.like) + 2**14
 
     @property
     def looks(self) -> bool:
-        """Whether updates are looked at, to be audited or blocked."""
+        """Whether updates are analyzed, for the audit or for blocking."""
         return self.audit == "inline" or self.block is not None
 
     def record(
@@ -177,18 +177,18 @@ class Recorder:
         difference: bool = False,
         keep: bool = True,
     ) -> Recorded:
-        """Keep one update, and look at it where the recorder does that.
+        """Write one update, and analyze it if the recorder audits or blocks.
 
         Args:
-            before: The weights that were sent out: a `state_dict`, or arrays in its order.
-            after: Those that came back. Where trained parameters are missing, the others are recorded, and the missing
-                ones count as not trained.
+            before: The weights that the server sent: a `state_dict`, or arrays in its order.
+            after: The weights that the client returned. Missing trained parameters are treated as not trained; the
+                others are recorded.
             t: The round.
             client: The client's number or name; only names the folder.
             examples: Examples behind the update, if known.
-            steps: Local steps behind it, where it tells: in place of what `client` says of a `FedAvg`.
-            difference: `after` is the difference of weights itself, as some frameworks send it.
-            keep: Write it. False: only look at it.
+            steps: Number of local steps behind the update, if known; overrides the count of a `FedAvg` rule.
+            difference: Whether `after` is the difference of weights itself, as some frameworks send it.
+            keep: Whether to write the update; False: only analyze it.
 
         Raises:
             SeepageError: Where the weights do not fit the model or are not finite, and where they cannot be written.
@@ -209,11 +209,11 @@ class Recorder:
         keep: bool = True,
         say: Say | None = None,
     ) -> Recorded:
-        """As `record`, for a training that must not stop: it raises nothing.
+        """The same as `record`, but without raising, for a training that must not stop.
 
-        What fails is said once for each kind of fault, and noted in `faults.jsonl` of the folder as far as that can be
-        written. A step that fails three times in a row for a reason other than the update itself is given up, which
-        is said and noted too. An update that cannot be written is looked at all the same, and the other way round.
+        Each kind of fault is logged once and noted in `faults.jsonl` of the folder, if that can be written. A step of
+        recording that fails three times in a row for a reason other than the update itself is disabled, which is
+        logged and noted as well. Writing and analyzing an update are independent: one may fail without the other.
 
         Args:
             before: As in `record`, like all up to `keep`.
@@ -246,7 +246,7 @@ class Recorder:
         *,
         keep: bool,
     ) -> Recorded:
-        """The steps of recording, of which one may fail without the others."""
+        """Run the steps of recording, each of which may fail without affecting the others."""
         got = tried("read", read)
         if got is None:
             return Recorded(None, None, self.blocks(None))
@@ -262,7 +262,7 @@ class Recorder:
         return Recorded(folder, found, blocked, sent.missing)
 
     def blocks(self, found: Exposure | None) -> bool:
-        """Whether an update with this exposure is not let through; None: it could not be looked at."""
+        """Whether an update with this exposure is blocked; an exposure of None means that the analysis failed."""
         if self.block is None:
             return False
         if found is None:
@@ -270,7 +270,7 @@ class Recorder:
         return bool(self.block(found)) if callable(self.block) else found.examples > self.block
 
     def keep_truth(self, batch: Batch, *, t: int, client: int | str) -> Path:
-        """Write the private examples behind an update, for scoring later, where its owner allowed it by `private`.
+        """Write the private examples behind an update for later scoring, if their owner allowed it by `private`.
 
         Args:
             batch: The examples.
@@ -320,7 +320,7 @@ class Recorder:
         name = f"{t:06d}-client-{label_of(client)}"
         self._make_room(name)
         folder = self.folder / name
-        shutil.rmtree(folder, ignore_errors=True)  # of an earlier run that was started again
+        shutil.rmtree(folder, ignore_errors=True)  # left by an earlier run in the same folder
         make_private(folder)
         # The folder names the architecture, and no model is needed to write it.
         known = self._knowledge(nn.Identity(), rule)
@@ -328,16 +328,16 @@ class Recorder:
         try:
             save_update(known, sent.state, _written(sent), folder, batch_size=examples, inferred=said)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)  # half a recording is of no use, and takes up the disk
+            shutil.rmtree(folder, ignore_errors=True)  # an incomplete recording cannot be used and takes up space
             raise
         return folder
 
     def _make_room(self, name: str) -> None:
-        """Remove the oldest recordings until one more fits; nothing that a recorder did not write is touched."""
+        """Remove the oldest recordings until one more fits; other files are never removed."""
         kept = {path.name: path for path in recordings(self.folder)}
         most = self.most // self.size
         for old in surplus(list(kept), name, most=most, rounds=self.max_rounds, per_client=self.max_per_client):
-            shutil.rmtree(kept[old], ignore_errors=True)  # another process may be at it
+            shutil.rmtree(kept[old], ignore_errors=True)  # another process may be removing it
             log.info("seepage: removed the recording %s to stay below the bounds of the recorder", old)
 
 
@@ -346,7 +346,7 @@ def _warn(words: str) -> None:
 
 
 def _lacks(missing: Sequence[str]) -> str:
-    """What did not come back, in words."""
+    """Sentence on the parameters that the client did not return."""
     named = ", ".join(map(short, missing[:3])) + (" and more" if len(missing) > 3 else "")
     return f"{len(missing)} trained parameters did not come back ({named}); taken for not trained"
 

@@ -1,4 +1,4 @@
-"""From an inner layer's input back to the image: feature inversion of what CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
+"""Feature inversion: find images whose embeddings are those that CPA recovers (CPA+FIA, CPA+FIA+GMA)."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -18,7 +18,7 @@ from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 SAVE_INTERVAL = 10
-"""Steps between two checkpoints: with a large network a hundredth of the steps can take an hour."""
+"""Steps between two checkpoints. With a large network, a hundredth of all steps can take an hour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class FeatureInversion(Attack):
         kept = kept if kept is not None and kept.facts.get("stage") == "images" else None
         found = self._embeddings(mixed, seed, progress) if kept is None else _unpacked(kept)
         if found.status == "interrupted":
-            raise KeyboardInterrupt  # before there was any image
+            raise KeyboardInterrupt  # interrupted before there was any image
         network = Embedding(knowledge.model, layer.name, observed.params, observed.buffers)
         inversion = _Inversion(self, knowledge, observed, network, found, seed)
         first = 0 if kept is None else inversion.resume(kept)
@@ -100,7 +100,7 @@ class FeatureInversion(Attack):
         )
 
     def _embeddings(self, mixed: Mixed, seed: int, progress: Progress) -> Reconstruction:
-        """What the source recovers, the `largest` of best certificate."""
+        """The embeddings that the source recovers, at most `largest` of them, those of best certificate first."""
         found = self.source.run(mixed, seed=seed, progress=_FirstStage(progress))
         if self.largest is None:
             return found
@@ -112,7 +112,7 @@ class FeatureInversion(Attack):
 
 @dataclass(frozen=True)
 class _FirstStage:
-    """Progress of the search for embeddings: its checkpoints are told from those of the images."""
+    """Progress of the search for embeddings; it marks its checkpoints to distinguish them from those of the images."""
 
     whole: Progress
 
@@ -128,7 +128,7 @@ class _FirstStage:
 
 
 def _unpacked(kept: Checkpoint) -> Reconstruction:
-    """The embeddings that a checkpoint holds: a resumed run need not find them again."""
+    """The embeddings stored in a checkpoint, which a resumed run need not compute again."""
     labels = kept.tensors.get("found/labels")
     return Reconstruction(kept.tensors["found/inputs"], labels, space="feature", notes=tuple(kept.facts["notes"]))
 
@@ -149,7 +149,7 @@ class Embedding:
 
 
 def in_order(known: Tensor | None, counted: Tensor | None) -> Tensor | None:
-    """Labels in the order of the embeddings: theirs first, then what is left of the batch's.
+    """Labels in the order of the embeddings: first those known for each embedding, then the rest of the batch's.
 
     Args:
         known: `[k]` the label of each embedding, where its source could tell.
@@ -185,6 +185,7 @@ class _Inversion:
         if attack.matching > 0:
             assert observed.batch_size is not None  # `check` refused it
             count = observed.batch_size
+        # Start from N(middle, (range / 4)^2), clamped to the value range. [k, *shape]
         start = torch.randn((count, *knowledge.input_shape), generator=generator(seed, "images")).to(self.targets)
         middle, spread = (self.low + self.high) / 2, (self.high - self.low) / 4
         self.images = (middle + spread * start).clamp(self.low, self.high).requires_grad_()
@@ -198,7 +199,7 @@ class _Inversion:
             self.labels = in_order(found.labels, LABEL_RULES["auto"](observed, knowledge))
 
     def resume(self, kept: Checkpoint) -> int:
-        """Go on from a checkpoint; the steps it had made."""
+        """Continue from a checkpoint; returns the number of steps that it had made."""
         with torch.no_grad():
             self.images.copy_(kept.tensors["images"])
         self.optimizer.load_state_dict(unpack(kept.facts["optimizer"], kept.tensors))
@@ -208,7 +209,7 @@ class _Inversion:
         return step
 
     def record(self, step: int, value: float, progress: Progress) -> None:
-        """Now and then tell how far the search is, and, oftener, keep a checkpoint."""
+        """Report the progress every hundredth of the steps, and save a checkpoint every `SAVE_INTERVAL` steps."""
         if step % record_interval(self.attack.steps) == 0 or step == self.attack.steps:
             self.history.append((step, value))
             progress.report(step, self.attack.steps, value)
@@ -220,7 +221,7 @@ class _Inversion:
         if self.found.labels is not None:
             tensors["found/labels"] = self.found.labels
         facts = {
-            # Counted on from the first stage: a checkpoint's number tells its halves apart.
+            # Counts on from the first stage, so that every checkpoint of a run has a number of its own.
             "step": self.attack.source.steps + step,
             "stage": "images",
             "history": list(self.history),
@@ -231,37 +232,40 @@ class _Inversion:
         return Checkpoint(tensors, facts)
 
     def step(self) -> float:
-        """One step; the mean objective before it."""
-        total, slopes = 0.0, []
+        """One Adam step; returns the mean objective before it."""
+        total, gradients = 0.0, []
+        # Eq. 11 is a sum over images, so its gradient is computed chunk by chunk. [chunk, *shape]
         for part, target in zip(
             self.images.detach().split(self.attack.chunk), self._padded().split(self.attack.chunk), strict=True
         ):
             leaf = part.requires_grad_()
             value = self._objective(leaf, target).sum()
-            slopes.append(torch.autograd.grad(value, leaf)[0])
+            gradients.append(torch.autograd.grad(value, leaf)[0])
             total += value.item()
-        slope = torch.cat(slopes)
+        gradient = torch.cat(gradients)  # [k, *shape]
         if self.problem is not None and self.labels is not None:
+            # Eq. 12 adds matching * (1 - cos(grad L(images), update)), a term of all images together.
             matched = self.problem.evaluate(self.images.detach(), self.labels)
-            slope = slope + self.attack.matching * matched.by_inputs
+            gradient = gradient + self.attack.matching * matched.by_inputs
             total += self.attack.matching * matched.value
-        self.images.grad = slope
+        self.images.grad = gradient
         self.optimizer.step()
         self.schedule.step()
-        with torch.no_grad():
+        with torch.no_grad():  # projection to the value range
             self.images.clamp_(self.low, self.high)
         return total / len(self.images)
 
     def _padded(self) -> Tensor:
-        """Targets, with zeros for images that have none."""
+        """`[k, e]` target embeddings, with zero rows for images that have none."""
         missing = len(self.images) - len(self.targets)
         return torch.cat([self.targets, self.targets.new_zeros(missing, self.targets.shape[1])])
 
     def _objective(self, images: Tensor, targets: Tensor) -> Tensor:
-        """`[k]`: one minus cosine, plus total variation in units of a quarter of the value range."""
+        """`[k]` eq. 11: one minus cosine, plus total variation in units of a quarter of the value range."""
         known = targets.abs().amax(1) > 0
         apart = 1 - torch.nn.functional.cosine_similarity(self.network(images), targets)
-        # Not `neighbor_differences`: across comes before down here, the order in which their gradients are added up.
+        # TV = mean |x[i, j+1] - x[i, j]| + mean |x[i+1, j] - x[i, j]|. `neighbor_differences` is not used because it
+        # adds the two gradients in the other order, which rounds differently.
         across = (images[..., :, 1:] - images[..., :, :-1]).abs().flatten(1).mean(1)
         down = (images[..., 1:, :] - images[..., :-1, :]).abs().flatten(1).mean(1)
         return apart.where(known, 0.0) + self.attack.tv * 4 / (self.high - self.low) * (across + down)
