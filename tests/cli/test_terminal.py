@@ -9,6 +9,7 @@ import pytest
 from seepage.audit.row import Result
 from seepage.cli import terminal
 from seepage.cli.terminal import print_result, progress_bar
+from seepage.core.progress import Doing, Phase
 
 
 class Screen(io.StringIO):
@@ -23,29 +24,32 @@ def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     with progress_bar() as show:
-        show(0.25, 1, "dlg on cell")
-        show(0.5, 1, "")
+        show(0.25, 1, Doing("dlg on cell"))
+        show(0.5, 1, Doing())
     assert "attacking: dlg on cell" in screen.getvalue()
     assert "\x1b[" in screen.getvalue()
 
 
 def logged(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *shown: tuple[float, float, str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *shown: tuple[float, float, Doing]
 ) -> list[str]:
     """The lines of a log, with eleven seconds between any two things that are shown."""
     clock = iter(range(0, 1000, 11))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with progress_bar() as show:
-        for done, total, what in shown:
-            show(done, total, what)
+        for done, total, doing in shown:
+            show(done, total, doing)
     out, err = capsys.readouterr()
     assert out == ""
     return list(err.splitlines())
 
 
 def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = ((0, 8, "recording fc2_size-1"), (0, 72, ""), (8.5, 72, "dlg on fc2_size-1"), (9.6, 72, ""))
-    assert logged(monkeypatch, capsys, *shown, (1, 8, "scoring fc2_size-8"), (0.99, 1, "writing the report")) == [
+    shown = (
+        (0, 8, Doing("fc2_size-1", Phase.RECORDING)), (0, 72, Doing()), (8.5, 72, Doing("dlg on fc2_size-1")),
+        (9.6, 72, Doing()), (1, 8, Doing("fc2_size-8", Phase.SCORING)), (0.99, 1, Doing("the report", Phase.WRITING)),
+    )  # fmt: skip
+    assert logged(monkeypatch, capsys, *shown) == [
         "recording: 0 of 8, fc2_size-1",
         "attacking: 0 of 72",
         "attacking: 8 of 72, dlg on fc2_size-1",
@@ -55,12 +59,18 @@ def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ]
 
 
+def test_an_attack_that_is_called_like_a_phase_is_an_attack(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert logged(monkeypatch, capsys, (0.5, 1, Doing("scoring on cell"))) == ["attacking: 50%, scoring on cell"]
+
+
 def test_few_long_attacks_are_told_by_their_share_and_nothing_is_said_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for total in (1, 2):
-        shown = ((share * total, total, "dlg on cell") for share in (0.01, 0.011, 0.012, 0.5))
-        lines = logged(monkeypatch, capsys, *shown, (0.9 * total, total, ""))
+        shown = ((share * total, total, Doing("dlg on cell")) for share in (0.01, 0.011, 0.012, 0.5))
+        lines = logged(monkeypatch, capsys, *shown, (0.9 * total, total, Doing()))
         assert lines == [f"attacking: {percent}%, dlg on cell" for percent in (1, 50, 90)]
 
 
@@ -69,13 +79,13 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with progress_bar() as show:
         for done in range(4):
-            show(done, 4, "dlg on cell")
+            show(done, 4, Doing("dlg on cell"))
     assert capsys.readouterr().err.splitlines() == ["attacking: 25%, dlg on cell", "attacking: 75%, dlg on cell"]
 
 
 def test_a_quiet_run_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(off=True) as show:
-        show(1, 2, "x")
+        show(1, 2, Doing("x"))
     assert capsys.readouterr() == ("", "")
 
 
@@ -172,7 +182,10 @@ def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_single_case_has_no_name_to_tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = ((0, 1, "recording"), (0.5, 1, "dlg"), (0, 1, "scoring"), (0.99, 1, "writing the report"))
+    shown = (
+        (0, 1, Doing("", Phase.RECORDING)), (0.5, 1, Doing("dlg")), (0, 1, Doing("", Phase.SCORING)),
+        (0.99, 1, Doing("the report", Phase.WRITING)),
+    )  # fmt: skip
     assert logged(monkeypatch, capsys, *shown) == ["recording", "attacking: 50%, dlg", "scoring", "writing: the report"]
 
 

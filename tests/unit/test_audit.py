@@ -28,7 +28,7 @@ TABLES: dict[str, Any] = {
 
 def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
     shown: list[tuple[float, float, str]] = []
-    show = lambda done, total, what: shown.append((done, total, what))  # noqa: E731
+    show = lambda done, total, doing: shown.append((done, total, str(doing)))  # noqa: E731
     run = audit.run(TABLES, out=tmp_path / "run", jobs=1, show=show, command="seepage audit x.toml")
     assert run.fresh
     files = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}

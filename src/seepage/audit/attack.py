@@ -19,7 +19,7 @@ from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_att
 from seepage.audit.record import cell_folder, is_skipped, made_anew
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.nn import generator
-from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.progress import Doing, ProgressCallback, no_progress
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.registry import Spec
@@ -234,7 +234,7 @@ class _Meter:
 
     def look(self) -> None:
         """Read the new lines and show the total progress."""
-        latest = ""
+        latest = Doing()
         for line in self.follower.fresh().splitlines():
             event = _event(line)
             if event is None:
@@ -242,7 +242,7 @@ class _Meter:
             key = (event["cell"], event["attack"], event["round"])
             if key in self.shares and self.shares[key] < 1:
                 self.shares[key] = event["done"] / max(1, event["total"]) * 0.99
-            latest = f"{event['attack']} on {event['cell']}" if self.several else str(event["attack"])
+            latest = Doing(f"{event['attack']} on {event['cell']}" if self.several else str(event["attack"]))
         self.show(sum(self.shares.values()), len(self.shares), latest)
 
     def finish(self, task: Work) -> None:

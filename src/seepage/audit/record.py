@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seepage.audit.row import Cell, DrawnRounds
 from seepage.clients import make_client
-from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse
 from seepage.core.storage import SCHEMA, check_schema, check_space, read_json, write_json
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
@@ -56,7 +56,7 @@ def record_cells(
         observed, private = (cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private"))
         if is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists()):
             continue
-        show(number, len(recipes), f"recording {recipe.cell}" if len(recipes) > 1 else "recording")
+        show(number, len(recipes), Doing(recipe.cell if len(recipes) > 1 else "", Phase.RECORDING))
         try:
             _record_cell(recipe, observed, private, shared, keep, folder, show)
         except (Skipped, Inapplicable, Diverged) as error:
@@ -115,7 +115,8 @@ def _record_cell(
     show: ProgressCallback,
 ) -> None:
     def progress(done: int, total: int) -> None:
-        show(done, total, "training: rounds" if recipe.cell == "cell" else f"training: rounds of {recipe.cell}")
+        rounds = "rounds" if recipe.cell == "cell" else f"rounds of {recipe.cell}"
+        show(done, total, Doing(rounds, Phase.TRAINING))
 
     setting = Setting.of(recipe, shared).after_federation(folder / "private", progress)
     victim, truth = setting.victim()

@@ -16,7 +16,7 @@ from seepage.audit.row import Cell, Diagnostic, Result, Row, Thresholds
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.verdict import verdict
-from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, write_json, write_lines, write_tensors
 from seepage.errors import SeepageError
@@ -57,7 +57,7 @@ def summarize(
     """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json` and, last, `result.json`."""
     found = []
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
-        show(i, len(sources), f"scoring {source.name}" if len(sources) > 1 else "scoring")
+        show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
         found.append(_skipped_cell(source, recipe) if source.skipped else _summarize_cell(source, recipe, folder))
     flags = [flag.model_dump(mode="json") for part in found for flag in part.diagnostics]
     write_lines(folder / "scores.jsonl", [line for part in found for line in part.lines])

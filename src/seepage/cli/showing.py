@@ -32,10 +32,11 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
         again: Write them although they are there.
         pictures: Whether the pages may show any; without, the report is written anew and `grid.png` goes.
     """
+    from seepage.core.progress import Doing, Phase
     from seepage.report import write_grid, write_report
 
     if again or not pictures or not (folder / "report.html").exists():
-        show(0.99, 1, "writing the report")
+        show(0.99, 1, Doing("the report", Phase.WRITING))
         if pictures:
             write_grid(folder)
         else:

@@ -17,7 +17,7 @@ from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Cell, Outcome, Result, Row
 from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.cli.console import open_console
-from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
 from seepage.report.formatting import number
 from seepage.report.table import RowTexts, further_metrics, is_muted, plain_text
@@ -26,10 +26,6 @@ LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
 
 BASELINES = {"mean_color": "mean color", "grey": "grey", "random": "noise"}
-
-PHASES = ("recording", "training", "scoring", "writing")
-"""First words of what goes on before and after the attacks; an attack is named by itself: `dlg on CELL`."""
-
 
 COUNTED_ATTACKS = 10
 """Attacks that are counted; of fewer the share is told, since "0 of 1" would say nothing while a long one runs."""
@@ -46,8 +42,10 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("starting", total=1)
 
-            def show(done: float, total: float, what: str) -> None:
-                bar.update(task, completed=done, total=total, description=escape(label.of(total, what)))
+            def show(done: float, total: float, doing: Doing) -> None:
+                named = label.of(total, doing)
+                words = ": ".join(filter(None, (named.phase, named.what)))
+                bar.update(task, completed=done, total=total, description=escape(words))
 
             yield show
     else:
@@ -55,18 +53,17 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
 
 
 class _Label:
-    """Words for what goes on. The meter of the attacks names none where nothing is new: then the last one stands."""
+    """What goes on, for people. The meter of the attacks names none where nothing is new: then the last one stands."""
 
     def __init__(self) -> None:
-        self.total, self.last = 0.0, ""
+        self.total, self.last = 0.0, Doing("", Phase.RECORDING)
 
-    def of(self, total: float, what: str) -> str:
-        """The label, for a phase with `total` things to do."""
-        what = printable(what)
-        if what:
-            self.last = what if what.startswith(PHASES) else f"attacking: {what}"
-        elif self.last.startswith(PHASES) or total != self.total:
-            self.last = "attacking"
+    def of(self, total: float, doing: Doing) -> Doing:
+        """What is shown, for a phase with `total` things to do."""
+        if doing.what or doing.phase is not Phase.ATTACKING:
+            self.last = Doing(printable(doing.what), doing.phase)
+        elif self.last.phase is not Phase.ATTACKING or total != self.total:
+            self.last = doing
         self.total = total
         return self.last
 
@@ -77,12 +74,12 @@ class _Lines:
     def __init__(self) -> None:
         self.at, self.line, self.label = time.monotonic(), "", _Label()
 
-    def show(self, done: float, total: float, what: str) -> None:
-        phase, _, rest = self.label.of(total, what).partition(" ")
+    def show(self, done: float, total: float, doing: Doing) -> None:
+        named = self.label.of(total, doing)
         count = f"{done:.0f} of {total:g}" if total > 1 else ""
-        if phase.startswith("attacking") and total < COUNTED_ATTACKS:
+        if named.phase is Phase.ATTACKING and total < COUNTED_ATTACKS:
             count = f"{done / total:.0%}"
-        line = ": ".join(filter(None, (phase.removesuffix(":"), ", ".join(filter(None, (count, rest))))))
+        line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what))))))
         now = time.monotonic()
         if now - self.at >= LINE_EVERY and line != self.line:
             self.at, self.line = now, line

@@ -1,10 +1,42 @@
 """How far a run is, for whoever watches it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 
-ProgressCallback = Callable[[float, float, str], None]
-"""Called with (done, total, what) while a run goes on."""
+
+class Phase(StrEnum):
+    """What a run is at."""
+
+    RECORDING = "recording"
+    TRAINING = "training"
+    ATTACKING = "attacking"
+    SCORING = "scoring"
+    WRITING = "writing"
 
 
-def no_progress(done: float, total: float, what: str) -> None:
+@dataclass(frozen=True)
+class Doing:
+    """What goes on.
+
+    Attributes:
+        what: What of the phase, such as the attack and its cell; empty in `ATTACKING` where nothing new is named.
+        phase: What the run is at.
+
+    >>> str(Doing("the report", Phase.WRITING)), str(Doing("dlg on fc2"))
+    ('writing the report', 'dlg on fc2')
+    """
+
+    what: str = ""
+    phase: Phase = Phase.ATTACKING
+
+    def __str__(self) -> str:
+        return self.what if self.phase is Phase.ATTACKING else f"{self.phase} {self.what}".rstrip()
+
+
+ProgressCallback = Callable[[float, float, Doing], None]
+"""Called with (done, total, what goes on) while a run goes on."""
+
+
+def no_progress(done: float, total: float, doing: Doing) -> None:
     """Show nothing."""

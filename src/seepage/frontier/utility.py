@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seepage.core.executor import Executor, Work
-from seepage.core.progress import ProgressCallback
+from seepage.core.progress import Doing, Phase, ProgressCallback
 from seepage.core.storage import SCHEMA, read_json, write_json
 from seepage.data import Dataset, FileDataset
 from seepage.errors import SeepageError
@@ -114,11 +114,12 @@ def measure_all(
     left = {training.done_file for training in todo}
 
     def done(training: Work) -> None:
+        assert isinstance(training, EntryTraining)
         left.discard(training.done_file)
-        show(len(todo) - len(left), len(todo), training.title)
+        show(len(todo) - len(left), len(todo), Doing(f"with {training.name}", Phase.TRAINING))
 
     if todo:
-        show(0, len(todo), todo[0].title)
+        show(0, len(todo), Doing(f"with {todo[0].name}", Phase.TRAINING))
         on.run(todo, on.plan(jobs, len(todo), todo[0].device), folder, done)
     shared = SharedParts()
     return [_priced(entry, utility, each.done_file, shared) for entry, each in zip(entries, everyone, strict=True)]

@@ -13,7 +13,7 @@ from typing import Any
 from seepage.audit import run as audit
 from seepage.audit.row import Cell, Result, Row
 from seepage.core.executor import Executor
-from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.progress import Doing, ProgressCallback, no_progress
 from seepage.core.storage import read_json, write_json, write_whole
 from seepage.data import DATA, is_packaged
 from seepage.errors import Problems, SeepageError
@@ -312,10 +312,18 @@ def _weight(job: Job) -> float:
 
 
 def _show_part(
-    show: ProgressCallback, before: float, weight: float, whole: float, item: str, done: float, total: float, what: str
+    show: ProgressCallback,
+    before: float,
+    weight: float,
+    whole: float,
+    item: str,
+    done: float,
+    total: float,
+    doing: Doing,
 ) -> None:
     """One job's progress as a part of all jobs'."""
-    show(before + weight * min(1.0, done / total if total else 0.0), whole, f"{item}: {what}" if what else "")
+    named = Doing(f"{item}: {doing}") if str(doing) else doing
+    show(before + weight * min(1.0, done / total if total else 0.0), whole, named)
 
 
 def _own_data(job: Job) -> str:

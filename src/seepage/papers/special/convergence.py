@@ -12,7 +12,7 @@ from seepage.attacks.matching.distances import L1, L2, Cosine, Distance
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import dot, generator, norm
-from seepage.core.progress import ProgressCallback
+from seepage.core.progress import Doing, ProgressCallback
 from seepage.metrics import psnr, score
 from seepage.papers.run import Value
 from seepage.papers.special.victims import first_cell, victims_of
@@ -101,7 +101,7 @@ def figure_1(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
             places = [path.at(share, part.options["steps"]) for share in FIGURE_1_SHARES]
             for row, numbers in _watched(transcript, batch, path, places, slope).items():
                 found.setdefault(f"{name}, {row}", []).append(numbers)
-        show(number + 1, len(victims), "images")
+        show(number + 1, len(victims), Doing("images"))
     return [value for row, numbers in found.items() for value in _means(row, numbers)]
 
 
@@ -151,7 +151,7 @@ def figure_6(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
         problem = problem_of(transcript, L2())
         cosines.append([similarity(problem, inputs, labels) for _, inputs, labels in looked])
         scores.append([_ordered_psnr(inputs, labels, batch) for _, inputs, labels in looked])
-        show(number + 1, len(victims), "batches")
+        show(number + 1, len(victims), Doing("batches"))
     return [*_means("gradient similarity", cosines), *_means("PSNR", scores)]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from seepage.attacks.base import Checkpoint
 from seepage.attacks.cafe.published import TABLE_9, PublishedCafe
 from seepage.core.nn import forward, generator, in_mode
-from seepage.core.progress import ProgressCallback
+from seepage.core.progress import Doing, ProgressCallback
 from seepage.errors import SeepageError
 from seepage.metrics import psnr
 from seepage.papers.run import Value
@@ -120,7 +120,7 @@ def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
             ours = count if reached or not last else None
             reason = None if ours is not None else f"{target:g} dB were not reached in {count:g}"
             values.append(Value(row="iterations", column=number + place, ours=ours, facts={**facts, "reason": reason}))
-        show(number + 1, 2, "loops")
+        show(number + 1, 2, Doing("loops"))
     return values
 
 
@@ -155,7 +155,7 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
 
         attack = replace(_loops(recipe), iterations=(TABLE_10_EPOCHS[-1] * per_epoch,))
         _follow(victim, attack, seed, look)
-        show(column + 1, len(recipes), f"batches of {recipe.batch.size}")
+        show(column + 1, len(recipes), Doing(f"batches of {recipe.batch.size}"))
     return values
 
 
@@ -183,7 +183,7 @@ def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: Pro
             Value(row=row, column=places[step], ours=finite(round(number, 4)), facts=facts)
             for row, number in numbers.items()
         )
-        show(step, last, "rounds")
+        show(step, last, Doing("rounds"))
 
     truth = victim.data.inputs
     start = torch.rand(truth.shape, generator=generator(seed, "table 8")).to(truth)  # as the loops start, drawn anew
@@ -200,7 +200,7 @@ def constants(tables: Mapping[str, Any], *, data: str, seed: int, show: Progress
         own, attack = TABLE_9[name], PublishedCafe(constants=name)  # type: ignore[arg-type]
         numbers = [own["lr_one"], own["lr_two"], own["lr_three"], attack.alpha, attack.beta, attack.gamma, own["xi"]]
         values += [Value(row=row, column=column, ours=number) for column, number in enumerate(numbers)]
-    show(1, 1, "")
+    show(1, 1, Doing())
     return values
 
 
@@ -218,7 +218,7 @@ def training_losses(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
             found = finite(float(f"{loss(victim, t):.5g}"))
             facts = {"round": t, "defense": repr(victim.defense), "reason": None if found is not None else "diverged"}
             values.append(Value(row=row, column=column, ours=found, facts=facts))
-        show(number + 1, len(recipes), recipe.name)
+        show(number + 1, len(recipes), Doing(recipe.name))
     return values
 
 

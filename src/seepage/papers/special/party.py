@@ -16,7 +16,7 @@ from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.mixing_layer import find_layer
 from seepage.audit.record import cell_folder
 from seepage.audit.run import record_only
-from seepage.core.progress import ProgressCallback
+from seepage.core.progress import Doing, ProgressCallback
 from seepage.papers.run import Value
 from seepage.recipe.resolve import cells
 from seepage.transcript.recorded import open_transcript
@@ -65,7 +65,7 @@ def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: Progres
             values += [
                 Value(row=row, column=column, ours=round(number, 4), facts=facts) for row, number in numbers.items()
             ]
-            show(column + 1, len(recipes), f"batches of {recipe.batch.size}")
+            show(column + 1, len(recipes), Doing(f"batches of {recipe.batch.size}"))
     return values
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from seepage.core.nn import captured_calls, in_mode, last_linear
-from seepage.core.progress import ProgressCallback
+from seepage.core.progress import Doing, ProgressCallback
 from seepage.errors import Inapplicable
 from seepage.papers.run import Value
 from seepage.papers.special.victims import first_cell, victims_of
@@ -77,7 +77,7 @@ def figure_9(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressC
             found.append(pearson(sizes, moved))
             larger = sizes.argsort(descending=True)[: len(sizes) // 2]
             shares.append(float(moved[larger].sum() / moved.sum()))
-            show(len(found), recipe.batch.size * recipe.batch.count, "examples")
+            show(len(found), recipe.batch.size * recipe.batch.count, Doing("examples"))
     return [_value("correlation", found), _value("share of sensitivity in the larger half", shares)]
 
 
