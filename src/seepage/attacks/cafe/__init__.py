@@ -24,16 +24,16 @@ from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
 __all__ = ["Cafe", "Recovered", "InversionSettings", "true_representations"]
 
 ROUGH_RESIDUAL = 0.03
-"""Residual of step III that is good enough to start from where the weights move and h is not known better yet."""
+"""Residual of step III accepted as a starting point while the weights move and h is known only roughly."""
 MAX_DRIFT = 0.05
-"""Relative change of all weights over the rounds used, beyond which they are not followed."""
+"""Largest relative change of all weights over the used rounds for which the attack corrects."""
 CHUNK_SAMPLES = 100
-"""Samples of one party between two checkpoints."""
+"""Number of samples of one party that are inverted between two checkpoints."""
 
 
 @dataclass(frozen=True)
 class _ReadRounds:
-    """What is read once from the transcript."""
+    """The data that the attack reads once from the transcript."""
 
     transcript: Transcript
     knowledge: Knowledge
@@ -78,7 +78,7 @@ class Cafe(Attack):
         certain: Residual of step III below which a sample is certain.
         invert: Whether to do step III; without it the features are returned.
         entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
-            entries that may be true are used (see `unforged`). Needs about four times N rounds.
+            entries that may be true are used (see `defense_aware`). Needs about four times N rounds.
 
     Example:
         >>> Cafe(mode="few_rounds").steps
@@ -101,13 +101,13 @@ class Cafe(Attack):
     entries: Literal["all", "unforged"] = "all"
 
     def examine(self, transcript: Transcript) -> _ReadRounds:
-        """Sites and indices, checked; repeated batches are left out."""
+        """The target layers and the batches' indices after validation; repeated batches are dropped."""
         opening = open_rounds(transcript, self.samples)
         seen: set[tuple[int, ...]] = set()
         fresh = []
         for t, batch in enumerate(opening.batches):
             key = tuple(sorted(batch.tolist()))
-            # What is forged or noisy differs from round to round even for one batch.
+            # Forged or noisy updates differ between rounds even if the batch is the same.
             if key not in seen or self.entries == "unforged":
                 fresh.append(t)
             seen.add(key)
@@ -268,7 +268,7 @@ class Cafe(Attack):
                     blocks[m][piece] = gauss_newton(features, targets, blocks[m][piece], knowledge.value_range, search)
                     residuals[m, piece] = residual(features, targets, blocks[m][piece])
                 if turn == self.corrections // 2:
-                    # By now h is good enough to tell who is stuck at a wrong input.
+                    # h is now accurate enough to detect samples whose search is stuck at a wrong input.
                     bad = residuals[m, rows] > max(self.certain, 3 * float(residuals[m, rows].median()))
                     stuck = rows[bad.to(rows.device)]
                     again, left = self._again(view, layer, one, stuck, blocks[m], seed)
@@ -300,9 +300,9 @@ class Cafe(Attack):
     ) -> tuple[Tensor, Tensor]:
         targets = one.h[piece].to(like)
         live = ~one.zero_gradient[piece]
-        # A silent sample leaves no trace; the darkest input is the one that a ReLU network is silent about.
+        # A sample with v = 0 leaves no trace; guess the darkest input, for which a ReLU network's gradient vanishes.
         x = like.new_full((len(piece), *like.shape[1:]), view.knowledge.value_range[0])
-        residuals = like.new_ones(len(piece), device="cpu")  # of silent samples nothing is certain
+        residuals = like.new_ones(len(piece), device="cpu")  # samples with zero gradient are never certain
 
         def features(blocks: Tensor) -> Tensor:
             return layer.features(view.knowledge.model, view.params, view.buffers, blocks)
@@ -318,14 +318,14 @@ class Cafe(Attack):
 
 
 def _inner(found: Sequence[Recovered], chosen: Tensor) -> Tensors:
-    """V and H of all parties, side by side; NaN where a party's part is not known."""
+    """V and H of all parties, concatenated; NaN where a party's part is not known."""
     v = [one.v[chosen].masked_fill(~one.v_known[chosen, None], torch.nan) for one in found]
     h = [one.h[chosen].masked_fill(~one.known[chosen, None], torch.nan) for one in found]
     return {"v": torch.cat(v, 1), "h": torch.cat(h, 1)}
 
 
 def _drop_misfits(found: Sequence[Recovered], inferred: InferredLabels) -> None:
-    """Samples told apart inside a cell count only where h, v, weights and a label agree at all parties."""
+    """Keep samples separated inside a cell only if h, v, weights and one label are consistent at all parties."""
     group = found[0].group
     shared = group.bincount()[group] > 1
     wrong = shared & ~(inferred.misfit < 0.05)
@@ -341,7 +341,7 @@ def _moving(transcript: Transcript, first: Tensors) -> bool:
 
 def _refuse_training(transcript: Transcript, first: Tensors, last: int) -> None:
     params = params_of(transcript, last)
-    # Of all weights together: biases start at zero, so by themselves they move without bounds.
+    # Relative to all weights together, since biases start at zero and their own relative change is unbounded.
     change = sum(float((params[name] - p).pow(2).sum()) for name, p in first.items())
     drift = (change / sum(float(p.pow(2).sum()) for p in first.values())) ** 0.5
     if drift > MAX_DRIFT:
@@ -352,7 +352,7 @@ def _refuse_training(transcript: Transcript, first: Tensors, last: int) -> None:
 
 
 def _open(found: Sequence[Recovered], chosen: Tensor) -> frozenset[Literal["order", "sign", "scale"]]:
-    """Order is open only among samples that share all their rounds."""
+    """Whether the order of samples is ambiguous: it is only among samples that share all their rounds."""
     group = found[0].group[chosen]
     return frozenset({"order"}) if len(group.unique()) < len(group) else frozenset()
 

@@ -1,4 +1,4 @@
-"""Put the parties' samples together: which of one cell's samples at one party is which at another, and their labels.
+"""Match the samples of a cell across parties, and infer their labels.
 
 Samples of a cell share all their rounds, so each party's are found in no order. But all parties' v come from one
 gradient of the loss with respect to the logits: `v_p = A_p(h_p) delta`, with `A_p` known from the weights and h, and
@@ -19,16 +19,16 @@ from seepage.models.vertical import VerticalModel
 from seepage.types import Tensors
 
 BEAM_WIDTH = 64
-"""Combinations kept for each sample of the first party."""
+"""Beam width: number of combinations kept for each sample of the first party."""
 
 
 @dataclass(frozen=True)
 class InferredLabels:
-    """What joining the parties says.
+    """Labels inferred from all parties together.
 
     Attributes:
         labels: `[N]` int64, -1 where unknown.
-        misfit: `[N]` how far v is from what h, label and weights make of it, relative; infinite where unknown.
+        misfit: `[N]` relative distance of v from its value computed from h, label and weights; infinite if unknown.
     """
 
     labels: Tensor
@@ -137,7 +137,7 @@ def _best(
             left[parties, combo] = False
             orders[:, combo[0]] = combo
             best[0][combo[0]], best[1][combo[0]] = labels[at], misfit[at]
-    # Samples that the beam left without a partner keep what is free.
+    # Samples for which the beam found no partner take one that is still free.
     for party in range(len(views)):
         free = left[party].nonzero().squeeze(1)
         orders[party, left[0].nonzero().squeeze(1)] = free

@@ -1,4 +1,4 @@
-"""While the weights move: what the moves do to h is computed from the guessed inputs, and taken out.
+"""Correct for weights that change between rounds: compute their effect on h from the guessed inputs and subtract it.
 
 The server knows the weights of every round. With `h_n(t)` the features of sample n at the weights of round t, the row
 space of round t's weight gradient holds `h_n(t)` exactly, and `h_n(t) - h_n(0)` follows from a guess of the sample far
@@ -18,7 +18,7 @@ from seepage.attacks.cafe.target_layers import TargetLayer
 from seepage.types import Tensors, Transcript
 
 MAX_STRETCH = 1.25
-"""Lengths are corrected by this factor at most; more is a sign of a wrong direction."""
+"""Largest factor by which lengths are corrected; a larger one indicates a wrong direction."""
 
 
 def drifts(
@@ -57,7 +57,7 @@ def correct(
     """`[N, d1]` h at the weights of the first round, the drift taken out.
 
     Args:
-        one: What is known of the layer.
+        one: The current estimates for the layer.
         rounds_seen: Its rounds.
         batches: Their samples.
         drift: `[K, d1]` of each round, from `drifts`.
@@ -75,7 +75,7 @@ def correct(
 
 
 def _nearest(h: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """The vector near `h` that is nearest to all spans once each round's drift is added; its length is left alone.
+    """The vector near `h` that is closest to all spans after each round's drift is added; its length is kept.
 
     With R spans, their bases side by side in Q, the correction c solves `(R - Q Q^T) c = -sum of what lies outside`.
     """
@@ -101,7 +101,7 @@ def _nearest(h: Tensor, own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
 def _lengths(
     one: Recovered, h: Tensor, rounds_seen: Sequence[RoundGradient], batches: Sequence[Tensor], drift: Sequence[Tensor]
 ) -> Tensor:
-    """`[N]` by how much each h is too long: the bias gradient is the sum of the v that go with the right lengths."""
+    """`[N]` factor by which each h is too long: with the right lengths, the v add up to the bias gradient."""
     usable = one.known | one.zero_gradient
     total, mass = torch.zeros(len(h)).double(), torch.zeros(len(h)).double()
     for shape, batch, moves in zip(rounds_seen, batches, drift, strict=True):

@@ -29,7 +29,7 @@ TABLE_9: dict[str, Constants] = {
 
 
 RECORD_INTERVAL = 100
-"""Iterations between two records, whatever their number: one takes milliseconds."""
+"""Iterations between two records of the objective; each takes milliseconds."""
 
 
 class RowAdam:
@@ -52,7 +52,7 @@ class RowAdam:
 
     @property
     def state(self) -> Tensors:
-        """The table and what is remembered of it; changed in place by each step."""
+        """The table, its moments and row counts, which each step changes in place."""
         return {"table": self.table, "first": self._first, "second": self._second, "counts": self._counts}
 
     def step(self, rows: Tensor, gradient: Tensor, iteration: int) -> None:
@@ -219,7 +219,7 @@ class _PublishedRun:
         return self._through(self.plan.iterations[-1], iteration)
 
     def _through(self, total: int, iteration: Callable[[int], float]) -> bool:
-        """All iterations, from the checkpoint if there is one; whether they were interrupted."""
+        """Run all iterations, from the checkpoint if there is one; returns whether they were interrupted."""
         self._resume()
         self.read, interrupted = run_steps(
             self.read,
@@ -231,7 +231,7 @@ class _PublishedRun:
         return interrupted
 
     def _record(self, read: int, objective: float, total: int) -> None:
-        """Tell how far it is, and keep a checkpoint."""
+        """Report the progress, and save a checkpoint."""
         self.read = read
         self.history.append((self.read, objective))
         self.progress.report(self.read, total, objective)
@@ -245,7 +245,7 @@ class _PublishedRun:
         return tensors | {f"v/{m}": v for m, v in enumerate(self.tables.v)}
 
     def _resume(self) -> None:
-        """Go on from the checkpoint of a run that was stopped, if there is one."""
+        """Restore the checkpoint of an interrupted run, if there is one."""
         kept = self.progress.load()
         if kept is None:
             return
@@ -297,7 +297,7 @@ class _PublishedRun:
             for layer, block, h in zip(self.layers, blocks, self.tables.h, strict=True)
         )
         variation = torch.stack([_variation(block) for block in blocks]).mean()
-        # The truncated term: no pull towards flat images once they are as smooth as xi says.
+        # Truncated term: max(TV, xi) has no gradient once the images are smoother than xi.
         if self.plan.beta and float(variation.detach()) > self.plan._constant("xi"):
             objective = objective + self.plan.beta * variation * len(blocks)
         if self.plan.alpha:

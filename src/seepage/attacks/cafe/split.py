@@ -1,4 +1,4 @@
-"""Tell apart samples that share all their rounds: only the sum of their `v h^T` is known, but h is sparse and >= 0."""
+"""Separate samples that share all their rounds: only the sum of their `v h^T` is known, but h is sparse and >= 0."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +94,7 @@ def _vertices(rows: Tensor) -> Tensor | None:
 
 
 def _inside(points: Tensor) -> Tensor | None:
-    """A direction on whose side all points lie, as far inside as can be; None where there is none."""
+    """A direction w with `points @ w > 0`: the mean, or that of the largest margin; None if there is none."""
     from scipy.optimize import linprog
 
     middle = points.mean(dim=0)

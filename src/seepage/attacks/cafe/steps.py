@@ -1,4 +1,4 @@
-"""What all modes of CAFE share: the rounds at hand, and steps I and II as the linear algebra they are.
+"""What all modes of CAFE share: reading the rounds, and the linear algebra of steps I and II.
 
 Letters as in the paper: N samples, K per batch, `s_t` the batch as a 0/1 vector; for a party's first fully connected
 layer `u = W h + b` and each sample n, `h_n` `[d1]` is its input and `v_n` `[d2]` the gradient of the sample's own loss
@@ -21,13 +21,13 @@ from seepage.types import Tensors, Transcript
 GRADIENT_ROUNDING = 1e-6
 """Relative error of what steps I and II start from, for float32 gradients: their rounding, and what it does to V."""
 ZERO_GRADIENT_SHARE = 1e-5
-"""A sample whose `v` is below this share of the largest is silent: it leaves no trace in any round. Rounding of
-float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
+"""A sample whose `|v|` is below this share of the largest has zero gradient: it leaves no trace in any round. Rounding
+of float32 gradients leaves up to a tenth of this in rows that are exactly zero."""
 
 
 @runtime_checkable
 class Selective(Protocol):
-    """A transcript that gives single tensors of a round for less than the whole round."""
+    """A transcript that can read or compute single tensors of a round without the whole round."""
 
     def indices(self, t: int) -> Tensor | None: ...
 
@@ -57,7 +57,7 @@ def gradients(transcript: Transcript, t: int, names: Collection[str]) -> Tensors
 
 
 def read_indices(transcript: Transcript, rounds: Sequence[int], samples: int | None = None) -> tuple[list[Tensor], int]:
-    """The batch of each round, and N: as told, else one more than the largest index.
+    """The indices of each round's batch, and N: as given, else one more than the largest index.
 
     Raises:
         Inapplicable: Where the rounds do not show indices, or an index is out of range or repeated in a batch.
@@ -256,15 +256,15 @@ def cover(batches: Sequence[Tensor], samples: int, times: int = 1) -> list[int]:
 
 
 def window(batches: Sequence[Tensor], samples: int, times: int = 3, share: float = 0.95) -> int:
-    """How many of the first rounds it takes until most samples are drawn often and share all their rounds with none.
+    """Number of first rounds until most samples occur often and no two of these share all their rounds.
 
-    All rounds, where that never happens.
+    All rounds if that never happens.
 
     >>> window([torch.tensor(b) for b in ([0, 1], [2, 3], [0, 2], [1, 3]) * 6], 4)
     6
     """
     counts = torch.zeros(samples, dtype=torch.int64)
-    together = torch.ones(samples, samples, dtype=torch.bool)  # row n: who is in all rounds of n so far
+    together = torch.ones(samples, samples, dtype=torch.bool)  # [N, N]: sample m is in all rounds of sample n so far
     drawn = len(torch.cat(list(batches)).unique())
     for t, batch in enumerate(batches):
         here = torch.zeros(samples, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Steps I and II from far fewer rounds than samples: a sample is where the spans of its rounds meet.
+"""Steps I and II from far fewer rounds than samples, by intersecting the row and column spaces of each sample's rounds.
 
 The weight gradient of a round is `1/K sum v_n h_n^T`, so its column space is the span of its batch's v and its row
 space that of the h. A sample drawn in two or three rounds lies in all their spans, and with few samples in common the
@@ -20,15 +20,15 @@ from seepage.core.nn import generator
 from seepage.types import Transcript
 
 MAX_COHORT = 8
-"""Samples that share all their rounds: more are not split."""
+"""Largest number of samples sharing all their rounds that are split."""
 EXTRA_VALUES = 8
-"""Singular values looked at beyond a batch's own: they show the rounding."""
+"""Number of singular values computed beyond the batch's own, to estimate the rounding error."""
 MAX_OUTLIER_ANGLE = 0.04
-"""Where weights move, directions that miss their rounds' spans by more (radians) count as no directions."""
+"""With changing weights, largest angle (radians) between a direction and its rounds' spans."""
 MAX_UNEXPLAINED = 0.02
-"""Where weights move, the share of a round's gradient that may be in no known direction: black tiles, say."""
+"""With changing weights, largest share of a round's gradient outside the known directions, as from black tiles."""
 MAX_SPANS = 5
-"""Rounds per sample whose spans are intersected; more add work and nothing else."""
+"""Largest number of rounds per sample whose spans are intersected; more only add work."""
 
 
 @dataclass(frozen=True)
@@ -343,7 +343,7 @@ def _collect(
     drawn_twice = [cell for cell in cells if len(cell.rounds) >= 2 and len(cell.members) <= MAX_COHORT]
     for cell in drawn_twice:
         if cell.basis is None:
-            # No direction is in all its rounds' spans: its samples leave no trace.
+            # The spans of its rounds have no common direction: its samples have zero gradient.
             found.zero_gradient[cell.members] = True
             found.v_known[cell.members] = True
         elif cell.pairs:

@@ -1,4 +1,4 @@
-"""Where CAFE reads: the first fully connected layer of each party, and what lies before it."""
+"""The layers that CAFE reads: the first fully connected layer of each party, and the network before it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class TargetLayer:
 
 
 def find_target_layers(knowledge: Knowledge, params: Mapping[str, Tensor]) -> list[TargetLayer]:
-    """The sites of a model: one per party of a `VerticalModel`, else the first `nn.Linear` of any module.
+    """The target layers of a model: one per party of a `VerticalModel`, else the first `nn.Linear` of any module.
 
     Raises:
         Inapplicable: Where there is no fully connected layer, or it has no bias.
@@ -73,14 +73,14 @@ def find_target_layers(knowledge: Knowledge, params: Mapping[str, Tensor]) -> li
 
 
 def block_shape(layer: TargetLayer, input_shape: Sequence[int]) -> tuple[int, ...]:
-    """RoundGradient of one block."""
+    """Shape of one party's block of an example."""
     return tuple(len(range(*part.indices(side))) for part, side in zip(layer.block, input_shape, strict=True))
 
 
 def assemble(
     layers: Sequence[TargetLayer], blocks: Sequence[Tensor], input_shape: Sequence[int], fill: float
 ) -> Tensor:
-    """Whole examples `[n, *shape]` from the parties' blocks; what no party holds is `fill`."""
+    """Whole examples `[n, *shape]` from the parties' blocks; entries that no party holds are `fill`."""
     # Parties hold disjoint slices of an example; a slice that nobody holds stays `fill`.
     whole = blocks[0].new_full((len(blocks[0]), *input_shape), fill)
     for layer, block in zip(layers, blocks, strict=True):

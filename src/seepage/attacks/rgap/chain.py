@@ -39,7 +39,7 @@ def _everywhere(y: Tensor) -> Tensor:
 
 
 def _positive(y: Tensor) -> Tensor:
-    """What stands clear of the zeros of a ReLU, give or take what the solution is wrong by."""
+    """Which outputs of a ReLU are positive beyond the error of the solution."""
     return y > 1e-4 * y.abs().max()
 
 
@@ -131,7 +131,7 @@ class LinearMap:
         return torch.cat(parts).T, gradient.flatten()
 
     def spread_bias(self, outputs: int) -> Tensor:
-        """`[outputs]` what the bias adds."""
+        """`[outputs]` the bias, broadcast to all output places."""
         if self.bias is None:
             return self.weight.new_zeros(outputs)
         return self.bias.repeat_interleave(outputs // len(self.bias))
@@ -169,7 +169,7 @@ class Chain:
 
     @classmethod
     def of(cls, model: nn.Module, params: Tensors, input_shape: tuple[int, ...]) -> "Chain":
-        """Take a model apart.
+        """Convert a model to a chain.
 
         Raises:
             Inapplicable: For anything but a `nn.Sequential` of linear layers, plain convolutions and activations.

@@ -20,15 +20,15 @@ MIN_SINGULAR_VALUE = 1e-10
 
 @dataclass(frozen=True)
 class LayerRank:
-    """How well one layer's equations say what the layer read.
+    """How far one layer's equations determine its input.
 
     Attributes:
         name: Module name.
-        unknowns: Entries of what it reads.
-        weight_constraints: Equations from its outputs, where these are known.
-        gradient_constraints: Equations from its weight gradient.
-        rank: Independent ones among both.
-        deficit: Unknowns that no equation reaches; 0: the layer hides nothing.
+        unknowns: Number of entries of its input.
+        weight_constraints: Number of equations from its outputs, where these are known.
+        gradient_constraints: Number of equations from its weight gradient.
+        rank: Rank of all equations together.
+        deficit: `unknowns - rank`, the dimension of the undetermined part; 0: the input is determined.
     """
 
     name: str
@@ -80,7 +80,7 @@ def rank_report(
 
 
 def _way_through(chain: Chain, image: Tensor, label: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-    """What each layer reads and gives, flat, and the loss's output_gradient by what it gives."""
+    """For each layer its flattened input and output, and the gradient of the loss with respect to its output."""
     reading = image.flatten().double() * chain.scale + chain.shift
     readings, outputs, matrices = [], [], []
     for layer in chain.maps:
@@ -104,8 +104,8 @@ class _Step:
     """One layer solved.
 
     Attributes:
-        reading: `[unknowns]` what it read.
-        rank: How many of these its equations say.
+        reading: `[unknowns]` the input of the layer.
+        rank: Rank of its equations.
         residual: Relative residual of the equations.
     """
 
