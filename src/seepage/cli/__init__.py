@@ -43,7 +43,7 @@ def _stopped(code: int) -> NoReturn:
 
 
 def _fault() -> NoReturn:
-    """End with the traceback of what is being handled."""
+    """Print the traceback of the exception being handled, and exit."""
     traceback.print_exc()
     _fail("this is a fault of seepage or of your own code in the traceback above; if it is seepage's, please report it")
 

@@ -1,4 +1,4 @@
-"""Everything that has a name, for `seepage list`. No part is imported for it, nor PyTorch."""
+"""The catalog of all registered names, for `seepage list`; it imports neither the parts nor PyTorch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ def explained(kind: str) -> dict[str, list[Option]]:
 
 
 def print_kind(entries: Sequence[Mapping[str, str]], options: Mapping[str, Sequence[Option]]) -> None:
-    """All that is known about the names of one kind, a paragraph each, with a line for every option."""
+    """Print the names of one kind with one paragraph each and a line for every option."""
     console = open_console()
     for entry in entries:
         console.print(Text(entry["name"], style="bold"))

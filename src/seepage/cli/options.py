@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they make of a recipe."""
+"""Options that several commands share, and their conversion to a recipe's tables."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,7 +69,7 @@ RecipeArgument = Annotated[
 
 @contextmanager
 def running_on(place: str | None) -> "Iterator[Executor]":
-    """Where work runs, as `--on` says it; a cluster is joined, or started, for the time of a block.
+    """The executor that `--on` names; a Ray cluster is joined or started for the duration of the `with` block.
 
     Args:
         place: None: this machine. `ray`, `ray:ADDRESS` with an address that `ray.init` takes, or `ray://HOST:PORT`.
@@ -134,5 +134,5 @@ def tables_of(
             drop_cases(tables, key.partition(".")[0])
             put(tables, key, value)
     if weights is not None:
-        put(tables, "training.steps", 0)  # who brings weights does not ask for further training
+        put(tables, "training.steps", 0)  # given weights are used without further training
     return change(tables, settings or [])

@@ -1,4 +1,4 @@
-"""`seepage reproduce`: every table and figure of the three papers, with ours beside theirs.
+"""`seepage reproduce`: every table and figure of the three papers, with our numbers beside the published ones.
 
 recipes/PAPER/*.toml      what the paper did, its numbers in [expect], a size for two cores in [small]
 RESULTS/PAPER-ITEM.jsonl  what was measured: a line per row, column, size and data set

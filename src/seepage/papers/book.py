@@ -41,7 +41,7 @@ PSNR of a flat square of the example's own mean color.
 DECIMALS = 2
 
 IMAGES = ("psnr", "psnr_nearest", "ssim", "lpips")
-"""Metrics of rebuilt images, of which it can be told whether anything came back."""
+"""Metrics of reconstructed images, which show whether anything was recovered."""
 
 
 def write_book(results: Path, folder: Path) -> list[Path]:
@@ -70,7 +70,7 @@ def write_book(results: Path, folder: Path) -> list[Path]:
 
 
 def _summary(paper: str, source: str, items: Sequence[Item], found: Mapping[str, Sequence[Record]]) -> str:
-    """One line per item: what its rows amount to."""
+    """One line per item with the verdicts on its rows."""
     lines = [f"## [{source}]({paper}.md)\n", "| item | about | small | paper's size |", "|---|---|---|---|"]
     for item in items:
         words = [_counted(item, [r for r in found[item.id] if r.size == size]) for size in ("small", "paper")]
@@ -189,7 +189,7 @@ def _table(item: Item, size: str, records: Sequence[Record]) -> str:
 
 
 def _beside(line: Line, at: Mapping[int, Record], columns: Iterable[int]) -> list[tuple[str, list[str]]]:
-    """What stands below a row: honest scores and guesses that need no attack."""
+    """The lines below a row: the audit's own scores, and baseline guesses without an attack."""
     wanted = {"recovered": "recovered", "mean_color_psnr": "mean color, dB"}
     if line.metric == "psnr_nearest":
         wanted = {"psnr": "one guess per image, dB", **wanted}
@@ -233,7 +233,7 @@ def number_of(value: float | None) -> str:
 
 
 def _made(records: Sequence[Record]) -> str:
-    """Which commands made a table, and where."""
+    """The commands that produced a table, and the machine."""
     found = {
         (r.command, r.made.get("torch"), r.made.get("device"), str(r.made.get("started", ""))[:10]): None
         for r in records

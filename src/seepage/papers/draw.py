@@ -1,4 +1,4 @@
-"""Figures of the book: the paper's line, dashed, and ours."""
+"""Draw the figures of the book: the paper's values as dashed lines, ours as solid ones."""
 
 import io
 import warnings

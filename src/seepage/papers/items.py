@@ -1,4 +1,4 @@
-"""The tables and figures of the papers: what a recipe says in `[expect]` and `[small]`.
+"""The tables and figures of the papers, as described by `[expect]` and `[small]` of their recipes.
 
 [expect]         paper, item, title, setting, columns, kind, needs, note, by
 [[expect.rows]]  name, data, attack, cell, metric, paper, better
@@ -31,13 +31,13 @@ _OWN = ("needs", "stand_in", "columns")
 
 @dataclass(frozen=True, kw_only=True)
 class ItemNeeds:
-    """What an item takes.
+    """The requirements of an item: time, memory and GPU.
 
     Args:
-        minutes: Of one core, or of the GPU.
+        minutes: Minutes of one core, or of the GPU.
         hours: The same, added to the minutes.
-        gib: Memory.
-        gpu: Whether it takes a GPU to end in that time.
+        gib: Memory in GiB.
+        gpu: Whether it needs a GPU to finish in that time.
     """
 
     minutes: float = 0.0

@@ -1,4 +1,4 @@
-"""What was measured, as JSON lines: the one form of every line below `results/`.
+"""Measured numbers as JSON lines; every file below `results/` has this form.
 
 results/reproduce/PAPER-ITEM.jsonl  tables and figures of the papers, by `seepage reproduce`
 results/STUDY.jsonl                 studies (`experiments/`) and benchmarks (`benchmarks/`); a study is called
@@ -21,7 +21,7 @@ from seepage.errors import SeepageError
 from seepage.papers.items import Size
 
 RESULTS = Path("results")
-"""Where studies and benchmarks keep their records, seen from the root of the repository."""
+"""Folder of the records of studies and benchmarks, relative to the root of the repository."""
 
 RECORD_SCHEMA: Literal[2] = 2
 """Version of the form of a line. In version 1 the value was called `ours`, its interval `low` and `high`."""
@@ -34,7 +34,7 @@ def _in_order(interval: tuple[float, float]) -> tuple[float, float]:
 
 
 class Record(BaseModel):
-    """One measured number, with all that a reader needs to judge it and to measure it again.
+    """One measured number, with the facts needed to judge it and to reproduce it.
 
     Attributes:
         version: Version of this form; the key `schema` in the file.
@@ -211,7 +211,7 @@ def keep_measured(
 
 
 def _short(fact: Any) -> Any:
-    """A number of four significant digits; None for one that JSON has no word for, such as a loss that overflowed.
+    """A number with four significant digits; None if JSON cannot represent it (NaN or infinity).
 
     >>> _short(0.123456), _short(12), _short([1.00001, "x", float("inf")])
     (0.1235, 12, [1.0, 'x', None])

@@ -1,4 +1,4 @@
-"""Run tables and figures of the papers, and keep what came out beside the paper's numbers."""
+"""Run tables and figures of the papers, and store the results beside the paper's numbers."""
 
 import itertools
 import math
@@ -85,7 +85,7 @@ def plan(
     seeds: Sequence[int],
     changes: Mapping[str, Any] | None = None,
 ) -> tuple[list[Job], list[str]]:
-    """What to run, and what is left out for want of data.
+    """The jobs to run, and the items skipped because their data are missing.
 
     Args:
         items: Tables and figures.
@@ -145,7 +145,7 @@ def run_job(
     on: Executor | None = None,
     show: ProgressCallback = no_progress,
 ) -> list[Record]:
-    """Run one job and return its records; a finished one is read, an unfinished one is gone on with.
+    """Run one job and return its records; a finished job is read, an interrupted one is continued.
 
     Args:
         job: What to run.
@@ -186,7 +186,7 @@ def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tupl
 
 
 def _finite(value: Value) -> Value:
-    """The value without a number that JSON has no word for, such as a loss that overflowed."""
+    """The value, with None in place of numbers that JSON cannot represent (NaN or infinity)."""
     if value.ours is None or math.isfinite(value.ours):
         return value
     return replace(value, ours=None, low=None, high=None, facts={**value.facts, "reason": f"it became {value.ours}"})
@@ -332,7 +332,7 @@ def _own_data(job: Job) -> str:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Where an item that is no audit was made."""
+    """Versions and platform for an item that is not an audit."""
     found = audit.environment("", time.time(), device, 1)
     return {key: value for key, value in found.items() if key not in ("command", "jobs", "schema")}
 

@@ -1,4 +1,4 @@
-"""What a measured row amounts to beside the paper's."""
+"""Compare a measured row with the paper's and give a verdict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ DECIBELS, SHARE = 1.0, 0.1
 
 @dataclass(frozen=True)
 class Compared:
-    """One number of ours, as it is compared with the paper's.
+    """One measured number and the paper's number that it is compared with.
 
     Attributes:
         ours: The number; None where nothing could be measured.
@@ -86,7 +86,9 @@ def verdict(
         return "better than the paper"
     if trend:
         return "reproduced in trend"
-    return "beyond the paper's, but smaller" if whole else "not reproduced"  # nothing is better that is easier
+    return (
+        "beyond the paper's, but smaller" if whole else "not reproduced"
+    )  # a smaller problem is easier, so a higher number is no improvement
 
 
 def by_ssim(paper: Sequence[float | None], ssim: Sequence[Compared]) -> Word:
@@ -115,7 +117,7 @@ def by_constants(paper: Sequence[float | None], ours: Sequence[float | None]) ->
 
 
 def _gap(paper: float, found: Compared, metric: str) -> float:
-    """How far ours lies from the paper's beyond what counts as the same; 0 within."""
+    """Distance of our number from the paper's beyond the tolerance; 0 within it."""
     assert found.ours is not None
     gap = found.ours - paper
     return 0.0 if abs(gap) <= _slack(paper, metric) else gap

@@ -1,4 +1,4 @@
-"""How near a search comes to the observed gradient, step by step (Fan et al. 2025, Figures 1 and 6)."""
+"""Distance of a search's gradient to the observed one over its steps (Fan et al. 2025, Figures 1 and 6)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from seepage.papers.special.victims import first_cell, victims_of
 from seepage.types import Batch, Reconstruction, Tensors, Transcript
 
 FIGURE_1_SHARES = (0.01, 0.25, 0.5, 0.75, 1.0)
-"""Where Figure 1 looks at a search, as shares of its steps."""
+"""Points of a search shown in Figure 1, as shares of its steps."""
 FIGURE_6_SHARES = (0.01, 0.1, 0.2, 0.4, 1.0)
 """Where Figure 6 looks: after 100, 1,000, 2,000, 4,000 and 10,000 steps of the paper's size."""
 NOISES = (1, 2, 4, 8, 16)

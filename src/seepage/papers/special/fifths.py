@@ -10,7 +10,7 @@ from seepage.simulate.partition import IID, FeatureSkew, Inputs, Partition
 
 @dataclass(frozen=True, kw_only=True)
 class Fifth(Partition):
-    """Only the images of one group by total variation are held, shared out evenly; nobody holds the others.
+    """Only the images of one group by total variation are distributed, evenly; no client holds the others.
 
     `FeatureSkew` has a client for every group, and an audit takes any of them; here the group is chosen.
 

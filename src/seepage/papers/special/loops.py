@@ -37,7 +37,7 @@ TABLE_11_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 
 
 class _TargetReached(Exception):
-    """The images are as good as was asked for."""
+    """Raised when the images reach the requested PSNR."""
 
 
 @dataclass
@@ -223,7 +223,7 @@ def training_losses(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
 
 
 def outputs(victim: IndexedVictim, params: Tensors, inputs: Tensor) -> Tensor:
-    """`[n, classes]` what the model says of `[n, *shape]` inputs at these weights."""
+    """`[n, classes]` outputs of the model for `[n, *shape]` inputs at these weights."""
     with torch.no_grad(), in_mode(victim.knowledge.model, training=False):
         parts = [forward(victim.knowledge.model, params, x, buffers=victim.buffers) for x in inputs.split(100)]
     return torch.cat(parts)
