@@ -83,7 +83,7 @@ def test_several_batches_are_several_rounds() -> None:
         (lambda: attack(record(MODEL, BATCH), "linear", options={"step": 1}), "no option 'step'"),
         (lambda: attack(record(MODEL, BATCH), "linear", options={"same": "x"}), "same must be a number"),
         (lambda: attack("no/such/folder", "linear"), "no knowledge.json"),
-        (lambda: attack(record(MODEL, BATCH), "os:getcwd"), "not a seepage.attacks.Attack"),
+        (lambda: attack(record(MODEL, BATCH), "os:getcwd"), "not a seepage.Attack"),
         (lambda: observe(MODEL, Update({"w": torch.ones(1)}), (1, 8, 8)), "does not fit the model"),
         (lambda: save_transcript(record(MODEL, BATCH), Path("x")), "has no name to build it from"),
     ],

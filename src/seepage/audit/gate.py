@@ -52,7 +52,7 @@ def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
     score, sign, limit = match.groups()
     metric, _, part = score.rpartition("_")
     if score not in (*SCORE_NAMES, *metrics) and not (metric in metrics and part in Summary.model_fields):
-        raise unknown("score in --fail-if", score, (*SCORE_NAMES, *metrics))
+        raise unknown("score in --fail-if", score, list(dict.fromkeys((*SCORE_NAMES, *metrics))))
     return Condition(score, sign, float(limit))
 
 

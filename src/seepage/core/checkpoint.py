@@ -70,6 +70,7 @@ def pack(state: Any, path: str, tensors: Tensors) -> Any:
 
     Dictionaries become lists of pairs, because JSON would turn their whole-number keys into text.
 
+    >>> import torch
     >>> tensors: Tensors = {}
     >>> packed = pack({0: [torch.ones(1), 2.0], "on": True}, "s", tensors)
     >>> unpack(packed, tensors)

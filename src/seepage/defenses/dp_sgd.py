@@ -52,8 +52,9 @@ class DPSGD(Defense):
         chunk: Examples whose gradients are held in memory at a time.
 
     Example:
-        >>> from seepage.core.nn import generator
         >>> from torch import nn
+        >>> from seepage.clients import FedAvg
+        >>> from seepage.core.nn import generator
         >>> model = nn.Linear(4, 3)
         >>> params = {name: p.detach() for name, p in model.named_parameters()}
         >>> batch, rule = Batch(torch.rand(6, 4), torch.arange(6) % 3), FedAvg(lr=0.1, epochs=2, batch_size=2)

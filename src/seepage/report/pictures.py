@@ -103,9 +103,15 @@ def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
 
 
 def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
-    folder = cell_folder(run.folder, "private", cell.name, len(run.cells))
+    # A run of one cell has no folder per cell, unless its truth was brought along under the cell's name.
+    options = [
+        _inside(run.folder / "private", cell.name),
+        cell_folder(run.folder, "private", cell.name, len(run.cells)),
+    ]
     # A stranger may have chosen the name, which must not lead out of the run's folder.
-    if not _is_plain(cell.name) or not (folder / "truth.safetensors").exists():
+    inside = [path for path in options if path is not None and _is_plain(cell.name)]
+    folder = next((path for path in inside if (path / "truth.safetensors").exists()), None)
+    if folder is None:
         return {}
     return {t: batch for t, batch in enumerate(open_truth(folder)) if _is_picture(batch.inputs)}
 
