@@ -1,4 +1,4 @@
-"""What a client does to its update before sending it: one file per defense, composed left to right."""
+"""Defenses: what a client applies to its update before sending it; one file each, composed from left to right."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def defense_tables(defense: Defense) -> list[dict[str, Any]]:
 
 
 def joined(parts: Sequence[Defense]) -> Defense | None:
-    """One defense that does what several do from left to right; None for none.
+    """One defense that applies several from left to right; None if there are none.
 
     >>> joined([Sparsify(keep=0.5)])
     Sparsify(keep=0.5)

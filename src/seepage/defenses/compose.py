@@ -43,7 +43,7 @@ class Compose(Defense):
         stages = self.stages()
         found: list[DefenseModel] = []
         for place, stage in enumerate(stages):
-            # Behind noise, rounding and the like, hidden entries and levels no longer show in what is sent.
+            # After later noise or rounding, hidden entries and quantization levels are not visible in the sent update.
             shows = all(later.only_hides for later in stages[place + 1 :])
             for one in stage.attacker_models(model):
                 if place == 0 if one.scales_whole else shows:
@@ -51,7 +51,7 @@ class Compose(Defense):
         return tuple(found)
 
     def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
-        """That of the first part, where it makes the update from the batch; of others the sent update shows nothing."""
+        """The first part's rule if it computes the update from the batch; else the client's rule, unchanged."""
         first = self.stages()[:1]
         return first[0].defended_rule(rule, model, sent) if first and first[0].from_batch else rule
 
@@ -59,7 +59,7 @@ class Compose(Defense):
         return Compose(tuple(part.with_less_noise(share, t) for part in self.parts))
 
     def wire_bytes(self, update: Update) -> int:
-        """As the last part sends them."""
+        """Bytes of the update in the format of the last part."""
         return self.parts[-1].wire_bytes(update) if self.parts else super().wire_bytes(update)
 
 

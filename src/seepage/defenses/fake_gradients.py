@@ -19,7 +19,7 @@ class Forged:
     Attributes:
         tensor: The fake gradient.
         distance: Euclidean distance of the chosen candidate from the true gradient, both sorted.
-        draws: How often candidates were drawn; more than one where none was within tau.
+        draws: Number of draws of candidates; more than one if none of the first was within tau.
         within: Whether the chosen candidate is within tau.
         kept: Share of entries that are sent as they are.
     """
@@ -61,7 +61,7 @@ class FakeGradients(Defense):
     """
 
     tensorwise: ClassVar[bool] = True
-    """Each tensor is forged by itself, with randomness of its own: some tensors of a round can be made alone."""
+    """Each tensor is forged with its own randomness, so single tensors of a round can be computed alone."""
 
     reads_examples: ClassVar[bool] = False
 
@@ -86,7 +86,7 @@ class FakeGradients(Defense):
         return replace(update, tensors={name: one.tensor for name, one in forged.items()})
 
     def forge_all(self, tensors: Tensors, generator: Generator) -> dict[str, Forged]:
-        """Every tensor's forgery, with what there is to report about it."""
+        """The forgery of every tensor, with its diagnostics."""
         seed = int(torch.randint(2**31, (), generator=generator))
         return {
             name: self.forge(tensor, seed=functional.generator(seed, name).initial_seed() % 2**31)

@@ -98,7 +98,7 @@ def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callab
 
 @dataclass(frozen=True, eq=False)
 class GuardianRule(WrappedRule):
-    """The rule of an attacker who knows of `guardian`: which batch solves the defense's own equation for what was sent.
+    """The rule of an attacker who knows of `guardian`: the batch must solve the defense's equation for the sent update.
 
     The sent u and the client's own g fulfill `u = g - weight J J^T u`, with g, J and the weight those of the private
     batch. For a dummy batch the right side is the update here; it is u where the dummy is the truth, to the tolerance

@@ -205,7 +205,7 @@ class LaplaceNoise(Defense):
 
 
 def gradient_unit(rule: ClientUpdate, examples: float) -> float:
-    """What one of an update's own units is where the update of one client is read as a gradient."""
+    """Factor that converts an update's own unit to that of a gradient."""
     if rule.single_gradient:
         return 1.0
     ones = Update({"w": torch.ones(1, dtype=torch.float64)}, kind="delta")
@@ -261,7 +261,7 @@ class Clipped(DefenseModel):
         return {name: scale * tensor for name, tensor in dummy.items()}
 
     def suited_to(self, *, scale_free: bool, absolute: bool, single_gradient: bool) -> "Clipped | None":
-        # The length of a difference of weights is another unit, and a cosine is blind to any length.
+        # A difference of weights has another unit than the clip norm, and a cosine ignores length.
         return self if single_gradient and not scale_free else None
 
 

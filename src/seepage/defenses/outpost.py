@@ -64,7 +64,7 @@ class Outpost(Defense):
         return replace(update, tensors=sent) if used else update
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
-        return (Hidden(SMALL_ENTRY_WEIGHT),)  # pruned entries are small, and the noise hides how small
+        return (Hidden(SMALL_ENTRY_WEIGHT),)  # pruned entries are small, but the noise hides the bound
 
     def _informative(self, tensors: Tensors) -> Tensors:
         """Where the squared entries are among the `phi` largest of the model."""

@@ -1,4 +1,4 @@
-"""What a server sees that cannot read all entries: partial access and selective encryption."""
+"""Partial access and selective encryption: the server can read only some entries of the update."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -85,7 +85,7 @@ class SelectiveEncryption(Defense):
         return (Hidden(),)
 
     def wire_bytes(self, update: Update) -> int:
-        """All entries: what reads as zero is sent as a ciphertext, counted as if encryption added nothing."""
+        """Bytes of all entries: encrypted ones are sent as ciphertexts, counted without any expansion."""
         return update.nbytes
 
 
@@ -138,8 +138,8 @@ class Hidden(DefenseModel):
     """Entries that were sent as zero were hidden.
 
     Args:
-        weight: By what the dummy's are multiplied: 0 where nothing is known of them, `SMALL_ENTRY_WEIGHT` where they
-            were small.
+        weight: Factor for the dummy's gradient at these entries: 0 if nothing is known of them, `SMALL_ENTRY_WEIGHT`
+            if they were small.
     """
 
     weight: float = 0.0

@@ -56,7 +56,7 @@ class Soteria(Defense):
             return ()
 
     def hidden_features(self, client: ClientView, layer: str) -> Tensor:
-        """Places of the inputs of a layer that are hidden."""
+        """Indices of the layer's inputs that are hidden."""
         score = sensitivity(client, layer)
         return score.argsort(stable=True)[: round(self.ratio * len(score))]
 

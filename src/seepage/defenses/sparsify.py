@@ -93,7 +93,7 @@ class Pruned(DefenseModel):
         return replace(self, rescale=scale_free)
 
     def merged(self, other: DefenseModel) -> "Pruned | None":
-        """The looser bound of two: either defense may have hidden an entry."""
+        """The looser of two bounds, since either defense may have hidden an entry."""
         if not isinstance(other, Pruned):
             return None
         scope: Scope = "tensor" if "tensor" in (self.scope, other.scope) else "model"

@@ -86,9 +86,8 @@ def verdict(
         return "better than the paper"
     if trend:
         return "reproduced in trend"
-    return (
-        "beyond the paper's, but smaller" if whole else "not reproduced"
-    )  # a smaller problem is easier, so a higher number is no improvement
+    # A smaller problem is easier, so a better number on it is no improvement.
+    return "beyond the paper's, but smaller" if whole else "not reproduced"
 
 
 def by_ssim(paper: Sequence[float | None], ssim: Sequence[Compared]) -> Word:
