@@ -17,6 +17,7 @@ of this package, and a file is imported once its part is needed.
 
 import ast
 import importlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -285,6 +286,9 @@ class Registry(Mapping[str, Entry[T]]):
         entry = self.find(spec.use)
         common = self._common
         found = problems_with(entry.make, spec.options, what, given=self.given, shared=common)
+        if found and self.base and is_dotted(spec.use) and inspect.isfunction(entry.make):
+            base = self.base.partition(":")[2]
+            found.append(f"{what} is a function, called with its options alone: it must return a seepage.{base}")
         if found or (self.given and common is None):  # what the program passes itself is not there yet
             return found
         try:

@@ -56,9 +56,12 @@ def problems_with(
         shared: Another class or function, whose options are taken too.
     """
     try:
-        parameters = dict(list(inspect.signature(make).parameters.items())[given:])
+        taken = inspect.signature(make).parameters
+        parameters = dict(list(taken.items())[given:])
     except (TypeError, ValueError):
         return [f"{what} is a {type(make).__name__} that seepage cannot call; name a class or function of your own"]
+    if given == 1 and not taken:  # of two, a factory of a model may leave out both
+        return [f"{what} takes no argument, and seepage calls it with one; see the how-to page of its kind"]
     hints = _hints(make)
     if shared is not None:
         parameters = {**inspect.signature(shared).parameters, **parameters}

@@ -66,7 +66,7 @@ class Faulty(Defense):
 
 FAULTS = {
     "idle": "as it was",
-    "in place": "as it was|in place",
+    "in place": "in place",
     "global": "other bits",
     "single": "turned",
     "drops": "names",

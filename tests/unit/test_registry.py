@@ -2,10 +2,12 @@
 
 import inspect
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from seepage import CLIENTS, FedSGD, SeepageError, Sparsify
+from seepage.recipe.trust import refuse_code
 from seepage.registry import KINDS, Entry, Registry, Spec
 
 
@@ -52,3 +54,24 @@ def test_names_of_a_library_are_those_of_one_entry() -> None:
     assert "torchvision:NAME" not in KINDS["models"]
     with pytest.raises(SeepageError, match="torchvision:NAME"):
         KINDS["models"].find("torchvision")
+
+
+OWN_CODE = """
+def attack(transcript): ...
+def loader(): ...
+"""
+
+
+def test_a_function_of_the_wrong_form_is_told_the_right_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "wrong_forms.py").write_text(OWN_CODE)
+    monkeypatch.syspath_prepend(tmp_path)
+    problems = KINDS["attacks"].problems(Spec("wrong_forms:attack"))
+    assert "must return a seepage.Attack" in problems[-1]
+    assert "takes no argument" in KINDS["data"].problems(Spec("wrong_forms:loader"))[0]
+
+
+def test_every_name_of_code_is_shown_to_who_is_asked_to_trust_it() -> None:
+    names = [f"a_module_with_a_long_name_{number}:Thing" for number in range(9)]
+    with pytest.raises(SeepageError) as refusal:
+        refuse_code({"attack": [{"use": name} for name in names]}, "theirs.toml")
+    assert all(name in str(refusal.value) for name in names)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from seepage.core.nn import generator
+from seepage.errors import SeepageError
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, Tensors, Update
 
 
@@ -59,4 +60,10 @@ class Client:
         """The update after the defense."""
         if self.defense is None:
             return update
-        return self.defense(update, view, generator=generator(self.seed, self.purpose, draw))
+        found: object = self.defense(update, view, generator=generator(self.seed, self.purpose, draw))
+        if not isinstance(found, Update):  # a defense may be somebody's own code
+            raise SeepageError(
+                f"the defense {type(self.defense).__name__} returned a {type(found).__name__} instead of a "
+                "seepage.Update; return Update(tensors, update.kind)"
+            )
+        return found

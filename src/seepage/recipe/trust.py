@@ -60,7 +60,8 @@ def refuse_code(tables: Any, what: str, *, models: bool = True) -> None:
     """
     own = own_code(tables, models=models)
     if own:
+        # Every name is shown, each cut by itself: who is asked to trust code must see all of it.
+        names = ", ".join(short(name)[1:-1] for name in own)
         raise SeepageError(
-            f"{what} names somebody's own code ({short(', '.join(own))[1:-1]}), which is not run "
-            "unasked; if you trust it, add --trust"
+            f"{what} names somebody's own code ({names}), which is not run unasked; if you trust it, add --trust"
         )

@@ -82,7 +82,10 @@ def changes_the_update(case: DefenseCase) -> None:
     if case.neutral:
         assert same(case.apply(update).tensors, update.tensors), "neutral parameters changed the update"
         return
-    assert not same(case.apply(update).tensors, update.tensors), "the defense left a random update as it was"
+    given = {name: tensor.clone() for name, tensor in update.tensors.items()}
+    found = case.apply(update)
+    assert same(update.tensors, given), "the defense changed the update that it was given in place; return a new one"
+    assert not same(found.tensors, given), "the defense left a random update as it was"
 
 
 def keeps_its_form(case: DefenseCase) -> None:
