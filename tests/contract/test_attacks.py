@@ -83,14 +83,24 @@ def cases_of(use: str) -> list[AttackCase]:
 
 
 CASES = {use: cases_of(use) for use in ATTACKS if (DATA / f"{use}.toml").exists()}
-ALL = [pytest.param(case, id=f"{use}-{i}") for use, cases in CASES.items() for i, case in enumerate(cases)]
+SLOW = ("cafe", "cafe_published", "cpa_fia", "grad_inversion")
+"""Attacks whose every check takes seconds of a core."""
+ALL = [
+    pytest.param(case, id=f"{use}-{i}", marks=pytest.mark.slow if use in SLOW else ())
+    for use, cases in CASES.items()
+    for i, case in enumerate(cases)
+]
+CHECKS = [
+    pytest.param(check, id=name, marks=pytest.mark.slow if name == "works_on_another_device" else ())
+    for name, check in ATTACK_CHECKS.items()
+]
 
 
 def test_every_attack_has_its_file_of_cases() -> None:
     assert {path.stem for path in DATA.glob("*.toml")} == set(ATTACKS)
 
 
-@pytest.mark.parametrize("check", ATTACK_CHECKS.values(), ids=ATTACK_CHECKS)
+@pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("case", ALL)
 def test_it_keeps(case: AttackCase, check: Callable[[AttackCase], None]) -> None:
     check(case)
@@ -121,6 +131,7 @@ for folder in sorted(here.iterdir()):
 """
 
 
+@pytest.mark.slow
 def test_another_process_with_the_observed_folder_alone_finds_the_same(tmp_path: Path) -> None:
     """Nothing can leak through memory that this process does not share."""
     from safetensors.torch import load_file
