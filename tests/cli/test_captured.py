@@ -177,6 +177,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
     assert "is a folder" in refused("attack", observed, "after.pt", "--use=linear")
     assert "unknown attack" in refused("attack", *both, "--set=model.hidden=24", "--use=liner")
     assert "does not fit the model" in refused("attack", *both, "--use=linear")
+    assert "a label names the rows" in refused("attack", *both, *HIDDEN, "--set=model.label=x")
     assert "--steps must be from 1" in refused("attack", *both, *HIDDEN, "--steps=0")
     assert "neither --lr nor" in refused("attack", "gradient.safetensors", "--params=before.pt", "--lr=1", *HIDDEN)
     assert "plain SGD" in refused("attack", *both, "--client=fedavg", "--set=client.lr=0.1", *HIDDEN)

@@ -197,4 +197,7 @@ def _tables(
             "seepage attack takes --set attack.OPTION=VALUE and, beside --model, --set model.OPTION=VALUE; "
             "all else was decided when the update was recorded"
         )
+    labeled = [key for key in named if "label" in tables[key]]
+    if labeled:
+        raise SeepageError(f"a label names the rows of an attack, and {labeled[0]} has none; leave out its label")
     return tables
