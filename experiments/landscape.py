@@ -61,7 +61,7 @@ def cell(options: argparse.Namespace, net: str, activation: str, mode: str, epoc
     started = time.process_time()
     probe = landscape(problem, private.inputs, private.labels, noises=NOISES, draws=options.draws)
     seconds = time.process_time() - started
-    found = inverting_gradients(steps=options.steps, tv=1e-3)(seen, seed=0).inputs.clamp(0, 1)
+    found = inverting_gradients(steps=options.steps, tv=2.5e-4)(seen, seed=0).inputs.clamp(0, 1)
     flat = flat_square(private.inputs)
     row = {
         "steps": options.steps,

@@ -71,7 +71,7 @@ PAPERS = {
         inverting_gradients(),
         GradientMatching(
             distance=DefenseAware(Cosine()),
-            priors=(TotalVariation(1e-4),),
+            priors=(TotalVariation(1e-4, unit=0.25),),
             optimizer=Adam(lr=0.1),
             steps=24_000,
             schedule="step",
@@ -85,7 +85,12 @@ PAPERS = {
         grad_inversion(),
         GradientMatching(
             distance=1e-4 * PerTensor(L2(root=True)),
-            priors=(TotalVariation(1e-4), SquaredNorm(1e-6), GroupConsistency(0.01), BatchNormStatistics(0.1)),
+            priors=(
+                TotalVariation(1e-4, unit=0.25),
+                SquaredNorm(5e-7, unit=0.25),
+                GroupConsistency(0.01, unit=0.25),
+                BatchNormStatistics(0.1),
+            ),
             optimizer=Adam(lr=0.1),
             steps=20_000,
             schedule="warmup_cosine",
@@ -100,7 +105,7 @@ PAPERS = {
         bayes(),
         GradientMatching(
             distance=GaussianLikelihood(),
-            priors=(TotalVariation(1.0),),
+            priors=(TotalVariation(1.0, unit=0.25),),
             optimizer=Adam(lr=0.1),
             steps=2_000,
             schedule="cosine",
@@ -177,7 +182,10 @@ def test_presets_pass_their_options_on() -> None:
         TopMagnitude(inner=L1("sum") + Cosine(), ratio=0.2, by="tensor", sample=99)
     )
     assert fedleak_released(tv=0.0, width=7).parameters == UntrainedGenerator(width=7)
-    assert grad_inversion(batch_norm=0.0, group=0.0, noise=0.0).priors == (TotalVariation(1e-4), SquaredNorm(1e-6))
+    assert grad_inversion(batch_norm=0.0, group=0.0, noise=0.0).priors == (
+        TotalVariation(1e-4, unit=0.25),
+        SquaredNorm(5e-7, unit=0.25),
+    )
     assert bayes(sigma=0.2, tv=0.0).distance == GaussianLikelihood(sigma=0.2)
     assert cpl(label_weight=0.0).priors == ()
 

@@ -30,7 +30,8 @@ class SearchOptions:
     Args:
         steps: Steps of the attack's optimizer, per restart.
         lr: Learning rate of the attack's own optimizer, in units of its unknowns per step; not the client's.
-        tv: Weight of total variation, the mean absolute difference of neighboring pixels; 0: without.
+        tv: Weight of total variation, the mean absolute difference of neighboring pixels, in the units the preset's
+            unknowns have: those of normalized images, `(x - 0.5) / 0.25`, unless it says otherwise; 0: without.
         schedule: How the learning rate changes over the steps.
         start: What candidates start from.
         labels: Rule that names the labels from the update; joint: they are searched for; given: they are told.
@@ -70,8 +71,11 @@ class SearchOptions:
         direction: Direction = Plain(),  # noqa: B008 - frozen and without state
         project: bool = False,
     ) -> GradientMatching:
-        """The engine with these options and parts; total variation, if any, comes before the other priors."""
-        smooth = (TotalVariation(self.tv),) if self.tv > 0 else ()
+        """The engine with these options and parts; total variation, if any, comes before the other priors.
+
+        Its weight is one for the unknowns' units, in which papers state it: of normalized images where they are such.
+        """
+        smooth = (TotalVariation(self.tv, unit=parameters.std),) if self.tv > 0 else ()
         return GradientMatching(
             distance=distance,
             optimizer=optimizer,

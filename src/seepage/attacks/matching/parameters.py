@@ -32,7 +32,13 @@ class SearchSpace:
 
 
 class Parameterization(ABC):
-    """A way to write a batch of inputs with free numbers."""
+    """A way to write a batch of inputs with free numbers.
+
+    Attributes:
+        std: By how much an input moves as its unknown moves by 1, where one unknown stands for one input value.
+    """
+
+    std: float = 1.0
 
     @abstractmethod
     def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:

@@ -1,7 +1,8 @@
 """The gradient-matching papers, each as a composition of the engine's parts.
 
 Sources of the constants: the papers, and what their authors' code does beyond them. All candidates live in [0, 1]
-and the model normalizes; `SearchOptions.normalized` keeps constants that were given for normalized images.
+and the model normalizes. Constants that were given for normalized images stay as given: `SearchOptions.normalized` has
+the unknowns in those units, and priors convert their weights by their `unit`.
 """
 
 from dataclasses import replace
@@ -143,13 +144,15 @@ def grad_inversion(
         group: Weight of the agreement of the restarts; 0: without.
         noise: Standard deviation of the noise on each step, as a share of the step; 0: without.
     """
-    restarts = (GroupConsistency(group),) if group > 0 else ()
+    unit = search.normalized.std
+    restarts = (GroupConsistency(group, unit=unit),) if group > 0 else ()
     statistics = (BatchNormStatistics(batch_norm),) if batch_norm > 0 else ()
     return replace(search, schedule="warmup_cosine").matching(
         match * PerTensor(L2(root=True)),
         Adam(lr=search.lr),
         search.normalized,
-        *(SquaredNorm(l2), *restarts, *statistics),
+        # breaching's norm of weight `l2` is half the mean square.
+        *(SquaredNorm(l2 / 2, unit=unit), *restarts, *statistics),
         direction=Langevin(noise) if noise > 0 else Plain(),
         project=True,
     )

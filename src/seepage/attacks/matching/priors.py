@@ -16,6 +16,10 @@ from seepage.types import Knowledge
 class Prior(ABC):
     """A penalty on candidates `[restarts, batch, *shape]`, one number for each restart.
 
+    Candidates come as inputs, of values in [0, 1] for images. Papers state weights for images normalized to
+    `(x - mean) / std`; a prior whose weight was stated so has `unit = std`, the length on the inputs' scale of what is
+    1 there, and penalizes what the paper does.
+
     Attributes:
         compares: The penalty of one restart depends on where the others stand.
     """
@@ -37,21 +41,28 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class TotalVariation(Prior):
-    """Anisotropic total variation: mean absolute difference of neighbors, down plus across, times `weight`.
+    """Anisotropic total variation: mean absolute difference of neighbors, down plus across, times `weight / unit`.
 
     Zero for inputs that are no images: columns of a table have no neighbors.
 
     Args:
         weight: Weight against the gradient distance.
+        unit: What the weight takes for a difference of 1, on the inputs' scale.
+
+    >>> edge = torch.tensor([0.0, 0.5]).expand(1, 1, 1, 2, 2)
+    >>> TotalVariation(0.1)(edge).item(), TotalVariation(0.1, unit=0.25)(edge).item()
+    (0.05000000074505806, 0.20000000298023224)
     """
 
     weight: float
+    unit: float = 1.0
 
     def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
         if candidates.ndim != 5:
             return (candidates * 0).flatten(1).sum(1)  # zero, and differentiable
         down, across = neighbor_differences(candidates)
-        return self.weight * (down.flatten(1).mean(1) + across.flatten(1).mean(1))
+        # |a/u - b/u| = |a - b| / u: the weight of a first power is divided by the unit once.
+        return self.weight / self.unit * (down.flatten(1).mean(1) + across.flatten(1).mean(1))
 
     def check(self, knowledge: Knowledge) -> None:
         if len(knowledge.input_shape) == 3 and min(knowledge.input_shape[1:]) < 2:
@@ -63,7 +74,7 @@ class TotalVariation(Prior):
 
 @dataclass(frozen=True)
 class SquaredNorm(Prior):
-    """Mean square of the inputs' distance from the middle of their range, times `weight` (GradInversion's L2 term).
+    """Mean square of the inputs' distance from their middle, times `weight / unit^2` (GradInversion's L2 term).
 
     Deviations: the paper's inputs are normalized, so that 0 is about mid-grey; the mean stands for the sum, so that
     the weight does not depend on the size.
@@ -71,13 +82,15 @@ class SquaredNorm(Prior):
     Args:
         weight: Weight against the gradient distance.
         middle: The value that costs nothing.
+        unit: What the weight takes for a distance of 1, on the inputs' scale.
     """
 
     weight: float
     middle: float = 0.5
+    unit: float = 1.0
 
     def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
-        return self.weight * (candidates - self.middle).square().flatten(1).mean(1)
+        return self.weight * ((candidates - self.middle) / self.unit).square().flatten(1).mean(1)
 
 
 @dataclass(frozen=True)
@@ -94,11 +107,13 @@ class GroupConsistency(Prior):
     Args:
         weight: The paper's alpha_group.
         furthest: Largest shift as a share of each side.
+        unit: What the weight takes for a distance of 1, on the inputs' scale.
     """
 
     compares: ClassVar[bool] = True
     weight: float
     furthest: float = 0.125
+    unit: float = 1.0
 
     def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
         return torch.stack([self.of_first(candidates.roll(-r, 0)) for r in range(len(candidates))])
@@ -109,7 +124,7 @@ class GroupConsistency(Prior):
             if candidates.ndim == 5:
                 moved = torch.stack([registered(other, candidates[0], self.furthest) for other in candidates])
             group = moved.mean(0)
-        return self.weight * (candidates[0] - group).square().mean()
+        return self.weight * ((candidates[0] - group) / self.unit).square().mean()
 
 
 def registered(
