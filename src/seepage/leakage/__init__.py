@@ -1,11 +1,11 @@
 """What an update gives away before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
 
+from seepage.attacks.head import HeadFeatures, head_features
 from seepage.leakage.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
 from seepage.leakage.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
 from seepage.leakage.exclusivity import Exclusivity, exclusivity
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import Fingerprint, fingerprint
-from seepage.leakage.head_features import HeadFeatures, head_features
 from seepage.leakage.labels import LabelLeak
 from seepage.leakage.landscape import Landscape, landscape
 from seepage.leakage.layers import LayerLeak

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from seepage.attacks.base import Needs
+from seepage.attacks.head import head_features
 from seepage.attacks.linear import LinearLeak
 from seepage.core.nn import last_linear
 from seepage.core.storage import LazyTensors
@@ -16,7 +17,6 @@ from seepage.errors import Inapplicable, SeepageError
 from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_findings, euclidean_norm, fingerprint
-from seepage.leakage.head_features import head_features
 from seepage.leakage.labels import LabelLeak, label_findings, label_leak
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.privacy.ledger import LedgerEntry, open_entry

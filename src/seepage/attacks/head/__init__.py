@@ -1,0 +1,5 @@
+"""The head: features and class probabilities of every example, solved from the gradient of the last linear layer."""
+
+from seepage.attacks.head.features import HeadFeatures, head_features
+
+__all__ = ["HeadFeatures", "head_features"]

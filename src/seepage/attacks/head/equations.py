@@ -1,0 +1,132 @@
+"""What the gradient of the last linear layer says of a batch, written with as few unknowns as it leaves open."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+ROUNDING = 0.2
+"""Standard deviation of a rounded number's error, in units of its type's epsilon, over numbers of all sizes."""
+
+
+@dataclass(frozen=True)
+class HeadEquations:
+    """The gradient of `n` examples in the last layer, `[g_b G] = A^T [1 F]`, and the unmixing `Q` that it leaves open.
+
+    A `[n, C]` holds each example's slope of the mean loss in the logits, `(softmax(F W^T + b) - Y) / n`, and F `[n, k]`
+    the features. The gradient has rank n, so that with its singular value decomposition `D^-1 [g_b G] = U B` both
+    factors are known up to one invertible `n x n` matrix: `[1 F] = Q B` and `A^T = D U Q^-1`.
+
+    D divides each class's row by its size, so that the rounding errors of all rows, and with U orthonormal those of
+    all rows of B, have one standard deviation: an example's features are as noisy as its row of Q is long.
+
+    Attributes:
+        weight: `[C, k]` W.
+        bias: `[C]` b; zeros where the layer has none.
+        scale: `[C]` the diagonal of D.
+        left: `[C, n]` U, orthonormal columns.
+        basis: `[n, 1 + k]` B, orthogonal rows of falling length; the first column belongs to the bias gradient.
+        deviation: Standard deviation of the errors in `basis`.
+        examples: Number of examples behind the gradient; more than n where some left no trace.
+        biased: Whether the layer has a bias, whose gradient tells the scale of each row of Q.
+    """
+
+    weight: Float[Tensor, "C k"]
+    bias: Float[Tensor, " C"]
+    scale: Float[Tensor, " C"]
+    left: Float[Tensor, "C n"]
+    basis: Float[Tensor, "n columns"]
+    deviation: float
+    examples: int
+    biased: bool
+
+    @classmethod
+    def of(
+        cls,
+        weight: Float[Tensor, "C k"],
+        bias: Float[Tensor, " C"] | None,
+        gradient: Float[Tensor, "C k"],
+        bias_gradient: Float[Tensor, " C"] | None,
+        examples: int,
+    ) -> Self:
+        """The equations of a gradient that is not zero; float64 from here on.
+
+        The errors' size comes from the singular values behind the n-th, which are zero but for errors. There is at
+        least one with fewer examples than classes: the rows of the gradient sum to zero.
+        """
+        epsilon = torch.finfo(gradient.dtype).eps
+        zeros = gradient.new_zeros(len(weight))
+        both = torch.cat([(zeros if bias_gradient is None else bias_gradient)[:, None], gradient], 1).double()
+        scale = both.square().mean(1).sqrt()  # [C] root mean square of each class's row
+        scale = scale.clamp(min=1e-12 * float(scale.max()))
+        left, singular, right = torch.linalg.svd(both / scale[:, None], full_matrices=False)
+        behind = singular[examples:]
+        # What is behind the n-th value has (C - n) (1 + k - n) independent errors; the sum of squares is their energy.
+        spare = max((len(weight) - examples) * (both.shape[1] - examples), 1)
+        deviation = max(float(behind.square().sum() / spare) ** 0.5, ROUNDING * epsilon)
+        # A direction at the level of the errors tells nothing: an example without a gradient left no trace.
+        level = 4 * deviation * both.shape[1] ** 0.5
+        kept = max(int((singular[:examples] > level).sum()), 1)
+        return cls(
+            weight.double(),
+            zeros.double() if bias is None else bias.double(),
+            scale,
+            left[:, :kept],
+            singular[:kept, None] * right[:kept],
+            deviation,
+            examples,
+            bias is not None,
+        )
+
+    @property
+    def rank(self) -> int:
+        """Number of examples that left a trace."""
+        return len(self.basis)
+
+    @property
+    def ones(self) -> Float[Tensor, " n"]:
+        """The column of `basis` that every row of Q turns into 1."""
+        return self.basis[:, 0]
+
+    @property
+    def inner(self) -> Float[Tensor, "n k"]:
+        """The columns of `basis` that Q turns into the features."""
+        return self.basis[:, 1:]
+
+    @cached_property
+    def logits_basis(self) -> Float[Tensor, "n C"]:
+        """What Q turns into the logits, but for the bias."""
+        return self.inner @ self.weight.T
+
+    def slopes(self, unmixing: Float[Tensor, "n n"]) -> Float[Tensor, "n C"]:
+        """A of an unmixing: `A^T = D U Q^-1`."""
+        slopes: Tensor = torch.linalg.solve(unmixing.T, (self.scale[:, None] * self.left).T)
+        return slopes
+
+    def unmixing(self, slopes: Float[Tensor, "n C"]) -> Float[Tensor, "n n"]:
+        """The unmixing whose A is nearest to the given one: `Q^-1 = U^T D^-1 A^T` in the least-squares sense."""
+        unmixing: Tensor = torch.linalg.pinv(self.left.T @ (slopes / self.scale).T)
+        return unmixing
+
+    def scaled(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+        """Rows divided by what the bias gradient says should be 1."""
+        ones = unmixing @ self.ones
+        return unmixing / torch.where(ones.abs() < 1e-300, torch.ones_like(ones), ones)[:, None]
+
+    def probabilities(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, "m C"]:
+        """Class probabilities of the features of an unmixing."""
+        return (unmixing @ self.logits_basis + self.bias).softmax(1)
+
+    def misfit(self, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"]) -> float:
+        """How far the features' own probabilities are from those that the gradient asks for, as a share."""
+        wanted = self.probabilities(unmixing) - F.one_hot(labels, len(self.weight))
+        off = self.examples * self.slopes(unmixing) - wanted
+        return float(off.norm() / wanted.norm())
+
+    def noise(self, unmixing: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
+        """Standard deviation of the error of a feature of each example."""
+        return self.deviation * unmixing.square().sum(1).sqrt()

@@ -1,0 +1,88 @@
+"""Unmixing by the softmax: the features' own class probabilities must be those that the gradient holds."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Generator, Tensor
+
+from seepage.attacks.head.equations import HeadEquations
+
+STEPS = 60
+"""Most steps of one start."""
+SETTLED = 1e-6
+"""Relative decrease of the sum of squares below which a start has come to rest."""
+
+
+def start(
+    equations: HeadEquations,
+    labels: Int[Tensor, " n"],
+    bias_gradient: Float[Tensor, " C"],
+    spread: float,
+    draw: Generator,
+) -> Float[Tensor, "n n"]:
+    """An unmixing to start from: every example has the batch's mean probabilities, but for random logits.
+
+    The mean is known: the bias gradient is the mean of `P - Y`.
+    """
+    wanted = F.one_hot(labels, len(equations.weight)).double()
+    mean = (bias_gradient + wanted.mean(0)).clamp(min=1e-12)
+    noise = torch.randn(wanted.shape, generator=draw, dtype=torch.float64)
+    chances = (mean.log() + spread * noise).softmax(1)
+    return equations.scaled(equations.unmixing((chances - wanted) / equations.examples))
+
+
+def residuals(
+    equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`n A - (P - Y)` `[n, C]` and `Q b_0 - 1` `[n]`; and `n A` and P on the way."""
+    slopes = equations.examples * equations.slopes(unmixing)
+    chances = equations.probabilities(unmixing)
+    off = slopes - (chances - F.one_hot(labels, len(equations.weight)))
+    ones = unmixing @ equations.ones - 1 if equations.biased else torch.zeros_like(off[:, 0])
+    return off, ones, slopes, chances
+
+
+def refine(
+    equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"], steps: int = STEPS
+) -> Float[Tensor, "n n"]:
+    """Levenberg-Marquardt on relative changes `Q <- Q + E Q`, bounded where Q is ill-conditioned.
+
+    With `A^T = D U Q^-1` and logits `Z = Q B W^T + b`: `dA_i = -sum_a E_ai A_a`, `dZ_i = sum_b E_ib (Q B W^T)_b`.
+    """
+    n, classes = len(unmixing), len(equations.weight)
+    damping, places = 1e-2, torch.arange(n)
+    off, ones, slopes, chances = residuals(equations, unmixing, labels)
+    cost = float(off.square().sum() + ones.square().sum())
+    for step in range(steps):
+        # d off_i / dE_ab: the slopes give -A_a for b = i, the logits -(diag(P_i) - P_i P_i^T) Z_b for a = i.
+        jacobian = off.new_zeros((n, classes, n, n))
+        jacobian[places, :, :, places] -= slopes.T
+        turned = unmixing @ equations.logits_basis
+        curve = torch.diag_embed(chances) - chances[:, :, None] * chances[:, None, :]  # [n, C, C]
+        jacobian[places, :, places, :] -= torch.einsum("icd,bd->icb", curve, turned)
+        rows = [jacobian.reshape(n * classes, n * n)]
+        if equations.biased:
+            of_ones = off.new_zeros((n, n, n))
+            of_ones[places, places, :] = unmixing @ equations.ones
+            rows.append(of_ones.reshape(n, n * n))
+        whole = torch.cat(rows)
+        missing = torch.cat([off.flatten(), ones] if equations.biased else [off.flatten()])
+        normal, slope = whole.T @ whole, whole.T @ missing
+        for _ in range(8):
+            lifted = normal + damping * torch.diag(normal.diagonal() + 1e-12)
+            change = -torch.linalg.solve(lifted, slope).view(n, n)
+            change = change * min(1.0, 1.0 / float(change.norm()))
+            new = unmixing + change @ unmixing
+            tried = residuals(equations, new, labels)
+            lower = float(tried[0].square().sum() + tried[1].square().sum())
+            if lower < cost:
+                damping = max(damping / 5, 1e-14)
+                break
+            damping = min(damping * 5, 1e8)
+        else:
+            return unmixing
+        settled = cost - lower < SETTLED * lower and step > 3
+        unmixing, (off, ones, slopes, chances), cost = new, tried, lower
+        if settled or cost < 1e-26:
+            break
+    return unmixing
