@@ -42,7 +42,8 @@ from seepage.attacks.matching.problem import Problem
 from seepage.attacks.matching.search import Restart
 from seepage.audit.attempt import FolderProgress
 from seepage.core.nn import generator
-from seepage.testing import planted_inputs, recovered_db
+from seepage.testing import AttackCase, planted_inputs, recovered_db
+from seepage.testing.attack import resumes_with_the_same_bits
 from seepage.testing.watch import Changed, Kept
 from seepage.types import Transcript
 
@@ -256,6 +257,13 @@ def test_a_search_that_never_had_a_finite_value_returns_mid_grey() -> None:
     assert found.status == "diverged"
     assert found.inputs.shape == (1, *SHAPE)
     assert bool((found.inputs == 0.5).all())
+
+
+def test_a_search_by_first_order_steps_resumes_with_the_same_bits() -> None:
+    """What has been learned of a good move's length travels with the checkpoint."""
+    it = matching(distance=Cosine(), steps=60, restarts=2, gradients="first_order")
+    model = Architecture("convnet", {"width": 4})
+    resumes_with_the_same_bits(AttackCase(attack=it, planted_db=0, model=model, input_shape=(3, 8, 8), seed=1))
 
 
 def test_ctrl_c_before_the_first_value_is_an_interruption_not_a_divergence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage import Architecture, Batch, FedSGD, build, record
+from seepage.attacks.matching import first_order
 from seepage.attacks.matching.distance_gradients import _by_autograd, value_and_gradients
 from seepage.attacks.matching.distances import L1, L2, Cosine, Distance, GaussianKernel, PerTensor
 from seepage.attacks.matching.first_order import FirstOrderProblem, applies, with_first_order_step
 from seepage.attacks.matching.frozen_pattern import FrozenPattern, RecordedPattern
 from seepage.attacks.matching.partial import TopMagnitude
 from seepage.attacks.matching.problem import Evaluation, Problem
-from seepage.types import LocalProblem, Update
+from seepage.types import LocalProblem, Tensors, Update
 
 CLASSES, N = 4, 5
 FEDLEAK = TopMagnitude(inner=L1("mean") + Cosine(), ratio=0.5)
@@ -235,7 +236,9 @@ class Sawtooth(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.last = nn.Linear(108, 40), nn.Linear(40, CLASSES)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.first, self.last = nn.Linear(108, 40), nn.Linear(40, CLASSES)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.last((1e5 * self.first(inputs.flatten(1))).frac())  # type: ignore[no-any-return]
@@ -257,6 +260,54 @@ def test_the_trial_takes_the_cheap_step_where_it_holds() -> None:
     chosen, note = with_first_order_step(it, *candidate(it, IMAGE))
     assert isinstance(chosen, FirstOrderProblem)
     assert note is None
+
+
+def passes_made(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The length of each move of every `FirstOrderProblem` from here on."""
+    made: list[float] = []
+    moved = FirstOrderProblem._moved
+
+    def counted(it: FirstOrderProblem, gradients: Tensors, reach: float) -> tuple[float, Tensors]:
+        made.append(reach)
+        return moved(it, gradients, reach)
+
+    monkeypatch.setattr(FirstOrderProblem, "_moved", counted)
+    return made
+
+
+def descent(it: Problem, inputs: Tensor, labels: Tensor, steps: int) -> list[Tensor]:
+    """Points on the way down, by signs of exact gradients: the slopes change by far on it."""
+    points = [inputs]
+    for _ in range(steps - 1):
+        points.append((points[-1] - 0.02 * it.evaluate(points[-1], labels).by_inputs.sign()).clamp(0, 1))
+    return points
+
+
+def test_what_was_learned_of_a_good_move_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One second pass per evaluation on a way along which the best move grows out of any fixed window."""
+    monkeypatch.setattr(first_order, "REACH_WINDOW", 2.0)
+    it = problem(build(Architecture("convnet", {"width": 4}), IMAGE, CLASSES), IMAGE)
+    inputs, labels = candidate(it, IMAGE)
+    way = descent(it, inputs, labels, 40)
+    step = FirstOrderProblem(it).fitted(inputs, labels)
+    start = step.reach
+    made = passes_made(monkeypatch)
+    for point in way:
+        assert_close(step.evaluate(point, labels), it.evaluate(point, labels), 1e-2)
+    kept = len(made)
+    for point in way:  # the same way with what was right at its start
+        replace(step, reach=start).evaluate(point, labels)
+    assert kept <= len(way) + 2
+    assert len(made) - kept > 1.3 * len(way)
+
+
+def test_a_move_that_changes_nothing_does_not_stick() -> None:
+    it = problem(pooled(), IMAGE)
+    inputs, labels = candidate(it, IMAGE)
+    step = FirstOrderProblem(it, reach=1e-12)  # far below rounding
+    for _ in range(3):
+        found = step.evaluate(inputs, labels)
+    assert_close(found, it.evaluate(inputs, labels), 1e-2)
 
 
 class Twice(FedSGD):

@@ -17,7 +17,7 @@ from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progre
 from seepage.attacks.matching.adaptive import defended_rule
 from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
-from seepage.attacks.matching.first_order import with_first_order_step
+from seepage.attacks.matching.first_order import FirstOrderProblem, with_first_order_step
 from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.layers import LayerPrior
 from seepage.attacks.matching.objective import MatchingObjective
@@ -136,7 +136,7 @@ class GradientMatching(Attack):
         knowledge, observed = seen
         run = _MatchingRun(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
         run.select_solver()
-        step = _resume(run.searches, progress.load())
+        step = _resume(run, progress.load())
 
         def advance(step: int) -> float:
             run.advance_all(step)
@@ -144,7 +144,7 @@ class GradientMatching(Attack):
 
         def record(step: int, lowest: float) -> None:
             progress.report(step, self.steps, lowest)
-            progress.save(_checkpoint(run.searches, step))
+            progress.save(_checkpoint(run, step))
 
         step, interrupted = run_steps(step, self.steps, advance, record, ended=lambda: run.ended)
         return run.reconstruction(step, "interrupted" if interrupted else None)
@@ -354,21 +354,26 @@ def has_settled(history: list[tuple[int, float]], share: float = 0.1, gradient: 
     return tail[0] - min(tail) <= gradient * abs(tail[0])
 
 
-def _checkpoint(searches: list[Restart], step: int) -> Checkpoint:
+def _checkpoint(run: _MatchingRun, step: int) -> Checkpoint:
     tensors: Tensors = {}
     facts = []
-    for r, search in enumerate(searches):
+    for r, search in enumerate(run.searches):
         own, fact = search.save()
         tensors |= {f"{r}/{name}": tensor for name, tensor in own.items()}
         facts.append(fact)
-    return Checkpoint(tensors, {"step": step, "searches": facts})
+    problem = run.objective.problem
+    # Restarts go in lock-step through one problem and share what it has learned of a good move's length.
+    learned = {"reach": problem.reach} if isinstance(problem, FirstOrderProblem) else {}
+    return Checkpoint(tensors, {"step": step, "searches": facts, **learned})
 
 
-def _resume(searches: list[Restart], checkpoint: Checkpoint | None) -> int:
+def _resume(run: _MatchingRun, checkpoint: Checkpoint | None) -> int:
     if checkpoint is None:
         return 0
-    for r, (search, facts) in enumerate(zip(searches, checkpoint.facts["searches"], strict=True)):
+    for r, (search, facts) in enumerate(zip(run.searches, checkpoint.facts["searches"], strict=True)):
         prefix = f"{r}/"
         own = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
         search.load(own, facts)
+    if isinstance(run.objective.problem, FirstOrderProblem):
+        run.objective.problem.reach = checkpoint.facts["reach"]
     return int(checkpoint.facts["step"])

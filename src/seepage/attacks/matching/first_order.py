@@ -19,13 +19,15 @@ from seepage.types import Tensors
 Extra = Callable[[], Tensor]
 LEAST_AGREEMENT = 0.999
 """The smallest cosine to the exact gradients at which this step may stand in for them."""
+FIRST_REACH = 3e-5
+"""Where the reach starts, before anything is learned of the network."""
 REACH_WINDOW = 5.0
 """A move in the weights may change the input gradient by this many times more or less than it best would."""
 MOST_MOVES = 4
 """Moves per evaluation at most; almost all take one."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class FirstOrderProblem:
     r"""A matching problem whose gradients come from two first-order passes, in place of a double backward pass.
 
@@ -38,9 +40,13 @@ class FirstOrderProblem:
     The numbers are those of the exact step to a relative error of about 1e-3 in single precision, and 1e-6 in double.
     Call `agreement` at a point to see it: a network with non-smooth points that are not replayed shows there.
 
+    How far to move is learned on the way: each evaluation leaves behind the `reach` that would have been best where it
+    was made, and the next one, a step of the search further on, starts from it. So the numbers depend, within the error
+    above, on the evaluations before; whoever wants to go on with the same bits keeps `reach` too.
+
     Args:
         exact: The problem to solve.
-        reach: Length of the move in the weights, as a share of theirs. `with_first_order_step` fits it to the network.
+        reach: Length of the next move in the weights, as a share of theirs.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -54,7 +60,7 @@ class FirstOrderProblem:
     """
 
     exact: Problem
-    reach: float = 3e-5
+    reach: float = FIRST_REACH
 
     def evaluate(
         self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
@@ -66,12 +72,13 @@ class FirstOrderProblem:
             labels: Its labels, `[n]` class numbers or `[n, classes]` chances.
             extra: As for `Problem.evaluate`. Its gradient rides on the second pass and costs no pass of its own.
         """
-        return self._evaluate(inputs, labels, extra)[0]
+        evaluation, self.reach = self._evaluate(inputs, labels, extra)
+        return evaluation
 
     def fitted(
         self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."], extra: Extra | None = None
     ) -> "FirstOrderProblem":
-        """The same problem with the reach that is best at this point, so that later moves are rarely made twice."""
+        """The same problem with the reach that is best at this point; this one keeps its own."""
         return replace(self, reach=self._evaluate(inputs, labels, extra)[1])
 
     def distance_at(self, inputs: Float[Tensor, "n *shape"], labels: Shaped[Tensor, "n ..."]) -> float:
@@ -129,8 +136,8 @@ class FirstOrderProblem:
             new = self._second_pass(moved, step, kept, inputs, labels, extra)
             # Too short a move drowns in rounding (error ~ eps / share), too long a one in curvature (error ~ share).
             share = float((new[0] - old[0]).norm() / old[0].norm())
+            reach = _better_reach(reach, share, best, inputs.dtype)
             far = not best / REACH_WINDOW <= share <= best * REACH_WINDOW
-            reach *= best / share if 0 < share < math.inf else 1.0
             if not (far and 0 < share < math.inf):
                 break
         # The directional derivative along v of dL/dx is (d2L/dx dw) v = dD/dx, by the chain rule through g' = dL/dw.
@@ -258,6 +265,14 @@ def best_share(inputs: Tensor) -> float:
     """By which share of itself a move should change the input gradient: rounding and curvature then weigh alike."""
     # Rounding leaves eps / share and the second difference about share: of one size near share = sqrt(eps).
     return 3 * math.sqrt(torch.finfo(inputs.dtype).eps)
+
+
+def _better_reach(reach: float, share: float, best: float, dtype: torch.dtype) -> float:
+    """The reach at which the input gradient would have changed by the best share of itself."""
+    if not 0 < share < math.inf:  # nothing changed, or it is no number: nothing is learned
+        return FIRST_REACH
+    # Below a few roundings of the weights, w + step v is w again; above a tenth of them it is another network.
+    return min(max(reach * best / share, 4 * torch.finfo(dtype).eps), 0.1)
 
 
 def applies(exact: Problem) -> bool:
