@@ -12,6 +12,11 @@ from torch import Tensor
 ROUNDING = 0.2
 """Standard deviation of a rounded number's error, in units of its type's epsilon, over numbers of all sizes."""
 
+MIN_SPARE = 3
+"""Equations to spare from which on the column space of the gradient tells a right example from a wrong one."""
+MAX_LEFT_OVER = 1e-2
+"""Share of an example's slopes outside the column space up to which it counts as one of the batch."""
+
 
 @dataclass(frozen=True)
 class HeadEquations:
@@ -31,6 +36,7 @@ class HeadEquations:
         left: `[C, n]` U, orthonormal columns.
         basis: `[n, 1 + k]` B, orthogonal rows of falling length; the first column belongs to the bias gradient.
         deviation: Standard deviation of the errors in `basis`.
+        epsilon: Rounding unit of the numbers that the network computes in.
         examples: Number of examples behind the gradient; more than n where some left no trace.
         biased: Whether the layer has a bias, whose gradient tells the scale of each row of Q.
     """
@@ -41,6 +47,7 @@ class HeadEquations:
     left: Float[Tensor, "C n"]
     basis: Float[Tensor, "n columns"]
     deviation: float
+    epsilon: float
     examples: int
     biased: bool
 
@@ -78,6 +85,7 @@ class HeadEquations:
             left[:, :kept],
             singular[:kept, None] * right[:kept],
             deviation,
+            torch.finfo(weight.dtype).eps,
             examples,
             bias is not None,
         )
@@ -117,16 +125,38 @@ class HeadEquations:
         ones = unmixing @ self.ones
         return unmixing / torch.where(ones.abs() < 1e-300, torch.ones_like(ones), ones)[:, None]
 
+    def vouched(self, row: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
+        """The column of `Q^-1` that belongs to one row of Q, by the network's softmax; None where that is no proof.
+
+        The slopes of an example follow from its features and its label, and must lie in the column space of the
+        gradient. With `C - 1 - n` equations to spare a wrong row, or a wrong label, does not.
+        """
+        if not self.biased or len(self.weight) - 1 - self.rank < MIN_SPARE:
+            return None
+        chances = self.probabilities(self.scaled(row[None]))[0]
+        slopes = (chances - torch.eye(len(chances), dtype=chances.dtype)) / self.scale  # [C labels, C]
+        inside = slopes @ self.left  # [C labels, n]: U^T D^-1 A
+        left_over = (slopes - inside @ self.left.T).norm(dim=1) / slopes.norm(dim=1)
+        label = int(left_over.argmin())
+        return inside[label] / self.examples if left_over[label] < MAX_LEFT_OVER else None
+
     def probabilities(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, "m C"]:
         """Class probabilities of the features of an unmixing."""
         return (unmixing @ self.logits_basis + self.bias).softmax(1)
 
+    def contradiction(
+        self, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "n C"], Float[Tensor, "n C"]]:
+        """`n A - (P - Y)`, what the gradient says against the features' own probabilities; and `P - Y` itself."""
+        wanted = self.probabilities(unmixing) - F.one_hot(labels, len(self.weight))
+        return self.examples * self.slopes(unmixing) - wanted, wanted
+
     def misfit(self, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"]) -> float:
         """How far the features' own probabilities are from those that the gradient asks for, as a share."""
-        wanted = self.probabilities(unmixing) - F.one_hot(labels, len(self.weight))
-        off = self.examples * self.slopes(unmixing) - wanted
+        off, wanted = self.contradiction(unmixing, labels)
         return float(off.norm() / wanted.norm())
 
-    def noise(self, unmixing: Float[Tensor, "n n"]) -> Float[Tensor, " n"]:
+    def noise(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
         """Standard deviation of the error of a feature of each example."""
-        return self.deviation * unmixing.square().sum(1).sqrt()
+        noise: Tensor = self.deviation * unmixing.square().sum(1).sqrt()
+        return noise

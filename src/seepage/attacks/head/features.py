@@ -1,12 +1,13 @@
 """Features and class probabilities of every example of a batch, solved from the gradient of the last linear layer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from scipy.optimize import linear_sum_assignment
-from torch import Tensor
+from torch import Generator, Tensor
 
 from seepage.attacks.head import softmax
 from seepage.attacks.head.equations import HeadEquations
@@ -18,6 +19,14 @@ from seepage.types import Knowledge, Round
 
 MAX_DISAGREEMENT = 1e-3
 """Relative error up to which features count as known: misfit, difference of two solutions, or rounding."""
+MIN_WIDTH = 4
+"""Features per example from which on zeros are enough to tell examples apart."""
+FORWARD = 3.0
+"""Rounding of a network's own forward pass, in units of its type's epsilon and the size of its features."""
+MIN_SLOPE = 1e-3
+"""Length of softmax minus label below which an example's misfit is measured against this length."""
+SOLVED = 1e-5
+"""Misfit at which no further start is tried."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +38,13 @@ class HeadFeatures:
         labels: `[n]` ascending.
         probabilities: `[n, C]` float64, the softmax of the network's last layer on `features`.
         signal: `[n, k]` float64, the gradient of the mean loss with respect to the features, `(P - Y) W / n`.
-        noise: `[n]` standard deviation of the error that rounding of the update leaves in one of an example's features;
-            infinite for an example that left no trace.
+        noise: `[n]` standard deviation of the error that rounding leaves in one of an example's features; infinite for
+            an example that left no trace.
         misfit: By how much the gradient contradicts the features' own class probabilities, as a share.
-        spread: Largest relative difference of solutions from several starts; 0 where zeros settle the solution.
+        spread: Largest relative difference of solutions from several starts; 0 where the zeros alone gave the solution.
         rounding: Largest `noise` over the root mean square of the example's features.
         known: `[n]` whether the example's features are known to a relative error of about 1e-3.
-        doubt: Why some features are not to be believed, or None.
+        doubt: Why some features are not known, or None.
     """
 
     features: Float[Tensor, "n k"]
@@ -55,24 +64,50 @@ class HeadFeatures:
         return -self.probabilities.log().gather(1, self.labels[:, None])[:, 0]
 
 
+@dataclass(frozen=True)
+class _Solution:
+    """One unmixing with the label of each row.
+
+    Attributes:
+        unmixing: `[m, m]` Q, for the m examples that left a trace.
+        labels: `[m]`.
+        noise: `[m]` standard deviation of a feature's error.
+        found: `[m]` bool: rows that are those of single examples.
+        misfit: As in `HeadFeatures`.
+        spread: As in `HeadFeatures`.
+    """
+
+    unmixing: Tensor
+    labels: Tensor
+    noise: Tensor
+    found: Tensor
+    misfit: float
+    spread: float = 0.0
+
+
 def head_features(
     observed: Round, knowledge: Knowledge, labels: Int[Tensor, " n"] | None = None, *, starts: int = 6, seed: int = 0
 ) -> HeadFeatures:
     """Solve `[g_b G] = A^T [1 F]` for the features F of every example, with `A = (softmax(F W^T + b) - Y) / n`.
 
-    The gradient leaves one `n x n` matrix open (`HeadEquations`). Behind a ReLU it is found from the features' zeros
-    alone, and the softmax is an independent check; other features are solved from the softmax.
+    Of n examples, fewer than classes, the gradient leaves one `n x n` matrix open (`HeadEquations`). Behind a ReLU it
+    is found from the zeros of the features alone (`sparse`), and the softmax, which nothing was fitted to, vouches for
+    it. Features without zeros are solved from the softmax (`softmax`), from several starts.
+
+    A small residual by itself proves little: a confident example has almost no row in A, so its features are known only
+    up to the rounding of the update over the length of that row. `noise` says how well, example by example, and `known`
+    where that is enough.
 
     Args:
         observed: A round whose update is one plain gradient.
         knowledge: What the attacker knows.
-        labels: The labels, which may repeat; None: as the attacker would infer them.
-        starts: Starts to try.
+        labels: The labels, which may repeat; None: those told, else read off the solution.
+        starts: Starts of the softmax equations.
         seed: Of the random starts.
 
     Raises:
-        Inapplicable: Without a last linear layer, with as many examples as classes or more, or where its gradient is
-            zero.
+        Inapplicable: Without a last linear layer, without a plain cross-entropy, with as many examples as classes or
+            more, where the gradient is zero, or where examples without zeros in their features left no trace.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -81,63 +116,50 @@ def head_features(
         >>> seen = record(model, private)
         >>> found = head_features(seen[0], seen.knowledge, private.labels)
         >>> truth = model[:-1](private.inputs[:1]).double()
-        >>> bool((found.features[:1] - truth).norm() / truth.norm() < 1e-3), found.doubt
+        >>> bool((found.features[:1] - truth).norm() / truth.norm() < 1e-5), found.doubt
         (True, None)
     """
-    equations, bias_gradient, labels = _equations(observed, knowledge, labels)
-    if equations.rank < len(labels):
-        raise Inapplicable(
-            f"the gradient of the last layer holds {equations.rank} examples, not {len(labels)}: the others "
-            "have almost no loss, or slopes that are multiples of another's",
-            "look at the update of an earlier round",
-        )
+    labels = observed.labels if labels is None else labels
+    labels = None if labels is None else labels.sort().values
+    equations, bias_gradient = _equations(observed, knowledge, labels)
     draw = generator(seed, "head features")
-    rows = (
-        unmix(torch.linalg.qr(equations.inner.T).Q.T, 4, draw)
-        if equations.inner.shape[1] > 4 * equations.rank
-        else None
-    )
-    candidates: list[tuple[Tensor, Tensor]] = []
-    if rows is not None:
-        # From orthonormal rows back to those of the basis: V = T B, so r V = (r T) B.
-        change = torch.linalg.qr(equations.inner.T).R.T
-        unmixing = equations.scaled(torch.linalg.solve(change, rows, left=False))
-        candidates.append((unmixing, _assigned(equations, unmixing, labels)))
-    if not candidates or not equations.misfit(*candidates[0]) < MAX_DISAGREEMENT:
-        for number in range(starts):
-            spread = (
-                0.0 if number == 0 and len(labels.unique()) == len(labels) else 0.05 if 2 * number < starts else 0.5
-            )
-            first = softmax.start(equations, labels, bias_gradient, spread, draw)
-            found = softmax.refine(equations, first, labels)
-            candidates.append((found, labels))
-            if equations.misfit(found, labels) < 1e-5:
-                break
-    best = min(candidates, key=lambda pair: equations.misfit(*pair))
-    return _result(equations, *best)
+    solution = _by_zeros(equations, labels, bias_gradient, draw)
+    if solution is None or not solution.misfit < MAX_DISAGREEMENT:
+        told = Auto()(observed, knowledge) if labels is None else labels
+        if told is not None:
+            solution = _by_softmax(equations, told, bias_gradient, solution, starts, draw)
+    if solution is None:
+        raise Inapplicable(
+            "the features have too few zeros to be told apart without labels, and no labels could be inferred",
+            "tell the labels (--told labels)",
+        )
+    return _result(equations, solution, labels)
 
 
-def _assigned(equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " m"]) -> Tensor:
-    """The label of each row of an unmixing, `[n]`: what is left of `n A - P` is -1 at the label."""
-    left = equations.examples * equations.slopes(unmixing) - equations.probabilities(unmixing)
-    places = linear_sum_assignment(left[:, labels].numpy())[1]
-    return labels[torch.from_numpy(places)]
-
-
-def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> tuple[HeadEquations, Tensor, Tensor]:
+def _equations(
+    observed: Round, knowledge: Knowledge, labels: Tensor | None
+) -> tuple[HeadEquations, Float[Tensor, " C"]]:
+    """The equations, and the bias gradient; whatever stands in the way of solving them is said here."""
     names = last_linear(knowledge.model, knowledge.num_classes)
     if names is None:
         raise Inapplicable(
             f"the model has no fully connected layer with {knowledge.num_classes} outputs",
             "use another probe, or a model that ends in such a layer",
         )
-    labels = Auto()(observed, knowledge) if labels is None else labels.sort().values
-    if labels is None or len(labels) >= knowledge.num_classes:
+    if not knowledge.client.softmax_gradient:
         raise Inapplicable(
-            "features can be told apart only where there are more classes than examples",
+            "the features are solved from softmax minus label, and the client's loss is no plain cross-entropy",
+            "record a client that trains on cross-entropy",
+        )
+    examples = observed.batch_size if labels is None else len(labels)
+    if examples is None:
+        raise Inapplicable("the batch size is unknown", "name it with --batch-size")
+    if examples >= knowledge.num_classes:
+        raise Inapplicable(
+            f"the last layer's gradient has a rank of at most {knowledge.num_classes - 1}, so it cannot tell "
+            f"{examples} examples apart: features need more classes than examples",
             "record a smaller batch",
         )
-    weight = observed.params[names[0]]
     if names[1] is None:
         raise Inapplicable(
             "the last layer has no bias, whose gradient tells the scale of each row",
@@ -149,24 +171,150 @@ def _equations(observed: Round, knowledge: Knowledge, labels: Tensor | None) -> 
             "the gradient of the last layer is zero everywhere, so it holds no features",
             "look at the update of another round",
         )
-    bias_gradient = gradients[names[1]]
-    equations = HeadEquations.of(weight, observed.params[names[1]], gradients[names[0]], bias_gradient, len(labels))
-    return equations, bias_gradient.double(), labels
+    bias, bias_gradient = observed.params[names[1]], gradients[names[1]]
+    equations = HeadEquations.of(observed.params[names[0]], bias, gradients[names[0]], bias_gradient, examples)
+    return equations, bias_gradient.double()
 
 
-def _result(equations: HeadEquations, unmixing: Tensor, labels: Tensor) -> HeadFeatures:
+def _by_zeros(
+    equations: HeadEquations, labels: Tensor | None, bias_gradient: Float[Tensor, " C"], draw: Generator
+) -> _Solution | None:
+    """The solution by the zeros of the features; None where they are too few."""
+    rank = equations.rank
+    if equations.inner.shape[1] < MIN_WIDTH * rank:
+        return None
+    first = None
+    if labels is not None and rank == len(labels):
+        first = softmax.start(equations, labels, bias_gradient, 0.1, draw)
+    unmixed = unmix(equations, first, draw)
+    if unmixed is None:
+        return None
+    unmixing, count = equations.scaled(unmixed[0]), unmixed[1]
+    # What is left of n A - P is -1 at the label and 0 elsewhere.
+    left = equations.examples * equations.slopes(unmixing) - equations.probabilities(unmixing)
+    read = left.argmin(1)
+    if labels is not None:
+        places = linear_sum_assignment(left[:, labels].numpy())[1]
+        read = labels[torch.from_numpy(places)]
+    found = torch.arange(rank) < count
+    off, wanted = equations.contradiction(unmixing, read)
+    misfit = float(off[found].norm() / wanted[found].norm())
+    # An example without loss has next to no slopes, which are then all rounding.
+    sound = off.norm(dim=1) < MAX_DISAGREEMENT * wanted.norm(dim=1).clamp(min=MIN_SLOPE)
+    return _Solution(unmixing, read, equations.noise(unmixing), found & sound, misfit)
+
+
+def _by_softmax(
+    equations: HeadEquations,
+    labels: Int[Tensor, " n"],
+    bias_gradient: Float[Tensor, " C"],
+    before: _Solution | None,
+    starts: int,
+    draw: Generator,
+) -> _Solution:
+    """The best of `before` and of the solutions of the softmax equations from several starts."""
+    if equations.rank < len(labels):
+        if before is not None:
+            return before
+        raise Inapplicable(
+            f"the gradient of the last layer holds {equations.rank} examples, not {len(labels)}: the others have "
+            "almost no loss, or slopes that are multiples of another's",
+            "look at the update of an earlier round",
+        )
+    tries = []
+    for first in _starts(equations, labels, bias_gradient, before, starts, draw):
+        unmixing = softmax.refine(equations, first, labels)
+        tries.append((equations.misfit(unmixing, labels), unmixing))
+        if sum(misfit < SOLVED for misfit, _ in tries) == 2:
+            break
+    misfit, unmixing = min(tries, key=lambda one: one[0])
+    if before is not None and before.misfit < misfit:
+        return before
+    features = unmixing @ equations.inner
+    # Solutions that fit about as well must be the same, whatever the order of examples with one label.
+    rivals = [_apart(features, other @ equations.inner, labels) for off, other in tries if off < 10 * misfit + SOLVED]
+    noise = softmax.noise(equations, unmixing, labels)
+    found = torch.ones(len(labels), dtype=torch.bool)
+    return _Solution(unmixing, labels, noise, found, misfit, max(rivals))
+
+
+def _starts(
+    equations: HeadEquations,
+    labels: Int[Tensor, " n"],
+    bias_gradient: Float[Tensor, " C"],
+    before: _Solution | None,
+    count: int,
+    draw: Generator,
+) -> Iterator[Float[Tensor, "n n"]]:
+    """Unmixings to start from: all examples alike where their labels differ, what the zeros gave, random ones."""
+    distinct = len(labels.unique()) == len(labels)
+    if distinct:
+        yield softmax.start(equations, labels, bias_gradient, 0.0, draw)
+    if before is not None and torch.equal(before.labels.sort().values, labels):
+        yield before.unmixing[before.labels.argsort(stable=True)]
+    for number in range(count - distinct):
+        yield softmax.start(equations, labels, bias_gradient, 0.05 if 2 * number < count else 0.5, draw)
+
+
+def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> float:
+    """Largest relative difference of two solutions' examples, paired within their labels."""
+    away = torch.cdist(features, other) / features.norm(dim=1).clamp(min=1e-300)[:, None]
+    away = away.masked_fill(labels[:, None] != labels, 1e9)
+    rows, columns = linear_sum_assignment(away.numpy())
+    return float(away[rows, columns].max())
+
+
+def _result(equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n"] | None) -> HeadFeatures:
+    """A solution in the order of its labels, with examples that left no trace, and what speaks against it."""
+    features = solution.unmixing @ equations.inner
+    size = features.square().mean(1).sqrt()
+    noise = (solution.noise.square() + (FORWARD * equations.epsilon * size).square()).sqrt()
+    known = solution.found & (noise < MAX_DISAGREEMENT * size) & (solution.spread < MAX_DISAGREEMENT)
+    known &= solution.misfit < MAX_DISAGREEMENT
+    rounding = float((noise / size).max())
+    labels, missing = solution.labels, equations.examples - equations.rank
+    if missing:
+        features = torch.cat([features, features.new_zeros((missing, features.shape[1]))])
+        noise = torch.cat([noise, noise.new_full((missing,), float("inf"))])
+        known = torch.cat([known, known.new_zeros(missing)])
+        labels, rounding = torch.cat([labels, _leftover(labels, told, missing)]), float("inf")
+    chances = (features @ equations.weight.T + equations.bias).softmax(1)
+    if missing:  # no gradient: the network is sure of the label
+        chances[-missing:] = F.one_hot(labels[-missing:], chances.shape[1]).to(chances)
     order = labels.argsort(stable=True)
-    unmixing, labels = unmixing[order], labels[order]
-    features, chances = unmixing @ equations.inner, equations.probabilities(unmixing)
-    signal = (chances - F.one_hot(labels, len(equations.weight))) @ equations.weight / equations.examples
-    noise, misfit = equations.noise(unmixing), equations.misfit(unmixing, labels)
-    relative = noise / features.square().mean(1).sqrt()
-    doubts = {
-        "the softmax contradicts the solution": not misfit < MAX_DISAGREEMENT,
-        "some example has almost no gradient (its loss is near 0), and rounding hides it": not bool(
-            (relative < MAX_DISAGREEMENT).all()
-        ),
-    }
-    doubt = next((reason for reason, holds in doubts.items() if holds), None)
-    known = (relative < MAX_DISAGREEMENT) & (misfit < MAX_DISAGREEMENT)
-    return HeadFeatures(features, labels, chances, signal, noise, misfit, 0.0, float(relative.max()), known, doubt)
+    slopes = (chances - F.one_hot(labels, chances.shape[1])) / equations.examples
+    doubt = None if bool(known.all()) else _doubt(solution, known, rounding)
+    return HeadFeatures(
+        features=features[order],
+        labels=labels[order],
+        probabilities=chances[order],
+        signal=(slopes @ equations.weight)[order],
+        noise=noise[order],
+        misfit=solution.misfit,
+        spread=solution.spread,
+        rounding=rounding,
+        known=known[order],
+        doubt=doubt,
+    )
+
+
+def _leftover(labels: Int[Tensor, " m"], told: Int[Tensor, " n"] | None, missing: int) -> Int[Tensor, " l"]:
+    """Labels for examples that left no trace: those told that no other example has, else the first class."""
+    if told is None:
+        return labels.new_zeros(missing)
+    rest = told.tolist()
+    for label in labels.tolist():
+        rest.remove(label)
+    return torch.tensor(rest)
+
+
+def _doubt(solution: _Solution, known: Bool[Tensor, " n"], rounding: float) -> str:
+    """Why some features are not known: what concerns all of them first."""
+    if not solution.misfit < MAX_DISAGREEMENT:
+        return "the softmax contradicts the solution"
+    if not solution.spread < MAX_DISAGREEMENT:
+        return "other starts end at other features"
+    return (
+        f"{int((~known).sum())} of {len(known)} examples have almost no gradient (their loss is near 0), and rounding "
+        "hides them"
+    )

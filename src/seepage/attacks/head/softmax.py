@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
-from seepage.attacks.head.equations import HeadEquations
+from seepage.attacks.head.equations import ROUNDING, HeadEquations
 
 STEPS = 60
 """Most steps of one start."""
@@ -42,6 +42,28 @@ def residuals(
     return off, ones, slopes, chances
 
 
+def _jacobian(
+    equations: HeadEquations,
+    unmixing: Float[Tensor, "n n"],
+    slopes: Float[Tensor, "n C"],
+    chances: Float[Tensor, "n C"],
+) -> Float[Tensor, "m nn"]:
+    """Derivatives of all residuals by the relative change E, `[n C + n, n^2]`."""
+    n, classes = slopes.shape
+    places = torch.arange(n)
+    # d off_i / dE_ab: the slopes give -A_a for b = i, the logits -(diag(P_i) - P_i P_i^T) Z_b for a = i.
+    jacobian = slopes.new_zeros((n, classes, n, n))
+    jacobian[places, :, :, places] -= slopes.T
+    turned = unmixing @ equations.logits_basis
+    curve = torch.diag_embed(chances) - chances[:, :, None] * chances[:, None, :]  # [n, C, C]
+    jacobian[places, :, places, :] -= torch.einsum("icd,bd->icb", curve, turned)
+    # d (Q b_0)_i / dE_ab: (Q b_0)_b for a = i.
+    of_ones = slopes.new_zeros((n, n, n))
+    if equations.biased:
+        of_ones[places, places, :] = unmixing @ equations.ones
+    return torch.cat([jacobian.reshape(n * classes, n * n), of_ones.reshape(n, n * n)])
+
+
 def refine(
     equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"], steps: int = STEPS
 ) -> Float[Tensor, "n n"]:
@@ -49,24 +71,12 @@ def refine(
 
     With `A^T = D U Q^-1` and logits `Z = Q B W^T + b`: `dA_i = -sum_a E_ai A_a`, `dZ_i = sum_b E_ib (Q B W^T)_b`.
     """
-    n, classes = len(unmixing), len(equations.weight)
-    damping, places = 1e-2, torch.arange(n)
+    n, damping = len(unmixing), 1e-2
     off, ones, slopes, chances = residuals(equations, unmixing, labels)
     cost = float(off.square().sum() + ones.square().sum())
     for step in range(steps):
-        # d off_i / dE_ab: the slopes give -A_a for b = i, the logits -(diag(P_i) - P_i P_i^T) Z_b for a = i.
-        jacobian = off.new_zeros((n, classes, n, n))
-        jacobian[places, :, :, places] -= slopes.T
-        turned = unmixing @ equations.logits_basis
-        curve = torch.diag_embed(chances) - chances[:, :, None] * chances[:, None, :]  # [n, C, C]
-        jacobian[places, :, places, :] -= torch.einsum("icd,bd->icb", curve, turned)
-        rows = [jacobian.reshape(n * classes, n * n)]
-        if equations.biased:
-            of_ones = off.new_zeros((n, n, n))
-            of_ones[places, places, :] = unmixing @ equations.ones
-            rows.append(of_ones.reshape(n, n * n))
-        whole = torch.cat(rows)
-        missing = torch.cat([off.flatten(), ones] if equations.biased else [off.flatten()])
+        whole = _jacobian(equations, unmixing, slopes, chances)
+        missing = torch.cat([off.flatten(), ones])
         normal, slope = whole.T @ whole, whole.T @ missing
         for _ in range(8):
             lifted = normal + damping * torch.diag(normal.diagonal() + 1e-12)
@@ -86,3 +96,24 @@ def refine(
         if settled or cost < 1e-26:
             break
     return unmixing
+
+
+def noise(equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Standard deviation of the error of a feature of each example, `[n]`, with the error of the unmixing itself.
+
+    Errors of the residuals, of variance s^2, move E by `s^2 (J^T J)^-1`, and the features of example i by `E_i F`.
+    """
+    own = equations.noise(unmixing)
+    n, classes = len(unmixing), len(equations.weight)
+    off, ones, slopes, chances = residuals(equations, unmixing, labels)
+    # n (C - 1) independent equations of the softmax and n of the bias, for n^2 unknowns.
+    spare = n * (classes - n)
+    variance = max(float(off.square().sum() + ones.square().sum()) / spare, (ROUNDING * equations.epsilon) ** 2)
+    whole = _jacobian(equations, unmixing, slopes, chances)
+    normal = whole.T @ whole
+    lift = 1e-14 * float(normal.diagonal().mean()) * torch.eye(n * n, dtype=normal.dtype)
+    covariance = variance * torch.linalg.inv(normal + lift).view(n, n, n, n)
+    features = unmixing @ equations.inner
+    gram = features @ features.T / features.shape[1]
+    of_unmixing = torch.einsum("iaib,ab->i", covariance, gram).clamp(min=0)
+    return (own.square() + of_unmixing).sqrt()

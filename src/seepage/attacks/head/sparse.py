@@ -1,72 +1,216 @@
-"""Unmixing of features behind a ReLU: never negative, and zero in many places.
+"""Unmixing of features behind a ReLU: never negative, and exactly zero in many places.
 
 A mixture of several examples' features is zero only where all of them are. So of all directions in the row space of
-the gradient those of single examples are the ones that are nowhere negative and in the most places exactly zero.
-Nothing else has to be known, no label and no weight.
+the gradient those of single examples are the ones that are nowhere negative and in the most places exactly zero. They
+are found without a label; the network's softmax then vouches for each of them by itself.
 """
 
+from dataclasses import dataclass
+from typing import Self
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Generator, Tensor
 
-STEPS = 30
+from seepage.attacks.head.equations import HeadEquations
+
+STEPS = 24
 """Re-weighted steps of one start."""
-BLURS = (0.3, 1e-4)
-"""First and last width of what counts as zero, in units of a feature's mean size."""
-AVERSION = 5.0
+BLURS = (0.3, 1e-3)
+"""First and last width of what counts as zero while rows are searched for, in units of a feature's mean size."""
+AVERSION = 100.0
 """How much more a negative feature costs than a positive one of the same size."""
+DEAD = 1e-4
+"""Size of a unit, relative to the largest, up to which it is silent for the whole batch and tells nothing."""
+COLUMNS = 4096
+"""Most features that the search looks at; more are drawn from at random."""
+ROUNDS = 8
+"""Rounds of starts; each looks only for what the rounds before did not find."""
+ALIKE = 2e-2
+"""Distance of two directions of length 1 below which one of them is dropped before they are settled."""
+SAME = 3e-3
+"""Distance of two directions of length 1 below which they are one."""
+SHARPENINGS = 3
+"""Times that the zeros of a row are read and the row is solved from them."""
+SURE_ZERO = 4.0
+"""What counts as zero in the end, in standard deviations of the error of a feature."""
+NEARLY_ZERO = 1e-5
+"""What counts as zero at least, in units of the root mean square of an example's features."""
 
 
-def sparse_rows(inner: Float[Tensor, "n k"], starts: Float[Tensor, "s n"], noise: float) -> Float[Tensor, "s n"]:
-    """Directions `r` of length 1, `[s, n]`, whose features `r V` are hardly negative and often zero.
+def unmix(
+    equations: HeadEquations, first: Float[Tensor, "s n"] | None, draw: Generator
+) -> tuple[Float[Tensor, "n n"], int] | None:
+    """Q up to the scale of its rows, and how many of its rows, the first ones, are found; None where none is.
 
-    Minimizes `sum_j w_j (r V)_j^2` over directions of length 1, again and again, with weights that make the sum one
-    of absolute values at first and a count of what is not zero at last (iteratively re-weighted least squares); what
-    is negative weighs more.
+    The other rows are any that have no share in those found: what is left of examples with hardly a gradient.
 
     Args:
-        inner: V, orthonormal rows.
-        starts: Directions to start from.
-        noise: Smallest width of what counts as zero.
+        equations: The gradient.
+        first: Rows to start from; random ones come after them.
+        draw: Of random rows and columns.
     """
-    rows = torch.nn.functional.normalize(starts, dim=1)
-    first, last = (blur / inner.shape[1] ** 0.5 for blur in BLURS)
+    seen = _Seen.of(equations, draw)
+    n = equations.rank
+    found, space = seen.inner.new_zeros((0, n)), torch.eye(n, dtype=seen.inner.dtype)
+    for number in range(ROUNDS):
+        left = len(space)
+        if number == 0 and first is not None:
+            starts = first @ seen.turn
+        else:
+            starts = torch.randn((max(2 * left, 16), left), generator=draw, dtype=space.dtype) @ space
+        # Only combinations of what is not found yet: rows of `space` have no share in the rows found.
+        small = search(space @ seen.inner, starts @ space.T)
+        rows = settle(seen.inner, each_once(small) @ space)
+        found = torch.cat([found, seen.new(rows, found)])[:n]
+        if len(found) == n:
+            break
+        space = seen.without(found)
+    if not len(found):
+        return None
+    sharp = sharpen(equations, seen.unturned(found))
+    if len(found) == n:
+        return sharp, n
+    # Without a proof for each row found the rest cannot be told from them.
+    return None if len(space) != n - len(found) else (torch.cat([sharp, seen.unturned(space)]), len(found))
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """The units that the search looks at, in orthonormal coordinates: `B' = T V` with `V V^T = 1`.
+
+    B' is B without units that are silent for the whole batch, each unit divided by its size, so that a few strong ones
+    do not outweigh the zeros of the others. A row q of Q has the direction `r = q T`, and `r V` are its features.
+
+    Attributes:
+        equations: All of the gradient.
+        inner: `[n, k']` V.
+        alive: Number of units that are not silent.
+        turn: `[n, n]` T.
+    """
+
+    equations: HeadEquations
+    inner: Tensor
+    alive: int
+    turn: Tensor
+
+    @classmethod
+    def of(cls, equations: HeadEquations, draw: Generator) -> Self:
+        size = torch.linalg.qr(equations.inner.T).Q.norm(dim=1)  # [k] of each unit, whatever the basis
+        alive = (size > DEAD * size.max()).nonzero()[:, 0]
+        picked = alive[torch.randperm(len(alive), generator=draw)[:COLUMNS]]
+        q, r = torch.linalg.qr((equations.inner[:, picked] / size[picked]).T)
+        return cls(equations, q.T, len(alive), r.T)
+
+    def unturned(self, rows: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+        """Rows of Q of directions."""
+        unturned: Tensor = torch.linalg.solve(self.turn, rows, left=False)
+        return unturned
+
+    def new(self, rows: Float[Tensor, "s n"], found: Float[Tensor, "m n"]) -> Float[Tensor, "l n"]:
+        """Rows with far more zeros than a corner of the cone has by its making, each once, the most zeros first."""
+        unmixed = self.unturned(rows)
+        values = unmixed @ self.equations.inner  # [s, k]
+        size = values.square().mean(1).sqrt()
+        width = torch.maximum(2 * SURE_ZERO * self.equations.noise(unmixed), NEARLY_ZERO * size)
+        zeros = (values.abs() < width[:, None]).sum(1) - (self.equations.inner.shape[1] - self.alive)
+        # Any n - 1 features can be made zero, and others are within the width of zero by chance.
+        chance = 4 * width / size * values.shape[1]
+        negative = values.clamp(max=0).norm(dim=1) < torch.maximum(0.01 * size, width) * values.shape[1] ** 0.5
+        enough = (zeros > 3 * len(self.turn) + chance) & negative
+        chosen: list[Tensor] = []
+        for place in zeros.argsort(descending=True).tolist():
+            known = [*found, *chosen]
+            if enough[place] and all(float((rows[place] - other).norm()) > SAME for other in known):
+                chosen.append(rows[place])
+        return torch.stack(chosen) if chosen else rows[:0]
+
+    def without(self, found: Float[Tensor, "m n"]) -> Float[Tensor, "l n"]:
+        """An orthonormal basis of the directions that have no share in the rows found."""
+        # A^T = D U Q^-1 gives columns of Q^-1; with R = Q T those of R^-1 are T^-1 times as much.
+        columns = [self.equations.vouched(row) for row in self.unturned(found)]
+        duals = [torch.linalg.solve(self.turn, column) for column in columns if column is not None]
+        if not duals or len(duals) == len(self.turn):
+            return torch.eye(len(self.turn), dtype=self.turn.dtype)
+        basis: Tensor = torch.linalg.svd(F.normalize(torch.stack(duals), dim=1)).Vh
+        return basis[len(duals) :]
+
+
+def search(inner: Float[Tensor, "n k"], starts: Float[Tensor, "s n"]) -> Float[Tensor, "s n"]:
+    """Directions of length 1 whose features are hardly negative and often zero, one for each start, in float32."""
+    inner, rows = inner.float(), F.normalize(starts.float(), dim=1)
+    n, k = inner.shape
+    upper = torch.triu_indices(n, n)
+    products = inner[upper[0]] * inner[upper[1]]  # [n (n + 1) / 2, k]: V_a V_b of each pair
+    first, last = (blur / k**0.5 for blur in BLURS)
     for step in range(STEPS):
-        width = max(first * (last / first) ** (step / (STEPS - 1)), noise)
-        values = rows @ inner  # [s, k]
-        values = values * values.sum(1, keepdim=True).sign()
-        power = 0.5 if step <= STEPS // 2 else 1.0
-        weights = (values.square() + width**2) ** -power * torch.where(values < 0, AVERSION, 1.0)
-        # The direction of least weighted energy is the last eigenvector of V diag(w) V^T, one for each start.
+        share = step / (STEPS - 1)
+        weights = _weights(rows @ inner, first * (last / first) ** share, 0.5 if share <= 0.5 else 1.0)
+        # All starts' V diag(w) V^T in one product, [s, n, n].
+        energy = rows.new_zeros((len(rows), n, n))
+        energy[:, upper[0], upper[1]] = energy[:, upper[1], upper[0]] = weights @ products.T
+        rows = _least(energy, rows, 3e-5)
+    return _upright(rows.double(), inner.double())
+
+
+def each_once(rows: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
+    """Directions of length 1 without those that are nearly another's."""
+    near = torch.cdist(rows, rows) < ALIKE
+    # A row is kept where no earlier one is near it.
+    return rows[~near.tril(-1).any(1)]
+
+
+def settle(inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"], steps: int = 6) -> Float[Tensor, "s n"]:
+    """The same in float64, from a narrow width on, so that equal rows become equal numbers."""
+    for step in range(steps):
+        weights = _weights(rows @ inner, 1e-2 * 0.2**step / inner.shape[1] ** 0.5, 1.0)
         energy = torch.stack([(inner * weight) @ inner.T for weight in weights])
-        rows = torch.linalg.eigh(energy).eigenvectors[:, :, 0]
+        rows = _upright(_least(energy, rows, 1e-13), inner)
+    return rows
+
+
+def _weights(values: Float[Tensor, "s k"], width: float, power: float) -> Float[Tensor, "s k"]:
+    """Weights that turn squares into absolute values (power 1/2) or into a count of what is not zero (power 1)."""
+    upright = values * values.sum(1, keepdim=True).sign()
+    return (values.square() + width**2) ** -power * torch.where(upright < 0, AVERSION, 1.0)
+
+
+def _least(energy: Float[Tensor, "s n n"], rows: Float[Tensor, "s n"], lift: float) -> Float[Tensor, "s n"]:
+    """Directions of little energy near the given ones: two steps of inverse iteration."""
+    n = energy.shape[1]
+    mean = energy.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
+    factor = torch.linalg.cholesky(energy / mean + lift * torch.eye(n, dtype=energy.dtype))
+    for _ in range(2):
+        rows = F.normalize(torch.cholesky_solve(rows[:, :, None], factor)[:, :, 0], dim=1)
+    return rows
+
+
+def _upright(rows: Float[Tensor, "s n"], inner: Float[Tensor, "n k"]) -> Float[Tensor, "s n"]:
     return rows * (rows @ inner).sum(1, keepdim=True).sign()
 
 
-def distinct_rows(
-    inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"], wanted: int, zero: float
-) -> Float[Tensor, "m n"]:
-    """Of directions found from many starts, those with the most zeros, each once, at most `wanted`."""
-    values = rows @ inner
-    size = values.abs().mean(1, keepdim=True)
-    zeros = (values.abs() < (1e-3 * size).clamp(min=zero)).sum(1)
-    chosen: list[Tensor] = []
-    for place in zeros.argsort(descending=True):
-        row = rows[place]
-        if all(float((row - other).norm()) > 1e-3 for other in chosen):
-            chosen.append(row)
-        if len(chosen) == wanted:
-            break
-    return torch.stack(chosen)
+def sharpen(equations: HeadEquations, rows: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+    """Rows of Q solved from their own zeros, as exactly as the gradient's errors allow.
 
-
-def unmix(inner: Float[Tensor, "n k"], rounds: int, draw: Generator) -> Float[Tensor, "n n"] | None:
-    """All directions of single examples, or None where fewer than n differ."""
-    n = len(inner)
-    found = inner.new_zeros((0, n))
-    for _ in range(rounds):
-        starts = torch.randn((4 * n, n), generator=draw, dtype=inner.dtype)
-        found = distinct_rows(inner, torch.cat([found, sparse_rows(inner, starts, 0.0)]), n, 0.0)
-        if len(found) == n and torch.linalg.cond(found) < 1e8:
-            return found
-    return None
+    Row i is the direction in which the features that are zero vanish: `q B_Z = 0`, thousands of equations for n - 1
+    unknowns. All entries of B have errors of one size, so the solution of total least squares is the last left
+    singular vector of `B_Z`. What the softmax is blind to (examples of one label on a fresh network have nearly the
+    same slopes) is no harder here.
+    """
+    basis = equations.inner
+    sharp = []
+    for row in rows:
+        for _ in range(SHARPENINGS):
+            values = row @ basis
+            noise = equations.deviation * float(row.norm())
+            width = max(SURE_ZERO * noise, 1e-6 * float(values.square().mean().sqrt()))
+            zero = basis[:, values.abs() < width]
+            if zero.shape[1] < 2 * len(row):
+                break
+            # The triangular factor of B_Z^T has the same right singular vectors, at a size of n x n.
+            triangle = torch.linalg.qr(zero.T, mode="r").R
+            last = torch.linalg.svd(triangle).Vh[-1]
+            row = last * (last @ basis).sum().sign() * row.norm()
+        sharp.append(row)
+    return torch.stack(sharp)
