@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.matching.adaptive import known_noise
 from seepage.attacks.matching.distances import Distance
+from seepage.attacks.matching.selection import kth_smallest
 from seepage.core.nn import safe_norm
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Round, Tensors
@@ -78,12 +78,9 @@ class TopMagnitude(Distance):
         for size in sizes:
             parts.append(size[offset::stride])
             offset = (offset - len(size)) % stride  # evenly spaced over all tensors laid end to end
-        looked = torch.cat(parts)
-        keep = max(1, round(self.ratio * len(looked)))
-        place = len(looked) - keep
-        if looked.device.type == "cpu":  # NumPy's selection takes a twentieth of the time of torch.kthvalue there
-            return torch.from_numpy(np.partition(looked.numpy(), place)[place : place + 1])[0]
-        return looked.kthvalue(place + 1).values
+        looked = sum(len(part) for part in parts)
+        keep = max(1, round(self.ratio * looked))
+        return kth_smallest(parts, looked - keep)
 
 
 def _take(tensors: Tensors, places: Mapping[str, Tensor]) -> Tensors:
