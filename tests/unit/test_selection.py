@@ -18,15 +18,15 @@ def numbers(kind: str, n: int) -> Tensor:
         "equal": lambda: torch.full((n,), 0.3),
         "mostly zeros": lambda: torch.randn(n, generator=draw) * (torch.rand(n, generator=draw) > 0.9),
         "few values": lambda: torch.randint(5, (n,), generator=draw).float(),
-        # Every entry that an even stride looks at is large: the sample knows nothing of the rest.
-        "spoilt sample": lambda: torch.arange(n).remainder(n // SAMPLE).eq(0) * 9.0 + torch.rand(n, generator=draw),
+        # Entries whose size goes with their place, as the weights of a kernel do.
+        "striped": lambda: torch.arange(n).remainder(9) + torch.rand(n, generator=draw),
         "infinite": lambda: torch.where(torch.rand(n, generator=draw) > 0.5, math.inf, torch.rand(n, generator=draw)),
         "double": lambda: torch.randn(n, generator=draw, dtype=torch.float64),
     }
     return made[kind]()
 
 
-KINDS = ["normal", "sorted", "equal", "mostly zeros", "few values", "spoilt sample", "infinite", "double"]
+KINDS = ["normal", "sorted", "equal", "mostly zeros", "few values", "striped", "infinite", "double"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,7 +40,8 @@ def test_it_is_the_number_that_sorting_puts_there(kind: str) -> None:
         assert found == ordered[place]
 
 
-def test_few_are_all_ordered_and_many_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["normal", "sorted", "mostly zeros", "striped"])
+def test_few_are_all_ordered_and_of_many_some(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     ordered: list[int] = []
     partition = selection.np.partition
 
@@ -49,11 +50,17 @@ def test_few_are_all_ordered_and_many_are_not(monkeypatch: pytest.MonkeyPatch) -
         return partition(array, place)  # type: ignore[call-overload]
 
     monkeypatch.setattr(selection.np, "partition", counted)
-    it = numbers("normal", 50 * SAMPLE)
+    it = numbers(kind, 45 * SAMPLE)  # a fixed stride of 45 would see one stripe of the nine
     kth_smallest([it[:1000]], 500)
-    kth_smallest([it], len(it) // 2)
+    kth_smallest([it[:300_000], it[300_000:]], round(0.97 * len(it)))
     assert ordered[0] == 1000
     assert ordered[1] < len(it) / 20
+
+
+def test_where_the_bracket_misses_all_are_ordered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "_sampled", lambda array, count: array[: round(count)])
+    it = numbers("sorted", 10 * SAMPLE)
+    assert kth_smallest([it], len(it) // 2) == it[len(it) // 2]
 
 
 def test_numbers_that_are_none_give_what_sorting_gives() -> None:

@@ -1,5 +1,7 @@
 """The k-th smallest of millions of numbers, exactly and in about one pass over them."""
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -16,8 +18,8 @@ def kth_smallest(parts: list[Tensor], place: int) -> Tensor:
     """The number at `place`, from 0, of all parts' numbers in rising order; a tensor `[]` of their dtype and device.
 
     A sorted sample says between which two numbers it lies. One pass counts the numbers below that bracket and keeps
-    those within, some hundredths of all, and only these are ordered (Floyd and Rivest, CACM 1975, algorithm SELECT). Where
-    the bracket misses, all are ordered: the answer is exact either way.
+    those within, some hundredths of all, and only these are ordered (Floyd and Rivest, CACM 1975, algorithm SELECT).
+    Where the bracket misses, all are ordered: the answer is exact either way.
 
     Args:
         parts: Flat tensors `[n_i]`.
@@ -39,8 +41,7 @@ def kth_smallest(parts: list[Tensor], place: int) -> Tensor:
 
 def _in_bracket(arrays: list[np.ndarray], place: int, total: int) -> np.generic | None:
     """The number at `place` if it lies between two of a sample's, else None."""
-    stride = total // SAMPLE
-    sample = np.sort(np.concatenate([array[::stride] for array in arrays]))
+    sample = np.sort(np.concatenate([_sampled(array, SAMPLE * len(array) / total) for array in arrays]))
     share, n = place / total, len(sample)
     # The rank of a number in a random sample of n has standard deviation sqrt(n p (1 - p)).
     margin = SIGMAS * (n * share * (1 - share)) ** 0.5 + 1
@@ -54,8 +55,17 @@ def _in_bracket(arrays: list[np.ndarray], place: int, total: int) -> np.generic 
             below += int(np.count_nonzero(smaller))
             within.append(block[~smaller & (block <= high)])
     kept = np.concatenate(within)
-    # Evenly spaced is not random, and no number orders with NaN: then the place can fall outside.
+    # By chance, or where there are NaNs, which order with nothing, the place falls outside.
     if not 0 <= place - below < len(kept):
         return None
     selected: np.generic = np.partition(kept, place - below)[place - below]
     return selected
+
+
+def _sampled(array: np.ndarray, count: float) -> np.ndarray:
+    """About `count` entries, one at random out of each of as many stretches of equal length; the same at each call."""
+    number = math.ceil(count)
+    # Without chance a stretch as long as a multiple of a kernel would always show the same place of it.
+    places = (np.arange(number) + np.random.default_rng(0).random(number)) * (len(array) / number)
+    sampled: np.ndarray = array[places.astype(np.int64)]
+    return sampled
