@@ -8,10 +8,9 @@ from functools import cached_property
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
-from seepage.attacks.matching.distance_gradients import value_and_gradients
 from seepage.attacks.matching.frozen_pattern import ActivationPattern, FrozenPattern, RecordedPattern
+from seepage.attacks.matching.move import Mover
 from seepage.attacks.matching.problem import Evaluation, Problem
 from seepage.core.nn import forward, in_mode
 from seepage.types import Tensors
@@ -127,13 +126,12 @@ class FirstOrderProblem:
 
         A move that changes the input gradient by a share far from the best one is made again, longer or shorter.
         """
-        named = dict(zip(self.exact.params, dummy, strict=True))
         reach, best = self.reach, best_share(inputs)
         for _ in range(MOST_MOVES):
             # v = dD/dg', then pass 2 at w + step v: dD/dx = (dL/dx (w + step v) - dL/dx (w)) / step + O(step).
-            value, gradients = value_and_gradients(self.exact.distance, named, self.exact.target)
-            step, moved = self._moved(gradients, reach)
-            new = self._second_pass(moved, step, kept, inputs, labels, extra)
+            move = self._mover(dummy, reach)
+            step = move.step
+            new = self._second_pass(move.weights, step, kept, inputs, labels, extra)
             # Too short a move drowns in rounding (error ~ eps / share), too long a one in curvature (error ~ share).
             share = float((new[0] - old[0]).norm() / old[0].norm())
             reach = _better_reach(reach, share, best, inputs.dtype)
@@ -141,7 +139,7 @@ class FirstOrderProblem:
             if not (far and 0 < share < math.inf):
                 break
         # The directional derivative along v of dL/dx is (d2L/dx dw) v = dD/dx, by the chain rule through g' = dL/dw.
-        return value, [(b - a) / step for a, b in zip(old, new, strict=True)], reach
+        return move.value, [(b - a) / step for a, b in zip(old, new, strict=True)], reach
 
     def _chunks(self, n: int) -> list[slice]:
         # Where examples are coupled the loss is no sum over chunks, and the whole batch is one chunk.
@@ -177,21 +175,8 @@ class FirstOrderProblem:
         return patterns
 
     @cached_property
-    def _size(self) -> float:
-        """Length of all weights together."""
-        return float(get_total_norm(list(self.exact.params.values())))
-
-    def _moved(self, gradients: Tensors, reach: float) -> tuple[float, Tensors]:
-        """The length of the step, and the weights after it: `w + step v`. It overwrites `gradients`."""
-        names, weights = list(self.exact.params), list(self.exact.params.values())
-        v = [gradients[name] for name in names]
-        length = float(get_total_norm(v))
-        # v = dD/dg' has the shapes of the weights, and the units of the distance over those of a gradient.
-        # |step v| = reach |w|: the move's length is a share of the weights', whatever the distance's units are.
-        step = reach * (self._size or 1.0) / length if length > 0 else 1.0
-        torch._foreach_mul_(v, step)
-        torch._foreach_add_(v, weights)
-        return step, dict(zip(names, v, strict=True))
+    def _mover(self) -> Mover:
+        return Mover(self.exact)
 
     def _second_pass(
         self,
