@@ -12,8 +12,8 @@ from seepage import Architecture, Batch, FedSGD, Inapplicable, SeepageError, bui
 from seepage.attacks.matching.distances import L2
 from seepage.attacks.matching.problem import Evaluation, Problem
 from seepage.core.nn import generator
-from seepage.leakage import HeadFeatures, batch_norm_leaks, head_features, landscape
-from seepage.types import Knowledge, Round, Update
+from seepage.leakage import batch_norm_leaks, head_features, landscape
+from seepage.types import Knowledge, Round
 
 SHAPE, CLASSES = (3, 16, 16), 8
 
@@ -131,66 +131,6 @@ def test_batch_norm_leaks_need_a_batch_norm() -> None:
         batch_norm_leaks(seen, knowledge)
 
 
-def solved(model: nn.Module, n: int, *, mode: str = "train") -> tuple[HeadFeatures, float]:
-    """The features found, and their relative error."""
-    batch, seen, knowledge = victim(model, n, mode=mode)
-    truth: list[Tensor] = []
-    handle = model.head.register_forward_hook(lambda module, args, output: truth.append(args[0]))  # type: ignore[union-attr]
-    with torch.no_grad():
-        model.train(mode == "train")(batch.inputs)
-    handle.remove()
-    found = head_features(seen, knowledge, batch.labels)
-    return found, float((found.features - truth[0]).norm() / truth[0].norm())
-
-
-@pytest.mark.parametrize("mode", ["train", "eval"])
-@pytest.mark.parametrize("n", [1, 2, 4, 7])
-def test_features_of_a_fresh_network_are_exact(n: int, mode: str) -> None:
-    found, error = solved(build(NORMED, SHAPE, CLASSES), n, mode=mode)
-    assert error < 1e-3
-    assert found.doubt is None
-    assert found.labels.tolist() == list(range(n))
-
-
-def confident(scale: float) -> nn.Module:
-    """A network whose logits on the batch are `scale` for the right class and 0 for the others."""
-    model = build(NORMED, SHAPE, CLASSES)
-    batch, _, _ = victim(model, 4)
-    seen: list[Tensor] = []
-    handle = model.head.register_forward_hook(lambda module, args, output: seen.append(args[0]))  # type: ignore[union-attr]
-    with torch.no_grad():
-        model.train()(batch.inputs)
-        handle.remove()
-        for parameter in model.head.parameters():  # type: ignore[union-attr]
-            parameter.zero_()
-        model.head.weight[:4] = scale * torch.linalg.pinv(seen[0]).T  # type: ignore[union-attr, index]
-    return model
-
-
-@pytest.mark.parametrize("scale", [0.5, 1, 2, 4, 6, 9, 12, 16])
-def test_features_are_right_or_doubted_however_confident_the_network(scale: float) -> None:
-    found, error = solved(confident(scale), 4)
-    assert error < 1e-2 or found.doubt is not None
-    if scale <= 2:
-        assert error < 1e-3
-        assert found.doubt is None
-
-
-def test_features_need_a_class_left_over() -> None:
-    model = build(NORMED, SHAPE, CLASSES)
-    batch, seen, knowledge = victim(model, CLASSES)
-    with pytest.raises(Inapplicable, match="more classes than examples"):
-        head_features(seen, knowledge, batch.labels)
-    headless = nn.Sequential(nn.Conv2d(3, CLASSES, 16), nn.Flatten())
-    with pytest.raises(Inapplicable, match="no fully connected layer"):
-        head_features(*victim(headless, 2)[1:])
-
-
-def test_features_with_labels_inferred() -> None:
-    batch, seen, knowledge = victim(build(NORMED, SHAPE, CLASSES), 3)
-    assert head_features(seen, knowledge).labels.tolist() == batch.labels.tolist()
-
-
 def test_probes_leave_the_model_as_found() -> None:
     model = build(NORMED, SHAPE, CLASSES).train()
     batch, seen, knowledge = victim(model, 3)
@@ -200,10 +140,3 @@ def test_probes_leave_the_model_as_found() -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-
-
-def test_a_zero_gradient_holds_no_features() -> None:
-    batch, seen, knowledge = victim(build(NORMED, SHAPE, CLASSES), 2)
-    zero = replace(seen, update=Update({name: torch.zeros_like(t) for name, t in seen.update.tensors.items()}))
-    with pytest.raises(Inapplicable, match="zero everywhere"):
-        head_features(zero, knowledge, batch.labels)

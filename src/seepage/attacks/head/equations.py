@@ -12,8 +12,8 @@ from torch import Tensor
 ROUNDING = 0.2
 """Standard deviation of a rounded number's error, in units of its type's epsilon, over numbers of all sizes."""
 
-MIN_SPARE = 3
-"""Equations to spare from which on the column space of the gradient tells a right example from a wrong one."""
+MIN_SPARE = 1
+"""Equations to spare from which on the column space of the gradient tells the label of an example."""
 MAX_LEFT_OVER = 1e-2
 """Share of an example's slopes outside the column space up to which it counts as one of the batch."""
 
@@ -111,8 +111,8 @@ class HeadEquations:
         return self.inner @ self.weight.T
 
     def slopes(self, unmixing: Float[Tensor, "n n"]) -> Float[Tensor, "n C"]:
-        """A of an unmixing: `A^T = D U Q^-1`."""
-        slopes: Tensor = torch.linalg.solve(unmixing.T, (self.scale[:, None] * self.left).T)
+        """A of an unmixing, `A^T = D U Q^-1`; not finite where it is singular."""
+        slopes: Tensor = torch.linalg.solve_ex(unmixing.T, (self.scale[:, None] * self.left).T).result
         return slopes
 
     def unmixing(self, slopes: Float[Tensor, "n C"]) -> Float[Tensor, "n n"]:
@@ -121,15 +121,17 @@ class HeadEquations:
         return unmixing
 
     def scaled(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-        """Rows divided by what the bias gradient says should be 1."""
+        """Rows divided by what the bias gradient says should be 1; as they are in a layer without bias."""
+        if not self.biased:
+            return unmixing
         ones = unmixing @ self.ones
         return unmixing / torch.where(ones.abs() < 1e-300, torch.ones_like(ones), ones)[:, None]
 
     def vouched(self, row: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
-        """The column of `Q^-1` that belongs to one row of Q, by the network's softmax; None where that is no proof.
+        """The column of `Q^-1` that belongs to one row of Q, by the network's softmax; None where that does not tell.
 
         The slopes of an example follow from its features and its label, and must lie in the column space of the
-        gradient. With `C - 1 - n` equations to spare a wrong row, or a wrong label, does not.
+        gradient, which `C - 1 - n` equations say. A wrong row, or a wrong label, does not fulfill them.
         """
         if not self.biased or len(self.weight) - 1 - self.rank < MIN_SPARE:
             return None
@@ -155,6 +157,11 @@ class HeadEquations:
         """How far the features' own probabilities are from those that the gradient asks for, as a share."""
         off, wanted = self.contradiction(unmixing, labels)
         return float(off.norm() / wanted.norm())
+
+    def size(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
+        """Root mean square of each example's features."""
+        size: Tensor = (unmixing @ self.inner).square().mean(1).sqrt()
+        return size
 
     def noise(self, unmixing: Float[Tensor, "m n"]) -> Float[Tensor, " m"]:
         """Standard deviation of the error of a feature of each example."""

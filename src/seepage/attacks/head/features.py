@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from seepage.attacks.head import softmax
 from seepage.attacks.head.equations import HeadEquations
+from seepage.attacks.head.scale import rescaled
 from seepage.attacks.head.sparse import unmix
 from seepage.attacks.matching.labels import Auto
 from seepage.core.nn import generator, last_linear
@@ -23,6 +24,8 @@ MIN_WIDTH = 4
 """Features per example from which on zeros are enough to tell examples apart."""
 FORWARD = 3.0
 """Rounding of a network's own forward pass, in units of its type's epsilon and the size of its features."""
+MAX_UNKNOWNS = 10_000_000
+"""Most entries of the softmax equations' Jacobian."""
 MIN_SLOPE = 1e-3
 """Length of softmax minus label below which an example's misfit is measured against this length."""
 SOLVED = 1e-5
@@ -139,7 +142,7 @@ def head_features(
 def _equations(
     observed: Round, knowledge: Knowledge, labels: Tensor | None
 ) -> tuple[HeadEquations, Float[Tensor, " C"]]:
-    """The equations, and the bias gradient; whatever stands in the way of solving them is said here."""
+    """The equations, and the bias gradient or zeros; whatever stands in the way of solving them is said here."""
     names = last_linear(knowledge.model, knowledge.num_classes)
     if names is None:
         raise Inapplicable(
@@ -160,20 +163,16 @@ def _equations(
             f"{examples} examples apart: features need more classes than examples",
             "record a smaller batch",
         )
-    if names[1] is None:
-        raise Inapplicable(
-            "the last layer has no bias, whose gradient tells the scale of each row",
-            "use another probe, or a model whose last layer has a bias",
-        )
     gradients = observed.gradient(knowledge.client)
     if not gradients[names[0]].any():
         raise Inapplicable(
             "the gradient of the last layer is zero everywhere, so it holds no features",
             "look at the update of another round",
         )
-    bias, bias_gradient = observed.params[names[1]], gradients[names[1]]
+    bias = None if names[1] is None else observed.params[names[1]]
+    bias_gradient = None if names[1] is None else gradients[names[1]]
     equations = HeadEquations.of(observed.params[names[0]], bias, gradients[names[0]], bias_gradient, examples)
-    return equations, bias_gradient.double()
+    return equations, torch.zeros_like(equations.bias) if bias_gradient is None else bias_gradient.double()
 
 
 def _by_zeros(
@@ -196,12 +195,14 @@ def _by_zeros(
     if labels is not None:
         places = linear_sum_assignment(left[:, labels].numpy())[1]
         read = labels[torch.from_numpy(places)]
+    unmixing, scale_error = rescaled(equations, unmixing, read)
+    noise = (equations.noise(unmixing).square() + (scale_error * equations.size(unmixing)).square()).sqrt()
     found = torch.arange(rank) < count
     off, wanted = equations.contradiction(unmixing, read)
     misfit = float(off[found].norm() / wanted[found].norm())
     # An example without loss has next to no slopes, which are then all rounding.
     sound = off.norm(dim=1) < MAX_DISAGREEMENT * wanted.norm(dim=1).clamp(min=MIN_SLOPE)
-    return _Solution(unmixing, read, equations.noise(unmixing), found & sound, misfit)
+    return _Solution(unmixing, read, noise, found & sound, misfit)
 
 
 def _by_softmax(
@@ -217,9 +218,17 @@ def _by_softmax(
         if before is not None:
             return before
         raise Inapplicable(
-            f"the gradient of the last layer holds {equations.rank} examples, not {len(labels)}: the others have "
-            "almost no loss, or slopes that are multiples of another's",
-            "look at the update of an earlier round",
+            f"the gradient of the last layer holds {equations.rank} examples, not {len(labels)}: the others' "
+            "slopes are no more than its errors (their loss is near 0), or those of another",
+            "look at the update of another round",
+        )
+    if len(labels) ** 3 * len(equations.weight) > MAX_UNKNOWNS:
+        if before is not None:
+            return before
+        raise Inapplicable(
+            f"the features have too few zeros to tell {len(labels)} examples apart, and the softmax equations are too "
+            "many",
+            "record a smaller batch",
         )
     tries = []
     for first in _starts(equations, labels, bias_gradient, before, starts, draw):
@@ -267,7 +276,7 @@ def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: 
 def _result(equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n"] | None) -> HeadFeatures:
     """A solution in the order of its labels, with examples that left no trace, and what speaks against it."""
     features = solution.unmixing @ equations.inner
-    size = features.square().mean(1).sqrt()
+    size = equations.size(solution.unmixing)
     noise = (solution.noise.square() + (FORWARD * equations.epsilon * size).square()).sqrt()
     known = solution.found & (noise < MAX_DISAGREEMENT * size) & (solution.spread < MAX_DISAGREEMENT)
     known &= solution.misfit < MAX_DISAGREEMENT
@@ -315,6 +324,6 @@ def _doubt(solution: _Solution, known: Bool[Tensor, " n"], rounding: float) -> s
     if not solution.spread < MAX_DISAGREEMENT:
         return "other starts end at other features"
     return (
-        f"{int((~known).sum())} of {len(known)} examples have almost no gradient (their loss is near 0), and rounding "
-        "hides them"
+        f"rounding or noise of the update hides {int((~known).sum())} of {len(known)} examples, whose slopes are small "
+        "(their loss is near 0) or nearly those of another"
     )

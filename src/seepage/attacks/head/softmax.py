@@ -22,10 +22,12 @@ def start(
 ) -> Float[Tensor, "n n"]:
     """An unmixing to start from: every example has the batch's mean probabilities, but for random logits.
 
-    The mean is known: the bias gradient is the mean of `P - Y`.
+    The mean is known: the bias gradient is the mean of `P - Y`. Without a bias it is taken to be uniform.
     """
     wanted = F.one_hot(labels, len(equations.weight)).double()
     mean = (bias_gradient + wanted.mean(0)).clamp(min=1e-12)
+    if not equations.biased:
+        mean = torch.ones_like(mean)
     noise = torch.randn(wanted.shape, generator=draw, dtype=torch.float64)
     chances = (mean.log() + spread * noise).softmax(1)
     return equations.scaled(equations.unmixing((chances - wanted) / equations.examples))

@@ -25,8 +25,12 @@ DEAD = 1e-4
 """Size of a unit, relative to the largest, up to which it is silent for the whole batch and tells nothing."""
 COLUMNS = 4096
 """Most features that the search looks at; more are drawn from at random."""
-ROUNDS = 8
-"""Rounds of starts; each looks only for what the rounds before did not find."""
+ROUNDS = 40
+"""Most rounds of starts; each looks only for what the rounds before did not find."""
+FRUITLESS = 4
+"""Rounds in a row without a new row after which the search ends."""
+MIN_STARTS = 32
+"""Fewest starts of a round."""
 ALIKE = 2e-2
 """Distance of two directions of length 1 below which one of them is dropped before they are settled."""
 SAME = 3e-3
@@ -51,28 +55,34 @@ def unmix(
         first: Rows to start from; random ones come after them.
         draw: Of random rows and columns.
     """
-    seen = _Seen.of(equations, draw)
     n = equations.rank
+    if n == 1:  # nothing is mixed
+        return torch.ones((1, 1), dtype=equations.basis.dtype) * equations.inner.sum().sign(), 1
+    seen = _Seen.of(equations, draw)
     found, space = seen.inner.new_zeros((0, n)), torch.eye(n, dtype=seen.inner.dtype)
+    fruitless = 0
     for number in range(ROUNDS):
-        left = len(space)
+        left, before = len(space), len(found)
         if number == 0 and first is not None:
             starts = first @ seen.turn
         else:
-            starts = torch.randn((max(2 * left, 16), left), generator=draw, dtype=space.dtype) @ space
+            starts = torch.randn((max(2 * left, MIN_STARTS), left), generator=draw, dtype=space.dtype) @ space
         # Only combinations of what is not found yet: rows of `space` have no share in the rows found.
         small = search(space @ seen.inner, starts @ space.T)
         rows = settle(seen.inner, each_once(small) @ space)
         found = torch.cat([found, seen.new(rows, found)])[:n]
-        if len(found) == n:
+        fruitless = 0 if len(found) > before else fruitless + 1
+        if len(found) == n or fruitless == FRUITLESS:
             break
         space = seen.without(found)
     if not len(found):
         return None
+    if len(found) == n - 1 and len(space) == 1:
+        found = torch.cat([found, space])  # the only direction without a share in the others
     sharp = sharpen(equations, seen.unturned(found))
     if len(found) == n:
         return sharp, n
-    # Without a proof for each row found the rest cannot be told from them.
+    # Where the softmax does not tell the label of each row found, the rest cannot be told from them.
     return None if len(space) != n - len(found) else (torch.cat([sharp, seen.unturned(space)]), len(found))
 
 
@@ -118,7 +128,7 @@ class _Seen:
         # Any n - 1 features can be made zero, and others are within the width of zero by chance.
         chance = 4 * width / size * values.shape[1]
         negative = values.clamp(max=0).norm(dim=1) < torch.maximum(0.01 * size, width) * values.shape[1] ** 0.5
-        enough = (zeros > 3 * len(self.turn) + chance) & negative
+        enough = (zeros > 2 * len(self.turn) + chance) & negative
         chosen: list[Tensor] = []
         for place in zeros.argsort(descending=True).tolist():
             known = [*found, *chosen]
