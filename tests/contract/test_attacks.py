@@ -107,7 +107,20 @@ def test_it_keeps(case: AttackCase, check: Callable[[AttackCase], None]) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["bayes", "cpl", "dlg", "fedleak", "ggl", "gias", "grad_inversion", "idlg", "inverting_gradients", "sapag"]
+    "name",
+    [
+        "bayes",
+        "cpl",
+        "dlg",
+        "fedleak",
+        "ggl",
+        "gias",
+        "grad_inversion",
+        "gradient_matching",
+        "idlg",
+        "inverting_gradients",
+        "sapag",
+    ],
 )
 def test_iterative_attacks_keep_checkpoints(name: str) -> None:
     case = CASES[name][0]

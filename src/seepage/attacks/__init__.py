@@ -7,6 +7,7 @@ from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.feature_inversion import FeatureInversion, cpa_fia
 from seepage.attacks.generative import ggl, gias, rogs
+from seepage.attacks.guided import GuidedMatching, gradient_matching
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.matching import (
     GradientMatching,
@@ -32,6 +33,7 @@ __all__ = [
     "CocktailParty",
     "FeatureInversion",
     "GradientMatching",
+    "GuidedMatching",
     "Inapplicable",
     "LayerRank",
     "LinearLeak",
@@ -48,6 +50,7 @@ __all__ = [
     "ggl",
     "gias",
     "grad_inversion",
+    "gradient_matching",
     "idlg",
     "inverting_gradients",
     "rank_report",

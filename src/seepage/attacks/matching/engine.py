@@ -242,7 +242,7 @@ class _MatchingRun:
         search.evaluations += 1
         unknowns, inputs = search.decode()
         labels = self.labels_of(search)
-        evaluation, distance = self.objective.at(inputs, labels, place.others)
+        evaluation, distance = self.objective.at(inputs, labels, place.others, place.share)
         gradients = list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
         if search.logits is not None:
             assert evaluation.by_labels is not None
@@ -327,7 +327,7 @@ class _SearchPoint:
         self.search.evaluations += 1
         unknowns, inputs = self.search.decode(moves)
         labels = self.run.labels_of(self.search).detach()
-        evaluation, _ = self.run.objective.at(inputs, labels, self.others)
+        evaluation, _ = self.run.objective.at(inputs, labels, self.others, self.share)
         return list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
 
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:

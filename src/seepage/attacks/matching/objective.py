@@ -46,20 +46,29 @@ class MatchingObjective:
         """Whether the objective of one restart depends on where the others stand."""
         return any(prior.compares for prior in self.priors)
 
-    def at(self, inputs: Tensor, labels: Tensor, others: Sequence[Tensor] = ()) -> tuple[Evaluation, float]:
+    def at(
+        self, inputs: Tensor, labels: Tensor, others: Sequence[Tensor] = (), share: float = 1.0
+    ) -> tuple[Evaluation, float]:
         """The objective with its gradients, and the part of its value that is no penalty on the inputs.
+
+        The value is that of the last step, so that points of all steps compare; the gradients are of this one.
 
         Args:
             inputs: `[n, *shape]`; gradients are taken with respect to them.
             labels: `[n]`, or soft `[n, classes]`.
             others: Inputs of the other restarts, for priors that compare.
+            share: Share of the steps that is done, for priors whose weight changes.
         """
         evaluation = self._matched(inputs, labels)
         if not self.priors:
             return evaluation, evaluation.value
         leaf = inputs.detach().requires_grad_()
-        penalty = self._penalty(leaf, others)
+        now = tuple(prior.at(share) for prior in self.priors)
+        penalty = self._penalty(leaf, others, now)
         gradient = evaluation.by_inputs + torch.autograd.grad(penalty, leaf)[0]
+        if now != self.priors:
+            with torch.no_grad():
+                penalty = self._penalty(leaf, others, self.priors)
         return Evaluation(evaluation.value + penalty.item(), gradient, evaluation.by_labels), evaluation.value
 
     def value_at(self, inputs: Tensor, labels: Tensor) -> float:
@@ -68,7 +77,7 @@ class MatchingObjective:
             value = self.problem.distance_at(inputs, labels)
             if self.layer_priors:
                 value += self._seen_penalty(calls, labels).item()
-        return value + (self._penalty(inputs, ()).item() if self.priors else 0.0)
+        return value + (self._penalty(inputs, (), self.priors).item() if self.priors else 0.0)
 
     def _matched(self, inputs: Tensor, labels: Tensor) -> Evaluation:
         if not self.layer_priors:
@@ -91,8 +100,8 @@ class MatchingObjective:
             terms.append(prior(own, labels, self.observed))
         return torch.stack(terms).sum()
 
-    def _penalty(self, inputs: Tensor, others: Sequence[Tensor]) -> Tensor:
+    def _penalty(self, inputs: Tensor, others: Sequence[Tensor], priors: Sequence[Prior]) -> Tensor:
         alone = inputs[None]
         group = torch.cat([alone, *(other[None] for other in others)]) if others else alone
-        terms = [prior.of_first(group if prior.compares else alone) for prior in self.priors]
+        terms = [prior.of_first(group if prior.compares else alone) for prior in priors]
         return torch.stack(terms).sum()

@@ -1,7 +1,7 @@
 """What real inputs look like, as penalties on the candidates."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 from seepage.core.images import neighbor_differences
 from seepage.errors import Inapplicable
 from seepage.types import Knowledge
+
+SMOOTHING = 1e-6
+"""Added under a root, so that it has a slope where neighbors are alike: a difference of 1e-3 counts half."""
 
 
 class Prior(ABC):
@@ -33,6 +36,10 @@ class Prior(ABC):
     def of_first(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, ""]:
         """The penalty of the first restart alone."""
         return self(candidates)[0]
+
+    def at(self, share: float) -> "Prior":
+        """The prior whose gradient is followed once a share of the steps is done; its value is that of the last."""
+        return self
 
     def check(self, knowledge: Knowledge) -> None:
         """Raise `Inapplicable` where the prior makes no sense, e.g. total variation on a table."""
@@ -65,11 +72,63 @@ class TotalVariation(Prior):
         return self.weight / self.unit * (down.flatten(1).mean(1) + across.flatten(1).mean(1))
 
     def check(self, knowledge: Knowledge) -> None:
-        if len(knowledge.input_shape) == 3 and min(knowledge.input_shape[1:]) < 2:
-            raise Inapplicable(
-                f"total variation needs neighbors and images here are {knowledge.input_shape[1:]} pixels",
-                "set the attack's tv to 0",
-            )
+        _check_neighbors(knowledge)
+
+
+def _check_neighbors(knowledge: Knowledge) -> None:
+    if len(knowledge.input_shape) == 3 and min(knowledge.input_shape[1:]) < 2:
+        raise Inapplicable(
+            f"total variation needs neighbors and images here are {knowledge.input_shape[1:]} pixels",
+            "set the attack's tv to 0",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ColorVariation(Prior):
+    """Isotropic total variation of the colors and of their differences: mean of `sqrt(dx^2 + dy^2 + eps)`.
+
+    With red, green and blue stand red - green, red - blue and green - blue, so an edge in one color alone costs more
+    than the same edge in all; other numbers of channels stand alone. The idea is that of breaching's later presets
+    ("double opponents"); there the border is penalized too. The weight may go from one value to another over the
+    steps, geometrically: strong while the image takes shape, weak once it has to agree in detail.
+
+    Args:
+        weight: Weight against the gradient distance, at the last step.
+        first: Weight at the first step; None: `weight`.
+        unit: What the weight takes for a difference of 1, on the inputs' scale.
+
+    >>> edge = torch.tensor([0.0, 1.0]).expand(1, 1, 3, 2, 2)
+    >>> ColorVariation(weight=2.0, first=8.0).at(0.5)
+    ColorVariation(weight=4.0, first=None, unit=1.0)
+    >>> round(ColorVariation(weight=4.0)(edge).item(), 2)
+    2.0
+    """
+
+    weight: float
+    first: float | None = None
+    unit: float = 1.0
+
+    def __call__(self, candidates: Float[Tensor, "restarts batch *shape"]) -> Float[Tensor, " restarts"]:
+        if candidates.ndim != 5:
+            return (candidates * 0).flatten(1).sum(1)  # zero, and differentiable
+        if candidates.shape[2] == 3:
+            red, green, blue = candidates.unbind(2)
+            differences = torch.stack([red - green, red - blue, green - blue], 2)
+            candidates = torch.cat([candidates, differences], 2)
+        down, across = neighbor_differences(candidates)
+        # Both differences of a pixel, [..., H - 1, W - 1]; the last row and column have only one and are left out.
+        squares = down[..., :-1].square() + across[..., :-1, :].square()
+        smooth = (squares / self.unit**2 + SMOOTHING).sqrt() - SMOOTHING**0.5
+        variation: Tensor = self.weight * smooth.flatten(1).mean(1)
+        return variation
+
+    def at(self, share: float) -> "ColorVariation":
+        if self.first is None:
+            return self
+        return replace(self, weight=self.first * (self.weight / self.first) ** share, first=None)
+
+    def check(self, knowledge: Knowledge) -> None:
+        _check_neighbors(knowledge)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,218 @@
+"""Gradient matching guided by the features in front of the last layer."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import linear_sum_assignment
+from torch import Generator, Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.guided.decoder import fit_decoder, head_input
+from seepage.attacks.head.features import HeadFeatures, head_features
+from seepage.attacks.matching.directions import Plain
+from seepage.attacks.matching.engine import GradientMatching
+from seepage.attacks.matching.frozen_pattern import RecordedPattern
+from seepage.attacks.matching.labels import LabelInference
+from seepage.attacks.matching.layers import LayerPrior, Seen
+from seepage.attacks.matching.optimizers import LBFGS
+from seepage.attacks.matching.parameters import Pixels, SearchSpace
+from seepage.attacks.matching.priors import ColorVariation
+from seepage.core.nn import calls_in_pass, forward, in_mode, last_linear
+from seepage.types import Knowledge, Reconstruction, Round, Transcript
+
+EVALUATIONS = 26
+"""Evaluations that are counted for one step of L-BFGS: 20 iterations, and some more for its line searches."""
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureAgreement(LayerPrior):
+    """Squared distance of the candidates' features to the known ones, as a share of their square, times `weight`.
+
+    Candidate i has the features of example i, so the order of a batch is settled by them.
+
+    Args:
+        weight: Weight against the gradient distance.
+        layer: Name of the last fully connected layer, whose inputs are the features.
+        features: `[n, k]`.
+        known: `[n]` which of them count.
+    """
+
+    weight: float
+    layer: str
+    features: Float[Tensor, "n k"]
+    known: Bool[Tensor, " n"]
+
+    def layers(self, model: torch.nn.Module) -> list[str]:
+        return [self.layer]
+
+    def __call__(self, seen: Seen, labels: Tensor, observed: Round) -> Tensor:
+        wanted = self.features[self.known]
+        apart = head_input(seen[self.layer])[self.known] - wanted
+        return self.weight * apart.square().sum() / wanted.square().sum()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Decoded(Pixels):
+    """Pixels that start at given inputs `[n, C, H, W]`."""
+
+    inputs: Tensor
+
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        space = super().start(batch_size, knowledge, like, generator)
+        return replace(space, unknowns=[((self.inputs - self.mean) / self.std).to(like)])
+
+
+@dataclass(frozen=True, eq=False)
+class _Solved(LabelInference):
+    """The labels that the features were solved with, in their order."""
+
+    labels: Int[Tensor, " n"]
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
+        return self.labels
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuidedMatching(Attack):
+    """Gradient matching from a decoded start, held to the features that the last layer's gradient gives away.
+
+    `head_features` solves the features of every example. A ridge decoder, fitted on synthetic images that are put
+    through the network, turns them into a first image; the search then matches the gradient, and the candidates'
+    features match the known ones as well. Networks that bend (ReLU, max pooling) are searched with signs of gradients,
+    smooth ones with L-BFGS. Where the features are not known, or inputs are no images, it is the plain search from a
+    normal start, and a note says why.
+
+    This is no paper's attack. Features as a term are in breaching's `modern` for one example, divided out of one row
+    each; starts from features are a step of CPA's feature inversion.
+
+    Args:
+        search: The matching attack that is guided.
+        weight: Weight of the features' relative squared distance.
+    """
+
+    needs: ClassVar[Needs] = GradientMatching.needs
+
+    search: GradientMatching
+    weight: float = 1.0
+
+    def examine(self, transcript: Transcript) -> tuple[Knowledge, Round]:
+        return self.search.examine(transcript)
+
+    def adapts(self, knowledge: Knowledge) -> bool:
+        return self.search.adapts(knowledge)
+
+    def run(self, seen: tuple[Knowledge, Round], *, seed: int, progress: Progress) -> Reconstruction:
+        knowledge, observed = seen
+        search = self._fitting(knowledge, observed)
+        try:
+            found, layer = self._features(knowledge, observed)
+            search = self._started(search, found, layer, knowledge, observed)
+            note = "Features of the last layer were read from its gradient; the search started from an image of them."
+            left = int((~found.known).sum())
+            note += f" Of {left} examples they are not known." if left else ""
+        except Inapplicable as unknown:
+            note = f"The search had no features to start from: {unknown.reason}."
+        result = search.run(seen, seed=seed, progress=progress)
+        return replace(result, notes=(note, *result.notes))
+
+    def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float | None:
+        knowledge, observed = transcript.knowledge, transcript[0]
+        search = self._fitting(knowledge, observed)
+        try:
+            found, layer = self._features(knowledge, observed)
+        except Inapplicable:
+            return search.objective_at(transcript, inputs, labels)
+        # Candidate i is held to the features of example i: put the inputs into the features' order first.
+        calls = calls_in_pass(knowledge.model, [layer], observed.params, inputs, buffers=observed.buffers)
+        costs = torch.cdist(found.features.to(inputs), head_input(calls[layer]))
+        order = torch.as_tensor(linear_sum_assignment(costs.detach().cpu().numpy())[1], device=inputs.device)
+        agreement = self._agreement(found, layer, inputs)
+        held = replace(search, priors=(*search.priors, agreement))
+        return held.objective_at(transcript, inputs[order], labels[order])
+
+    def _features(self, knowledge: Knowledge, observed: Round) -> tuple[HeadFeatures, str]:
+        """What the last layer's gradient says, and that layer's name.
+
+        Raises:
+            Inapplicable: Where it says nothing.
+        """
+        names = last_linear(knowledge.model, knowledge.num_classes)
+        labels = self.search.labels(observed, knowledge)
+        if names is None or labels is None:
+            missing = "the model has no last linear layer" if names is None else "the labels are searched for"
+            raise Inapplicable(missing, "use inverting_gradients")
+        # Matrices of the batch's size: the other device would not be faster, and the solver is written for this one.
+        found = head_features(_on_cpu(observed), knowledge, labels.cpu())
+        if not found.known.any():
+            raise Inapplicable(found.doubt or "none of them is known", "use inverting_gradients")
+        return found, names[0].removesuffix(".weight")
+
+    def _agreement(self, found: HeadFeatures, layer: str, like: Tensor) -> FeatureAgreement:
+        return FeatureAgreement(self.weight, layer, found.features.to(like), found.known.to(like.device))
+
+    def _started(
+        self, search: GradientMatching, found: HeadFeatures, layer: str, knowledge: Knowledge, observed: Round
+    ) -> GradientMatching:
+        """The search from the decoded features, held to them."""
+        like = next(iter(observed.params.values()))
+        agreement = self._agreement(found, layer, like)
+        decoded = fit_decoder(observed, knowledge, layer, len(found.labels))(agreement.features)
+        grey = torch.full_like(decoded, sum(knowledge.value_range) / 2)
+        inputs = torch.where(agreement.known[:, None, None, None], decoded, grey)
+        pixels = _units(knowledge)
+        return replace(
+            search,
+            parameters=_Decoded(inputs=inputs, mean=pixels.mean, std=pixels.std),
+            labels=_Solved(found.labels.to(like.device)),
+            priors=(*search.priors, agreement),
+        )
+
+    def _fitting(self, knowledge: Knowledge, observed: Round) -> GradientMatching:
+        """The search with units of the value range, and an optimizer that suits the network."""
+        low, high = knowledge.value_range
+        search = replace(self.search, parameters=_units(knowledge))
+        priors = tuple(
+            replace(prior, unit=high - low) if isinstance(prior, ColorVariation) else prior for prior in search.priors
+        )
+        if _bends(knowledge, observed):
+            return replace(search, priors=priors)
+        # A smooth network has curvature, which L-BFGS learns; it gets far enough for a prior a tenth as strong to show.
+        weaker = tuple(_scaled(prior) if isinstance(prior, ColorVariation) else prior for prior in priors)
+        return replace(
+            search,
+            priors=weaker,
+            optimizer=LBFGS(line_search=True),
+            steps=max(1, search.steps // EVALUATIONS),
+            direction=Plain(),
+            schedule="constant",
+            project=False,
+        )
+
+
+def _scaled(prior: ColorVariation) -> ColorVariation:
+    """A quarter of the first weight and a tenth of the last."""
+    first = None if prior.first is None else max(prior.first / 4, prior.weight / 10)
+    return replace(prior, weight=prior.weight / 10, first=first)
+
+
+def _on_cpu(observed: Round) -> Round:
+    moved = {name: tensor.cpu() for name, tensor in observed.update.tensors.items()}
+    params = {name: tensor.cpu() for name, tensor in observed.params.items()}
+    return replace(observed, params=params, update=replace(observed.update, tensors=moved))
+
+
+def _units(knowledge: Knowledge) -> Pixels:
+    """Unknowns of which four cover the value range, as in normalized images."""
+    low, high = knowledge.value_range
+    return Pixels(mean=(low + high) / 2, std=(high - low) / 4)
+
+
+def _bends(knowledge: Knowledge, observed: Round) -> bool:
+    """Whether the network has a ReLU, a max pooling or the like, whose slopes jump."""
+    like = next(iter(observed.params.values()))
+    middle = torch.full((2, *knowledge.input_shape), sum(knowledge.value_range) / 2).to(like)
+    with torch.no_grad(), in_mode(knowledge.model, training=False), RecordedPattern() as taken:
+        forward(knowledge.model, observed.params, middle, buffers=observed.buffers)
+    return bool(taken.patterns)
