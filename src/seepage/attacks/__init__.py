@@ -6,6 +6,7 @@ from seepage.attacks.cafe import Cafe
 from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.feature_inversion import FeatureInversion, cpa_fia
+from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.generative import ggl, gias, rogs
 from seepage.attacks.guided import GuidedMatching, gradient_matching
 from seepage.attacks.linear import LinearLeak
@@ -32,6 +33,7 @@ __all__ = [
     "Cafe",
     "CocktailParty",
     "FeatureInversion",
+    "GaussNewton",
     "GradientMatching",
     "GuidedMatching",
     "Inapplicable",

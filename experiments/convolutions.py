@@ -1,0 +1,82 @@
+"""Batches read out of one gradient of a convolutional network: how much, how exactly, at which batch size.
+
+python experiments/convolutions.py --data ../shared/data/cifar10.npz --batch 8 --trained 100 --seeds 5
+
+Adds one record for each batch to results/convolutions/. Networks and batches have the same seed; images are those that
+development did not see (`common.draw`). The labels are told.
+"""
+
+import argparse
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from common import Row, attacked, draw, flat_square, keep, parts
+from torch import nn
+
+from seepage.attacks import GaussNewton, Inapplicable
+from seepage.core.nn import generator
+from seepage.metrics.image import psnr
+from seepage.models import build
+from seepage.registry import Spec
+from seepage.types import Batch
+
+
+def few_classes(batch: Batch, classes: int) -> Batch:
+    """The examples of the first so many classes."""
+    kept = batch.labels < classes
+    return Batch(batch.inputs[kept], batch.labels[kept])
+
+
+def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
+    """The model after so many steps of SGD as the default audit trains: rate 0.02, momentum 0.9, batches of 32."""
+    optimizer, order = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9), generator(seed, "train")
+    model.train()
+    for _ in range(steps):
+        part = torch.randint(len(train), (32,), generator=order)
+        optimizer.zero_grad()
+        F.cross_entropy(model(train.inputs[part]), train.labels[part]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="a file of images, or the name of a packaged set")
+    parser.add_argument("--classes", type=int, default=0, help="keep so many classes; 0: all")
+    parser.add_argument("--model", default="convnet")
+    parser.add_argument("--options", default="", help="options of the model: width=16,activation=gelu")
+    parser.add_argument("--batch", type=int, nargs="+", default=[8])
+    parser.add_argument("--trained", type=int, default=0, help="SGD steps before the round")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--out", default="exact")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+
+    train, test = parts(args.data)
+    classes = args.classes or int(max(train.labels.max(), test.labels.max())) + 1
+    train, test = few_classes(train, classes), few_classes(test, classes)
+    options = dict(pair.split("=") for pair in args.options.split(",") if pair)
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        given = {name: int(value) if value.isdigit() else value for name, value in options.items()}
+        model = build(Spec(args.model, given), tuple(train.inputs.shape[1:]), classes, seed=seed)
+        model = trained(model, train, args.trained, seed)
+        for n in args.batch:
+            batch = draw(test, n, seed)
+            row: Row = {"data": Path(args.data).stem, "seed": seed, "model": args.model, "options": args.options}
+            row |= {"classes": classes, "batch": n, "trained": args.trained, "labels": len(batch.labels.unique())}
+            row |= {"mean_color_psnr": float(psnr(flat_square(batch.inputs), batch.inputs).mean())}
+            try:
+                row |= attacked(GaussNewton(steps=args.steps, layers=args.layers), model, batch, told={"labels"})
+            except Inapplicable as refused:
+                row |= {"refused": str(refused), "exact": 0.0}
+            shown = ("classes", "batch", "seed", "psnr", "exact", "certified", "cpu_s", "refused")
+            print({key: row[key] for key in shown if key in row}, flush=True)
+            keep(f"convolutions/{args.out}", f"{args.model}, batch {n}, {args.trained} steps", "exact", row)
+
+
+if __name__ == "__main__":
+    main()

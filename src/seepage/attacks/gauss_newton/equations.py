@@ -1,0 +1,352 @@
+"""What a gradient says about the images behind it: known features, and a weight gradient linear in its input."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network, Pass
+
+FLOOR = 1e-2
+"""Singular values of a layer's slopes below this share of the largest are not amplified further."""
+RANK = 1e-6
+"""Singular values below this share of the largest do not count."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Where the known quantities lie in a network's forward pass.
+
+    Attributes:
+        head: Place of the last fully connected layer among the layers of a pass.
+        activation: Place of the activation that gives the features, where the slope of that activation is known from
+            them; else None, as behind pooling or a curved activation.
+        slope: Slope of that activation below zero.
+        direct: Whether that activation reads what the last matched layer gives, unit by unit.
+        matched: Places of the layers whose weight gradients are used, the last one first.
+        names: Names of their weights.
+        shape: `[c, h, w]` or `[d]` of the quantity that is known, for one example.
+    """
+
+    head: int
+    activation: int | None
+    slope: float
+    direct: bool
+    matched: tuple[int, ...]
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, network: Network, head: str, unit: Float[Tensor, "1 C H W"], layers: int) -> "Structure | None":
+        """Read off one pass on an image; None where nothing but the head has a weight gradient.
+
+        Args:
+            network: The network.
+            head: Name of the head's weight.
+            unit: An image in [0, 1].
+            layers: Use the weight gradients of so many layers in front of the head.
+        """
+        with torch.no_grad():
+            seen = network.run(unit)
+        names = network.names(seen)
+        if head not in names:
+            return None
+        place = names.index(head)
+        features = seen.layers[place].input.flatten(1)
+        last = None
+        for number, one in enumerate(seen.activations):
+            if one.output.numel() == features.numel() and torch.equal(one.output.flatten(1), features):
+                last = number
+        # A layer that is called twice has one gradient for both calls, so neither is known.
+        useful = [i for i in range(place) if names[i] and names.count(names[i]) == 1]
+        if not useful:
+            return None
+        matched = tuple(useful[::-1][:layers])
+        weights = tuple(names[i] for i in matched)
+        if last is None:
+            return cls(place, None, 1.0, False, matched, weights, _feature_shape(seen, features))
+        read = seen.activations[last].input
+        direct = read.shape == seen.layers[matched[0]].output.shape
+        return cls(place, last, seen.activations[last].slope, direct, matched, weights, tuple(read.shape[1:]))
+
+    def known(self, seen: Pass) -> Tensor:
+        """`[n, *shape]` the quantity whose value is known: what the last activation reads, or the features."""
+        if self.activation is not None:
+            return seen.activations[self.activation].input
+        features = seen.layers[self.head].input.flatten(1)
+        return features.view(len(features), *self.shape)
+
+
+def _feature_shape(seen: Pass, features: Tensor) -> tuple[int, ...]:
+    """`[c, h, w]` of flattened features, by the last convolution's number of channels; `[c, 1, 1]` where none fits."""
+    for layer in reversed(seen.layers):
+        if layer.geometry and features.shape[1] % layer.output.shape[1] == 0:
+            channels, (height, width) = layer.output.shape[1], layer.output.shape[2:]
+            positions = features.shape[1] // channels
+            for cut in range(1, height + 1):
+                if (height // cut) * (width // cut) == positions:
+                    return channels, height // cut, width // cut
+    return features.shape[1], 1, 1
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What the head's gradient gives away about each example.
+
+    Attributes:
+        value: `[n, *shape]` the known quantity.
+        on: `[n, *shape]` where it is known as an equation: everywhere, but for a ReLU only where it is active.
+        open: `[n, *shape]` units within rounding of the kink, whose side is not known.
+        signal: `[n, *shape]` gradient of the mean loss in the known quantity, 0 where a unit is off or open.
+        weight: `[n, 1, ...]` weight of an example's equations; 0 where its features are not known.
+        one_sided: Whether a unit that is not on must not be positive, as behind a ReLU.
+    """
+
+    value: Tensor
+    on: Bool[Tensor, "..."]
+    open: Bool[Tensor, "..."]
+    signal: Tensor
+    weight: Tensor
+    one_sided: bool
+
+
+class Whitening:
+    """Makes the equations of a weight gradient independent of one another.
+
+    A weight gradient is `G[(o, k), c] = sum_q M[(o, k), q] h[q, c]`, where h is what the layer reads at all positions q
+    of all examples, and M holds the slopes of its outputs, moved by k; it is the same for each input channel c. With
+    `M = U S V^T` the equations are turned into `S^-1 U^T G = V^T h`, whose rows are orthonormal: directions in which
+    the slopes are small count as much as the others. This is what lets the search converge in tens of steps.
+
+    Attributes:
+        matrix: `[r, O k k]` the whitening `S^-1 U^T`, with small S held up.
+        largest: Largest singular value of M.
+        rank: Number of directions that count.
+    """
+
+    def __init__(self, layer: LayerUse, slopes: Tensor) -> None:
+        slopes = slopes.detach()
+        rows = _moved(layer, slopes).double()  # M [O k k, n positions]
+        small = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
+        values, vectors = torch.linalg.eigh(small)
+        singular = values.clamp(min=0).sqrt()
+        keep = singular > RANK * singular[-1]
+        singular, vectors = singular[keep], vectors[:, keep]
+        left = vectors if len(rows) <= rows.shape[1] else rows @ vectors / singular
+        self.largest = float(singular[-1])
+        self.rank = len(singular)
+        # 1 / sqrt(s^2 + floor^2): rounding of the update in the weakest directions is not blown up.
+        held = (singular.square() + (FLOOR * self.largest) ** 2).sqrt()
+        self.matrix = (left / held).T.float().contiguous()
+
+    def __call__(self, gradient: Tensor) -> Float[Tensor, "r C"]:
+        """Whiten something shaped like the weight."""
+        rows: Tensor = self.matrix @ _columns(gradient)
+        return rows
+
+    def transposed(self, rows: Float[Tensor, "r C"], like: Tensor) -> Tensor:
+        """The transpose of the whitening: back to the shape of the weight."""
+        back: Tensor = self.matrix.T @ rows
+        if like.ndim == 2:
+            return back
+        out, channels, *kernel = like.shape
+        return back.view(out, *kernel, channels).permute(0, 3, 1, 2).contiguous()
+
+
+def _columns(gradient: Tensor) -> Tensor:
+    """`[O k k, C]` of a convolution's weight gradient `[O, C, k, k]`; a fully connected layer's as it is."""
+    return gradient if gradient.ndim == 2 else gradient.permute(0, 2, 3, 1).reshape(-1, gradient.shape[1])
+
+
+def _moved(layer: LayerUse, slopes: Tensor) -> Tensor:
+    """The matrix M of `Whitening`, `[O k k, n positions]`; `[O, n]` for a fully connected layer."""
+    if not layer.geometry:
+        return slopes.T
+    stride, padding, dilation, _ = layer.geometry
+    height, width = layer.input.shape[2:]
+    kernel = layer.weight.shape[2:]
+    # places[k, p]: which input position output position p reads through entry k of the kernel; 0 is the padding.
+    numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
+    places = F.unfold(numbers, kernel, dilation, padding, stride)[0].long()
+    n, outputs = slopes.shape[:2]
+    flat = slopes.flatten(2).transpose(0, 1)  # [O, n, p]
+    moved = flat.new_zeros(outputs, len(places), n, height * width + 1)
+    for k, place in enumerate(places):
+        moved[:, k, :, place] = flat
+    return moved[..., 1:].reshape(outputs * len(places), -1)
+
+
+@dataclass(eq=False)
+class Point:
+    """The equations at one guess of the images: residuals, and what their derivative needs.
+
+    Attributes:
+        x: `[n, C, H, W]` images in [0, 1].
+        free: `[m]` the slopes of open units, which are unknowns.
+        residuals: Of the features `[n, *shape]`, then of each matched layer `[r, C]`.
+        derivative: Of the known quantity and of what the matched layers read.
+        readings: What each matched layer reads.
+        slopes: Gradient of each matched layer's outputs.
+        mask: `[n, *shape]` weight of each feature's equation; 0 where there is none.
+        patches: `[m, C k k]` what each open unit reads.
+        layers: The matched layers' calls.
+    """
+
+    x: Tensor
+    free: Tensor
+    residuals: list[Tensor]
+    readings: list[Tensor]
+    slopes: list[Tensor]
+    mask: Tensor
+    layers: list[LayerUse]
+    derivative: Derivative | None = None
+    patches: Tensor | None = None
+    whitenings: list[Whitening] = field(default_factory=list)
+
+    @property
+    def square(self) -> float:
+        """Sum of the squared residuals."""
+        return sum(float(part.double().square().sum()) for part in self.residuals)
+
+
+class Equations:
+    """The residuals of a batch of images, and their derivative.
+
+    For images x, with z(x) what is known of each example, h(x) what a matched layer reads and D its outputs' slopes:
+
+        r_1 = (z(x) - z) / |z|      for each example, on active units, and on others where z(x) > 0
+        r_2 = S^-1 U^T (D * h(x) - G) / c      whitened, c = |G| / S_max
+
+    D follows from the known signal: by way of the known mask of the last activation it does not depend on x. Behind
+    pooling or a curved activation it does, and is held at its last value within a step. Units within rounding of the
+    kink spoil a row of G each; their slopes are unknowns of their own.
+
+    Args:
+        network: The network.
+        structure: Where the quantities lie.
+        known: What is known.
+        gradients: The observed gradient of each matched layer's weight.
+    """
+
+    def __init__(self, network: Network, structure: Structure, known: Known, gradients: Sequence[Tensor]) -> None:
+        self.network, self.structure, self.known, self.gradients = network, structure, known, list(gradients)
+        self.size = known.value.flatten(1).norm(dim=1).clamp(min=1e-30).view(known.weight.shape)
+        self.open = known.open.nonzero()  # [m, 4] or [m, 2]: example, output, position
+        # Open units are unknown in units of the signal's mean size.
+        self.unit = float(known.signal.abs().mean()) + 1e-30
+
+    @property
+    def count(self) -> int:
+        """Number of equations."""
+        features = int((self.known.on & (self.known.weight > 0)).sum())
+        return features + sum(gradient.numel() for gradient in self.gradients)
+
+    def start(self, x: Tensor) -> Point:
+        """The equations at a first guess."""
+        return self.at(x, x.new_zeros(len(self.open)))
+
+    def at(self, x: Tensor, free: Tensor, before: Point | None = None) -> Point:
+        """The equations and their derivative; whitenings of slopes that do not depend on x are taken from `before`."""
+        x = x.detach().requires_grad_(True)
+        seen = self.network.run(x)
+        z = self.structure.known(seen)
+        layers = [seen.layers[place] for place in self.structure.matched]
+        slopes = self._slopes(z, layers)
+        if before is not None and self.structure.direct and len(layers) == 1:
+            whitenings = before.whitenings
+        else:
+            whitenings = [Whitening(*pair) for pair in zip(layers, slopes, strict=True)]
+        if len(self.open):
+            slopes[0] = self._with_free(slopes[0], free)
+        point = self._point(x, free, z, layers, slopes, whitenings)
+        point.derivative = Derivative([z, *(layer.input for layer in layers)], x)
+        if len(self.open):
+            point.patches = self._patches(layers[0], point.readings[0]) * self.unit
+        return point
+
+    def moved(self, x: Tensor, free: Tensor, before: Point) -> Point:
+        """The equations elsewhere with the slopes of `before`, without their derivative."""
+        with torch.no_grad():
+            seen = self.network.run(x)
+        layers = [seen.layers[place] for place in self.structure.matched]
+        slopes = list(before.slopes)
+        if len(self.open):
+            slopes[0] = self._with_free(slopes[0], free)
+        return self._point(x, free, self.structure.known(seen), layers, slopes, before.whitenings)
+
+    def _point(
+        self,
+        x: Tensor,
+        free: Tensor,
+        z: Tensor,
+        layers: list[LayerUse],
+        slopes: list[Tensor],
+        whitenings: list[Whitening],
+    ) -> Point:
+        readings = [layer.input.detach() for layer in layers]
+        z = z.detach()
+        active = self.known.on | (z > 0) if self.known.one_sided else self.known.on
+        mask = active.to(z) * self.known.weight / self.size
+        residuals = [(z - self.known.value) * mask]
+        for layer, reading, slope, wanted, whitening in zip(
+            layers, readings, slopes, self.gradients, whitenings, strict=True
+        ):
+            off = layer.weight_gradient(reading, slope) - wanted
+            residuals.append(whitening(off) * self.gain(wanted, whitening))
+        return Point(x, free, residuals, readings, slopes, mask, layers, whitenings=whitenings)
+
+    @staticmethod
+    def gain(wanted: Tensor, whitening: Whitening) -> float:
+        """`S_max / |G|`: a whitened gradient then has about the size that a feature's residual has."""
+        return whitening.largest / max(float(wanted.norm()), 1e-30)
+
+    def _slopes(self, z: Tensor, layers: list[LayerUse]) -> list[Tensor]:
+        """Gradient of the mean loss in each matched layer's outputs, by the known signal; 0 for open units."""
+        outputs = [layer.output for layer in layers]
+        return [slope.detach() for slope in torch.autograd.grad(z, outputs, self.known.signal, retain_graph=True)]
+
+    def _with_free(self, slopes: Tensor, free: Tensor) -> Tensor:
+        """The slopes with those of open units, which are unknowns, in their places."""
+        slopes = slopes.clone()
+        slopes[tuple(self.open.T)] = free * self.unit
+        return slopes
+
+    def _patches(self, layer: LayerUse, reading: Tensor) -> Tensor:
+        """`[m, C k k]` what each open unit reads: its slope enters its output's row of G times this."""
+        example = self.open[:, 0]
+        if not layer.geometry:
+            return reading[example]
+        stride, padding, dilation, _ = layer.geometry
+        columns = F.unfold(reading, layer.weight.shape[2:], dilation, padding, stride)  # [n, C k k, p]
+        place = self.open[:, 2] * layer.output.shape[3] + self.open[:, 3]
+        return columns[example, :, place]
+
+    def forward(self, point: Point, v: Tensor, free: Tensor) -> list[Tensor]:
+        """`J (v, free)`: what a change of images and open slopes does to the residuals."""
+        assert point.derivative is not None
+        changes = point.derivative.forward(v)
+        parts = [changes[0] * point.mask]
+        for i, (layer, change) in enumerate(zip(point.layers, changes[1:], strict=True)):
+            gradient = layer.weight_gradient(change, point.slopes[i])
+            if i == 0 and point.patches is not None:
+                # A free slope adds its unit's patch to the row of its output.
+                rows = gradient.flatten(1).index_add(0, self.open[:, 1], point.patches * free[:, None])
+                gradient = rows.view_as(gradient)
+            gain = self.gain(self.gradients[i], point.whitenings[i])
+            parts.append(point.whitenings[i](gradient) * gain)
+        return parts
+
+    def transposed(self, point: Point, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """`J^T r`, for the images and for the open slopes."""
+        assert point.derivative is not None
+        pulled, free = [parts[0] * point.mask], torch.zeros_like(point.free)
+        for i, (layer, part) in enumerate(zip(point.layers, parts[1:], strict=True)):
+            gain = self.gain(self.gradients[i], point.whitenings[i])
+            matrix = point.whitenings[i].transposed(part * gain, self.gradients[i])
+            pulled.append(layer.to_reading(matrix, point.slopes[i]))
+            if i == 0 and point.patches is not None:
+                free = (point.patches * matrix.flatten(1)[self.open[:, 1]]).sum(1)
+        return point.derivative.transposed(pulled), free

@@ -1,0 +1,272 @@
+"""Exact batches through convolutions: features from the head, then Gauss-Newton on what they make linear."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.gauss_newton.decoder import Decoder
+from seepage.attacks.gauss_newton.equations import Equations, Known, Structure
+from seepage.attacks.gauss_newton.linearize import Network
+from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
+from seepage.attacks.gauss_newton.search import Search
+from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
+from seepage.attacks.head import HeadFeatures, head_features
+from seepage.core.checkpoint import history_in, run_steps
+from seepage.core.nn import generator, last_linear
+from seepage.registry import attacks
+from seepage.types import Batch, Knowledge, Reconstruction, Round, Status, Transcript
+
+CERTAIN = 1e-2
+"""Relative error of the whole network's gradient below which the images are certified."""
+ROUNDED = 1e-4
+"""The same below which images rounded to 8 bits are taken to be the client's own, but for a few values."""
+TO_ROUNDING = 2e-6
+"""The same below which nothing but the rounding of float32 is left, and the search ends."""
+LEVELS = 255
+"""Steps of an 8-bit value."""
+NEAR_ROUND = 4e-3
+"""Root mean square of a last change, in units of the value range, below which rounding is tried: about one step."""
+OFF, ON = 0.5, 4.0
+"""A ReLU's feature below, or above, so many times its error is off, or on; between them its side is open."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the attack works on: the round, and what its head gives away."""
+
+    knowledge: Knowledge
+    observed: Round
+    network: Network
+    structure: Structure
+    head: HeadFeatures
+
+
+@attacks.register(
+    "gauss_newton",
+    needs="a network of convolutions with a fully connected layer behind it, fewer examples than classes",
+    cost="seconds to minutes",
+)
+@dataclass(frozen=True, kw_only=True)
+class GaussNewton(Attack):
+    """Reads whole batches out of one gradient of a convolutional network, exactly where the equations suffice.
+
+    1. The head's gradient gives each example's features and class probabilities (`head_features`), and with them the
+       gradient of the loss in the features.
+    2. Through the last activation, whose mask the features show, this signal reaches the outputs of the last
+       convolution. Its weight gradient is then linear in what that layer reads.
+    3. Features and this gradient are more equations than a batch has pixels, as long as it is small (see `exposure`):
+       nonlinear least squares in the images, started from a linear decoder that is fitted on made-up images, and
+       solved by Gauss-Newton with whitened equations (`equations`, `search`).
+    4. The gradients of all other layers were not used: where the network's whole gradient at the result is the one
+       that was observed, the images are certified. Where images rounded to 8 bits explain the gradient to rounding,
+       these are returned.
+
+    No publication has this. Networks: chains of convolutions, with ReLU, leaky ReLU or a smooth activation, strides,
+    pooling, batch norm in eval mode, ended by one fully connected layer. Behind global pooling, or with curved
+    activations, slopes depend on the images and are renewed in each step, which converges less well.
+
+    Args:
+        steps: Gauss-Newton steps, at most.
+        inner: Iterations of the conjugate gradients in one step, at most.
+        layers: Use the weight gradients of so many layers in front of the head, the last one first. Those further to
+            the front depend on masks that are known only near the solution.
+        rounding: Whether to try 8-bit values.
+
+    Example:
+        >>> GaussNewton(steps=20).inner
+        600
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        text="a network of convolutions with a fully connected layer behind it, fewer examples than classes",
+        images="inversion through convolutions",
+        differentiable=True,
+        linear_in_gradient="its features cannot be read off the head",
+        uncoupled="each example's features depend on the whole batch",
+        softmax_gradient="the features are solved from softmax minus label",
+        batch_size="the features of each example are unknowns of their own",
+    )
+
+    steps: int = 40
+    inner: int = 600
+    layers: int = 1
+    rounding: bool = True
+
+    def examine(self, transcript: Transcript) -> Seen:
+        knowledge, observed = transcript.knowledge, transcript[0]
+        head = last_linear(knowledge.model, knowledge.num_classes)
+        low, high = knowledge.value_range
+        network = Network(knowledge.model, observed.params, observed.buffers, low, high - low)
+        middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
+        structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
+        if structure is None:
+            raise Inapplicable(
+                "the model does not end in a fully connected layer behind layers with weights of their own",
+                f"use {self.needs.instead}",
+            )
+        features = head_features(observed, knowledge)
+        if not bool(features.known.any()):
+            raise Inapplicable(
+                f"the features of no example could be solved from the head: {features.doubt}",
+                "look at the update of an earlier round, or at a smaller batch",
+            )
+        return Seen(knowledge, observed, network, structure, features)
+
+    def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
+        gradients = seen.observed.gradient(seen.knowledge.client)
+        known = known_of(seen.head, seen.structure)
+        equations = Equations(
+            seen.network, seen.structure, known, [gradients[name].float() for name in seen.structure.names]
+        )
+        spectrum = NaturalSpectrum(seen.knowledge.input_shape)
+        kept = progress.load()
+        history: list[tuple[int, float]] = []
+        if kept is None:
+            draw = generator(seed, "made-up images")
+            decoder = Decoder(lambda x: _features(seen, x), seen.knowledge.input_shape, draw)
+            guess = decoder(_placed(seen.head.features.float(), seen.structure))
+            search = Search(equations, spectrum, equations.start(guess), self.inner)
+        else:
+            search, history = _resumed(kept, equations, spectrum, self.inner)
+        error = float("inf")
+
+        def advance(step: int) -> float:
+            nonlocal error
+            value = search.step()
+            if self.rounding and bool(search.moved.numel()) and float(search.moved.max()) < NEAR_ROUND:
+                error = self._error(seen, _rounded(search.point.x))
+            return value
+
+        def record(step: int, value: float) -> None:
+            history.append((step, value))
+            progress.report(step, self.steps, value)
+            progress.save(_kept(search, step, history))
+
+        first = 0 if kept is None else int(kept.facts["step"])
+        step, interrupted = run_steps(
+            first, self.steps, advance, record, every=1, ended=lambda: error < TO_ROUNDING or search.ended
+        )
+        return self._result(seen, search, step, interrupted, history)
+
+    def _error(self, seen: Seen, unit: Tensor) -> float:
+        """Relative difference of the update that these images give from the observed one."""
+        knowledge, observed = seen.knowledge, seen.observed
+        inputs = seen.network.low + seen.network.span * unit
+        batch = Batch(inputs, seen.head.labels)
+        update = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers)
+        off = sum(
+            float((update.tensors[name] - wanted).double().square().sum())
+            for name, wanted in observed.update.tensors.items()
+        )
+        whole = sum(float(wanted.double().square().sum()) for wanted in observed.update.tensors.values())
+        return float((off / whole) ** 0.5)
+
+    def _result(
+        self,
+        seen: Seen,
+        search: Search,
+        step: int,
+        interrupted: bool,
+        history: list[tuple[int, float]],
+    ) -> Reconstruction:
+        unit = search.point.x.detach().clamp(0, 1)
+        error, rounded = self._error(seen, unit), _rounded(unit)
+        error_rounded = self._error(seen, rounded) if self.rounding else float("inf")
+        found = error_rounded < min(error, ROUNDED)
+        if found:
+            unit, error = rounded, error_rounded
+        rows = search.point.residuals[0].flatten(1).norm(dim=1)
+        status: Status = "interrupted" if interrupted else "ok" if found or search.ended else "exhausted"
+        notes = [
+            f"the update at these images differs from the observed one by {error:.1e} of its size",
+            f"{search.equations.count:,} equations for {unit.numel():,} pixel values",
+        ]
+        if found:
+            notes.append("rounded to 8 bits, the images explain the update to rounding")
+        if seen.head.doubt is not None:
+            notes.append(f"features: {seen.head.doubt}")
+        return Reconstruction(
+            inputs=seen.network.low + seen.network.span * unit,
+            labels=seen.head.labels,
+            objective=rows,
+            certified=seen.head.known & (error < CERTAIN),
+            status=status,
+            history=tuple(history),
+            cost={"steps": step, "evaluations": search.passes},
+            notes=tuple(notes),
+        )
+
+
+def known_of(head: HeadFeatures, structure: Structure) -> Known:
+    """What the head's features say about the quantity that the structure names.
+
+    Behind a ReLU, a positive feature is what the ReLU read. Behind a leaky ReLU of slope a, so is a negative one over
+    a. Otherwise the features themselves are what is known, and their slopes follow from the images.
+    """
+    features = head.features.unflatten(1, structure.shape)
+    signal = head.signal.unflatten(1, structure.shape)
+    example = (-1, *(1,) * len(structure.shape))
+    weight = head.known.double().view(example)
+    on = torch.ones_like(features, dtype=torch.bool)
+    open_ = torch.zeros_like(on)
+    slope = structure.slope
+    if structure.activation is not None:
+        # An error of a feature is at least what its negative values show, which a ReLU has none of.
+        error = 2 * head.noise
+        if slope == 0:
+            error = torch.maximum(error, -head.features.amin(1))
+        error = error.nan_to_num(posinf=float(features.abs().max())).view(example)
+        size = features if slope == 0 else features.abs()
+        on = size > ON * error
+        # Where the matched layer's units are not the known ones, nothing can stand for the open ones.
+        open_ = (size > OFF * error) & ~on if structure.direct else open_
+        on = on if structure.direct else size > error
+        negative = features < 0
+        signal = torch.where(negative, slope * signal, signal)
+        features = torch.where(negative, features / slope if slope else torch.zeros_like(features), features)
+        signal = torch.where(on, signal, torch.zeros_like(signal))
+    return Known(features.float(), on, open_, signal.float(), weight.float(), one_sided=slope == 0)
+
+
+def _features(seen: Seen, unit: Tensor) -> Tensor:
+    """`[n, *shape]` features of images, behind the last activation, padded to `[n, c, h, w]`."""
+    features = seen.network.run(unit).layers[seen.structure.head].input.flatten(1)
+    return _placed(features, seen.structure)
+
+
+def _placed(features: Tensor, structure: Structure) -> Tensor:
+    """Flat features with their positions: `[n, c, h, w]`, `[n, c, 1, 1]` where they have none."""
+    shape = structure.shape if len(structure.shape) == 3 else (*structure.shape, 1, 1)
+    return features.view(len(features), *shape)
+
+
+def _rounded(unit: Tensor) -> Tensor:
+    """The nearest 8-bit values."""
+    return (unit.detach().clamp(0, 1) * LEVELS).round() / LEVELS
+
+
+def _kept(search: Search, step: int, history: list[tuple[int, float]]) -> Checkpoint:
+    """All that the next step depends on."""
+    assert search.preconditioner is not None
+    tensors = {"images": search.point.x.detach(), "free": search.point.free, "moved": search.moved}
+    tensors |= {f"preconditioner/{name}": value for name, value in search.preconditioner.state().items()}
+    facts = {name: getattr(search, name) for name in ("damping", "iterations", "passes", "idle")}
+    return Checkpoint(tensors, {"step": step, "history": history, **facts})
+
+
+def _resumed(
+    kept: Checkpoint, equations: Equations, spectrum: NaturalSpectrum, most: int
+) -> tuple[Search, list[tuple[int, float]]]:
+    """The search where the checkpoint left it."""
+    tensors, facts = kept.tensors, kept.facts
+    images = tensors["images"]
+    search = Search(equations, spectrum, equations.at(images, tensors["free"]), most)
+    for name in ("damping", "iterations", "passes", "idle"):
+        setattr(search, name, facts[name])
+    search.moved = tensors["moved"]
+    state = {name.split("/")[1]: value for name, value in tensors.items() if name.startswith("preconditioner/")}
+    search.preconditioner = BlockCirculant.of(state, tuple(images.shape))
+    return search, history_in(facts)

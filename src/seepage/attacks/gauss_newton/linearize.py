@@ -1,0 +1,214 @@
+"""A network's inner quantities as functions of its input, and their derivative as a linear map that is cheap to apply.
+
+Convolutions and fully connected layers are seen where they are called, so any network can be read: chains, residual
+blocks, layers that are written as functions.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.grad import conv2d_input, conv2d_weight
+from torch.overrides import TorchFunctionMode
+
+from seepage.core.nn import in_mode
+from seepage.types import Tensors
+
+PIECEWISE: Mapping[Callable[..., Any], float] = {
+    torch.relu: 0.0,
+    torch.relu_: 0.0,
+    Tensor.relu: 0.0,
+    Tensor.relu_: 0.0,
+    F.relu: 0.0,
+    F.relu_: 0.0,
+    F.leaky_relu: 0.01,
+}
+"""Activations that are linear on either side of zero, with the slope on the negative side."""
+
+
+class _Convolution(torch.autograd.Function):
+    """`conv2d` whose derivative of the derivative is one convolution: PyTorch's own also makes one for the weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: tuple[Any, ...]) -> Tensor:
+        ctx.weight, ctx.geometry, ctx.shape = weight, geometry, x.shape
+        return torch.conv2d(x, weight, bias, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Transposed.apply(grads[0], ctx.weight, ctx.shape, ctx.geometry), None, None, None
+
+
+class _Transposed(torch.autograd.Function):
+    """The transposed convolution: from a gradient of the outputs to that of the inputs, `W^T g`."""
+
+    @staticmethod
+    def forward(ctx: Any, grad: Tensor, weight: Tensor, shape: torch.Size, geometry: tuple[Any, ...]) -> Tensor:
+        ctx.weight, ctx.geometry = weight, geometry
+        back: Tensor = conv2d_input(shape, weight, grad, *geometry)
+        return back
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # The derivative of W^T g in g is W again.
+        return torch.conv2d(grads[0], ctx.weight, None, *ctx.geometry), None, None, None
+
+
+@dataclass(frozen=True, eq=False)
+class LayerUse:
+    """One call of a layer with a weight.
+
+    Attributes:
+        weight: The weight, `[O, C, k, k]` or `[O, d]`.
+        geometry: Stride, padding, dilation and groups of a convolution; empty: a fully connected layer.
+        input: What it read, `[n, C, H, W]` or `[n, d]`.
+        output: What it gave, `[n, O, H', W']` or `[n, O]`.
+    """
+
+    weight: Tensor
+    geometry: tuple[Any, ...]
+    input: Tensor
+    output: Tensor
+
+    def weight_gradient(self, reading: Tensor, slopes: Tensor) -> Tensor:
+        """Gradient of the weight where the layer reads `reading` and its outputs have the gradient `slopes`.
+
+        Linear in each of the two: `G[o, c, k] = sum_{i, p} slopes[i, o, p] reading[i, c, p + k]`.
+        """
+        if not self.geometry:
+            return slopes.T @ reading
+        gradient: Tensor = conv2d_weight(reading, self.weight.shape, slopes, *self.geometry)
+        return gradient
+
+    def to_reading(self, matrix: Tensor, slopes: Tensor) -> Tensor:
+        """The adjoint of `weight_gradient` in its first argument: from a weight's shape to that of the input."""
+        if not self.geometry:
+            return slopes @ matrix
+        back: Tensor = conv2d_input(self.input.shape, matrix, slopes, *self.geometry)
+        return back
+
+
+@dataclass(frozen=True, eq=False)
+class Activated:
+    """One call of an activation: what it read, what it gave, and its slope below zero (None: it is curved)."""
+
+    input: Tensor
+    output: Tensor
+    slope: float
+
+
+class Pass(TorchFunctionMode):
+    """Records the layers with weights and the activations of one forward pass.
+
+    Attributes:
+        layers: In the order of their calls.
+        activations: Those of `PIECEWISE`, in the order of their calls.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers: list[LayerUse] = []
+        self.activations: list[Activated] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (F.conv2d, torch.conv2d):
+            return self._convolve(*args, **given)
+        if func is F.linear:
+            output = F.linear(*args, **given)
+            self.layers.append(LayerUse(args[1], (), args[0], output))
+            return output
+        if func in PIECEWISE:
+            # In place or not: what was read is kept, so a copy is what goes on.
+            slope = args[1] if len(args) > 1 and func is F.leaky_relu else given.get("negative_slope", PIECEWISE[func])
+            output = F.leaky_relu(args[0], slope) if slope else torch.relu(args[0])
+            self.activations.append(Activated(args[0], output, slope))
+            return output
+        return func(*args, **given)
+
+    def _convolve(
+        self,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        stride, dilation = _pair(stride), _pair(dilation)
+        if padding == "valid":
+            padding = 0
+        elif padding == "same":
+            padding = tuple(d * (k - 1) // 2 for d, k in zip(dilation, weight.shape[2:], strict=True))
+        geometry = (stride, _pair(padding), dilation, groups)
+        output: Tensor = _Convolution.apply(input, weight, bias, geometry)
+        self.layers.append(LayerUse(weight, geometry, input, output))
+        return output
+
+
+def _pair(value: Any) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A model at a round's weights, in eval mode, on inputs in units of its value range.
+
+    Attributes:
+        model: The architecture.
+        params: The round's weights.
+        buffers: The round's buffers.
+        low: Smallest value of an input.
+        span: Largest minus smallest value.
+    """
+
+    model: nn.Module
+    params: Tensors
+    buffers: Tensors
+    low: float
+    span: float
+
+    def run(self, unit: Tensor) -> Pass:
+        """One forward pass on `[n, C, H, W]` images in [0, 1], recorded."""
+        seen = Pass()
+        with in_mode(self.model, training=False), seen:
+            functional_call(self.model, {**self.params, **self.buffers}, (self.low + self.span * unit,))
+        return seen
+
+    def names(self, seen: Pass) -> list[str]:
+        """The weight's name of each recorded layer; empty for a weight that is no parameter."""
+        known = {id(tensor): name for name, tensor in self.params.items()}
+        return [known.get(id(layer.weight), "") for layer in seen.layers]
+
+
+class Derivative:
+    """The derivative J of some quantities `o(x)` at a point, with its transpose, each at the price of one pass.
+
+    `J^T w` is a backward pass. For `J v` the map `u -> J^T u`, which is linear, is differentiated in turn (with any
+    u): `d/du (v . J^T u) = J v`. So no layer needs a rule of its own.
+
+    >>> x = torch.tensor([[1.0, -2.0]], requires_grad=True)
+    >>> slope = Derivative([torch.relu(x) * 3], x)
+    >>> slope.forward(torch.ones(1, 2)), slope.transposed([torch.ones(1, 2)])
+    ([tensor([[3., 0.]])], tensor([[3., 0.]]))
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], x: Tensor) -> None:
+        self.outputs, self.x = list(outputs), x
+        self.dual = [torch.zeros_like(output).requires_grad_(True) for output in self.outputs]
+        (self.pulled,) = torch.autograd.grad(self.outputs, x, self.dual, create_graph=True)
+
+    def forward(self, v: Tensor) -> list[Tensor]:
+        """`J v`, one tensor for each quantity."""
+        return list(torch.autograd.grad(self.pulled, self.dual, v, retain_graph=True))
+
+    def transposed(self, w: Sequence[Tensor]) -> Tensor:
+        """`J^T w`, shaped like `x`."""
+        return torch.autograd.grad(self.outputs, self.x, list(w), retain_graph=True)[0]

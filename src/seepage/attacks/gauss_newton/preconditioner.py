@@ -1,0 +1,100 @@
+"""A preconditioner that treats the equations as if they were the same everywhere in the image."""
+
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor
+
+GAP = 4
+"""Blocks between two probed ones: further than a block reaches through a few convolutions."""
+HELD = 1e-6
+"""Eigenvalues below this share of the largest are held up."""
+BLOCKS = (4, 2, 1)
+"""Sides of a block of pixels, the largest that divides the image."""
+
+
+class BlockCirculant:
+    """The inverse of the block-circulant matrix nearest to `J^T J`.
+
+    Convolutions treat all places alike but for their stride, so `J^T J`, averaged over places and images, is a
+    convolution of blocks of pixels: in the Fourier domain one small matrix for each frequency. What masks do
+    differently in different places stays for the conjugate gradients.
+
+    Args:
+        product: `v -> J^T J v`, on `[n, C, H, W]`.
+        shape: `(n, C, H, W)`.
+    """
+
+    def __init__(self, product: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
+        self._cut(shape)
+        n, side = shape[0], self.side
+        size = self.channels * side * side
+        # answer[dy, dx, :, j]: mean response at a distance of (dy, dx) blocks to a unit impulse in entry j of a block.
+        answer = torch.zeros(self.rows, self.columns, size, size, dtype=torch.float64)
+        places = [self._places(i) for i in range(n)]
+        for j in range(size):
+            channel, y, x = j // side**2, j // side % side, j % side
+            impulses = torch.zeros(shape)
+            for i, (ys, xs) in enumerate(places):
+                grid = torch.meshgrid(ys * side + y, xs * side + x, indexing="ij")
+                impulses[i, channel, grid[0], grid[1]] = 1
+            self._collect(answer[..., j], self._blocks(product(impulses)).double(), places)
+        answer /= sum(len(ys) * len(xs) for ys, xs in places)
+        spectrum = torch.fft.fft2(answer, dim=(0, 1))
+        # The average of a symmetric matrix is symmetric but for the places at the border.
+        spectrum = (spectrum + spectrum.conj().transpose(-1, -2)) / 2
+        self.values, self.vectors = torch.linalg.eigh(spectrum)
+        self.values = self.values.clamp(min=HELD * float(self.values.max()))
+        self.damp(0.0)
+
+    def _cut(self, shape: tuple[int, ...]) -> None:
+        _, self.channels, height, width = shape
+        self.side = next(side for side in BLOCKS if height % side == 0 and width % side == 0)
+        self.rows, self.columns = height // self.side, width // self.side
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps."""
+        return {"values": self.values, "real": self.vectors.real.contiguous(), "imag": self.vectors.imag.contiguous()}
+
+    @classmethod
+    def of(cls, state: dict[str, Tensor], shape: tuple[int, ...]) -> Self:
+        """The preconditioner that a checkpoint kept, for images `(n, C, H, W)`."""
+        made = cls.__new__(cls)
+        made._cut(shape)
+        made.values, made.vectors = state["values"], torch.complex(state["real"], state["imag"])
+        made.damp(0.0)
+        return made
+
+    def _places(self, image: int) -> tuple[Tensor, Tensor]:
+        """Rows and columns of the probed blocks of one image; images take turns, so that all places are seen."""
+        y, x = image % min(GAP, self.rows), (image // GAP + 2 * image) % min(GAP, self.columns)
+        return torch.arange(y, self.rows, GAP), torch.arange(x, self.columns, GAP)
+
+    def _collect(self, answer: Tensor, blocks: Tensor, places: list[tuple[Tensor, Tensor]]) -> None:
+        """Add the responses around each probed block to `answer` `[rows, columns, size]`, by distance."""
+        for i, (ys, xs) in enumerate(places):
+            for dy in range(-(GAP // 2), GAP // 2):
+                for dx in range(-(GAP // 2), GAP // 2):
+                    y, x = ys + dy, xs + dx
+                    y, x = y[(y >= 0) & (y < self.rows)], x[(x >= 0) & (x < self.columns)]
+                    answer[dy % self.rows, dx % self.columns] += blocks[i][y][:, x].sum((0, 1))
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """`[n, rows, columns, size]` the blocks of pixels of `[n, C, H, W]`."""
+        cut = x.view(len(x), self.channels, self.rows, self.side, self.columns, self.side)
+        blocks: Tensor = cut.permute(0, 2, 4, 1, 3, 5).flatten(3)
+        return blocks
+
+    def damp(self, damping: float) -> None:
+        """Make this the inverse of the matrix plus `damping` times the identity."""
+        inverse = self.vectors @ torch.diag_embed(1 / (self.values + damping)).to(self.vectors)
+        self.inverse = (inverse @ self.vectors.conj().transpose(-1, -2)).to(torch.complex64)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Apply the inverse to `[n, C, H, W]`: frequency by frequency."""
+        spectrum = torch.fft.fft2(self._blocks(x), dim=(1, 2))
+        solved = torch.fft.ifft2(torch.einsum("abij,nabj->nabi", self.inverse, spectrum), dim=(1, 2)).real
+        cut = solved.view(len(x), self.rows, self.columns, self.channels, self.side, self.side)
+        image: Tensor = cut.permute(0, 3, 1, 4, 2, 5).reshape(x.shape)
+        return image

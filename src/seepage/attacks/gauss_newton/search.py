@@ -1,0 +1,206 @@
+"""Gauss-Newton on the equations of a batch, each step solved by preconditioned conjugate gradients."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.gauss_newton.equations import Equations, Point
+from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
+from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
+
+FIRST_DAMPING = 1e-6
+"""Weight of the squared step at the start, beside equations whose derivative has norms of about 0.1 to 1."""
+LEAST_DAMPING = 1e-10
+MOST_DAMPING = 1e3
+"""Damping at which the search ends: no step, however small, helps."""
+FIRST_INNER = 40
+"""Iterations of the conjugate gradients in the first step."""
+GROWTH = 1.5
+"""The next step is solved with so many times more iterations where this one went as predicted but was cut short."""
+AS_PREDICTED = 0.3
+"""Largest share of the predicted gain that may be missing for a step to have gone as predicted."""
+SOLVED = 1e-2
+"""Relative residual at which the conjugate gradients stop."""
+SHORTER = 0.4
+"""A step that does not help is shortened by this."""
+TRIES = 4
+"""Lengths of one step that are tried."""
+SETTLED = 0.05
+"""A step whose objective falls by a smaller share counts as standing still."""
+PATIENCE = 3
+"""Steps that stand still before the search ends."""
+NEGLIGIBLE = 3e-5
+"""Root mean square of the last change of every image, in units of the value range, at which the search ends: 90 dB."""
+EXPLAINED = 1e-13
+"""Sum of squared residuals at which nothing but rounding is left."""
+
+Pair = tuple[Tensor, Tensor]
+"""Images `[n, C, H, W]` and the slopes of open units `[m]`."""
+
+
+def inner(a: Pair, b: Pair) -> float:
+    """Inner product in float64, which long sums of float32 need."""
+    return sum(float((p.double() * q.double()).sum()) for p, q in zip(a, b, strict=True))
+
+
+def conjugate_gradients(
+    product: Callable[[Pair], Pair], right: Pair, inverse: Callable[[Pair], Pair], most: int
+) -> tuple[Pair, int, bool]:
+    """Solve `A d = right` for a positive definite A, from zero.
+
+    Args:
+        product: `v -> A v`.
+        right: The right-hand side.
+        inverse: An approximate inverse of A.
+        most: Most iterations.
+
+    Returns:
+        The solution, the number of iterations, and whether the residual came down to `SOLVED`.
+
+    >>> one = (torch.tensor([2.0, 6.0]), torch.zeros(0))
+    >>> solved = conjugate_gradients(lambda v: (v[0] * torch.tensor([1.0, 3.0]), v[1]), one, lambda v: v, 9)
+    >>> solved[0][0], solved[1:]
+    (tensor([2., 2.]), (2, True))
+    """
+    solution = (torch.zeros_like(right[0]), torch.zeros_like(right[1]))
+    residual = (right[0].clone(), right[1].clone())
+    direction = inverse(residual)
+    size = first = inner(residual, direction)
+    for iteration in range(most):
+        if not size > SOLVED**2 * first:
+            return solution, iteration, True
+        moved = product(direction)
+        length = size / inner(direction, moved)
+        for i in range(2):
+            solution[i].add_(direction[i], alpha=length)
+            residual[i].sub_(moved[i], alpha=length)
+        turned = inverse(residual)
+        new = inner(residual, turned)
+        # Polak-Ribiere and Fletcher-Reeves agree for a quadratic; the latter needs no copy.
+        direction = (turned[0] + new / size * direction[0], turned[1] + new / size * direction[1])
+        size = new
+    return solution, most, not size > SOLVED**2 * first
+
+
+@dataclass(eq=False)
+class Search:
+    """Images that satisfy the equations, and where those leave them open look like images.
+
+    Each step minimizes `|r + J d|^2 + mu |K^-1 (x + d - 1/2)|^2 + damping |d|^2`. The first two are the negative log
+    posterior of images of a natural spectrum under residuals of the present size: `mu` is the mean square of a
+    residual over that of the images' coefficients, and vanishes as the equations come to hold. Without the second
+    term, directions that the equations hardly see take up what wrong masks do to the others.
+
+    Attributes:
+        equations: The equations.
+        spectrum: The prior.
+        point: Where the search stands.
+        damping: Damping of the next step.
+        iterations: Iterations of the conjugate gradients, at most, in the next step.
+        most: Iterations of the conjugate gradients that no step exceeds.
+        preconditioner: Made at the first step.
+        passes: Products with J and its transpose so far.
+        idle: Steps in a row that stood still.
+        moved: `[n]` root mean square of each image's last change.
+    """
+
+    equations: Equations
+    spectrum: NaturalSpectrum
+    point: Point
+    most: int
+    damping: float = FIRST_DAMPING
+    iterations: int = FIRST_INNER
+    preconditioner: BlockCirculant | None = None
+    passes: int = 0
+    idle: int = 0
+    moved: Tensor = field(default_factory=lambda: torch.zeros(0))
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to do: explained, standing still, or no step helps."""
+        still = len(self.moved) > 0 and float(self.moved.max()) < NEGLIGIBLE
+        explained = self.point.square < EXPLAINED
+        return explained or still or self.idle >= PATIENCE or self.damping > MOST_DAMPING
+
+    def step(self) -> float:
+        """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
+        point, before = self.point, self.point.square
+        off = point.x.detach() - 0.5
+        rough = float((off * self.spectrum.precision(off)).mean())
+        mu = before / self.equations.count / max(rough, 1e-30)
+        start = before + mu * rough * off.numel()
+
+        change, cut_short = self._solve(point, off, mu)
+        parts = self.equations.forward(point, *change)
+        self.passes += 1
+        predicted = sum(
+            float((r + d).double().square().sum()) for r, d in zip(point.residuals, parts, strict=True)
+        ) + self._prior(off + change[0], mu)
+        length = 1.0
+        for _ in range(TRIES):
+            x, free = point.x.detach() + length * change[0], point.free + length * change[1]
+            reached = self.equations.moved(x, free, point).square + self._prior(x - 0.5, mu)
+            if reached < start:
+                break
+            length *= SHORTER
+        else:
+            self.damping *= 10
+            self.idle += 1
+            return self._relative
+        self.point = self.equations.at(x, free, point)
+        self.moved = (length * change[0]).flatten(1).square().mean(1).sqrt()
+        whole = length == 1
+        self.damping = max(self.damping * (0.3 if whole else 1.5), LEAST_DAMPING)
+        if whole and cut_short and reached - predicted < AS_PREDICTED * (start - predicted):
+            self.iterations = min(int(self.iterations * GROWTH), self.most)
+        self.idle = self.idle + 1 if self.point.square > (1 - SETTLED) * before else 0
+        return self._relative
+
+    @property
+    def _relative(self) -> float:
+        return float((self.point.square / len(self.point.x)) ** 0.5)
+
+    def _prior(self, off: Tensor, mu: float) -> float:
+        return mu * float((off * self.spectrum.precision(off)).double().sum())
+
+    def _solve(self, point: Point, off: Tensor, mu: float) -> tuple[Pair, bool]:
+        """The step, and whether the conjugate gradients ended before it was solved."""
+        if self.preconditioner is None:
+            nothing = torch.zeros_like(point.free)
+            self.preconditioner = BlockCirculant(lambda v: self._normal(point, (v, nothing))[0], tuple(off.shape))
+        circulant = self.preconditioner
+        circulant.damp(self.damping)
+        # Open slopes: the diagonal is enough, each stands almost alone. Its scale is that of the whitened equations.
+        weights = torch.ones_like(point.free)
+        if point.patches is not None:
+            weights = 1 / (self._open_diagonal(point) + self.damping)
+
+        def product(v: Pair) -> Pair:
+            images, free = self._normal(point, v)
+            return images + mu * self.spectrum.precision(v[0]) + self.damping * v[0], free + self.damping * v[1]
+
+        pulled = self.equations.transposed(point, point.residuals)
+        right = (-pulled[0] - mu * self.spectrum.precision(off), -pulled[1])
+        change, used, solved = conjugate_gradients(
+            product, right, lambda v: (circulant(v[0]), weights * v[1]), self.iterations
+        )
+        self.passes += 2 * used
+        return change, not solved
+
+    def _normal(self, point: Point, v: Pair) -> Pair:
+        """`J^T J v`."""
+        return self.equations.transposed(point, self.equations.forward(point, *v))
+
+    def _open_diagonal(self, point: Point) -> Tensor:
+        """`[m]` squared length of each open slope's column, taking the whitening as its mean gain."""
+        assert point.patches is not None
+        whitening = point.whitenings[0]
+        gain = self.equations.gain(self.equations.gradients[0], whitening)
+        kernel = point.patches.shape[1] // self.equations.gradients[0].shape[1]
+        outputs = self.equations.gradients[0].shape[0]
+        # Whitened column of unit j: sum over k of W[:, (o, k)] patch[:, k]; its mean square over directions (o, k).
+        per = whitening.matrix.square().sum(0).view(outputs, kernel)[self.equations.open[:, 1]].mean(1)
+        columns: Tensor = per * point.patches.square().sum(1) * gain**2
+        return columns
