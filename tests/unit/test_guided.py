@@ -15,6 +15,7 @@ from seepage.attacks.guided.decoder import fit_decoder
 from seepage.attacks.guided.matching import FeatureAgreement
 from seepage.attacks.guided.synthetic import synthetic_images
 from seepage.attacks.matching.distances import Cosine
+from seepage.attacks.matching.labels import Auto
 from seepage.attacks.matching.objective import MatchingObjective
 from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.priors import ColorVariation
@@ -115,6 +116,25 @@ def test_features_are_worth_more_than_the_papers_search() -> None:
     assert found.labels is not None
     assert found.labels.tolist() == [1, 1, 4]
     assert "started from an image" in found.notes[0]
+
+
+def test_labels_come_with_the_features_where_rules_name_wrong_ones() -> None:
+    seen, _ = victim(width=32)
+    batch = Batch(photographs(8).inputs, torch.tensor([0, 0, 0, 3, 3, 5, 6, 9]))
+    # Train a little, so that the rows of the last layer no longer count labels.
+    model = seen.knowledge.model
+    optimizer, many = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), photographs(64)
+    for _ in range(30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(many.inputs), many.labels % 10).backward()
+        optimizer.step()
+    trained = record(model, batch)
+    named = Auto()(trained[0], trained.knowledge)
+    assert named is not None
+    assert named.tolist() != sorted(batch.labels.tolist())
+    found = attack(trained, gradient_matching(steps=2))
+    assert found.labels is not None
+    assert found.labels.tolist() == sorted(batch.labels.tolist())
 
 
 def test_without_features_it_is_the_plain_search_and_says_so() -> None:

@@ -14,7 +14,7 @@ from seepage.attacks.head.features import HeadFeatures, head_features
 from seepage.attacks.matching.directions import Plain
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.frozen_pattern import RecordedPattern
-from seepage.attacks.matching.labels import LabelInference
+from seepage.attacks.matching.labels import Auto, LabelInference
 from seepage.attacks.matching.layers import LayerPrior, Seen
 from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels, SearchSpace
@@ -139,12 +139,14 @@ class GuidedMatching(Attack):
             Inapplicable: Where it says nothing.
         """
         names = last_linear(knowledge.model, knowledge.num_classes)
-        labels = self.search.labels(observed, knowledge)
-        if names is None or labels is None:
+        # Inferred labels may be wrong; those that come with the solution have been checked against the gradient.
+        inferred = isinstance(self.search.labels, Auto)
+        labels = None if inferred else self.search.labels(observed, knowledge)
+        if names is None or (labels is None and not inferred):
             missing = "the model has no last linear layer" if names is None else "the labels are searched for"
             raise Inapplicable(missing, "use inverting_gradients")
         # Matrices of the batch's size: the other device would not be faster, and the solver is written for this one.
-        found = head_features(_on_cpu(observed), knowledge, labels.cpu())
+        found = head_features(_on_cpu(observed), knowledge, None if labels is None else labels.cpu())
         if not found.known.any():
             raise Inapplicable(found.doubt or "none of them is known", "use inverting_gradients")
         return found, names[0].removesuffix(".weight")
@@ -200,7 +202,8 @@ def _scaled(prior: ColorVariation) -> ColorVariation:
 def _on_cpu(observed: Round) -> Round:
     moved = {name: tensor.cpu() for name, tensor in observed.update.tensors.items()}
     params = {name: tensor.cpu() for name, tensor in observed.params.items()}
-    return replace(observed, params=params, update=replace(observed.update, tensors=moved))
+    labels = None if observed.labels is None else observed.labels.cpu()
+    return replace(observed, params=params, labels=labels, update=replace(observed.update, tensors=moved))
 
 
 def _units(knowledge: Knowledge) -> Pixels:
