@@ -1,6 +1,6 @@
 """What an update gives away before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
 
-from seepage.attacks.head import HeadFeatures, head_features
+from seepage.attacks.head import HeadFeatures, LoneSlopes, head_features, lone_slopes
 from seepage.leakage.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
 from seepage.leakage.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
 from seepage.leakage.exclusivity import Exclusivity, exclusivity
@@ -21,6 +21,7 @@ __all__ = [
     "LabelLeak",
     "Landscape",
     "LayerLeak",
+    "LoneSlopes",
     "TensorLeak",
     "UpdateAnalysis",
     "batch_norm_leaks",
@@ -29,4 +30,5 @@ __all__ = [
     "fingerprint",
     "head_features",
     "landscape",
+    "lone_slopes",
 ]
