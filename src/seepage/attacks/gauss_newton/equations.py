@@ -1,7 +1,7 @@
 """What a gradient says about the images behind it: known features, and a weight gradient linear in its input."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +12,8 @@ from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network
 
 FLOOR = 1e-2
 """Singular values of a layer's slopes below this share of the largest are not amplified further."""
+NEAR = 3.0
+"""A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
 RANK = 1e-6
 """Singular values below this share of the largest do not count."""
 
@@ -100,6 +102,7 @@ class Known:
         value: `[n, *shape]` the known quantity.
         on: `[n, *shape]` where it is known as an equation: everywhere, but for a ReLU only where it is active.
         open: `[n, *shape]` units within rounding of the kink, whose side is not known.
+        near: `[n, *shape]` units that may turn out to be open: not on, and within rounding of the kink.
         signal: `[n, *shape]` gradient of the mean loss in the known quantity, 0 where a unit is off or open.
         weight: `[n, 1, ...]` weight of an example's equations; 0 where its features are not known.
         one_sided: Whether a unit that is not on must not be positive, as behind a ReLU.
@@ -108,6 +111,7 @@ class Known:
     value: Tensor
     on: Bool[Tensor, "..."]
     open: Bool[Tensor, "..."]
+    near: Bool[Tensor, "..."]
     signal: Tensor
     weight: Tensor
     one_sided: bool
@@ -243,6 +247,26 @@ class Equations:
         """Number of equations."""
         features = int((self.known.on & (self.known.weight > 0)).sum())
         return features + sum(gradient.numel() for gradient in self.gradients)
+
+    def reopened(self, point: Point) -> tuple["Equations", Tensor] | None:
+        """The equations with more open units, and their slopes so far; None where there are no more.
+
+        Rounding can hide that a unit is on: its feature is then taken for one of the many zeros, and its slope is
+        missing in a row of G. Near the solution the images say which of these zeros lie so close to the kink that this
+        may have happened: as close as the features of active units are off.
+        """
+        with torch.no_grad():
+            z = self.structure.known(self.network.run(point.x))
+        off = ((z - self.known.value) * self.known.on).flatten(1).norm(dim=1)
+        off = off / self.known.on.flatten(1).sum(1).clamp(min=1).sqrt()
+        more = self.known.near & (z.abs() < NEAR * off.view(self.known.weight.shape))
+        if not bool((more & ~self.known.open).any()):
+            return None
+        slopes = torch.zeros_like(self.known.value)
+        slopes[self.known.open] = point.free
+        opened = self.known.open | more
+        known = replace(self.known, open=opened)
+        return Equations(self.network, self.structure, known, self.gradients), slopes[opened]
 
     def start(self, x: Tensor) -> Point:
         """The equations at a first guess."""

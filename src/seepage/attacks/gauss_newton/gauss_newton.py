@@ -1,6 +1,6 @@
 """Exact batches through convolutions: features from the head, then Gauss-Newton on what they make linear."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -31,6 +31,8 @@ NEAR_ROUND = 4e-3
 """Root mean square of a last change, in units of the value range, below which rounding is tried: about one step."""
 OFF, ON = 0.5, 4.0
 """A ReLU's feature below, or above, so many times its error is off, or on; between them its side is open."""
+FACTS = ("damping", "iterations", "passes", "idle", "reopenings")
+"""Numbers of a search that its checkpoint keeps."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +213,7 @@ def known_of(head: HeadFeatures, structure: Structure) -> Known:
     example = (-1, *(1,) * len(structure.shape))
     weight = head.known.double().view(example)
     on = torch.ones_like(features, dtype=torch.bool)
-    open_ = torch.zeros_like(on)
+    open_ = near = torch.zeros_like(on)
     slope = structure.slope
     if structure.activation is not None:
         # An error of a feature is at least what its negative values show, which a ReLU has none of.
@@ -223,12 +225,13 @@ def known_of(head: HeadFeatures, structure: Structure) -> Known:
         on = size > ON * error
         # Where the matched layer's units are not the known ones, nothing can stand for the open ones.
         open_ = (size > OFF * error) & ~on if structure.direct else open_
+        near = ~on & (slope == 0) if structure.direct else near
         on = on if structure.direct else size > error
         negative = features < 0
         signal = torch.where(negative, slope * signal, signal)
         features = torch.where(negative, features / slope if slope else torch.zeros_like(features), features)
         signal = torch.where(on, signal, torch.zeros_like(signal))
-    return Known(features.float(), on, open_, signal.float(), weight.float(), one_sided=slope == 0)
+    return Known(features.float(), on, open_, near, signal.float(), weight.float(), one_sided=slope == 0)
 
 
 def _features(seen: Seen, unit: Tensor) -> Tensor:
@@ -251,9 +254,10 @@ def _rounded(unit: Tensor) -> Tensor:
 def _kept(search: Search, step: int, history: list[tuple[int, float]]) -> Checkpoint:
     """All that the next step depends on."""
     assert search.preconditioner is not None
-    tensors = {"images": search.point.x.detach(), "free": search.point.free, "moved": search.moved}
+    open_ = search.equations.known.open
+    tensors = {"images": search.point.x.detach(), "free": search.point.free, "moved": search.moved, "open": open_}
     tensors |= {f"preconditioner/{name}": value for name, value in search.preconditioner.state().items()}
-    facts = {name: getattr(search, name) for name in ("damping", "iterations", "passes", "idle")}
+    facts = {name: getattr(search, name) for name in FACTS}
     return Checkpoint(tensors, {"step": step, "history": history, **facts})
 
 
@@ -263,8 +267,10 @@ def _resumed(
     """The search where the checkpoint left it."""
     tensors, facts = kept.tensors, kept.facts
     images = tensors["images"]
+    known = replace(equations.known, open=tensors["open"])
+    equations = Equations(equations.network, equations.structure, known, equations.gradients)
     search = Search(equations, spectrum, equations.at(images, tensors["free"]), most)
-    for name in ("damping", "iterations", "passes", "idle"):
+    for name in FACTS:
         setattr(search, name, facts[name])
     search.moved = tensors["moved"]
     state = {name.split("/")[1]: value for name, value in tensors.items() if name.startswith("preconditioner/")}

@@ -33,6 +33,8 @@ PATIENCE = 3
 """Steps that stand still before the search ends."""
 NEGLIGIBLE = 3e-5
 """Root mean square of the last change of every image, in units of the value range, at which the search ends: 90 dB."""
+REOPENINGS = 5
+"""How often units near the kink of a ReLU are opened, at most."""
 EXPLAINED = 1e-13
 """Sum of squared residuals at which nothing but rounding is left."""
 
@@ -103,6 +105,7 @@ class Search:
         preconditioner: Made at the first step.
         passes: Products with J and its transpose so far.
         idle: Steps in a row that stood still.
+        reopenings: How often units near the kink were opened.
         moved: `[n]` root mean square of each image's last change.
     """
 
@@ -115,6 +118,7 @@ class Search:
     preconditioner: BlockCirculant | None = None
     passes: int = 0
     idle: int = 0
+    reopenings: int = 0
     moved: Tensor = field(default_factory=lambda: torch.zeros(0))
 
     @property
@@ -156,7 +160,17 @@ class Search:
         if whole and cut_short and reached - predicted < AS_PREDICTED * (start - predicted):
             self.iterations = min(int(self.iterations * GROWTH), self.most)
         self.idle = self.idle + 1 if self.point.square > (1 - SETTLED) * before else 0
+        if self.idle and self.reopenings < REOPENINGS:
+            self._reopen()
         return self._relative
+
+    def _reopen(self) -> None:
+        """Where the search stands still, let units near the kink take either side."""
+        more = self.equations.reopened(self.point)
+        if more is not None:
+            self.equations, free = more
+            self.point = self.equations.at(self.point.x, free, self.point)
+            self.reopenings, self.idle = self.reopenings + 1, 0
 
     @property
     def _relative(self) -> float:
