@@ -356,6 +356,38 @@ def _gain(row: Row) -> str:
     return f"{row['psnr']:.1f}{interval}, {row['gain_db']:+.1f}, {row['ssim']:.2f}"
 
 
+def peers() -> Lines:
+    """Victims down, packages across: PSNR with its interval, SSIM; then how far ahead of the best other package."""
+    rows = rows_of("matching/peers")
+    names = sorted({row["attack"] for row in rows}, key=lambda name: (" " in name, name))
+    others = [name for name in names if " " in name]
+    body, ahead = [], []
+    for where, group in itertools.groupby(sorted(rows, key=_met), _met):
+        found = {row["attack"]: row for row in group}
+        first = next(iter(found.values()))
+        best = max((found[name]["psnr"] for name in others if name in found), default=None)
+        own = found.get("gradient_matching")
+        gap = None if best is None or own is None else own["psnr"] - best
+        ahead += [] if gap is None else [gap]
+        base = f"{first['flat_psnr']:.1f}, {first['flat_ssim']:.2f}"
+        weights = f"{where[1]} steps" if where[1] else "fresh"
+        cells = [_beside(found[name]) if name in found else "" for name in names]
+        body.append([where[0], weights, where[2], str(where[3]), base, *cells, "" if gap is None else f"{gap:+.1f}"])
+    heads = ["network", "weights", "mode", "batch", "mean color", *(f"`{name}`" for name in names), "ahead by"]
+    mean = sum(ahead) / max(1, len(ahead))
+    least = f"{mean:+.1f} dB on average over {len(ahead)} victims, from {min(ahead):+.1f} to {max(ahead):+.1f} dB."
+    return [*table(heads, body), "", f"`gradient_matching` is ahead of the best other package by {least}"]
+
+
+def _met(row: Row) -> tuple[str, int, str, int]:
+    return row["network"], row["steps"], row["mode"], row["size"]
+
+
+def _beside(row: Row) -> str:
+    interval = "" if row["low"] is None else f" ({row['low']:.1f} to {row['high']:.1f})"
+    return f"{row['psnr']:.1f}{interval}, {row['ssim']:.2f}"
+
+
 # docs/speed.md
 
 
@@ -409,6 +441,7 @@ PARTS: dict[str, Part] = {
     "secure-aggregation": Part("federation.md", secure_aggregation),
     "landscape": Part("landscape.md", landscape),
     "realism": Part("matching.md", realism),
+    "peers": Part("matching.md", peers),
     "speed": Part("speed.md", speed),
 }
 
