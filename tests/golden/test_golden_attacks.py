@@ -42,6 +42,12 @@ def one(model: Spec) -> tuple[Transcript, Batch]:
     return record(build(model, (1, 8, 8), 10), batch, defense=NOISE), batch
 
 
+def faint(model: Spec) -> tuple[Transcript, Batch]:
+    """Two digits behind noise that leaves the head's equations solvable."""
+    batch = digits(2)
+    return record(build(model, (1, 8, 8), 10), batch, defense=GaussianNoise(sigma=1e-5)), batch
+
+
 def own_images(model: Spec) -> tuple[Transcript, Batch]:
     """The same, and 500 other digits that the attacker has."""
     data = seepage.data.load("digits", size=8)
@@ -70,6 +76,7 @@ def rounds(model: Spec) -> tuple[Transcript, Batch]:
 
 SETTINGS: dict[str, tuple[Callable[[Spec], tuple[Transcript, Batch]], Spec]] = {
     "one": (one, GELU),
+    "faint": (faint, Spec("convnet", {"width": 16})),
     "own_images": (own_images, GELU),
     "average": (average, Spec("fc2", {"hidden": 32})),
     "rounds": (rounds, Spec("vertical", {"channels": 32, "hidden": 48})),

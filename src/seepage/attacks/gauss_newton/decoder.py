@@ -36,6 +36,7 @@ class Decoder:
         images = NaturalSpectrum(shape).samples(EXAMPLES, draw)
         with torch.no_grad():
             found = torch.cat([features(part) for part in images.split(AT_ONCE)])
+        images = images.to(found)
         self.shape = shape
         self.divides = shape[1] % found.shape[2] == 0 and shape[2] % found.shape[3] == 0
         found = self._placed(found)
@@ -64,6 +65,7 @@ class Decoder:
 
 def _ridge(read: Tensor, wanted: Tensor) -> Tensor:
     """`[d, p]` coefficients B of `|read B - wanted|^2 + ridge |B|^2`, by whichever normal equations are smaller."""
+    dtype = read.dtype
     read, wanted = read.double(), wanted.double()
     ridge = RIDGE * float(read.square().mean()) * len(read)
     if read.shape[1] <= len(read):
@@ -71,9 +73,9 @@ def _ridge(read: Tensor, wanted: Tensor) -> Tensor:
         gram = read.T @ read
         gram.diagonal().add_(ridge)
         primal: Tensor = torch.linalg.solve(gram, read.T @ wanted)
-        return primal.float()
+        return primal.to(dtype)
     # B = A^T (A A^T + r I)^-1 Y
     gram = read @ read.T
     gram.diagonal().add_(ridge)
     dual: Tensor = read.T @ torch.linalg.solve(gram, wanted)
-    return dual.float()
+    return dual.to(dtype)

@@ -144,7 +144,7 @@ class Whitening:
         self.rank = len(singular)
         # 1 / sqrt(s^2 + floor^2): rounding of the update in the weakest directions is not blown up.
         held = (singular.square() + (FLOOR * self.largest) ** 2).sqrt()
-        self.matrix = (left / held).T.float().contiguous()
+        self.matrix = (left / held).T.to(slopes.dtype).contiguous()
 
     def __call__(self, gradient: Tensor) -> Float[Tensor, "r C"]:
         """Whiten something shaped like the weight."""
@@ -173,7 +173,7 @@ def _moved(layer: LayerUse, slopes: Tensor) -> Tensor:
     height, width = layer.input.shape[2:]
     kernel = layer.weight.shape[2:]
     # places[k, p]: which input position output position p reads through entry k of the kernel; 0 is the padding.
-    numbers = torch.arange(1, height * width + 1, dtype=torch.float64).view(1, 1, height, width)
+    numbers = torch.arange(1, height * width + 1, dtype=torch.float64, device=slopes.device).view(1, 1, height, width)
     places = F.unfold(numbers, kernel, dilation, padding, stride)[0].long()
     n, outputs = slopes.shape[:2]
     flat = slopes.flatten(2).transpose(0, 1)  # [O, n, p]

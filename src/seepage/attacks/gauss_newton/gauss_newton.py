@@ -119,17 +119,18 @@ class GaussNewton(Attack):
 
     def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
         gradients = seen.observed.gradient(seen.knowledge.client)
-        known = known_of(seen.head, seen.structure)
+        like = next(iter(seen.observed.params.values()))
+        known = known_of(seen.head, seen.structure, like)
         equations = Equations(
-            seen.network, seen.structure, known, [gradients[name].float() for name in seen.structure.names]
+            seen.network, seen.structure, known, [gradients[name].to(like) for name in seen.structure.names]
         )
-        spectrum = NaturalSpectrum(seen.knowledge.input_shape)
+        spectrum = NaturalSpectrum(seen.knowledge.input_shape).to(like)
         kept = progress.load()
         history: list[tuple[int, float]] = []
         if kept is None:
             draw = generator(seed, "made-up images")
             decoder = Decoder(lambda x: _features(seen, x), seen.knowledge.input_shape, draw)
-            guess = decoder(_placed(seen.head.features.float(), seen.structure))
+            guess = decoder(_placed(seen.head.features.to(like), seen.structure))
             search = Search(equations, spectrum, equations.start(guess), self.inner)
         else:
             search, history = _resumed(kept, equations, spectrum, self.inner)
@@ -157,7 +158,7 @@ class GaussNewton(Attack):
         """Relative difference of the update that these images give from the observed one."""
         knowledge, observed = seen.knowledge, seen.observed
         inputs = seen.network.low + seen.network.span * unit
-        batch = Batch(inputs, seen.head.labels)
+        batch = Batch(inputs, seen.head.labels.to(inputs.device))
         update = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers)
         off = sum(
             float((update.tensors[name] - wanted).double().square().sum())
@@ -192,9 +193,9 @@ class GaussNewton(Attack):
             notes.append(f"features: {seen.head.doubt}")
         return Reconstruction(
             inputs=seen.network.low + seen.network.span * unit,
-            labels=seen.head.labels,
+            labels=seen.head.labels.to(unit.device),
             objective=rows,
-            certified=seen.head.known & (error < CERTAIN),
+            certified=(seen.head.known & (error < CERTAIN)).to(unit.device),
             status=status,
             history=tuple(history),
             cost={"steps": step, "evaluations": search.passes},
@@ -202,11 +203,13 @@ class GaussNewton(Attack):
         )
 
 
-def known_of(head: HeadFeatures, structure: Structure) -> Known:
+def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:
     """What the head's features say about the quantity that the structure names.
 
     Behind a ReLU, a positive feature is what the ReLU read. Behind a leaky ReLU of slope a, so is a negative one over
     a. Otherwise the features themselves are what is known, and their slopes follow from the images.
+
+    All of it has the type and the device of `like`.
     """
     features = head.features.unflatten(1, structure.shape)
     signal = head.signal.unflatten(1, structure.shape)
@@ -231,7 +234,8 @@ def known_of(head: HeadFeatures, structure: Structure) -> Known:
         signal = torch.where(negative, slope * signal, signal)
         features = torch.where(negative, features / slope if slope else torch.zeros_like(features), features)
         signal = torch.where(on, signal, torch.zeros_like(signal))
-    return Known(features.float(), on, open_, near, signal.float(), weight.float(), one_sided=slope == 0)
+    on, open_, near = on.to(like.device), open_.to(like.device), near.to(like.device)
+    return Known(features.to(like), on, open_, near, signal.to(like), weight.to(like), one_sided=slope == 0)
 
 
 def _features(seen: Seen, unit: Tensor) -> Tensor:
@@ -265,7 +269,8 @@ def _resumed(
     kept: Checkpoint, equations: Equations, spectrum: NaturalSpectrum, most: int
 ) -> tuple[Search, list[tuple[int, float]]]:
     """The search where the checkpoint left it."""
-    tensors, facts = kept.tensors, kept.facts
+    facts, like = kept.facts, equations.known.value
+    tensors = {name: tensor.to(like.device) for name, tensor in kept.tensors.items()}
     images = tensors["images"]
     known = replace(equations.known, open=tensors["open"])
     equations = Equations(equations.network, equations.structure, known, equations.gradients)
@@ -274,5 +279,5 @@ def _resumed(
         setattr(search, name, facts[name])
     search.moved = tensors["moved"]
     state = {name.split("/")[1]: value for name, value in tensors.items() if name.startswith("preconditioner/")}
-    search.preconditioner = BlockCirculant.of(state, tuple(images.shape))
+    search.preconditioner = BlockCirculant.of(state, images)
     return search, history_in(facts)

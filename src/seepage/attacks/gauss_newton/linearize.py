@@ -177,9 +177,9 @@ class Network:
 
     def run(self, unit: Tensor) -> Pass:
         """One forward pass on `[n, C, H, W]` images in [0, 1], recorded."""
-        seen = Pass()
+        seen, like = Pass(), next(iter(self.params.values()))
         with in_mode(self.model, training=False), seen:
-            functional_call(self.model, {**self.params, **self.buffers}, (self.low + self.span * unit,))
+            functional_call(self.model, {**self.params, **self.buffers}, (self.low + self.span * unit.to(like),))
         return seen
 
     def names(self, seen: Pass) -> list[str]:

@@ -23,19 +23,19 @@ class BlockCirculant:
 
     Args:
         product: `v -> J^T J v`, on `[n, C, H, W]`.
-        shape: `(n, C, H, W)`.
+        like: `[n, C, H, W]` of the same shape, type and device.
     """
 
-    def __init__(self, product: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> None:
-        self._cut(shape)
-        n, side = shape[0], self.side
+    def __init__(self, product: Callable[[Tensor], Tensor], like: Tensor) -> None:
+        self._cut(like)
+        n, side = len(like), self.side
         size = self.channels * side * side
         # answer[dy, dx, :, j]: mean response at a distance of (dy, dx) blocks to a unit impulse in entry j of a block.
-        answer = torch.zeros(self.rows, self.columns, size, size, dtype=torch.float64)
+        answer = torch.zeros(self.rows, self.columns, size, size, dtype=torch.float64, device=like.device)
         places = [self._places(i) for i in range(n)]
         for j in range(size):
             channel, y, x = j // side**2, j // side % side, j % side
-            impulses = torch.zeros(shape)
+            impulses = torch.zeros_like(like)
             for i, (ys, xs) in enumerate(places):
                 grid = torch.meshgrid(ys * side + y, xs * side + x, indexing="ij")
                 impulses[i, channel, grid[0], grid[1]] = 1
@@ -48,8 +48,9 @@ class BlockCirculant:
         self.values = self.values.clamp(min=HELD * float(self.values.max()))
         self.damp(0.0)
 
-    def _cut(self, shape: tuple[int, ...]) -> None:
-        _, self.channels, height, width = shape
+    def _cut(self, like: Tensor) -> None:
+        _, self.channels, height, width = like.shape
+        self.complex = torch.complex128 if like.dtype == torch.float64 else torch.complex64
         self.side = next(side for side in BLOCKS if height % side == 0 and width % side == 0)
         self.rows, self.columns = height // self.side, width // self.side
 
@@ -58,11 +59,12 @@ class BlockCirculant:
         return {"values": self.values, "real": self.vectors.real.contiguous(), "imag": self.vectors.imag.contiguous()}
 
     @classmethod
-    def of(cls, state: dict[str, Tensor], shape: tuple[int, ...]) -> Self:
-        """The preconditioner that a checkpoint kept, for images `(n, C, H, W)`."""
+    def of(cls, state: dict[str, Tensor], like: Tensor) -> Self:
+        """The preconditioner that a checkpoint kept, for images `[n, C, H, W]` of this type and device."""
         made = cls.__new__(cls)
-        made._cut(shape)
-        made.values, made.vectors = state["values"], torch.complex(state["real"], state["imag"])
+        made._cut(like)
+        made.values = state["values"].to(like.device)
+        made.vectors = torch.complex(state["real"], state["imag"]).to(like.device)
         made.damp(0.0)
         return made
 
@@ -89,7 +91,7 @@ class BlockCirculant:
     def damp(self, damping: float) -> None:
         """Make this the inverse of the matrix plus `damping` times the identity."""
         inverse = self.vectors @ torch.diag_embed(1 / (self.values + damping)).to(self.vectors)
-        self.inverse = (inverse @ self.vectors.conj().transpose(-1, -2)).to(torch.complex64)
+        self.inverse = (inverse @ self.vectors.conj().transpose(-1, -2)).to(self.complex)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Apply the inverse to `[n, C, H, W]`: frequency by frequency."""

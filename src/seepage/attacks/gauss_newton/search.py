@@ -183,7 +183,7 @@ class Search:
         """The step, and whether the conjugate gradients ended before it was solved."""
         if self.preconditioner is None:
             nothing = torch.zeros_like(point.free)
-            self.preconditioner = BlockCirculant(lambda v: self._normal(point, (v, nothing))[0], tuple(off.shape))
+            self.preconditioner = BlockCirculant(lambda v: self._normal(point, (v, nothing))[0], off)
         circulant = self.preconditioner
         circulant.damp(self.damping)
         # Open slopes: the diagonal is enough, each stands almost alone. Its scale is that of the whitened equations.

@@ -1,6 +1,7 @@
 """What images look like before one is seen: the spectrum of natural images, as a prior and as a source of examples."""
 
 import math
+from typing import Self
 
 import torch
 from torch import Generator, Tensor
@@ -36,6 +37,12 @@ class NaturalSpectrum:
         else:
             self.colors = torch.eye(channels)
             self.deviation = deviation.expand(channels, -1, -1)
+
+    def to(self, like: Tensor) -> Self:
+        """Move it to the type and device of a tensor, in place."""
+        for name in ("rows", "columns", "colors", "deviation"):
+            setattr(self, name, getattr(self, name).to(like))
+        return self
 
     def coefficients(self, x: Tensor) -> Tensor:
         """`[n, C, H, W]` cosine coefficients of opponent colors, not yet divided by their deviation."""

@@ -123,14 +123,14 @@ def head_features(
         (True, None)
     """
     labels = observed.labels if labels is None else labels
-    labels = None if labels is None else labels.sort().values
+    labels = None if labels is None else labels.cpu().sort().values
     equations, bias_gradient = _equations(observed, knowledge, labels)
     draw = generator(seed, "head features")
     solution = _by_zeros(equations, labels, bias_gradient, draw)
     if solution is None or not solution.misfit < MAX_DISAGREEMENT:
         told = Auto()(observed, knowledge) if labels is None else labels
         if told is not None:
-            solution = _by_softmax(equations, told, bias_gradient, solution, starts, draw)
+            solution = _by_softmax(equations, told.cpu(), bias_gradient, solution, starts, draw)
     if solution is None:
         raise Inapplicable(
             "the features have too few zeros to be told apart without labels, and no labels could be inferred",
@@ -163,15 +163,16 @@ def _equations(
             f"{examples} examples apart: features need more classes than examples",
             "record a smaller batch",
         )
-    gradients = observed.gradient(knowledge.client)
+    # Small matrices in float64: on a CPU, wherever the round lies.
+    gradients = {name: tensor.cpu() for name, tensor in observed.gradient(knowledge.client).items() if name in names}
     if not gradients[names[0]].any():
         raise Inapplicable(
             "the gradient of the last layer is zero everywhere, so it holds no features",
             "look at the update of another round",
         )
-    bias = None if names[1] is None else observed.params[names[1]]
+    bias = None if names[1] is None else observed.params[names[1]].cpu()
     bias_gradient = None if names[1] is None else gradients[names[1]]
-    equations = HeadEquations.of(observed.params[names[0]], bias, gradients[names[0]], bias_gradient, examples)
+    equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, gradients[names[0]], bias_gradient, examples)
     return equations, torch.zeros_like(equations.bias) if bias_gradient is None else bias_gradient.double()
 
 
