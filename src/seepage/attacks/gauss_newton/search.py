@@ -68,7 +68,9 @@ def conjugate_gradients(
     """
     solution = (torch.zeros_like(right[0]), torch.zeros_like(right[1]))
     residual = (right[0].clone(), right[1].clone())
-    direction = inverse(residual)
+    first_direction = inverse(residual)
+    # A copy: an inverse may give back what it was given, and the residual is changed in place.
+    direction = (first_direction[0].clone(), first_direction[1].clone())
     size = first = inner(residual, direction)
     for iteration in range(most):
         if not size > SOLVED**2 * first:
