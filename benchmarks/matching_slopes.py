@@ -2,16 +2,20 @@
 
     python benchmarks/matching_slopes.py agreement [--nets convnet resnet10 resnet18 vgg16] [--batches 1 16]
     python benchmarks/matching_slopes.py psnr      [--steps 400] [--seeds 0 1]
+    python benchmarks/matching_slopes.py pairs     --data cifar10.npz [--images 16] [--tv 0.02]
     python benchmarks/matching_slopes.py threshold
 
 `agreement` compares the slopes of an Inverting Gradients step by the inputs, in single precision, at random images.
-`psnr` runs Inverting Gradients with either step on a batch of two packaged photographs. `threshold` times the median
-of as many magnitudes as a ResNet-10 has weights, by `Tensor.kthvalue` and by `numpy.partition`.
+`psnr` runs Inverting Gradients with either step on a batch of two packaged photographs. `pairs` runs it on test images
+of a file from number 300 on, one by one, each on a ConvNet of its own seed: with the exact step, with the first-order
+one, and with a first-order one that forgets what it learns of a good move's length. `threshold` times the median of as
+many magnitudes as a ResNet-18 has weights, by `Tensor.kthvalue`, `numpy.partition` and by way of a sampled bracket.
 Records go to results/matching/slopes.jsonl.
 """
 
 import argparse
 import statistics
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +23,15 @@ import numpy as np
 import torch
 from matching import time_once
 from matching_steps import problem
+from scipy import stats
+from torch import Tensor
 
 from seepage import Architecture, Batch, FedSGD, build, record, score
 from seepage.attacks.matching import inverting_gradients
-from seepage.attacks.matching.first_order import FirstOrderProblem
+from seepage.attacks.matching.first_order import Extra, FirstOrderProblem
+from seepage.attacks.matching.move import Move, Mover
+from seepage.attacks.matching.problem import Evaluation
+from seepage.attacks.matching.selection import kth_smallest
 from seepage.core.nn import generator
 from seepage.data import load
 from seepage.papers.records import keep_measured
@@ -69,29 +78,66 @@ def quality(options: argparse.Namespace) -> None:
                 emit("psnr", f"{slopes}, {name}", "psnr", row)
 
 
+def forgets(it: FirstOrderProblem, inputs: Tensor, labels: Tensor, extra: Extra | None = None) -> Evaluation:
+    """`FirstOrderProblem.evaluate` without a memory."""
+    return it._evaluate(inputs, labels, extra)[0]
+
+
+def pairs(options: argparse.Namespace) -> None:
+    data, found, moves = load(options.data), defaultdict(list), defaultdict(list)
+    remembers, move, made = FirstOrderProblem.evaluate, Mover.__call__, [0]
+
+    def counted(it: Mover, *given: Any) -> Move:
+        made[0] += 1
+        return move(it, *given)
+
+    Mover.__call__ = counted  # type: ignore[method-assign, assignment]
+    it = inverting_gradients(steps=options.steps, tv=options.tv, schedule="cosine", labels="given")
+    for image in range(options.images):
+        batch = data.batch(data.private[300 + image : 301 + image])
+        model = build(Architecture("convnet"), data.input_shape, len(data.classes), seed=image)
+        seen = record(model, batch, client=FedSGD(mode="eval"), told={"labels"})
+        for name in ("exact", "first_order", "forgets"):
+            FirstOrderProblem.evaluate = forgets if name == "forgets" else remembers  # type: ignore[method-assign]
+            chosen = replace(it, gradients="exact" if name == "exact" else "first_order")
+            made[0] = 0
+            found[name].append(float(score(chosen(seen, seed=image), batch).psnr))
+            moves[name].append(made[0] / options.steps)
+    for name, other in (("first_order", "exact"), ("forgets", "exact"), ("first_order", "forgets")):
+        gaps = torch.tensor([a - b for a, b in zip(found[name], found[other], strict=True)]).double()
+        half = float(gaps.std()) / len(gaps) ** 0.5 * float(stats.t.ppf(0.975, len(gaps) - 1))
+        row = {"images": len(gaps), "steps": options.steps, "tv": options.tv, "psnr": statistics.mean(found[name])}
+        row |= {"mean_gap_db": float(gaps.mean()), "half_width_95": half, "moves": statistics.mean(moves[name])}
+        emit("pairs", f"{name} less {other}, tv {options.tv}", "mean_gap_db", row)
+
+
 def threshold(options: argparse.Namespace) -> None:
-    size = 4_902_090
+    size = 11_173_962
     numbers = torch.randn(size, generator=generator(0, "threshold")).abs()
     ways = {
         "kthvalue": lambda: numbers.kthvalue(size // 2 + 1),
         "partition": lambda: np.partition(numbers.numpy(), size // 2),
+        "bracket": lambda: kth_smallest([numbers], size // 2),
     }
     times = {name: statistics.median(time_once(way)[1] for _ in range(5)) for name, way in ways.items()}
     row = {"entries": size, "cpu_ms": {name: round(seconds * 1e3, 1) for name, seconds in times.items()}}
-    ratio = round(times["kthvalue"] / times["partition"], 2)
-    emit("threshold", "threshold", "kthvalue_over_partition", {**row, "kthvalue_over_partition": ratio})
+    ratio = round(times["partition"] / times["bracket"], 2)
+    emit("threshold", "threshold, ResNet-18", "partition_over_bracket", {**row, "partition_over_bracket": ratio})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["agreement", "psnr", "threshold"])
+    parser.add_argument("kind", choices=["agreement", "psnr", "pairs", "threshold"])
     parser.add_argument("--nets", nargs="+", default=["convnet", "resnet10", "resnet18", "vgg16"])
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--data")
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--tv", type=float, default=0.02)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    {"agreement": agreement, "psnr": quality, "threshold": threshold}[options.kind](options)
+    {"agreement": agreement, "psnr": quality, "pairs": pairs, "threshold": threshold}[options.kind](options)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Whole attacks side by side: Inverting Gradients by this package, by breaching, and as a plain loop; FedLeak likewise.
 
-    python benchmarks/speed.py [--nets resnet18] [--batches 1 8] [--steps 60] [--rounds 5] [--objectives ig fedleak]
+    python benchmarks/speed.py [--nets resnet18] [--batches 1 8] [--steps 60] [--rounds 5] [--objectives ig]
 
 A step timed by itself is not what an attack gets: the candidate moves, and what was fitted to it wears off. So an
 attack is run here from its start to its end, through the interface its users have: trial, steps, optimizer, total
@@ -34,6 +34,7 @@ from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import frozen_randomness, generator
 
 Run = Callable[[], object]
+OF = ("plain loop", "breaching", "exact", "first order")
 
 
 def victim(name: str, batch: int) -> tuple[Transcript, Batch]:
@@ -124,7 +125,7 @@ def runs(name: str, batch: int, objective: str, steps: int) -> dict[str, Run]:
 
 def compare(options: argparse.Namespace, name: str, batch: int, objective: str) -> None:
     options.model, options.size, options.batch = name, SHAPE[-1], batch
-    found = runs(name, batch, objective, options.steps)
+    found = {key: run for key, run in runs(name, batch, objective, options.steps).items() if key in options.of}
     clocks: dict[str, list[float]] = {key: [] for key in found}
     for turn in range(options.rounds + 1):
         for key, run in found.items():
@@ -159,6 +160,7 @@ def main() -> None:
     parser.add_argument("--objectives", nargs="+", default=["ig", "fedleak"], choices=["ig", "fedleak"])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--of", nargs="+", default=list(OF), choices=OF)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -6,6 +6,7 @@ every part with the records. The book (docs/results) is written by `seepage repr
 
 import itertools
 import re
+import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -388,6 +389,24 @@ def _beside(row: Row) -> str:
     return f"{row['psnr']:.1f}{interval}, {row['ssim']:.2f}"
 
 
+def starts() -> Lines:
+    """PSNR of DLG and iDLG on LeNet at each budget: every image up to a few, else their mean and range."""
+    rows = rows_of("matching/dlg")
+    body = []
+    for row in rows:
+        cells = [_every(row[f"psnr_{budget}"]) for budget in (600, 2000, 6000)]
+        seconds = statistics.median(row["cpu_s"])
+        body.append([f"`{row['attack']}`", str(row["batch"]), f"{row['flat_psnr']:.1f}", *cells, f"{seconds:.0f}"])
+    heads = ["method, start", "batch", "mean color", "600 evaluations", "2,000", "6,000", "CPU s"]
+    return [*table(heads, body), *commands(rows)]
+
+
+def _every(values: Sequence[float]) -> str:
+    if len(values) <= 3:
+        return ", ".join(f"{value:.1f}" for value in values)
+    return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
 # docs/speed.md
 
 
@@ -424,6 +443,25 @@ def speed() -> Lines:
     return [*lines, "Made by", *commands(ordered)]
 
 
+def whole_attacks() -> Lines:
+    """Whole attacks: processor milliseconds per step, and how many times the first-order attack's each takes."""
+    rows, of = rows_of("matching/attacks"), ("plain loop", "breaching", "exact")
+    body = []
+    for row in rows:
+        cells = [_times(row, name) for name in of]
+        own = f"{row['cpu_ms_per_step']['first order']:,.0f}"
+        body.append([row["model"], str(row["batch"]), f"`{row['objective']}`", own, *cells, str(row["rounds"])])
+    heads = ["network", "batch", "objective", "first order, ms", *of, "turns"]
+    return [*table(heads, body), *commands(rows)]
+
+
+def _times(row: Row, name: str) -> str:
+    if name not in row["ratio_to_first_order"]:
+        return ""
+    middle, low, high = row["ratio_to_first_order"][name]
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
+
+
 def _milliseconds(step: Mapping[str, float] | None) -> str:
     return "" if step is None else f"{step['cpu_ms']:,.0f} ({step['times_faster']:.2f})"
 
@@ -442,7 +480,9 @@ PARTS: dict[str, Part] = {
     "landscape": Part("landscape.md", landscape),
     "realism": Part("matching.md", realism),
     "peers": Part("matching.md", peers),
+    "starts": Part("matching.md", starts),
     "speed": Part("speed.md", speed),
+    "whole attacks": Part("speed.md", whole_attacks),
 }
 
 

@@ -374,6 +374,7 @@ def _resume(run: _MatchingRun, checkpoint: Checkpoint | None) -> int:
         prefix = f"{r}/"
         own = {name.removeprefix(prefix): t for name, t in checkpoint.tensors.items() if name.startswith(prefix)}
         search.load(own, facts)
-    if isinstance(run.objective.problem, FirstOrderProblem):
-        run.objective.problem.reach = checkpoint.facts["reach"]
+    problem = run.objective.problem
+    if isinstance(problem, FirstOrderProblem):
+        problem.reach = checkpoint.facts.get("reach", problem.reach)  # an older version's has none
     return int(checkpoint.facts["step"])
