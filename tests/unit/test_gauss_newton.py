@@ -1,0 +1,273 @@
+"""Gauss-Newton through convolutions: its linear algebra against dense matrices, its certificates on wrong updates."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, build, record
+from seepage.attacks.gauss_newton import GaussNewton
+from seepage.attacks.gauss_newton.equations import Equations, Known, Structure, Whitening, _moved
+from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network
+from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
+from seepage.attacks.gauss_newton.search import conjugate_gradients
+from seepage.core.nn import frozen_randomness, state_of
+from seepage.defenses.quantize import Quantize
+from seepage.testing import planted_inputs
+from seepage.testing.attack import recovered_db
+from seepage.testing.watch import Changed
+
+WIDE = Architecture("convnet", {"width": 16})
+
+
+def draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def tiny(last: str = "conv") -> nn.Sequential:
+    """Two layers with weights on 1 x 4 x 4 and a head, in float64."""
+    with frozen_randomness(0):
+        second: list[nn.Module] = [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5)]
+        if last == "linear":
+            second = [nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5)]
+        return nn.Sequential(nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.ReLU(), *second).double()
+
+
+def equations(last: str, opened: bool, n: int = 2) -> tuple[Equations, Tensor]:
+    """Equations of two images, taken from the model itself, and the images; some units open where asked."""
+    model = tiny(last)
+    params, buffers = state_of(model)
+    network = Network(model, params, buffers, 0.0, 1.0)
+    x = torch.rand(n, 1, 4, 4, generator=draws(), dtype=torch.float64)
+    head = "5.weight"
+    structure = Structure.of(network, head, x[:1], 1)
+    assert structure is not None
+    seen = network.run(x)
+    z = structure.known(seen).detach()
+    on = z > 0
+    open_ = torch.zeros_like(on)
+    if opened:
+        open_.view(-1)[on.view(-1).nonzero()[:3, 0]] = True
+        on = on & ~open_
+    signal = torch.randn(z.shape, generator=draws(1), dtype=torch.float64) * on
+    weight = torch.ones(n, *(1,) * (z.ndim - 1), dtype=torch.float64)
+    known = Known(z, on, open_, torch.zeros_like(on), signal, weight, one_sided=True)
+    layer = seen.layers[structure.matched[0]]
+    wanted = layer.weight_gradient(layer.input, signal).detach()
+    return Equations(network, structure, known, [wanted]), x
+
+
+def test_the_derivative_is_that_of_autograd_and_of_finite_differences() -> None:
+    model = tiny()
+    x = torch.rand(2, 1, 4, 4, generator=draws(), dtype=torch.float64).requires_grad_(True)
+    params, buffers = state_of(model)
+    network = Network(model, params, buffers, 0.0, 1.0)
+
+    def features(at: Tensor) -> Tensor:
+        return model[:-1](at)
+
+    whole = torch.autograd.functional.jacobian(features, x.detach())  # [2, 16, 2, 1, 4, 4]
+    derivative = Derivative([network.run(x).layers[-1].input], x)
+    v = torch.randn(x.shape, generator=draws(1), dtype=torch.float64)
+    w = torch.randn(2, 16, generator=draws(2), dtype=torch.float64)
+    forward = derivative.forward(v)[0]
+    torch.testing.assert_close(forward, torch.tensordot(whole, v, 4))
+    torch.testing.assert_close(derivative.transposed([w]), torch.tensordot(w, whole, 2))
+    step = 1e-7  # too short to cross a kink, long enough against rounding of 1e-16
+    difference = (features(x + step * v) - features(x - step * v)) / (2 * step)
+    torch.testing.assert_close(forward, difference.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation", "kernel"),
+    [(1, 0, 1, 3), (1, 1, 1, 3), (2, 1, 1, 3), (2, 2, 1, 5), (1, 2, 2, 3), (3, 1, 1, 2)],
+)
+def test_the_moved_slopes_are_those_of_an_explicit_loop(stride: int, padding: int, dilation: int, kernel: int) -> None:
+    n, outputs, channels, height, width = 2, 3, 2, 7, 6
+    reading = torch.randn(n, channels, height, width, generator=draws(), dtype=torch.float64)
+    weight = torch.randn(outputs, channels, kernel, kernel, generator=draws(1), dtype=torch.float64)
+    output = F.conv2d(reading, weight, None, stride, padding, dilation)
+    geometry = ((stride, stride), (padding, padding), (dilation, dilation), 1)
+    slopes = torch.randn(output.shape, generator=draws(2), dtype=torch.float64)
+    layer = LayerUse(weight, geometry, reading, output)
+    moved = torch.zeros(outputs, kernel, kernel, n, height, width, dtype=torch.float64)
+    for y in range(output.shape[2]):
+        for x in range(output.shape[3]):
+            for ky in range(kernel):
+                for kx in range(kernel):
+                    row, column = y * stride - padding + ky * dilation, x * stride - padding + kx * dilation
+                    if 0 <= row < height and 0 <= column < width:
+                        moved[:, ky, kx, :, row, column] += slopes[:, :, y, x].T
+    found = _moved(layer, slopes)
+    torch.testing.assert_close(found, moved.reshape(outputs * kernel**2, -1))
+    # And M times the reading is the weight's gradient, as autograd has it.
+    leaf = weight.clone().requires_grad_(True)
+    F.conv2d(reading, leaf, None, stride, padding, dilation).backward(slopes)  # type: ignore[no-untyped-call]
+    gradient = (found @ reading.transpose(0, 1).flatten(1).T).view(outputs, kernel, kernel, channels)
+    assert leaf.grad is not None
+    torch.testing.assert_close(gradient.permute(0, 3, 1, 2), leaf.grad)
+    torch.testing.assert_close(layer.weight_gradient(reading, slopes), leaf.grad)
+
+
+def test_whitened_slopes_have_orthonormal_rows_but_for_the_weakest() -> None:
+    reading = torch.randn(2, 2, 6, 6, generator=draws(), dtype=torch.float64)
+    weight = torch.randn(3, 2, 3, 3, generator=draws(1), dtype=torch.float64)
+    slopes = torch.randn(2, 3, 6, 6, generator=draws(2), dtype=torch.float64)
+    layer = LayerUse(weight, ((1, 1), (1, 1), (1, 1), 1), reading, slopes)
+    whitening = Whitening(layer, slopes)
+    moved = _moved(layer, slopes)
+    singular = torch.linalg.svdvals(moved)
+    assert whitening.rank == torch.linalg.matrix_rank(moved) == 27
+    whitened = torch.linalg.svdvals(whitening.matrix @ moved)
+    expected = singular / (singular.square() + (1e-2 * singular[0]) ** 2).sqrt()
+    torch.testing.assert_close(whitened, expected.sort(descending=True).values)
+    assert whitened.min() > 0.9
+    rows = torch.randn(27, 2, generator=draws(3), dtype=torch.float64)
+    sides = (whitening(weight) * rows).sum(), (weight * whitening.transposed(rows, weight)).sum()
+    torch.testing.assert_close(*sides)
+
+
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("last", ["conv", "linear"])
+def test_the_equations_hold_at_the_truth_and_their_transpose_is_one(last: str, opened: bool) -> None:
+    made, x = equations(last, opened)
+    truth = made.start(x)
+    assert truth.square < 1e-20
+    point = made.at(x + 0.1 * torch.rand(x.shape, generator=draws(5), dtype=torch.float64), truth.free)
+    assert len(point.free) == 3 * opened
+    v = torch.randn(x.shape, generator=draws(6), dtype=torch.float64)
+    free = torch.randn(point.free.shape, generator=draws(7), dtype=torch.float64)
+    parts = made.forward(point, v, free)
+    w = [torch.randn(part.shape, generator=draws(8), dtype=torch.float64) for part in parts]
+    pulled, pulled_free = made.transposed(point, w)
+    left = sum((part * other).sum() for part, other in zip(parts, w, strict=True))
+    torch.testing.assert_close(left, (pulled * v).sum() + (pulled_free * free).sum())
+    # The residuals change as J says, by finite differences along images and open slopes at once.
+    step = 1e-7
+    ahead = made.moved(point.x.detach() + step * v, point.free + step * free, point).residuals
+    for part, there, here in zip(parts, ahead, point.residuals, strict=True):
+        torch.testing.assert_close((there - here) / step, part, rtol=1e-4, atol=1e-5)
+
+
+def test_conjugate_gradients_solve_what_a_dense_solver_solves() -> None:
+    root = torch.randn(12, 12, generator=draws(), dtype=torch.float64)
+    matrix = root @ root.T + torch.eye(12, dtype=torch.float64)
+    right = torch.randn(12, generator=draws(1), dtype=torch.float64)
+    exact = torch.linalg.solve(matrix, right)
+
+    def product(v: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        whole = matrix @ torch.cat(v)
+        return whole[:8], whole[8:]
+
+    for inverse in (lambda v: v, lambda v: (v[0] / matrix.diagonal()[:8], v[1] / matrix.diagonal()[8:])):
+        solved, used, done = conjugate_gradients(product, (right[:8], right[8:]), inverse, 40)
+        assert done
+        assert used <= 12
+        assert (torch.cat(solved) - exact).norm() < 0.05 * exact.norm()
+    assert not conjugate_gradients(product, (right[:8], right[8:]), lambda v: v, 2)[2]
+
+
+@pytest.mark.parametrize(("reach", "off"), [(0, 1e-6), (1, 0.1)])
+def test_the_preconditioner_inverts_a_block_circulant_matrix(reach: int, off: float) -> None:
+    """Of blocks of 4 x 4 pixels: exact within a block; what wraps around at a border it does not see."""
+    blocks, size = 8, 16
+    root = 0.1 * torch.randn(3, 3, size, size, generator=draws(), dtype=torch.float64)
+    kernel = (root + root.flip(0, 1).transpose(2, 3)) / 2  # symmetric as a whole
+    if not reach:
+        kernel = F.pad(kernel[1:2, 1:2], (0, 0, 0, 0, 1, 1, 1, 1))
+    kernel[1, 1] += 3 * torch.eye(size, dtype=torch.float64)
+
+    def product(x: Tensor) -> Tensor:
+        cut = F.unfold(x, 4, stride=4).view(len(x), size, blocks, blocks)
+        out = torch.zeros_like(cut)
+        for dy in range(3):
+            for dx in range(3):
+                out += torch.einsum("ij,njab->niab", kernel[dy, dx], cut.roll((dy - 1, dx - 1), (2, 3)))
+        return F.fold(out.flatten(2), x.shape[2:], 4, stride=4)
+
+    x = torch.randn(2, 1, 32, 32, generator=draws(1), dtype=torch.float64)
+    inverse = BlockCirculant(product, x)
+    assert (inverse(product(x)) - x).norm() < off * x.norm()
+    assert torch.equal(BlockCirculant.of(inverse.state(), x)(x), inverse(x))
+    inverse.damp(2.0)
+    assert (inverse(product(x) + 2 * x) - x).norm() < off * x.norm()
+
+
+def planted(
+    model: Architecture = WIDE, n: int = 2, shape: tuple[int, ...] = (1, 8, 8), seed: int = 0, **how: object
+) -> tuple[Transcript, Tensor]:
+    batch = Batch(planted_inputs(n, shape, seed), torch.arange(n) % 4)
+    return record(build(model, shape, 4, seed=0), batch, **how), batch.inputs  # type: ignore[arg-type]
+
+
+def test_values_that_are_no_8_bit_ones_come_back_and_8_bit_ones_come_back_to_the_bit() -> None:
+    seen, truth = planted()
+    found = GaussNewton()(seen, seed=0)
+    assert recovered_db(found, truth).min() > 120
+    assert found.certified is not None
+    assert found.certified.all()
+    inputs = (truth * 255).round() / 255
+    seen = record(seen.knowledge.model, Batch(inputs, torch.arange(2)))
+    assert torch.equal(GaussNewton()(seen, seed=0).inputs, inputs)
+
+
+def test_a_smooth_network_that_hides_its_input_gets_no_certificate() -> None:
+    """Images 20 dB away explain the gradient of these sigmoids to less than a percent."""
+    seen, truth = planted(Architecture("lenet", {"spread": 0}), n=1)
+    found = GaussNewton(steps=6)(seen, seed=0)
+    assert recovered_db(found, truth).min() < 40
+    assert found.certified is not None
+    assert not found.certified.any()
+
+
+@pytest.mark.parametrize("null", ["other images", "noise", "rounded"])
+def test_nothing_is_certified_that_is_not_there(null: str) -> None:
+    """Last layers of one batch with first layers of another; noise; few levels: refused, or no wrong certificate."""
+    seen, _ = planted(defense={"noise": GaussianNoise(sigma=1e-2), "rounded": Quantize(bits=4)}.get(null))
+    if null == "other images":
+        other = planted(seed=3)[0][0].update.tensors
+        convolutions = [name for name in other if not name.startswith("8.")]
+        assert len(convolutions) == 6
+
+        def mixed(observed):  # type: ignore[no-untyped-def]
+            tensors = observed.update.tensors | {name: other[name] for name in convolutions}
+            return replace(observed, update=replace(observed.update, tensors=tensors))
+
+        seen = Changed(seen, mixed)
+    try:
+        found = GaussNewton(steps=6)(seen, seed=0)
+    except Inapplicable:
+        return
+    assert found.certified is not None
+    assert not found.certified.any()
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("as many as classes", "more classes than examples"),
+        ("unknown size", "the batch size is unknown"),
+        ("train mode", "batch norm in train mode"),
+        ("no head", "does not end in a fully connected layer"),
+    ],
+)
+def test_what_it_refuses_it_refuses_with_a_reason(case: str, words: str) -> None:
+    if case == "no head":
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        seen: Transcript = record(model, Batch(torch.rand(1, 1, 8, 8, generator=draws()), torch.tensor([1])))
+    elif case == "train mode":
+        seen, _ = planted(Architecture("convnet", {"width": 4, "batch_norm": True}), client=FedSGD())
+    else:
+        seen, _ = planted(n=4 if case == "as many as classes" else 2)
+    if case == "unknown size":
+        seen = Changed(seen, lambda observed: replace(observed, batch_size=None))
+    with pytest.raises(Inapplicable, match=words):
+        GaussNewton().check(seen)
+
+
+@pytest.mark.slow
+def test_digits_of_28_pixels_come_back() -> None:
+    seen, truth = planted(shape=(1, 28, 28))
+    assert recovered_db(GaussNewton()(seen, seed=0), truth).min() > 80
