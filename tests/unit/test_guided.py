@@ -137,11 +137,20 @@ def test_labels_come_with_the_features_where_rules_name_wrong_ones() -> None:
     assert found.labels.tolist() == sorted(batch.labels.tolist())
 
 
+def it_starts_at(seen: Transcript) -> Tensor:
+    search = gradient_matching()._fitting(seen.knowledge, seen[0])
+    space = search.parameters.start(2, seen.knowledge, torch.ones(1), generator(0, "start"))
+    return space.decode(space.unknowns)
+
+
 def test_without_features_it_is_the_plain_search_and_says_so() -> None:
     seen, batch = victim(n=1)
     bare = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 10, bias=False))
     found = attack(record(bare, batch), gradient_matching(steps=3, labels="joint"))
     assert "no features" in found.notes[0]
+    first = it_starts_at(seen)
+    assert float((first - 0.5).abs().max()) < 0.15
+    assert not torch.equal(first[0], first[1])  # or equal labels would stay one image
     joint = attack(seen, gradient_matching(steps=3, labels="joint"))
     assert "labels are searched for" in joint.notes[0]
 

@@ -64,6 +64,17 @@ class _Decoded(Pixels):
         return replace(space, unknowns=[((self.inputs - self.mean) / self.std).to(like)])
 
 
+@dataclass(frozen=True, kw_only=True)
+class _NearGrey(Pixels):
+    """Pixels that start at the middle of the value range, with a little noise: else equal labels stay equal images."""
+
+    noise: float = 0.1
+
+    def start(self, batch_size: int, knowledge: Knowledge, like: Tensor, generator: Generator) -> SearchSpace:
+        space = super().start(batch_size, knowledge, like, generator)
+        return replace(space, unknowns=[self.noise * unknown for unknown in space.unknowns])
+
+
 @dataclass(frozen=True, eq=False)
 class _Solved(LabelInference):
     """The labels that the features were solved with, in their order."""
@@ -81,8 +92,8 @@ class GuidedMatching(Attack):
     `head_features` solves the features of every example. A ridge decoder, fitted on synthetic images that are put
     through the network, turns them into a first image; the search then matches the gradient, and the candidates'
     features match the known ones as well. Networks that bend (ReLU, max pooling) are searched with signs of gradients,
-    smooth ones with L-BFGS. Where the features are not known, or inputs are no images, it is the plain search from a
-    normal start, and a note says why.
+    smooth ones with L-BFGS. Where the features are not known, or inputs are no images, it is the plain search from
+    the middle of the value range, and a note says why.
 
     This is no paper's attack. Features as a term are in breaching's `modern` for one example, divided out of one row
     each; starts from features are a step of CPA's feature inversion.
@@ -207,9 +218,9 @@ def _on_cpu(observed: Round) -> Round:
 
 
 def _units(knowledge: Knowledge) -> Pixels:
-    """Unknowns of which four cover the value range, as in normalized images."""
+    """Unknowns of which four cover the value range, as in normalized images, and that start in its middle."""
     low, high = knowledge.value_range
-    return Pixels(mean=(low + high) / 2, std=(high - low) / 4)
+    return _NearGrey(mean=(low + high) / 2, std=(high - low) / 4)
 
 
 def _bends(knowledge: Knowledge, observed: Round) -> bool:
