@@ -201,6 +201,11 @@ def _by_zeros(
     found = torch.arange(rank) < count
     off, wanted = equations.contradiction(unmixing, read)
     misfit = float(off[found].norm() / wanted[found].norm())
+    if rank < equations.examples:
+        # Slopes of an example that left no direction of its own still mix its features into the others', by an amount
+        # that no singular value shows; the softmax of what they are mixed into does.
+        mixed = off.norm(dim=1) / wanted.norm(dim=1).clamp(min=MIN_SLOPE)
+        noise = (noise.square() + (mixed * equations.size(unmixing)).square()).sqrt()
     # An example without loss has next to no slopes, which are then all rounding.
     sound = off.norm(dim=1) < MAX_DISAGREEMENT * wanted.norm(dim=1).clamp(min=MIN_SLOPE)
     return _Solution(unmixing, read, noise, found & sound, misfit)

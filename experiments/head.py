@@ -1,0 +1,250 @@
+r"""How exactly `head_features` finds the features of every example in the last layer's gradient, and whether it knows.
+
+python experiments/head.py --data ../shared/data/cifar10.npz --classes 10 --n 1 4 8 9
+python experiments/head.py --data ../shared/data/cifar10.npz --classes 24 --n 1 4 8 16
+python experiments/head.py --data ../shared/data/cifar100.npz --classes 100 --n 1 4 8 16 32 64
+python experiments/head.py --data ../shared/data/cifar10.npz --classes 10 --n 4 8 --networks variants \
+    --states fresh "100 steps, momentum"
+python experiments/head.py --data ../shared/data/cifar10.npz --classes 10 --n 10 16 32 --networks lone
+
+The network of the default audit (`convnet`, 32x32 color, its normalization in front), fresh or trained by SGD (learning
+rate 0.02, batches of 32). With 24 classes the ten of CIFAR-10 are spread over 24 made-up ones by the image's place.
+Batches are of test images from the 300th on; the first 300 were for development, and so were the networks trained for
+1,000 steps, which are expensive. One row of results/head/features.jsonl per setting, over all its batches: the largest
+relative error of the examples that the solution calls known. The truth is the model's own forward pass in double
+precision. `lone` asks how many examples have units for themselves (results/head/lone.jsonl).
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from common import parts
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor, nn
+
+from seepage.api import record
+from seepage.attacks.head import HeadFeatures, head_features, lone_slopes
+from seepage.errors import Inapplicable
+from seepage.models import convnet
+from seepage.papers.records import keep_measured
+from seepage.types import Batch, Update
+
+DEVELOPMENT = 300
+TRAINING = {
+    "fresh": (0, 0.0),
+    "100 steps": (100, 0.0),
+    "100 steps, momentum": (100, 0.9),
+    "1,000 steps": (1000, 0.0),
+    "1,000 steps, momentum": (1000, 0.9),
+}
+"""Steps and momentum."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no bias": {"bias": False},
+    "GELU": {"activation": "gelu"},
+    "leaky ReLU": {"activation": "leaky_relu"},
+    "sigmoid": {"activation": "sigmoid"},
+    "labels not told": {"told": False},
+    "float16 update": {"dtype": torch.float16},
+    "bfloat16 update": {"dtype": torch.bfloat16},
+}
+NETWORKS = 2
+"""Networks of a kind; batches take them in turn."""
+FIRST_SEED = 10
+"""Of batches, and of networks trained for up to 100 steps; those trained for longer have the seeds 0 and 1."""
+
+
+def spread(batch: Batch, classes: int) -> Batch:
+    """The batch with its labels as `classes` classes."""
+    labels = batch.labels
+    if int(labels.max()) < 10 < classes:
+        labels = labels + 10 * (torch.arange(len(labels)) % 3)
+    return Batch(batch.inputs, labels % classes)
+
+
+def network(
+    train: Batch, classes: int, state: str, seed: int, activation: str = "relu", bias: bool = True
+) -> nn.Module:
+    steps, momentum = TRAINING[state]
+    torch.manual_seed(seed)
+    model = convnet((3, 32, 32), classes, activation=activation)  # type: ignore[arg-type]
+    if not bias:
+        model[-1] = nn.Linear(model[-1].in_features, classes, bias=False)  # type: ignore[arg-type]
+    name = f"seepage-head-{classes}-{steps}-{momentum:g}-{seed}-{activation}-{bias}.pt"
+    cache = Path(tempfile.gettempdir()) / name
+    if cache.exists():
+        model.load_state_dict(torch.load(cache, weights_only=True))
+        return model.eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=momentum)
+    draw = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        chosen = torch.randint(len(train), (32,), generator=draw)
+        optimizer.zero_grad()
+        F.cross_entropy(model(train.inputs[chosen]), train.labels[chosen]).backward()
+        optimizer.step()
+    torch.save(model.state_dict(), cache)
+    return model.eval()
+
+
+def drawn(test: Batch, n: int, seed: int, *, distinct: bool) -> Batch:
+    """Test images for scoring, in the order of their labels."""
+    draw = torch.Generator().manual_seed(1000 + seed)
+    places = DEVELOPMENT + torch.randperm(len(test) - DEVELOPMENT, generator=draw)
+    if distinct:
+        first = {int(test.labels[place]): int(place) for place in places.flip(0)}
+        places = torch.tensor([first[label] for label in dict.fromkeys(test.labels[places].tolist())])
+    chosen = places[:n]
+    chosen = chosen[test.labels[chosen].argsort(stable=True)]
+    return Batch(test.inputs[chosen], test.labels[chosen])
+
+
+def compared(found: HeadFeatures, truth: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Relative error of each example, and its error over the stated noise; best order among equal labels."""
+    away = torch.cdist(found.features, truth) + 1e9 * (found.labels[:, None] != labels)
+    places = linear_sum_assignment(away.numpy())[1]
+    error = (found.features - truth[places]).norm(dim=1)
+    relative = error / truth[places].norm(dim=1)
+    return relative.where(found.labels == labels[places], torch.inf), error / truth.shape[1] ** 0.5 / found.noise
+
+
+def one(
+    model: nn.Module, batch: Batch, *, told: bool = True, dtype: torch.dtype | None = None
+) -> dict[str, Any] | None:
+    """Errors of one batch; None where the method says that it does not apply."""
+    transcript = record(model, batch)
+    seen = transcript[0]
+    if dtype is not None:
+        tensors = {name: tensor.to(dtype).float() for name, tensor in seen.update.tensors.items()}
+        seen = type(seen)(seen.t, seen.params, Update(tensors), seen.buffers, seen.batch_size)
+    start = time.process_time()
+    try:
+        found = head_features(seen, transcript.knowledge, batch.labels if told else None)
+    except Inapplicable:
+        return None
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        truth = model[:-1].double()(batch.inputs.double())  # type: ignore[index]
+    model.float()
+    relative, standard = compared(found, truth, batch.labels)
+    return {"relative": relative, "standard": standard, "known": found.known, "doubt": found.doubt, "cpu_s": seconds}
+
+
+def alone(model: nn.Module, batch: Batch) -> dict[str, Any]:
+    """Slopes found in units of one example alone, against softmax minus label."""
+    transcript = record(model, batch)
+    start = time.process_time()
+    found = lone_slopes(transcript[0], transcript.knowledge)
+    seconds = time.process_time() - start
+    with torch.no_grad():
+        chances = model.double()(batch.inputs.double()).softmax(1)
+    model.float()
+    truth = F.normalize(chances - F.one_hot(batch.labels, chances.shape[1]), dim=1)
+    away, nearest = torch.cdist(found.slopes, truth).min(1) if len(found.labels) else (torch.zeros(0), torch.zeros(0))
+    right = (away < 1e-2) & (batch.labels[nearest.long()] == found.labels)
+    return {
+        "right": len(nearest[right].unique()),
+        "wrong": int((~right).sum()),
+        "counts": found.labels.tolist() == batch.labels.tolist(),
+        "error": float(away[right].median()) if right.any() else None,
+        "cpu_s": seconds,
+    }
+
+
+def kept_alone(data: str, facts: dict[str, Any], results: list[dict[str, Any]]) -> None:
+    examples = len(results) * facts["n"]
+    keep_measured(
+        "head/lone",
+        ", ".join(str(fact) for fact in facts.values()),
+        "found",
+        sum(result["right"] for result in results) / examples,
+        data=Path(data).stem,
+        **facts,
+        batches=len(results),
+        wrong=sum(result["wrong"] for result in results),
+        all_labels=sum(result["counts"] for result in results),
+        median_error=sorted(result["error"] for result in results if result["error"] is not None)[len(results) // 2]
+        if all(result["error"] is not None for result in results)
+        else None,
+        cpu_s=max(result["cpu_s"] for result in results),
+    )
+
+
+def settings(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any]]]:
+    if arguments.networks == "variants":
+        yield from ((name, {"state": state, **how}) for name, how in VARIANTS.items() for state in arguments.states)
+    else:
+        yield from (("ReLU", {"state": state}) for state in arguments.states)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--classes", type=int, default=10)
+    parser.add_argument("--n", type=int, nargs="+", default=[1, 4, 8])
+    parser.add_argument("--networks", choices=["relu", "variants", "lone"], default="relu")
+    parser.add_argument("--states", nargs="+", choices=list(TRAINING), default=list(TRAINING))
+    parser.add_argument("--batches", type=int, default=5)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    train, test = (spread(part, arguments.classes) for part in parts(arguments.data))
+    for name, how in settings(arguments):
+        state, told, dtype = how["state"], how.get("told", True), how.get("dtype")
+        made = {key: how[key] for key in ("activation", "bias") if key in how}
+        for n in arguments.n:
+            for distinct in (False,) if arguments.networks == "lone" else (True, False):
+                results: list[dict[str, Any] | None] = []
+                for number in range(arguments.batches):
+                    seed = FIRST_SEED + number
+                    first = FIRST_SEED if TRAINING[state][0] <= 100 else 0
+                    model = network(train, arguments.classes, state, first + number % NETWORKS, **made)
+                    batch = drawn(test, n, seed, distinct=distinct)
+                    if arguments.networks == "lone":
+                        results.append(alone(model, batch))
+                    else:
+                        results.append(one(model, batch, told=told, dtype=dtype))
+                labels = "distinct" if distinct else "as drawn"
+                facts = {"features": name, "classes": arguments.classes, "state": state, "n": n, "labels": labels}
+                if arguments.networks == "lone":
+                    kept_alone(arguments.data, facts, [result for result in results if result is not None])
+                else:
+                    kept(arguments.data, facts, results)
+
+
+def kept(data: str, facts: dict[str, Any], results: list[dict[str, Any] | None]) -> None:
+    """Keep what all batches of a setting say together."""
+    there = [result for result in results if result is not None]
+    row = ", ".join(str(fact) for fact in facts.values())
+    if not there:
+        keep_measured(
+            "head/features", row, "error", None, data=Path(data).stem, **facts, batches=len(results), solved=0
+        )
+        return
+    known = torch.cat([result["known"] for result in there])
+    relative, standard = (torch.cat([result[key] for result in there]) for key in ("relative", "standard"))
+    keep_measured(
+        "head/features",
+        row,
+        "error",
+        float(relative[known].max()) if known.any() else None,
+        data=Path(data).stem,
+        **facts,
+        batches=len(results),
+        solved=len(there),
+        known=int(known.sum()),
+        examples=len(results) * facts["n"],
+        median_error=float(relative.median()),
+        false_known=int((relative[known] > 1e-2).sum()),
+        largest_error_in_noise=float(standard[known].max()) if known.any() else None,
+        median_error_in_noise=float(standard[known].median()) if known.any() else None,
+        undoubted_batches=sum(result["doubt"] is None for result in there),
+        cpu_s=max(result["cpu_s"] for result in there),
+    )
+
+
+if __name__ == "__main__":
+    main()
