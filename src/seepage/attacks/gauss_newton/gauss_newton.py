@@ -51,6 +51,7 @@ class Seen:
 @attacks.register(
     "gauss_newton",
     needs="a network of convolutions with a fully connected layer behind it, fewer examples than classes",
+    paper="none; its equations are in the docs",
     cost="seconds to minutes",
 )
 @dataclass(frozen=True, kw_only=True)
