@@ -3,6 +3,7 @@
 from seepage.attacks.head import HeadFeatures, LoneSlopes, head_features, lone_slopes
 from seepage.leakage.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
 from seepage.leakage.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
+from seepage.leakage.convolutions import EquationCount, equation_count
 from seepage.leakage.exclusivity import Exclusivity, exclusivity
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import Fingerprint, fingerprint
@@ -13,6 +14,7 @@ from seepage.leakage.layers import LayerLeak
 __all__ = [
     "BatchNormLeak",
     "BatchNormSummary",
+    "EquationCount",
     "Exclusivity",
     "Exposure",
     "Finding",
@@ -25,6 +27,7 @@ __all__ = [
     "TensorLeak",
     "UpdateAnalysis",
     "batch_norm_leaks",
+    "equation_count",
     "exclusivity",
     "exposure",
     "fingerprint",

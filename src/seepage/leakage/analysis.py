@@ -15,6 +15,7 @@ from seepage.core.nn import last_linear
 from seepage.core.storage import LazyTensors
 from seepage.errors import Inapplicable, SeepageError
 from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
+from seepage.leakage.convolutions import EquationCount, convolution_findings, equation_count
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_findings, euclidean_norm, fingerprint
 from seepage.leakage.labels import LabelLeak, label_findings, label_leak
@@ -62,6 +63,7 @@ class Exposure:
         norms: Batch norms; none are read in a difference of weights, whose local steps blur them.
         labels: What the last layer says, or None.
         features: What the head's equations say, in words, or None.
+        convolutions: Equations about the images behind solved features, against their pixels, or None.
         fingerprints: What the values of each tensor look like.
         defenses: Defenses and number formats that the update looks like.
         findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
@@ -79,6 +81,7 @@ class Exposure:
     norms: tuple[BatchNormSummary, ...]
     labels: LabelLeak | None
     features: str | None
+    convolutions: EquationCount | None
     fingerprints: tuple[Fingerprint, ...]
     defenses: tuple[Finding, ...]
     findings: tuple[Finding, ...]
@@ -263,10 +266,12 @@ class UpdateAnalysis:
         layers = tuple(map(self._certified, self.layers))
         norms = self._batch_norms()
         features, unsolved = self._head_features()
+        count = None if features is None else equation_count(self.observed, knowledge)
         findings = (
             *(finding for layer in layers for finding in layer_findings(layer)),
             *label_findings(self.labels, knowledge),
             *batch_norm_findings(norms),
+            *convolution_findings(count),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
         return Exposure(
@@ -279,6 +284,7 @@ class UpdateAnalysis:
             norms=norms,
             labels=self.labels,
             features=features,
+            convolutions=count,
             fingerprints=self.fingerprints,
             defenses=self.defenses,
             findings=findings,
