@@ -10,7 +10,7 @@ from torch import Tensor
 
 from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network, Pass
 
-FLOOR = 1e-2
+FLOOR = 1e-4
 """Singular values of a layer's slopes below this share of the largest are not amplified further."""
 NEAR = 3.0
 """A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
@@ -43,7 +43,7 @@ class Structure:
 
     @classmethod
     def of(cls, network: Network, head: str, unit: Float[Tensor, "1 C H W"], layers: int) -> "Structure | None":
-        """Read off one pass on an image; None where nothing but the head has a weight gradient.
+        """Read off one pass on an image; None where there is no convolution in front of it.
 
         Args:
             network: The network.
@@ -64,7 +64,7 @@ class Structure:
                 last = number
         # A layer that is called twice has one gradient for both calls, so neither is known.
         useful = [i for i in range(place) if names[i] and names.count(names[i]) == 1]
-        if not useful:
+        if not useful or not any(seen.layers[i].geometry for i in range(place)):
             return None
         matched = tuple(useful[::-1][:layers])
         weights = tuple(names[i] for i in matched)

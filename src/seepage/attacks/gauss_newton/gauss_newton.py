@@ -17,10 +17,10 @@ from seepage.attacks.head import HeadFeatures, head_features
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.nn import generator, last_linear
 from seepage.registry import attacks
-from seepage.types import Batch, Knowledge, Reconstruction, Round, Status, Transcript
+from seepage.types import Batch, Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
 CERTAIN = 1e-2
-"""Relative error of the whole network's gradient below which the images are certified."""
+"""An image is certified where the whole gradient is off by less than this share of the image's own gradient."""
 CERTAIN_CURVED = 1e-5
 """The same where slopes are not known from the features: sigmoids give far images gradients that differ by 1e-4."""
 ROUNDED = 1e-4
@@ -109,8 +109,8 @@ class GaussNewton(Attack):
         structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
         if structure is None:
             raise Inapplicable(
-                "the model does not end in a fully connected layer behind layers with weights of their own",
-                f"use {self.needs.instead}",
+                "the model has no convolutions with a fully connected layer of one output per class behind them",
+                "use linear or cocktail_party where the first layer is fully connected, else gradient_matching",
             )
         features = head_features(observed, knowledge)
         if not bool(features.known.any()):
@@ -142,7 +142,7 @@ class GaussNewton(Attack):
         def advance(step: int) -> float:
             nonlocal error
             value = search.step()
-            if self.rounding and bool(search.moved.numel()) and float(search.moved.max()) < NEAR_ROUND:
+            if self.rounding and search.last_change < NEAR_ROUND:
                 error = self._error(seen, _rounded(search.point.x))
             return value
 
@@ -157,18 +157,35 @@ class GaussNewton(Attack):
         )
         return self._result(seen, search, step, interrupted, history)
 
-    def _error(self, seen: Seen, unit: Tensor) -> float:
-        """Relative difference of the update that these images give from the observed one."""
+    def _update(self, seen: Seen, unit: Tensor, labels: Tensor) -> Tensors:
+        """The update that a client with these images would have sent."""
         knowledge, observed = seen.knowledge, seen.observed
-        inputs = seen.network.low + seen.network.span * unit
-        batch = Batch(inputs, seen.head.labels.to(inputs.device))
-        update = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers)
-        off = sum(
-            float((update.tensors[name] - wanted).double().square().sum())
-            for name, wanted in observed.update.tensors.items()
-        )
-        whole = sum(float(wanted.double().square().sum()) for wanted in observed.update.tensors.values())
-        return float((off / whole) ** 0.5)
+        batch = Batch(seen.network.low + seen.network.span * unit, labels.to(unit.device))
+        return knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
+
+    def _error(self, seen: Seen, unit: Tensor) -> float:
+        """Relative difference of the update that these images give from the observed one.
+
+        Examples whose features are not known have left no trace in the update, if all is as it seems: they count as 0.
+        """
+        known, wanted = seen.head.known, seen.observed.update.tensors
+        update = self._update(seen, unit[known.to(unit.device)], seen.head.labels[known])
+        share = float(known.double().mean())
+        return _size({name: share * update[name] - wanted[name] for name in wanted}) / _size(wanted)
+
+    def _certified(self, seen: Seen, unit: Tensor, error: float) -> Tensor:
+        """`[n]` whether the observed update vouches for each image.
+
+        The layers in front of the matched one were not fitted to, so that the whole update comes out right vouches for
+        the images that it depends on. What an image adds to it must stand out from what is left unexplained: one whose
+        loss is near 0 could be any image. Behind a curved activation, far images give nearly the same update.
+        """
+        limit = CERTAIN if seen.structure.activation is not None else CERTAIN_CURVED
+        off = error * _size(seen.observed.update.tensors)
+        parts = zip(unit.split(1), seen.head.labels.split(1), strict=True)
+        # The update is the mean of what the examples would send alone.
+        own = torch.tensor([_size(self._update(seen, *part)) / len(unit) for part in parts])
+        return (seen.head.known & (off < limit * own)).to(unit.device)
 
     def _result(
         self,
@@ -185,7 +202,6 @@ class GaussNewton(Attack):
         if found:
             unit, error = rounded, error_rounded
         rows = search.point.residuals[0].flatten(1).norm(dim=1)
-        limit = CERTAIN if seen.structure.activation is not None else CERTAIN_CURVED
         status: Status = "interrupted" if interrupted else "ok" if found or search.ended else "exhausted"
         notes = [
             f"the update at these images differs from the observed one by {error:.1e} of its size",
@@ -199,12 +215,17 @@ class GaussNewton(Attack):
             inputs=seen.network.low + seen.network.span * unit,
             labels=seen.head.labels.to(unit.device),
             objective=rows,
-            certified=(seen.head.known & (error < limit)).to(unit.device),
+            certified=self._certified(seen, unit, error),
             status=status,
             history=tuple(history),
             cost={"steps": step, "evaluations": search.passes},
             notes=tuple(notes),
         )
+
+
+def _size(tensors: Tensors) -> float:
+    """Euclidean norm over all tensors, in float64."""
+    return float(sum(float(tensor.double().square().sum()) for tensor in tensors.values()) ** 0.5)
 
 
 def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:

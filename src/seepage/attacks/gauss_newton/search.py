@@ -33,6 +33,8 @@ PATIENCE = 3
 """Steps that stand still before the search ends."""
 NEGLIGIBLE = 3e-5
 """Root mean square of the last change of every image, in units of the value range, at which the search ends: 90 dB."""
+FAINT = 1e-2
+"""An image with a smaller share of the strongest image's signal is not waited for."""
 REOPENINGS = 5
 """How often units near the kink of a ReLU are opened, at most."""
 EXPLAINED = 1e-13
@@ -126,9 +128,21 @@ class Search:
     @property
     def ended(self) -> bool:
         """Whether nothing is left to do: explained, standing still, or no step helps."""
-        still = len(self.moved) > 0 and float(self.moved.max()) < NEGLIGIBLE
+        still = self.last_change < NEGLIGIBLE
         explained = self.point.square < EXPLAINED
         return explained or still or self.idle >= PATIENCE or self.damping > MOST_DAMPING
+
+    @property
+    def last_change(self) -> float:
+        """Largest root mean square by which an image changed in the last step; infinite before the first.
+
+        Images whose signal is next to nothing beside the others' are left out: only their features are known, and the
+        search never comes to rest on them.
+        """
+        if not len(self.moved):
+            return float("inf")
+        strength = self.equations.known.signal.flatten(1).norm(dim=1)
+        return float(self.moved[strength >= FAINT * strength.max()].max())
 
     def step(self) -> float:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
