@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, build, record
 from seepage.attacks.gauss_newton import GaussNewton
-from seepage.attacks.gauss_newton.equations import Equations, Known, Structure, Whitening, _moved
+from seepage.attacks.gauss_newton.equations import FLOOR, Equations, Known, Structure, Whitening, _moved
 from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import conjugate_gradients
@@ -121,7 +121,7 @@ def test_whitened_slopes_have_orthonormal_rows_but_for_the_weakest() -> None:
     singular = torch.linalg.svdvals(moved)
     assert whitening.rank == torch.linalg.matrix_rank(moved) == 27
     whitened = torch.linalg.svdvals(whitening.matrix @ moved)
-    expected = singular / (singular.square() + (1e-2 * singular[0]) ** 2).sqrt()
+    expected = singular / (singular.square() + (FLOOR * singular[0]) ** 2).sqrt()
     torch.testing.assert_close(whitened, expected.sort(descending=True).values)
     assert whitened.min() > 0.9
     rows = torch.randn(27, 2, generator=draws(3), dtype=torch.float64)
