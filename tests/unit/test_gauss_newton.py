@@ -250,7 +250,7 @@ def test_nothing_is_certified_that_is_not_there(null: str) -> None:
         ("as many as classes", "more classes than examples"),
         ("unknown size", "the batch size is unknown"),
         ("train mode", "batch norm in train mode"),
-        ("no head", "does not end in a fully connected layer"),
+        ("no head", "with a fully connected layer of one output per class"),
     ],
 )
 def test_what_it_refuses_it_refuses_with_a_reason(case: str, words: str) -> None:

@@ -5,7 +5,6 @@ from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
@@ -129,6 +128,8 @@ class GuidedMatching(Attack):
         return replace(result, notes=(note, *result.notes))
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float | None:
+        from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
+
         knowledge, observed = transcript.knowledge, transcript[0]
         search = self._fitting(knowledge, observed)
         try:

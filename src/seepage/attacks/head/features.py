@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
 from seepage.attacks.head import softmax
@@ -180,6 +179,8 @@ def _by_zeros(
     equations: HeadEquations, labels: Tensor | None, bias_gradient: Float[Tensor, " C"], draw: Generator
 ) -> _Solution | None:
     """The solution by the zeros of the features; None where they are too few."""
+    from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
+
     rank = equations.rank
     if equations.inner.shape[1] < MIN_WIDTH * rank:
         return None
@@ -273,6 +274,8 @@ def _starts(
 
 def _apart(features: Float[Tensor, "n k"], other: Float[Tensor, "n k"], labels: Int[Tensor, " n"]) -> float:
     """Largest relative difference of two solutions' examples, paired within their labels."""
+    from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
+
     away = torch.cdist(features, other) / features.norm(dim=1).clamp(min=1e-300)[:, None]
     away = away.masked_fill(labels[:, None] != labels, 1e9)
     rows, columns = linear_sum_assignment(away.numpy())
