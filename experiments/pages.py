@@ -337,6 +337,35 @@ def head_features() -> Lines:
     return [*lines, *commands(rows)]
 
 
+def convolutions() -> Lines:
+    """Batches read exactly, by data, classes, training and batch size."""
+    rows = rows_of("convolutions/exact")
+    groups: dict[tuple[str, int, int, int], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: (row["trained"], row["data"], row["classes"], row["batch"])):
+        groups.setdefault((row["data"], row["classes"], row["trained"], row["batch"]), []).append(row)
+    body = []
+    for (data, classes, trained, batch), found in groups.items():
+        examples = batch * len(found)
+        quality = [row["psnr"] for row in found if row.get("psnr") is not None]
+        body.append(
+            [
+                data,
+                str(classes),
+                f"{trained} steps" if trained else "fresh",
+                str(batch),
+                str(len(found)),
+                f"{round(sum(row['exact'] for row in found) * batch)} of {examples}",
+                str(round(sum((row.get("certified") or 0) for row in found) * batch)),
+                str(sum((row.get("false_certificates") or 0) for row in found)),
+                span(quality) if quality else "",
+                span(row["mean_color_psnr"] for row in found),
+                span((row["cpu_s"] for row in found if row.get("cpu_s") is not None), "{:.0f}"),
+            ]
+        )
+    heads = ("data", "classes", "network", "batch", "batches", "exact", "certified", "falsely", "mean PSNR, dB")
+    return [*table((*heads, "mean color", "CPU s"), body), *commands(rows)]
+
+
 def lone_slopes() -> Lines:
     """How many examples have units for themselves, by examples down and training across."""
     rows = rows_of("head/lone")
@@ -542,6 +571,7 @@ PARTS: dict[str, Part] = {
     "skew": Part("federation.md", skew),
     "secure-aggregation": Part("federation.md", secure_aggregation),
     "head": Part("features.md", head_features),
+    "convolutions": Part("convolutions.md", convolutions),
     "lone": Part("features.md", lone_slopes),
     "landscape": Part("landscape.md", landscape),
     "realism": Part("matching.md", realism),
