@@ -1,4 +1,4 @@
-"""A batch of eight packaged photographs, decoded and read exactly: python experiments/convolutions_picture.py FILE.png"""
+"""Eight packaged pictures, decoded and then read exactly: python experiments/convolutions_picture.py FILE.png"""
 
 import sys
 

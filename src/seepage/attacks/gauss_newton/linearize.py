@@ -178,8 +178,12 @@ class Network:
     def run(self, unit: Tensor) -> Pass:
         """One forward pass on `[n, C, H, W]` images in [0, 1], recorded."""
         seen, like = Pass(), next(iter(self.params.values()))
+        # Weights that a round does not carry are the model's own, in the type and place of the others.
+        own = self.model.named_parameters()
+        frozen = {name: weight.detach().to(like) for name, weight in own if name not in self.params}
+        state = {**frozen, **self.params, **self.buffers}
         with in_mode(self.model, training=False), seen:
-            functional_call(self.model, {**self.params, **self.buffers}, (self.low + self.span * unit.to(like),))
+            functional_call(self.model, state, (self.low + self.span * unit.to(like),))
         return seen
 
     def names(self, seen: Pass) -> list[str]:
