@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, build, record
 from seepage.attacks.gauss_newton import GaussNewton
-from seepage.attacks.gauss_newton.equations import FLOOR, Equations, Known, Structure, Whitening, _moved
+from seepage.attacks.gauss_newton.equations import FLOOR, Equations, Known, Structure, Whitening, slope_matrix
 from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import conjugate_gradients
@@ -100,7 +100,7 @@ def test_the_moved_slopes_are_those_of_an_explicit_loop(stride: int, padding: in
                     row, column = y * stride - padding + ky * dilation, x * stride - padding + kx * dilation
                     if 0 <= row < height and 0 <= column < width:
                         moved[:, ky, kx, :, row, column] += slopes[:, :, y, x].T
-    found = _moved(layer, slopes)
+    found = slope_matrix(layer, slopes)
     torch.testing.assert_close(found, moved.reshape(outputs * kernel**2, -1))
     # And M times the reading is the weight's gradient, as autograd has it.
     leaf = weight.clone().requires_grad_(True)
@@ -117,7 +117,7 @@ def test_whitened_slopes_have_orthonormal_rows_but_for_the_weakest() -> None:
     slopes = torch.randn(2, 3, 6, 6, generator=draws(2), dtype=torch.float64)
     layer = LayerUse(weight, ((1, 1), (1, 1), (1, 1), 1), reading, slopes)
     whitening = Whitening(layer, slopes)
-    moved = _moved(layer, slopes)
+    moved = slope_matrix(layer, slopes)
     singular = torch.linalg.svdvals(moved)
     assert whitening.rank == torch.linalg.matrix_rank(moved) == 27
     whitened = torch.linalg.svdvals(whitening.matrix @ moved)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seepage.attacks.gauss_newton.equations import Structure, Whitening, _moved
+from seepage.attacks.gauss_newton.equations import Structure, Whitening, slope_matrix
 from seepage.attacks.gauss_newton.linearize import Derivative, Network
 from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 from seepage.core.nn import generator, last_linear
@@ -145,7 +145,7 @@ class Jacobian:
         if self.rows * places <= MAX_SLOPES:
             # Where all units are off, the gradient says nothing.
             self.slopes_rank = Whitening(layer, slopes).rank if bool(slopes.any()) else 0
-            self.moved = _moved(layer, slopes)  # M [O k k, positions]
+            self.moved = slope_matrix(layer, slopes)  # M [O k k, positions]
 
     def columns(self) -> Tensor:
         """`[d, m]` the Jacobian's columns, one for each pixel value: active features, then the weight's gradient."""

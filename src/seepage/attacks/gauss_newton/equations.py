@@ -133,7 +133,7 @@ class Whitening:
 
     def __init__(self, layer: LayerUse, slopes: Tensor) -> None:
         slopes = slopes.detach()
-        rows = _moved(layer, slopes).double()  # M [O k k, n positions]
+        rows = slope_matrix(layer, slopes).double()  # M [O k k, n positions]
         small = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
         values, vectors = torch.linalg.eigh(small)
         singular = values.clamp(min=0).sqrt()
@@ -165,7 +165,7 @@ def _columns(gradient: Tensor) -> Tensor:
     return gradient if gradient.ndim == 2 else gradient.permute(0, 2, 3, 1).reshape(-1, gradient.shape[1])
 
 
-def _moved(layer: LayerUse, slopes: Tensor) -> Tensor:
+def slope_matrix(layer: LayerUse, slopes: Tensor) -> Tensor:
     """The matrix M of `Whitening`, `[O k k, n positions]`; `[O, n]` for a fully connected layer."""
     if not layer.geometry:
         return slopes.T

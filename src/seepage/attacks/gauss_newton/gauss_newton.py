@@ -15,7 +15,7 @@ from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 from seepage.attacks.head import HeadFeatures, head_features
 from seepage.core.checkpoint import history_in, run_steps
-from seepage.core.nn import generator, last_linear
+from seepage.core.nn import generator, last_linear, norm
 from seepage.registry import attacks
 from seepage.types import Batch, Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
@@ -171,7 +171,7 @@ class GaussNewton(Attack):
         known, wanted = seen.head.known, seen.observed.update.tensors
         update = self._update(seen, unit[known.to(unit.device)], seen.head.labels[known])
         share = float(known.double().mean())
-        return _size({name: share * update[name] - wanted[name] for name in wanted}) / _size(wanted)
+        return float(norm({name: share * update[name] - wanted[name] for name in wanted}) / norm(wanted))
 
     def _certified(self, seen: Seen, unit: Tensor, error: float) -> Tensor:
         """`[n]` whether the observed update vouches for each image.
@@ -181,10 +181,10 @@ class GaussNewton(Attack):
         loss is near 0 could be any image. Behind a curved activation, far images give nearly the same update.
         """
         limit = CERTAIN if seen.structure.activation is not None else CERTAIN_CURVED
-        off = error * _size(seen.observed.update.tensors)
+        off = error * float(norm(seen.observed.update.tensors))
         parts = zip(unit.split(1), seen.head.labels.split(1), strict=True)
         # The update is the mean of what the examples would send alone.
-        own = torch.tensor([_size(self._update(seen, *part)) / len(unit) for part in parts])
+        own = torch.tensor([float(norm(self._update(seen, *part))) / len(unit) for part in parts])
         return (seen.head.known & (off < limit * own)).to(unit.device)
 
     def _result(
@@ -221,11 +221,6 @@ class GaussNewton(Attack):
             cost={"steps": step, "evaluations": search.passes},
             notes=tuple(notes),
         )
-
-
-def _size(tensors: Tensors) -> float:
-    """Euclidean norm over all tensors, in float64."""
-    return float(sum(float(tensor.double().square().sum()) for tensor in tensors.values()) ** 0.5)
 
 
 def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:

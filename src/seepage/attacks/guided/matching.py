@@ -157,8 +157,7 @@ class GuidedMatching(Attack):
         if names is None or (labels is None and not inferred):
             missing = "the model has no last linear layer" if names is None else "the labels are searched for"
             raise Inapplicable(missing, "use inverting_gradients")
-        # Matrices of the batch's size: the other device would not be faster, and the solver is written for this one.
-        found = head_features(_on_cpu(observed), knowledge, None if labels is None else labels.cpu())
+        found = head_features(observed, knowledge, labels)
         if not found.known.any():
             raise Inapplicable(found.doubt or "none of them is known", "use inverting_gradients")
         return found, names[0].removesuffix(".weight")
@@ -209,13 +208,6 @@ def _scaled(prior: ColorVariation) -> ColorVariation:
     """A quarter of the first weight and a tenth of the last."""
     first = None if prior.first is None else max(prior.first / 4, prior.weight / 10)
     return replace(prior, weight=prior.weight / 10, first=first)
-
-
-def _on_cpu(observed: Round) -> Round:
-    moved = {name: tensor.cpu() for name, tensor in observed.update.tensors.items()}
-    params = {name: tensor.cpu() for name, tensor in observed.params.items()}
-    labels = None if observed.labels is None else observed.labels.cpu()
-    return replace(observed, params=params, labels=labels, update=replace(observed.update, tensors=moved))
 
 
 def _units(knowledge: Knowledge) -> Pixels:
