@@ -11,6 +11,12 @@ settings.register_profile("seepage", deadline=None, derandomize=True, print_blob
 settings.load_profile("seepage")
 
 
+@pytest.fixture(autouse=True)
+def _same_random_numbers() -> None:
+    """PyTorch's global generator starts every test alike, whichever worker runs it and whatever ran before."""
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Leave out the cases of an extra that is not installed: those with a parameter that begins with its name."""
     if find_spec("timm") is not None:

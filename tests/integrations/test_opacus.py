@@ -97,7 +97,8 @@ def test_leakage_and_epsilon_stand_in_one_line(tmp_path: Path) -> None:
     """Without noise, clipping alone hides nothing: one example in the step is given away, and the line says both."""
     client = Client(0, noise=0.0)
     before = {name: tensor.clone() for name, tensor in client.model.state_dict().items()}
-    inputs, labels = torch.rand(1, *SHAPE), torch.tensor([2])
+    # An input whose hidden units are not all off: one in 256 has none on, and is given away by nothing.
+    inputs, labels = torch.rand(1, *SHAPE, generator=torch.Generator().manual_seed(1)), torch.tensor([2])
     F.cross_entropy(client.model(inputs), labels).backward()
     client.optimizer.step()
     kept = recorder(tmp_path).record(before, client.model.state_dict(), t=1, client=0, examples=1)
