@@ -1,6 +1,7 @@
 """Training by hand, and by `training.train`: the same numbers."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 from seepage.core.nn import generator, state_of
 from seepage.errors import SeepageError
 from seepage.recipe.plans import Training
-from seepage.simulate.training import accuracy, train
+from seepage.simulate.training import TrainingCheckpoint, accuracy, train
 from seepage.types import Batch
 
 INPUTS = torch.rand(20, 6, generator=torch.Generator().manual_seed(0))
@@ -122,3 +123,43 @@ def test_adam_takes_torchs_own_steps() -> None:
         torch.nn.functional.cross_entropy(model(inputs), labels).backward()
         optimizer.step()
     assert all(torch.allclose(found[name], p, atol=1e-5) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_training_killed_anywhere_goes_on_with_the_same_bits(optimizer: str, tmp_path: Path) -> None:
+    model, plan = network(), Training(steps=9, lr=0.05, batch_size=5, optimizer=optimizer)  # type: ignore[arg-type]
+    whole = train(model, state_of(model), batch_of, torch.arange(20), plan, seed=3)
+
+    class Killed(Exception):
+        pass
+
+    def kill(done: int, total: int) -> None:
+        if done % 4 == 0:
+            raise Killed
+
+    path, kills = tmp_path / "training.safetensors", 0
+    while True:
+        try:
+            checkpoint = TrainingCheckpoint(path, pause=0.0)
+            found = train(
+                model, state_of(model), batch_of, torch.arange(20), plan, seed=3, progress=kill, checkpoint=checkpoint
+            )
+            break
+        except Killed:
+            kills += 1
+    assert kills == 2
+    for ours, wanted in zip(found, whole, strict=True):
+        assert all(torch.equal(ours[name], wanted[name]) for name in wanted)
+    # A finished training is opened and not repeated.
+    seen: list[int] = []
+    train(model, state_of(model), batch_of, torch.arange(20), plan, seed=3, progress=lambda done, _: seen.append(done),
+          checkpoint=TrainingCheckpoint(path))  # fmt: skip
+    assert seen == []
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    path, plan = tmp_path / "training.safetensors", Training(steps=1)
+    model, other = network(), torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3))
+    train(model, state_of(model), batch_of, torch.arange(20), plan, seed=3, checkpoint=TrainingCheckpoint(path))
+    with pytest.raises(SeepageError, match="the checkpoint"):
+        train(other, state_of(other), batch_of, torch.arange(20), plan, seed=3, checkpoint=TrainingCheckpoint(path))

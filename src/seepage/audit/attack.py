@@ -309,6 +309,7 @@ def attack_cells(
     show: ProgressCallback = no_progress,
     *,
     on: Executor | None = None,
+    only: str | None = None,
 ) -> Plan:
     """Run every attack on every round of every cell that has no outcome yet.
 
@@ -319,6 +320,7 @@ def attack_cells(
         jobs: Number of attacks that run in parallel; None: one per core.
         show: Called with progress messages.
         on: Executor that runs the attacks; None: worker processes on this machine.
+        only: Name of the one attack to run (see `attack_names`); None: all.
 
     Returns:
         Number of attacks that ran in parallel on the device of the first cell.
@@ -335,6 +337,8 @@ def attack_cells(
         if source.skipped:
             continue
         for name, spec in zip(attack_names(recipe.attack), recipe.attack, strict=True):
+            if only not in (None, name):
+                continue
             rounds = range(source.rounds(attacks[repr(spec)]))
             tasks += [_task(source, name, spec, t, folder, recipe.seed, recipe.device) for t in rounds]
     todo = [task for task in tasks if not task.done]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -64,6 +65,8 @@ def record_cells(
             if len(skipped) == len(recipes):
                 raise
             write_json(private / "cell.json", _named(recipe).model_copy(update={"skipped": str(error)}).record())
+    for checkpoint in (folder / "private").glob("training-*.safetensors"):  # of no use once every cell is recorded
+        checkpoint.unlink()
 
 
 def is_skipped(private: Path) -> bool:
@@ -114,11 +117,13 @@ def _record_cell(
     folder: Path,
     show: ProgressCallback,
 ) -> None:
-    def progress(done: int, total: int) -> None:
-        rounds = "rounds" if recipe.cell == "cell" else f"rounds of {recipe.cell}"
-        show(done, total, Doing(rounds, Phase.TRAINING))
+    def progress(what: str, done: int, total: int) -> None:
+        named = what if recipe.cell == "cell" else f"{what} of {recipe.cell}"
+        show(done, total, Doing(named, Phase.TRAINING))
 
-    setting = Setting.of(recipe, shared).after_federation(folder / "private", progress)
+    checkpoints = folder / "private"
+    setting = Setting.of(recipe, shared, folder=checkpoints, progress=partial(progress, "the model"))
+    setting = setting.after_federation(checkpoints, partial(progress, "rounds"))
     victim, truth = setting.victim()
     transcript = victim.transcript()
     first = _first_round(transcript, recipe)

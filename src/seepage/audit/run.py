@@ -25,10 +25,10 @@ from typing import Any
 import torch
 
 from seepage.attacks import ATTACKS
-from seepage.audit.attack import Source, attack_cells, own_source
+from seepage.audit.attack import Source, attack_cells, attack_names, own_source
 from seepage.audit.record import record_cells
-from seepage.audit.row import Result
-from seepage.audit.summary import summarize
+from seepage.audit.row import Cell, Result, Row
+from seepage.audit.summary import summarize, summarize_attack
 from seepage.core.executor import Executor, threads_for
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.schema import parse
@@ -114,6 +114,53 @@ def run(
     write_json(folder / "env.json", found | {"threads": plan.threads})
     result = summarize(sources, recipes, folder, show)
     return Run(folder, result, fresh=True)
+
+
+def run_attack(
+    tables: Mapping[str, Any],
+    cell: str,
+    attack: str,
+    *,
+    out: Path,
+    show: ProgressCallback = no_progress,
+) -> tuple[Cell, Row]:
+    """Run one attack on one cell of a recipe, in the folder of the whole run, which `run` ends later.
+
+    Everything it needs is recorded first. Interrupted, it goes on from its checkpoint when called again.
+
+    Args:
+        tables: A recipe's tables.
+        cell: Name of the cell.
+        attack: Name of the attack (see `attack_names`).
+        out: The run folder.
+        show: Called with progress messages.
+
+    Returns:
+        The cell's facts and the attack's row.
+
+    Raises:
+        SeepageError: For mistakes in the recipe or the data, where the folder holds another run, and for a cell or an
+            attack that the recipe does not have.
+        KeyboardInterrupt: After Ctrl-C.
+    """
+    recipes = cells(tables)
+    recipe = next((recipe for recipe in recipes if recipe.cell == cell), None)
+    if recipe is None or attack not in attack_names(recipe.attack):
+        raise SeepageError(f"the recipe has no {attack} on {cell}; name an attack and a cell that it has")
+    text = resolved(tables, recipes)
+    if claim(out, "recipe.toml", text):
+        result = _read_result(out)
+        facts = next(one for one in result.cells if one.name == cell)
+        return facts, next(row for row in result.rows if (row.cell, row.attack) == (cell, attack))
+    check_device(recipe.device)
+    check_space(out, MIN_FREE_BYTES)
+    with undone_on_mistake(out):
+        make_private(out)
+        write_whole(out / "recipe.toml", text)
+        record_cells(recipes, out, show)
+    source = own_source(recipe, recipes, out)
+    attack_cells([source], [recipe], out, 1, show, only=attack)
+    return summarize_attack(source, recipe, out, attack)
 
 
 def _name_of(recipe: Recipe) -> str:

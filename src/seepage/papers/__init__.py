@@ -6,6 +6,7 @@ BOOK/PAPER.md             both, side by side, with a verdict per row
 """
 
 from seepage.papers.book import verdict_of, write_book
+from seepage.papers.budget import Part, Progress, measure
 from seepage.papers.items import PAPERS, SIZES, Item, Line, Size, find_item, find_items, list_items
 from seepage.papers.records import Record, read_records
 from seepage.papers.run import Done, Job, Value, plan, reproduce
@@ -18,12 +19,15 @@ __all__ = [
     "Item",
     "Job",
     "Line",
+    "Part",
+    "Progress",
     "Record",
     "Size",
     "Value",
     "find_item",
     "find_items",
     "list_items",
+    "measure",
     "plan",
     "read_records",
     "reproduce",

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import resource
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import run as audit
-from seepage.audit.row import Cell, Result, Row
+from seepage.audit.row import Cell, Row
 from seepage.core.executor import Executor
 from seepage.core.progress import Doing, ProgressCallback, no_progress
 from seepage.core.storage import read_json, write_json, write_whole
 from seepage.data import DATA, is_packaged
 from seepage.errors import Problems, SeepageError
 from seepage.papers.items import Item, Line, Size
-from seepage.papers.records import Record, keep_records, picture_of
+from seepage.papers.records import Record, keep_records, picture_of, read_records
 from seepage.recipe.resolve import cells, resolved, run_name
 from seepage.registry import import_dotted
 from seepage.report.grid import write_grid
@@ -157,16 +158,40 @@ def run_job(
         on: Where attacks run; None: on this machine.
         show: Progress.
     """
-    name = f"{job.item.id.replace('/', '-')}-{size}"
     if job.item.expect.by:
-        values, env = _by_function(job, out, name, show)
+        values, env = _by_function(job, out, f"{job.item.id.replace('/', '-')}-{size}", show)
     else:
-        folder = out / run_name(resolved(job.tables, cells(job.tables)), name)
+        folder = folder_of(job, size, out)
         found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
-        values, env = _values(job, found.result), read_json(found.folder / "env.json")
+        values, env = _values(job, found.result.rows, found.result.cells), read_json(found.folder / "env.json")
         if results is not None and job.item.expect.kind == "pictures" and is_packaged(job.data):
             write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
     return [_record(job, size, value, env) for value in values]
+
+
+def run_part(
+    job: Job, size: Size, cell: str, attack: str, *, out: Path, show: ProgressCallback = no_progress
+) -> list[Record]:
+    """Run one attack on one cell of a job and return the records of its numbers; the job's folder stays open.
+
+    Args:
+        job: What to run a part of; one whose item is an audit.
+        size: For the records.
+        cell: Name of the cell.
+        attack: Name of the attack.
+        out: Folder for run folders: the same in which `run_job` ends the run.
+        show: Progress.
+    """
+    started = time.time()
+    facts, row = audit.run_attack(job.tables, cell, attack, out=folder_of(job, size, out), show=show)
+    env = environment(str(job.tables.get("device", "cpu")), started)
+    env["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # of the process so far; KiB on Linux
+    return [_record(job, size, value, env) for value in _values(job, [row], [facts], only=True)]
+
+
+def folder_of(job: Job, size: Size, out: Path) -> Path:
+    """The run folder of a job whose item is an audit."""
+    return out / run_name(resolved(job.tables, cells(job.tables)), f"{job.item.id.replace('/', '-')}-{size}")
 
 
 def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tuple[list[Value], dict[str, Any]]:
@@ -192,16 +217,26 @@ def _finite(value: Value) -> Value:
     return replace(value, ours=None, low=None, high=None, facts={**value.facts, "reason": f"it became {value.ours}"})
 
 
-def _values(job: Job, result: Result) -> list[Value]:
-    """The numbers of an audit's result, row by row and column by column."""
-    rows = {(row.cell, row.attack): row for row in result.rows}
-    facts = {cell.name: cell for cell in result.cells}
-    found = []
+Place = tuple[Line, int, str, str]
+"""A number that a job is to have: its line, column, cell, and attack, which is empty for a fact of the cell."""
+
+
+def places_of(job: Job) -> Iterator[Place]:
+    """Each number that a job is to have."""
     for line in job.lines:
         for column in range(len(job.item.expect.columns)):
-            cell, attack = line.cell_at(column), line.attack_at(column)
-            if cell in ("", "-"):  # not part of this size
-                continue
+            if line.cell_at(column) not in ("", "-"):  # others are not part of this size
+                yield line, column, line.cell_at(column), line.attack_at(column)
+
+
+def _values(job: Job, result_rows: Sequence[Row], result_cells: Sequence[Cell], *, only: bool = False) -> list[Value]:
+    """The numbers of an audit's rows, row by row and column by column; `only` those that are among the rows."""
+    rows = {(row.cell, row.attack): row for row in result_rows}
+    facts = {cell.name: cell for cell in result_cells}
+    found = []
+    for line, column, cell, attack in places_of(job):
+        known = cell in facts if line.metric.startswith("cell.") else (cell, attack) in rows
+        if known or not only:
             found.append(_value(line, column, facts.get(cell), rows.get((cell, attack)), f"{attack} on {cell}"))
     return found
 
@@ -228,14 +263,14 @@ def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Recor
     line = next((line for line in job.lines if line.name == value.row), None)
     if line is None:
         raise SeepageError(f"{job.item.expect.by} made a row {value.row!r}, which is not in [[expect.rows]]")
-    keys = ("seepage", "python", "torch", "platform", "device", "cores", "threads", "started")
+    keys = ("seepage", "python", "torch", "platform", "device", "cores", "threads", "started", "peak_mb")
     return Record(
         item=job.item.id,
         size=size,
         row=value.row,
         column=value.column,
         paper_data=job.paper_data,
-        data=Path(job.data).name if job.data else _own_data(job),
+        data=data_name(job),
         metric=line.metric,
         paper=line.paper_at(value.column),
         value=value.ours,
@@ -326,14 +361,19 @@ def _show_part(
     show(before + weight * min(1.0, done / total if total else 0.0), whole, named)
 
 
+def data_name(job: Job) -> str:
+    """What the records of a job call its data."""
+    return Path(job.data).name if job.data else _own_data(job)
+
+
 def _own_data(job: Job) -> str:
     """The recipe's own data; a function of its own that is given none uses none."""
     return "no data" if job.item.expect.by else str(job.tables.get("data", {}).get("use", ""))
 
 
-def environment(device: str) -> dict[str, Any]:
-    """Versions and platform for an item that is not an audit."""
-    found = audit.environment("", time.time(), device, 1)
+def environment(device: str, started: float | None = None) -> dict[str, Any]:
+    """Versions and platform for numbers that no finished audit made."""
+    found = audit.environment("", time.time() if started is None else started, device, 1)
     return {key: value for key, value in found.items() if key not in ("command", "jobs", "schema")}
 
 
@@ -341,18 +381,43 @@ def over_seeds(parts: Sequence[Sequence[Record]]) -> list[Record]:
     """Join records of several seeds: the mean, between the least and the most; facts are those of the first."""
     if len(parts) == 1:
         return list(parts[0])
+    return [_joined(records) for records in zip(*parts, strict=True)]
+
+
+def with_earlier(results: Path, fresh: Sequence[Record]) -> list[Record]:
+    """Fresh records, each joined with the kept one of the same number where that has other seeds.
+
+    A kept record of another setting, or of all the same seeds, is replaced.
+    """
+    if not fresh:
+        return []
+    kept = {record.key: record for record in read_records(results, fresh[0].item)}
     joined = []
-    for records in zip(*parts, strict=True):
-        numbers = [record.value for record in records if record.value is not None]
-        mean = sum(numbers) / len(numbers) if numbers else None
-        seeds = {seed: value for record in records for seed, value in record.seeds.items()}
-        ends = (min(numbers), max(numbers)) if numbers else None
-        command = _over(records[0].command, [int(seed) for seed in seeds])
-        changes = {"value": mean, "interval": ends, "seeds": seeds, "command": command}
-        joined.append(records[0].model_copy(update=changes))
+    for record in fresh:
+        earlier = kept.get(record.key)
+        other = earlier is not None and not set(earlier.seeds) <= set(record.seeds)
+        joined.append(_joined([earlier, record]) if other and _alike(earlier, record) else record)
     return joined
+
+
+def _alike(one: Record | None, other: Record) -> bool:
+    """Whether two records are of the same attack on the same setting."""
+    return one is not None and all(one.facts.get(key) == other.facts.get(key) for key in ("options", "client"))
+
+
+def _joined(records: Sequence[Record | None]) -> Record:
+    """One record for the seeds of several: the mean, between the least and the most; facts are the first seed's."""
+    known = [record for record in records if record is not None]
+    each = {seed: value for record in known for seed, value in record.seeds.items()}
+    seeds = dict(sorted(each.items(), key=lambda pair: int(pair[0])))
+    first = next(record for record in known if next(iter(seeds)) in record.seeds)
+    numbers = [value for value in seeds.values() if value is not None]
+    mean = sum(numbers) / len(numbers) if numbers else None
+    ends = (min(numbers), max(numbers)) if numbers else None
+    command = _over(first.command, [int(seed) for seed in seeds])
+    return first.model_copy(update={"value": mean, "interval": ends, "seeds": seeds, "command": command})
 
 
 def _over(command: str, seeds: Sequence[int]) -> str:
     """The command of the first seed for all of them."""
-    return f"{command} --seeds {max(seeds) - min(seeds) + 1}"
+    return f"{command.partition(' --seeds ')[0]} --seeds {max(seeds) - min(seeds) + 1}"

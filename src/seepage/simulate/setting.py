@@ -29,7 +29,7 @@ from seepage.recipe.case import Recipe
 from seepage.registry import partitions
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.simulate.partition import Partition, sizes_of
-from seepage.simulate.training import begin, train
+from seepage.simulate.training import TrainingCheckpoint, begin, train
 from seepage.transcript.simulated import Victim
 from seepage.transcript.truth import Truth
 from seepage.transcript.vertical import IndexedVictim
@@ -116,12 +116,21 @@ class Setting:
     facts: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, case: Recipe, shared: SharedParts | None = None) -> "Setting":
+    def of(
+        cls,
+        case: Recipe,
+        shared: SharedParts | None = None,
+        *,
+        folder: Path | None = None,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> "Setting":
         """Load the data, build the model, train it as the recipe says, and partition the data.
 
         Args:
             case: One cell of a recipe.
             shared: Data sets and trained states of other cases; those of this case are added.
+            folder: Folder of the training's checkpoint, from which an interrupted one goes on; None: none is kept.
+            progress: Called with (done, total) steps of the training.
 
         Raises:
             Skipped: If this case cannot be set up, such as a model that does not accept the data.
@@ -142,6 +151,10 @@ class Setting:
                 case.training,
                 seed=case.seed,
                 loss=rule.loss_of,
+                progress=progress,
+                checkpoint=TrainingCheckpoint(
+                    None if folder is None else folder / f"training-{_digest(key)}.safetensors"
+                ),
             )
         partition = None if case.federation is None else ClientPartition.of(case, dataset)
         return cls(case, dataset, model, shared.states[key], partition)
@@ -273,7 +286,7 @@ def train_federation(
     assert plan is not None
     # Everything that the checkpoints depend on except the number of rounds, so that a longer run can continue them.
     parts = (case.data, case.seed, case.model, case.training, case.client, case.defense, case.partition)
-    key = hashlib.sha256(repr((*parts, replace(plan, rounds=0), case.device)).encode()).hexdigest()[:10]
+    key = _digest(repr((*parts, replace(plan, rounds=0), case.device)))
     try:
         return federate(
             clients, state, plan, checkpoints=CheckpointFolder(folder / f"federation-{key}"), progress=progress
@@ -283,6 +296,11 @@ def train_federation(
             f"a client of the federation cannot train {case.model} ({error}); use larger client batches or "
             "--set client.mode=eval"
         ) from error
+
+
+def _digest(key: str) -> str:
+    """A short name for everything that a checkpoint depends on."""
+    return hashlib.sha256(key.encode()).hexdigest()[:10]
 
 
 # --- data and model, checked before anything is computed ---------------------------------------------------------

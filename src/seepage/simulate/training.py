@@ -1,6 +1,8 @@
 """Train a fresh model to the state in which a real server would send it out."""
 
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -8,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.core.nn import forward, generator, in_mode
+from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
 from seepage.models.weights import load_weights, pretrained_state, read_state
 from seepage.recipe.plans import Training
-from seepage.types import Architecture, Batch, Tensors
+from seepage.types import Architecture, Batch, Tensors, check_fits
 
 WIDE_START = 0.5
 """Largest absolute value of a parameter of `training.init = wide`."""
@@ -45,6 +48,57 @@ def begin(model: nn.Module, plan: Training, architecture: Architecture, num_clas
 NORMALIZATIONS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
+@dataclass(frozen=True)
+class TrainingCheckpoint:
+    """Where a training keeps how far it is, so that a killed one goes on with the same bits.
+
+    Attributes:
+        path: The file; None: nothing is kept.
+        pause: Least seconds between two checkpoints.
+    """
+
+    path: Path | None = None
+    pause: float = 10.0
+    _saved_at: list[float] = field(default_factory=lambda: [time.monotonic()], repr=False)
+
+    def load(self, params: Tensors, buffers: Tensors, optimizer: torch.optim.Optimizer, draw: torch.Generator) -> int:
+        """Bring all four, in place, to the checkpoint; returns the number of steps taken, 0 where there is none."""
+        if self.path is None or not self.path.exists():
+            return 0
+        kept = read_tensors(self.path)
+        parts: dict[str, Tensors] = {"params": {}, "buffers": {}, "optimizer": {}, "draw": {}}
+        for name, tensor in kept.items():
+            head, _, rest = name.partition("/")
+            parts.setdefault(head, {})[rest] = tensor
+        for head, own in (("params", params), ("buffers", buffers)):
+            check_fits(parts[head], own, f"the checkpoint {self.path}", "the model")
+            with torch.no_grad():
+                for name, tensor in own.items():
+                    tensor.copy_(parts[head][name])
+        state: dict[int, Tensors] = {}
+        for name, tensor in parts["optimizer"].items():
+            number, _, entry = name.partition("/")
+            state.setdefault(int(number), {})[entry] = tensor
+        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+        draw.set_state(parts["draw"]["state"])
+        return int(parts["draw"]["step"])
+
+    def save(
+        self, step: int, params: Tensors, buffers: Tensors, optimizer: torch.optim.Optimizer, draw: torch.Generator,
+        *, last: bool = False,
+    ) -> None:  # fmt: skip
+        """Write the checkpoint, unless the latest one is younger than `pause`; the last one is always written."""
+        if self.path is None or (not last and time.monotonic() - self._saved_at[-1] < self.pause):
+            return
+        tensors: Tensors = {"draw/state": draw.get_state(), "draw/step": torch.tensor(step)}
+        for head, own in (("params", params), ("buffers", buffers)):
+            tensors |= {f"{head}/{name}": tensor.detach().cpu() for name, tensor in own.items()}
+        for number, entries in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{number}/{name}": torch.as_tensor(entry).cpu() for name, entry in entries.items()}
+        write_tensors(self.path, tensors)
+        self._saved_at[:] = [time.monotonic()]
+
+
 def train(
     model: nn.Module,
     state: tuple[Tensors, Tensors],
@@ -55,6 +109,7 @@ def train(
     seed: int,
     loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    checkpoint: TrainingCheckpoint = TrainingCheckpoint(),
 ) -> tuple[Tensors, Tensors]:
     """Train from `state` on examples of `pool` and return the new `(params, buffers)`; the model is not changed.
 
@@ -67,6 +122,7 @@ def train(
         seed: Seeds the draws of batches.
         loss: The mean loss of `[n, classes]` outputs against labels.
         progress: Called with (done, total) steps.
+        checkpoint: From which an interrupted training goes on, with the same bits.
 
     Raises:
         SeepageError: If the loss stops being finite.
@@ -80,7 +136,8 @@ def train(
     else:
         optimizer = torch.optim.SGD(leaves, lr=plan.lr, momentum=0.9)
     draw = generator(seed, "training")
-    for step in range(plan.steps):
+    # The moments of the optimizer and the generator's state belong to the checkpoint: the rest follows from them.
+    for step in range(checkpoint.load(params, buffers, optimizer, draw), plan.steps):
         chosen = pool[torch.randperm(len(pool), generator=draw)[: plan.batch_size]]
         batch = batches(chosen)
         with in_mode(model, training=True):
@@ -95,6 +152,7 @@ def train(
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
+        checkpoint.save(step + 1, params, buffers, optimizer, draw, last=step + 1 == plan.steps)
         progress(step + 1, plan.steps)
     return {name: tensor.detach() for name, tensor in params.items()}, buffers
 
