@@ -71,6 +71,11 @@ by = "tests.cli.test_reproduce:squares"
 name = "x^2"
 paper = [0.0, 1.0, 4.0]
 metric = "value"
+[[expect.claims]]
+text = "The square grows."
+where = "figure 9"
+relation = "monotone"
+gets = "better"
 [small]
 needs = { minutes = 1 }
 """
@@ -175,9 +180,51 @@ def test_seeds_give_a_mean_between_the_least_and_the_most(cli: Cli) -> None:
     assert first["seeds"] == {"1": 1.0, "2": 2.0, "3": 3.0}
     assert first["command"] == "seepage reproduce fedleak/figure-9 --size small --seed 1 --seeds 3"
     assert first["made"]["device"] == "cpu"
-    assert cli("reproduce", "fedleak", "--quiet").out.startswith("fedleak/figure-9: x^2: reproduced")
+    seen = "seen in small (2 of 2 yes): The square grows."
+    assert cli("reproduce", "fedleak/figure-9", "--seeds=3", "--quiet").out == f"fedleak/figure-9: {seen}\n"
     assert cli("reproduce", "fedleak/figure-9", "--quiet").code == 0
     assert CALLS == [1, 2, 3, 0], "what is there is not made again"
+
+
+def test_claims_are_judged_on_the_screen_in_the_book_and_for_programs(cli: Cli, home: Path, recipes: Path) -> None:
+    claims = """
+[[expect.claims]]
+text = "A batch of one is read."
+where = "nowhere"
+printed = false
+relation = "level"
+rows = ["closed*"]
+side = "better"
+level = 60.0
+only = [1]
+[[expect.claims]]
+text = "It is not exact."
+where = "nowhere"
+printed = false
+relation = "level"
+rows = ["closed*"]
+side = "worse"
+level = 50.0
+only = [1]
+differs = "One equation has one unknown."
+[small]
+"""
+    (recipes / "cpa/item.toml").write_text(RECIPE.replace("\n[small]\n", claims))
+    found = cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2", "--book=book", "--quiet")
+    assert found.code == 0, found.err
+    assert "cpa/table-7: not seen in small (1 of 1 no): It is not exact." in found.out
+    told = cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2", "--json").json["items"][0]["claims"]
+    assert [(one["verdict"], one["size"], one["measured"], one["fail"]) for one in told] == [
+        ("holds", "small", 1, 0),
+        ("does not hold", "small", 1, 1),
+    ]
+    assert told[0]["data"] == ["digits"]
+    shown = " ".join(cli("reproduce", "cpa/table-7", "--jobs=1", "--seeds=2").out.split())
+    assert "It is not exact. (nowhere) not seen in small (1 of 1 no): closed form, MNIST, 1:" in shown
+    page = (home / "book/cpa.md").read_text()
+    assert "In a smaller experiment, on digits: **not seen in small (1 of 1 no)**" in page
+    assert "One equation has one unknown." in page
+    assert "| A batch of one is read. | not run | seen in small (1 of 1 yes) |" in (home / "book/index.md").read_text()
 
 
 def test_a_folder_of_data_is_searched_by_name(cli: Cli, home: Path) -> None:

@@ -211,14 +211,20 @@ def _print_list(results: Path, as_json: bool) -> None:
 def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: bool) -> None:
     if as_json:
         found = [
-            {"item": done.item.id, "failed": done.failed, "records": [_told(record) for record in done.records]}
+            {
+                "item": done.item.id,
+                "failed": done.failed,
+                "records": [_told(record) for record in done.records],
+                "claims": _told_claims(done),
+            }
             for done in ended
         ]
         print(json.dumps({"schema": 1, "items": found}, allow_nan=False))
         return
     for done in ended:
         if quiet and done.records:
-            print(f"{done.item.id}: {'; '.join(_verdicts(done))}")
+            for said in _verdicts(done) or [done.item.expect.no_claim or "no claim"]:
+                print(f"{done.item.id}: {said}")
         elif done.records:
             _print_item(done, size)
         if done.failed:
@@ -231,31 +237,67 @@ def _told(record: "Record") -> dict[str, Any]:
     return {**record.line(), "ours": record.value, "low": low, "high": high}
 
 
-def _verdicts(done: "Done") -> list[str]:
-    from seepage.papers.book import by_line, verdict_of
+def _told_claims(done: "Done") -> list[dict[str, Any]]:
+    """The verdicts for other programs: one entry for each claim and size."""
+    from seepage.papers.book import judged_of
 
-    return [f"{line.name}: {verdict_of(done.item, line, own)}" for line, own in by_line(done.item, done.records)]
+    return [
+        {
+            "claim": claim.text,
+            "where": claim.where,
+            "relation": claim.relation,
+            "size": one.size,
+            "data": one.data,
+            "verdict": one.verdict,
+            "comparisons": len(one.parts),
+            "measured": one.measured,
+            "hold": one.count(True),
+            "fail": one.count(False),
+        }
+        for claim, judged in judged_of(done.item, done.records)
+        for one in judged.values()
+    ]
+
+
+def _verdicts(done: "Done") -> list[str]:
+    """One line for each claim that was tested."""
+    from seepage.papers.book import judged_of
+    from seepage.papers.verdicts import in_words
+
+    return [
+        f"{in_words(one)}: {claim.text}"
+        for claim, judged in judged_of(done.item, done.records)
+        for one in judged.values()
+    ]
 
 
 def _print_item(done: "Done", size: "Size") -> None:
-    """An item's table: the paper's line and ours for each row."""
+    """An item's table, with the paper's line and ours for each row, and below it what its claims come to."""
     from rich.table import Table
     from rich.text import Text
 
     from seepage.cli.console import open_console
-    from seepage.papers.book import by_line, number_of, ours_of, verdict_of
+    from seepage.papers.book import by_line, examples_of, judged_of, ours_of
+    from seepage.papers.verdicts import in_words
 
     item = done.item
     table = Table(title=f"{item.id}: {item.expect.title}", title_justify="left", box=None, pad_edge=False)
-    for head in ("row", "", *item.columns(size), "verdict"):
+    for head in ("row", "", *item.columns(size)):
         table.add_column(head, overflow="fold")
     for line, own in by_line(item, done.records):
         at = {record.column: record for record in own}
         columns = range(len(item.expect.columns))
-        paper = [number_of(line.paper_at(column)) for column in columns]
-        table.add_row(Text(line.name), "paper", *map(Text, paper), "")
+        table.add_row(Text(line.name), "paper", *(Text(line.printed_at(column)) for column in columns))
         ours = [Text(ours_of(at.get(column))) for column in columns]
-        table.add_row(Text(own[0].data if own else ""), "ours", *ours, Text(verdict_of(item, line, own)))
+        table.add_row(Text(own[0].data if own else ""), "ours", *ours)
     console = open_console()
     console.print(table)
+    console.print()
+    for claim, judged in judged_of(item, done.records):
+        console.print(Text(f"{claim.text} ({claim.where})"))
+        for one in judged.values():
+            shown = examples_of(item, one)
+            console.print(Text(f"  {in_words(one)}{f': {shown}' if shown else ''}"))
+    if item.expect.no_claim:
+        console.print(Text(f"no measurable claim: {item.expect.no_claim}"))
     console.print()

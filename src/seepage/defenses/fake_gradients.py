@@ -43,6 +43,9 @@ class FakeGradients(Defense):
     replaced by negative random numbers, and the larger half, being far below psi, is sent as it is. Sorted by
     magnitude nothing is changed at all while gradients are below psi. Both are here to be measured.
 
+    Deviation from the paper: the candidates are of one tensor each. The paper has one psi for the whole gradient, from
+    one set of candidates that all workers share.
+
     Args:
         candidates: nu, candidates per tensor and draw.
         sigma2: Variance of their entries, absolute.

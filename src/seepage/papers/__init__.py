@@ -2,23 +2,28 @@
 
 recipes/PAPER/*.toml      what the paper did, its numbers in [expect], a size for two cores in [small]
 RESULTS/PAPER-ITEM.jsonl  what was measured: a line per row, column, size and data set
-BOOK/PAPER.md             both, side by side, with a verdict per row
+BOOK/PAPER.md             both, side by side, with a verdict on each claim
 """
 
-from seepage.papers.book import verdict_of, write_book
+from seepage.papers.book import write_book
 from seepage.papers.budget import Part, Progress, measure
-from seepage.papers.items import PAPERS, SIZES, Item, Line, Size, find_item, find_items, list_items
+from seepage.papers.items import PAPERS, SIZES, Item, Size, find_item, find_items, list_items
+from seepage.papers.lines import Line
+from seepage.papers.others import OTHERS, Other
 from seepage.papers.records import Record, read_records
 from seepage.papers.run import Done, Job, Value, plan, reproduce
-from seepage.papers.verdicts import verdict
+from seepage.papers.verdicts import Judged, judge, judge_paper
 
 __all__ = [
+    "OTHERS",
     "PAPERS",
     "SIZES",
     "Done",
     "Item",
     "Job",
+    "Judged",
     "Line",
+    "Other",
     "Part",
     "Progress",
     "Record",
@@ -26,12 +31,12 @@ __all__ = [
     "Value",
     "find_item",
     "find_items",
+    "judge",
+    "judge_paper",
     "list_items",
     "measure",
     "plan",
     "read_records",
     "reproduce",
-    "verdict",
-    "verdict_of",
     "write_book",
 ]

@@ -1,4 +1,4 @@
-"""The results book: one page per paper with every table and figure, the paper's numbers and ours."""
+"""The results book: one page per paper with every table and figure, its claims, the paper's numbers and ours."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -6,42 +6,43 @@ from pathlib import Path
 from typing import Any
 
 from seepage.core.storage import write_whole
+from seepage.papers.claims import At, Claim
 from seepage.papers.draw import draw
-from seepage.papers.items import PAPERS, Item, Line, list_items
+from seepage.papers.items import PAPERS, Item, list_items
+from seepage.papers.lines import Line
+from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, picture_of, read_records
-from seepage.papers.verdicts import DECIBELS, TREND, Compared, by_constants, by_ssim, verdict
+from seepage.papers.verdicts import EXACT_DB, Decided, Judged, in_words, judge
 
 LEGEND = f"""Every number of ours was made by the command beside it; nothing is typed in by hand. The lines lie in
 `results/reproduce/`, one file per table or figure.
 
-A verdict compares a row with the paper's. **Reproduced**: every number lies within {DECIBELS:g} dB of the paper's
-(10 % where it is no PSNR); it does not say that anything came back, as the paper's own number may be that low.
-**Better than the paper**: no number is worse than that and one at least is better, at the paper's size, and in every
-column something came back: an example was recovered, or the PSNR is above that of a flat square of the mean color. In
-the small size, which is easier, that is called **beyond the paper's, but smaller**, and shows no more than that the
-method works there. **Reproduced in trend**: the numbers of three columns or more are in like order (rank correlation
-{TREND} or more), or of two columns ours change by at least half as much as the paper's, and in one column at least
-something came back. **Nothing came back**: the numbers would do for one of the last three, but in no column anything
-came back; what finds nothing can still have more dB than the paper's. **Not reproduced**: none of these, which may also
-be no number worse than the paper's and nothing back in some columns; the note says what was tried. **Alike by SSIM**:
-the paper prints LPIPS, whose weights were not at hand; our SSIM is in like order over three columns or more, and in one
-something came back. **Not alike by SSIM**: it is not in like order, or the same everywhere.
-**Constants, not run**: the code has the paper's constants; they were read and nothing was run, so this is no result
-(**other constants, not run**: it has not). **No number**: the paper prints none, or too few to tell by SSIM, or ours
-could not be measured. **Not run**: nothing was measured.
-"(5 of 6 columns)": one of the paper's numbers could not be measured here, and the verdict is about the others.
+What is judged are **claims**: the sentences that a table or figure is in its paper for, in our words, as a relation
+between its numbers: rows above rows, columns above columns, a peak, a fall, no effect, a level. Every claim is tested
+on the paper's own printed numbers first, which must satisfy it. A margin is the paper's own where it states one or its
+least lead is the point; else it is about half of the least effect that the paper prints.
 
-`small` is a size for two cores and minutes: fewer steps, smaller networks, fewer images. It is another experiment than
-the paper's, and what it does not recover may be recovered with more. Numbers in brackets are the interval over the
-examples (95 %, bootstrap), or from the least to the most of several seeds. Where a paper takes the best guess for each
-image, the same attack scored with one guess for one image stands below, with the share of examples recovered and the
-PSNR of a flat square of the example's own mean color.
+At the paper's size a claim **holds** where each of its comparisons does by the 95 % interval of the difference, **does
+not hold** where the interval of one of them lies on the other side, and otherwise we **cannot tell**. `small` is a size
+for two cores and minutes: fewer steps, smaller networks, fewer images, often packaged pictures in place of the paper's.
+It is another experiment than the paper's, and its words are about itself: **seen in small**, **not seen in small**,
+**cannot tell in small**. What is seen there may be gone at the paper's size, and what is not seen may be there.
+"9 of 12 no; 3 not measured" counts comparisons: twelve were measured, in nine the claim fails. **Not tested**: none
+was measured.
+
+Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends of
+both numbers' intervals over examples or batches (95 %, bootstrap); rows of the best guess that were measured before
+such intervals were kept have that of one guess for one image. A number with neither decides nothing. PSNR counts
+up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right and rounding alone orders the numbers. Where
+LPIPS was not measured, since its weights were not at hand, the order is judged by SSIM; then margins are not.
+
+Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most
+of several seeds. Where a paper takes the best guess for each image, the same attack scored with one guess for one
+image stands below, with the share of examples recovered and the PSNR of a flat square of the example's own mean color:
+what finds nothing can still have more dB than the paper's.
 """
 
 DECIMALS = 2
-
-IMAGES = ("psnr", "psnr_nearest", "ssim", "lpips")
-"""Metrics of reconstructed images, which show whether anything was recovered."""
 
 
 def write_book(results: Path, folder: Path) -> list[Path]:
@@ -70,51 +71,81 @@ def write_book(results: Path, folder: Path) -> list[Path]:
 
 
 def _summary(paper: str, source: str, items: Sequence[Item], found: Mapping[str, Sequence[Record]]) -> str:
-    """One line per item with the verdicts on its rows."""
-    lines = [f"## [{source}]({paper}.md)\n", "| item | about | small | paper's size |", "|---|---|---|---|"]
+    """One line per claim with its verdicts, then the items that make none."""
+    lines = [
+        f"## [{source}]({paper}.md)\n",
+        "| item | claim | at the paper's size | in small |",
+        "|---|---|---|---|",
+    ]
     for item in items:
-        words = [_counted(item, [r for r in found[item.id] if r.size == size]) for size in ("small", "paper")]
         place = f"[{item.expect.item}]({paper}.md#{_anchor(item)})"
-        lines.append(f"| {place} | {_cell(item.expect.title)} | {words[0]} | {words[1]} |")
+        for claim, judged in judged_of(item, found[item.id]):
+            said = [in_words(judged[size]) if size in judged else "not run" for size in ("paper", "small")]
+            lines.append(_row([place, claim.text, *said]))
+    rest = [
+        f"- [{item.expect.item}]({paper}.md#{_anchor(item)}), {item.expect.title}: no measurable claim; "
+        f"{item.expect.no_claim or 'none is written down'}."
+        for item in items
+        if not item.claims
+    ]
+    rest += [f"- {o.item}, {o.about}: {o.kind}; {o.reason}." for o in OTHERS if o.paper == paper]
+    return "\n".join([*lines, "", "Without a claim that was tested:\n", *rest, ""])
+
+
+def judged_of(item: Item, records: Sequence[Record]) -> list[tuple[Claim, dict[str, Judged]]]:
+    """An item's claims, each with its verdict at every size that was run."""
+    columns = len(item.expect.columns)
+    return [
+        (claim, {judged.size: judged for judged in judge(claim, item.lines, columns, records)}) for claim in item.claims
+    ]
+
+
+EXAMPLES = 2
+"""Comparisons that a claim's line shows where it fails or is open."""
+
+
+def examples_of(item: Item, judged: Judged) -> str:
+    """The comparisons that decide against a claim, or leave it open, in numbers; empty where it holds."""
+    shown = {"does not hold": False, "cannot tell": None}
+    if judged.verdict not in shown:
+        return ""
+    parts = [part for part in judged.parts if part.measured and part.found is shown[judged.verdict]]
+    more = f"; and {len(parts) - EXAMPLES} more" if len(parts) > EXAMPLES else ""
+    return "; ".join(_compared(item, part, judged.size) for part in parts[:EXAMPLES]) + more
+
+
+def _compared(item: Item, part: Decided, size: str) -> str:
+    """One comparison in words: `CPA, n = 4: 0.20, against 0.31 of GMA`."""
+    heads = item.columns("small" if size == "small" else "paper")
+    left, right, given = part.comparison.left, part.comparison.right, number_of(part.right)
+    if isinstance(right, At) and right.line is left.line:
+        against = f"{given} at {heads[right.column]}"
+    elif isinstance(right, At):
+        against = f"{given} of {right.line.name}"
+    else:
+        against = f"{given}, the mean color's" if isinstance(right, str) else given
+    why = " (no interval)" if part.low is None else ""
+    return f"{left.line.name}, {heads[left.column]}: {number_of(part.left)} against {against}{why}"
+
+
+def _claims(item: Item, records: Sequence[Record]) -> str:
+    """An item's claims with their verdicts, and what differs where one does not hold."""
+    if not item.claims:
+        return f"No measurable claim: {item.expect.no_claim or 'none is written down'}.\n"
+    lines = []
+    for claim, judged in judged_of(item, records):
+        lines.append(f"- {claim.text} ({claim.where})")
+        for size, head in (("paper", "At the paper's size"), ("small", "In a smaller experiment")):
+            if size in judged:
+                one = judged[size]
+                used = f", on {', '.join(one.data)}" if one.data else ""
+                shown = examples_of(item, one)
+                lines.append(f"    - {head}{used}: **{in_words(one)}**{f': {shown}' if shown else ''}.")
+            elif size == "paper":
+                lines.append(f"    - {head}: not run.")
+        if any(one.verdict == "does not hold" for one in judged.values()):
+            lines.append(f"    - {' '.join(claim.differs.split())}")
     return "\n".join([*lines, ""])
-
-
-def _counted(item: Item, records: Sequence[Record]) -> str:
-    if not records:
-        return "-"
-    words = [verdict_of(item, line, rows) for line, rows in by_line(item, records)]
-    return ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-
-
-def verdict_of(item: Item, line: Line, records: Sequence[Record]) -> str:
-    """The verdict on one row, from its records on one data set at one size."""
-    at = {record.column: record for record in records}
-    columns = range(len(item.expect.columns))
-    paper = [line.paper_at(column) for column in columns]
-    if item.expect.kind == "constants":
-        return by_constants(paper, [at[c].value if c in at else None for c in columns])
-    if at and all(record.value is None for record in records):
-        similar = [_compared(at[c], at[c].facts.get("ssim")) if c in at else Compared(None) for c in columns]
-        return by_ssim(paper, similar) if line.metric == "lpips" else "no number"
-    ours = [_compared(at[c], at[c].value) if c in at else Compared(None) for c in columns]
-    small = any(record.size == "small" for record in records)
-    word = verdict(paper, ours, line.metric, line.better, small=small)
-    printed = [c for c in columns if c in at and paper[c] is not None]
-    measured = [c for c in printed if at[c].value is not None]
-    return f"{word} ({len(measured)} of {len(printed)} columns)" if 0 < len(measured) < len(printed) else word
-
-
-def _compared(record: Record, ours: float | None) -> Compared:
-    return Compared(ours, back=_came_back(record))
-
-
-def _came_back(record: Record) -> bool:
-    """Whether an example was recovered, or the PSNR is above a flat square's; True where neither was measured."""
-    flat, recovered = record.facts.get("mean_color_psnr"), record.facts.get("recovered")
-    found = record.value if record.metric.startswith("psnr") else record.facts.get("psnr")
-    closer = None if flat is None or found is None else found > flat
-    known = [bool(value) for value in (closer, recovered) if value is not None]
-    return record.metric not in IMAGES or not known or any(known)
 
 
 def by_line(item: Item, records: Sequence[Record]) -> list[tuple[Line, list[Record]]]:
@@ -137,6 +168,7 @@ def _anchor(item: Item) -> str:
 def _section(item: Item, records: Sequence[Record], results: Path, folder: Path) -> str:
     expect = item.expect
     parts = [f"## {expect.item}: {expect.title}\n", f"The paper: {expect.setting}.\n"]
+    parts.append(_claims(item, records))
     if expect.note:
         parts.append(f"{expect.note}\n")
     for size, group in groupby(sorted(records, key=lambda r: r.size or "", reverse=True), key=lambda r: r.size or ""):
@@ -169,22 +201,24 @@ def _figures(item: Item, size: str, records: Sequence[Record], results: Path, fo
 
 def _table(item: Item, size: str, records: Sequence[Record]) -> str:
     heads = item.columns("small" if size == "small" else "paper")
-    lines = [_row(["row, verdict", "", *heads]), "|" + "---|" * (len(heads) + 2)]
+    lines = [_row(["row", "", *heads]), "|" + "---|" * (len(heads) + 2)]
     if tuple(heads) != tuple(item.expect.columns):
         lines.append(_row(["", "the paper's column", *item.expect.columns]))
     for line, own in by_line(item, records):
         at = {record.column: record for record in own}
         columns = range(len(heads))
         name = f"{line.name} ({line.data})" if line.data and line.data not in line.name.lower() else line.name
-        # In front, since a wide table is scrolled from there.
-        word = f"**{verdict_of(item, line, own)}**"
         if any(line.paper_at(column) is not None for column in columns):
-            lines.append(_row([name, "paper", *(number_of(line.paper_at(column)) for column in columns)]))
-        else:
-            word = f"{name}: {word}"
+            lines.append(_row([name, "paper", *map(line.printed_at, columns)]))
+            name = ""
         ours = [ours_of(at.get(column)) for column in columns]
-        lines.append(_row([word, f"ours, {size}, {own[0].data}", *ours]))
+        lines.append(_row([name, f"ours, {size}, {own[0].data}", *ours]))
         lines += [_row(["", words, *entries]) for words, entries in _beside(line, at, columns)]
+    lines += [
+        _row([line.name, "paper; not run", *map(line.printed_at, range(len(heads)))])
+        for line in item.lines
+        if line.paper and not any((r.row, r.paper_data) == (line.name, line.data) for r in records)
+    ]
     return "\n".join([*lines, ""])
 
 
@@ -195,8 +229,9 @@ def _beside(line: Line, at: Mapping[int, Record], columns: Iterable[int]) -> lis
         wanted = {"psnr": "one guess per image, dB", **wanted}
     elif line.metric in ("lpips", "ssim", "cosine", "correlation"):
         wanted = {"psnr": "PSNR, dB", "ssim": "SSIM", **wanted}
-    seeds = next((list(record.seeds) for record in at.values() if len(record.seeds) > 1), [])
-    whose = f", seed {seeds[0]}" if seeds else ""  # the number above is a mean over seeds, and this is not
+    lone = [record for record in at.values() if len(record.seeds) > 1 and "by_seed" not in record.facts]
+    # The number above is a mean over seeds, and in older records what stands below it is not.
+    whose = f", seed {next(iter(lone[0].seeds))}" if lone else ""
     found = []
     for key, words in wanted.items():
         values = [at[column].facts.get(key) if column in at else None for column in columns]

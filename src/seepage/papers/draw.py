@@ -5,7 +5,8 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from seepage.papers.items import Item, Line
+from seepage.papers.items import Item
+from seepage.papers.lines import Line
 from seepage.papers.records import Record
 
 if TYPE_CHECKING:

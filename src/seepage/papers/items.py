@@ -1,16 +1,18 @@
 """The tables and figures of the papers, as described by `[expect]` and `[small]` of their recipes.
 
-[expect]         paper, item, title, setting, columns, kind, needs, note, by
-[[expect.rows]]  name, data, attack, cell, metric, paper, better
-[small]          laid over the recipe with `--size small`; needs, stand_in and columns are its own
+[expect]           paper, item, title, setting, columns, kind, needs, note, by, no_claim
+[[expect.rows]]    name, data, attack, cell, metric, paper, better (`lines.py`)
+[[expect.claims]]  what the item is in the paper for (`claims.py`)
+[small]            laid over the recipe with `--size small`; needs, stand_in and columns are its own
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from seepage.errors import Problems, SeepageError, short, unknown
+from seepage.errors import Problems, SeepageError, unknown
+from seepage.papers.claims import Claim, read_claims
+from seepage.papers.lines import Line
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.recipe.overrides import copy_tables, overlay
 from seepage.signatures import fits, problems_with
@@ -58,45 +60,6 @@ class ItemNeeds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
-    """One row of a table, or one line of a figure.
-
-    Args:
-        name: For readers.
-        paper: The paper's numbers, NaN where it prints none; empty: it prints none at all.
-        attack: Which attack of the result; one for all columns or one for each.
-        cell: Which of its cells; likewise.
-        metric: A key of a result row, or `cell.KEY` of a cell.
-        data: The data set; empty: what the recipe says.
-        better: Whether an attack that reads more has more of the metric, or less.
-    """
-
-    name: str
-    paper: Sequence[Any] = ()
-    attack: str | Sequence[str] = ""
-    cell: str | Sequence[str] = "cell"
-    metric: str = "psnr"
-    data: str = ""
-    better: Literal["more", "less"] = "more"
-
-    def __post_init__(self) -> None:
-        numbers = [isinstance(value, int | float) and not isinstance(value, bool) for value in self.paper]
-        if not all(numbers):
-            raise SeepageError(f"paper must be a list of numbers, got {short(list(self.paper))}")
-
-    def attack_at(self, column: int) -> str:
-        return self.attack if isinstance(self.attack, str) else self.attack[column]
-
-    def cell_at(self, column: int) -> str:
-        return self.cell if isinstance(self.cell, str) else self.cell[column]
-
-    def paper_at(self, column: int) -> float | None:
-        """The paper's number, or None."""
-        value = float(self.paper[column]) if column < len(self.paper) else math.nan
-        return None if math.isnan(value) else value
-
-
-@dataclass(frozen=True, kw_only=True)
 class Expect:
     """The table `[expect]`.
 
@@ -115,6 +78,8 @@ class Expect:
         note: What differs from the paper, and what was tried.
         by: A function of its own in place of an audit: `module:function`.
         rows: `Line`s.
+        claims: What it is in the paper for: `claims.py`.
+        no_claim: Why it makes no claim that can be measured; given where `claims` is empty.
     """
 
     paper: Literal["cafe", "cpa", "fedleak"]
@@ -130,6 +95,8 @@ class Expect:
     note: str = ""
     by: str = ""
     rows: Sequence[Mapping[str, Any]] = ()
+    claims: Sequence[Mapping[str, Any]] = ()
+    no_claim: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,6 +108,7 @@ class Item:
         tables: Its tables, whole.
         expect: What the paper has.
         lines: Its rows.
+        claims: What it is in the paper for.
         needs: What each size takes.
         stand_in: Packaged data in place of the paper's, at the small size.
         small_columns: Heads of the columns at the small size.
@@ -150,6 +118,7 @@ class Item:
     tables: Mapping[str, Any]
     expect: Expect
     lines: tuple[Line, ...]
+    claims: tuple[Claim, ...]
     needs: Mapping[Size, ItemNeeds]
     stand_in: Mapping[str, str]
     small_columns: tuple[str, ...]
@@ -246,10 +215,15 @@ def item_of(recipe: str, tables: Mapping[str, Any]) -> Item:
         problems.append("[small] columns needs as many heads as [expect]")
     if expect.x and len(expect.x) != len(expect.columns):
         problems.append("x needs as many places as there are columns")
+    claims, mistakes = read_claims(expect.claims, what)
+    problems += mistakes
+    problems += [problem for claim in claims for problem in claim.problems(lines, len(expect.columns))]
+    if expect.claims and expect.no_claim:
+        problems.append("no_claim says why there are no claims, and there are some; leave one of the two out")
     if problems:
         raise Problems(f"{what} has mistakes:", problems)
     needs: dict[Size, ItemNeeds] = {"small": ItemNeeds(**small.get("needs", {})), "paper": ItemNeeds(**expect.needs)}
-    return Item(recipe, tables, expect, lines, needs, small.get("stand_in", {}), tuple(columns))
+    return Item(recipe, tables, expect, lines, tuple(claims), needs, small.get("stand_in", {}), tuple(columns))
 
 
 def _lengths(line: Line, columns: int) -> list[str]:

@@ -18,7 +18,8 @@ from seepage.core.progress import Doing, ProgressCallback, no_progress
 from seepage.core.storage import read_json, write_json, write_whole
 from seepage.data import DATA, is_packaged
 from seepage.errors import Problems, SeepageError
-from seepage.papers.items import Item, Line, Size
+from seepage.papers.items import Item, Size
+from seepage.papers.lines import Line
 from seepage.papers.records import Record, keep_records, picture_of, read_records
 from seepage.recipe.resolve import cells, resolved, run_name
 from seepage.registry import import_dotted
@@ -256,6 +257,8 @@ def _value(line: Line, column: int, cell: Cell | None, row: Row | None, where: s
     # the same numbers once more.
     beside = {key: fact for key, fact in written.items() if fact is not None and not isinstance(fact, dict)}
     beside |= {"client": cell.client, "batch_size": cell.batch_size}
+    ends = {name: (one.low, one.high) for name, one in row.scores.items() if None not in (one.low, one.high)}
+    beside |= {"intervals": ends} if ends else {}
     return Value(row=line.name, column=column, ours=row.value(line.metric), low=low, high=high, facts=beside)
 
 
@@ -377,8 +380,22 @@ def environment(device: str, started: float | None = None) -> dict[str, Any]:
     return {key: value for key, value in found.items() if key not in ("command", "jobs", "schema")}
 
 
+SCORES = (
+    "psnr",
+    "psnr_nearest",
+    "ssim",
+    "recovered",
+    "exact",
+    "label_accuracy",
+    "mean_color_psnr",
+    "mean_color_ssim",
+    "grey_psnr",
+)
+"""Facts of which records over several seeds hold the mean, with the seeds' own numbers under `by_seed`."""
+
+
 def over_seeds(parts: Sequence[Sequence[Record]]) -> list[Record]:
-    """Join records of several seeds: the mean, between the least and the most; facts are those of the first."""
+    """Join records of several seeds: `_joined`, number by number."""
     if len(parts) == 1:
         return list(parts[0])
     return [_joined(records) for records in zip(*parts, strict=True)]
@@ -406,7 +423,11 @@ def _alike(one: Record | None, other: Record) -> bool:
 
 
 def _joined(records: Sequence[Record | None]) -> Record:
-    """One record for the seeds of several: the mean, between the least and the most; facts are the first seed's."""
+    """One record for the seeds of several: the mean, between the least and the most.
+
+    Scores and baselines beside the number are means as well, `examples` is the sum, and `by_seed` holds each seed's
+    own; the other facts are those of the first seed.
+    """
     known = [record for record in records if record is not None]
     each = {seed: value for record in known for seed, value in record.seeds.items()}
     seeds = dict(sorted(each.items(), key=lambda pair: int(pair[0])))
@@ -415,7 +436,28 @@ def _joined(records: Sequence[Record | None]) -> Record:
     mean = sum(numbers) / len(numbers) if numbers else None
     ends = (min(numbers), max(numbers)) if numbers else None
     command = _over(first.command, [int(seed) for seed in seeds])
-    return first.model_copy(update={"value": mean, "interval": ends, "seeds": seeds, "command": command})
+    facts = {key: fact for key, fact in first.facts.items() if key != "intervals"} | _facts_over(known, list(seeds))
+    changes = {"value": mean, "interval": ends, "seeds": seeds, "command": command, "facts": facts}
+    return first.model_copy(update=changes)
+
+
+def _facts_over(records: Sequence[Record], seeds: Sequence[str]) -> dict[str, Any]:
+    """Means of the scores over the seeds, the sum of the examples, and each seed's own scores; none where one lacks."""
+    by_seed: dict[str, dict[str, float]] = {}
+    for record in records:
+        own = {key: record.facts[key] for key in SCORES if record.facts.get(key) is not None}
+        by_seed |= record.facts.get("by_seed") or ({next(iter(record.seeds)): own} if len(record.seeds) == 1 else {})
+    if not any(by_seed.values()) or set(by_seed) != set(seeds):
+        return {}
+    joined: dict[str, Any] = {"by_seed": {seed: by_seed[seed] for seed in seeds}}
+    for key in SCORES:
+        found = [scores[key] for scores in by_seed.values() if key in scores]
+        if len(found) == len(seeds):
+            joined[key] = round(sum(found) / len(found), 4)
+    examples = records[-1].facts.get("examples")
+    if isinstance(examples, int):  # every seed has as many
+        joined["examples"] = examples // len(records[-1].seeds) * len(seeds)
+    return joined
 
 
 def _over(command: str, seeds: Sequence[int]) -> str:

@@ -1,138 +1,304 @@
-"""Compare a measured row with the paper's and give a verdict."""
+"""Decide claims: on the paper's own printed numbers, and on ours with their intervals.
 
-from collections.abc import Sequence
+A comparison is decided by the 95 % interval of the difference. With two seeds or more it is Student's interval of the
+mean difference over the seeds, each seed's numbers being of the same examples and weights. With one seed it runs
+between the ends of the two numbers' own intervals over examples or batches. A number with neither decides nothing.
+
+PSNR counts up to `EXACT_DB`: at that, every value of an image of 8 bits is right, and rounding orders the rest.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, sqrt
 from typing import Literal
 
-Word = Literal[
-    "reproduced",
-    "better than the paper",
-    "beyond the paper's, but smaller",
-    "reproduced in trend",
-    "nothing came back",
-    "not reproduced",
-    "alike by SSIM",
-    "not alike by SSIM",
-    "constants, not run",
-    "other constants, not run",
-    "no number",
-    "not run",
-]
+from seepage.papers.claims import At, Claim, Comparison
+from seepage.papers.lines import Line
+from seepage.papers.records import Record
 
-TREND = 0.7
-"""Rank correlation (Spearman) between the paper's numbers and ours from which the trend counts as reproduced."""
+Verdict = Literal["holds", "does not hold", "cannot tell"]
 
-HALF = 0.5
-"""Of two numbers: how much of the paper's change from one to the other ours must show."""
+EXACT_DB = 60.0
+"""PSNR in dB up to which numbers are told apart. An error of half a step of 8 bits is 54 dB."""
 
-DECIBELS, SHARE = 1.0, 0.1
-"""How far a number may lie from the paper's and still count as the same: in dB for PSNR, else relative."""
+LEVEL = 0.95
+"""Of the intervals."""
+
+_ROUNDING = 1e-9
+"""Differences of printed numbers, such as 0.3 - 0.2, are off by this much at most."""
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One measured number and the paper's number that it is compared with.
+class Number:
+    """One number to compare.
 
     Attributes:
-        ours: The number; None where nothing could be measured.
-        back: Whether anything of the private examples came back; True where that cannot be told.
+        mean: The number.
+        low: Lower end of its interval; None where it has none.
+        high: Upper end.
+        seeds: Each seed's own number.
+        metric: What it is, if that is not the row's own metric.
+        better: Whether more of it is better, or less.
     """
 
-    ours: float | None
-    back: bool = True
+    mean: float
+    low: float | None = None
+    high: float | None = None
+    seeds: Mapping[str, float] | None = None
+    metric: str | None = None
+    better: Literal["more", "less"] = "more"
 
 
-def verdict(
-    paper: Sequence[float | None], ours: Sequence[Compared], metric: str, better: str = "more", *, small: bool = False
-) -> Word:
-    """Compare a row with the paper's, over the columns that have both numbers.
+@dataclass(frozen=True)
+class Decided:
+    """A comparison and what our numbers say of it.
 
-    Reproduced: every number lies within 1 dB (10 % where it is no PSNR) of the paper's. An interval that holds the
-    paper's number does not count: the fewer the examples, the more it would hold.
-    Better: none is worse than that, one at least is better, and something came back in every column. In trend: three
-    columns or more, of like order; of two, at least half of the paper's change from one to the other; and something
-    came back in one column at least. Where nothing did in any, neither is said.
-
-    >>> verdict([20.0, 18.0], [Compared(20.4), Compared(17.2)], "psnr")
-    'reproduced'
-    >>> verdict([20.0, 18.0], [Compared(120.0), Compared(17.2)], "psnr")
-    'better than the paper'
-    >>> verdict([20.0, 18.0], [Compared(120.0), Compared(117.2)], "psnr", small=True)
-    'reproduced in trend'
-    >>> verdict([20.0, 18.0, 15.0], [Compared(12.0), Compared(11.0), Compared(10.0)], "psnr")
-    'reproduced in trend'
-    >>> verdict([28.7, 7.7], [Compared(47.8), Compared(4.7)], "psnr")
-    'reproduced in trend'
-    >>> verdict([20.0, 19.5], [Compared(12.0), Compared(10.0)], "psnr")  # the paper's own change is within 1 dB
-    'not reproduced'
-    >>> verdict([7.0, 8.0], [Compared(10.6, back=False), Compared(10.0, back=False)], "psnr", small=True)
-    'nothing came back'
+    Attributes:
+        comparison: What the claim says.
+        found: Whether it does; None where our numbers do not tell.
+        left: The number it is about; None where it was not measured.
+        right: What that is compared with.
+        low: Lower end of the interval of the difference, on the better side; None where there is none.
+        high: Its upper end.
+        data: The data set that was used.
     """
-    pairs = [(a, b) for a, b in zip(paper, ours, strict=True) if a is not None and b.ours is not None]
-    if not pairs:
-        return "not run" if all(b.ours is None for b in ours) else "no number"
-    sign = 1.0 if better == "more" else -1.0
-    gaps = [sign * _gap(a, b, metric) for a, b in pairs]
-    if all(gap == 0 for gap in gaps):
-        return "reproduced"
-    ahead, alike = all(gap >= 0 for gap in gaps), _alike(pairs)
-    trend = alike and (ahead or len(pairs) > 2 or abs(pairs[1][0] - pairs[0][0]) > _slack(pairs[0][0], metric))
-    if not (ahead or trend):
-        return "not reproduced"
-    if not any(b.back for _, b in pairs):
-        return "nothing came back"
-    whole = ahead and all(b.back for _, b in pairs)
-    if whole and not small:
-        return "better than the paper"
-    if trend:
-        return "reproduced in trend"
-    # A smaller problem is easier, so a better number on it is no improvement.
-    return "beyond the paper's, but smaller" if whole else "not reproduced"
+
+    comparison: Comparison
+    found: bool | None
+    left: float | None = None
+    right: float | None = None
+    low: float | None = None
+    high: float | None = None
+    data: str = ""
+
+    @property
+    def measured(self) -> bool:
+        return self.left is not None and self.right is not None
 
 
-def by_ssim(paper: Sequence[float | None], ssim: Sequence[Compared]) -> Word:
-    """Whether our SSIM rises where the paper's LPIPS falls: all that can be said where LPIPS has no weights.
+@dataclass(frozen=True)
+class Judged:
+    """The verdict on one claim at one size.
 
-    >>> better, same = [Compared(0.9), Compared(0.8), Compared(0.3)], [Compared(0.9)] * 3
-    >>> by_ssim([0.2, 0.4, 0.6], better), by_ssim([0.2, 0.4, 0.6], same), by_ssim([0.2, 0.6], same[:2])
-    ('alike by SSIM', 'not alike by SSIM', 'no number')
+    Attributes:
+        claim: The claim.
+        size: `small` or `paper`.
+        parts: All of its comparisons.
     """
-    pairs = [(-a, b) for a, b in zip(paper, ssim, strict=True) if a is not None and b.ours is not None]
-    if len(pairs) < 3:
-        return "no number"
-    if not _alike(pairs):
-        return "not alike by SSIM"
-    return "alike by SSIM" if any(b.back for _, b in pairs) else "nothing came back"
+
+    claim: Claim
+    size: str
+    parts: tuple[Decided, ...]
+
+    @property
+    def measured(self) -> int:
+        """How many of its comparisons have numbers."""
+        return sum(part.measured for part in self.parts)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None where none of its comparisons was measured."""
+        found = [part.found for part in self.parts if part.measured]
+        if not found:
+            return None
+        if any(one is False for one in found):
+            return "does not hold"
+        return "holds" if all(found) else "cannot tell"
+
+    def count(self, found: bool | None) -> int:
+        """How many of the measured comparisons came out so."""
+        return sum(part.measured and part.found is found for part in self.parts)
+
+    @property
+    def data(self) -> list[str]:
+        """The data sets that it was tested on."""
+        return list(dict.fromkeys(part.data for part in self.parts if part.measured and part.data))
 
 
-def by_constants(paper: Sequence[float | None], ours: Sequence[float | None]) -> Word:
-    """Whether constants that were read from the code are the paper's.
+def judge_paper(claim: Claim, lines: Sequence[Line], columns: int) -> Judged:
+    """What the paper's own printed numbers say of a claim."""
 
-    >>> by_constants([0.005, None], [0.005, 3.0]), by_constants([0.005], [0.0051])
-    ('constants, not run', 'other constants, not run')
+    def number(at: At) -> Number | None:
+        value = at.line.paper_at(at.column)
+        return None if value is None else Number(value, value, value, better=at.line.better)
+
+    parts = [_decide(one, number, exact=True, cap=False) for one in claim.comparisons(lines, columns)]
+    return Judged(claim, "paper", tuple(parts))
+
+
+def judge(claim: Claim, lines: Sequence[Line], columns: int, records: Sequence[Record]) -> list[Judged]:
+    """The verdicts on a claim from an item's records, one for each size in them, the paper's first."""
+    found = []
+    for size in ("paper", "small"):
+        own = [record for record in records if record.size == size]
+        if own:
+            parts = [part for one in claim.comparisons(lines, columns) for part in _on_each_data(one, own, claim)]
+            found.append(Judged(claim, size, tuple(parts)))
+    return found
+
+
+def _on_each_data(comparison: Comparison, records: Sequence[Record], claim: Claim) -> list[Decided]:
+    """A comparison on each data set that was used; the paper's own sets alone, where they were."""
+    used = _data_of(comparison.left.line, records) or [""]
+    return [
+        _decide(
+            comparison,
+            lambda at, data=data: _ours(at, records, data, claim),  # type: ignore[misc]
+            exact=claim.exact,
+            cap=True,
+            baseline=lambda at, data=data: _baseline(at, records, data, comparison.right),  # type: ignore[misc]
+            data=data,
+        )
+        for data in used
+    ]
+
+
+def _data_of(line: Line, records: Sequence[Record]) -> list[str]:
+    """Data sets with numbers of a row; packaged ones only where there is no other."""
+    from seepage.data import is_packaged
+
+    found = list(dict.fromkeys(r.data for r in records if (r.row, r.paper_data) == (line.name, line.data)))
+    return [data for data in found if not is_packaged(data)] or found
+
+
+def _record_at(at: At, records: Sequence[Record], data: str) -> Record | None:
+    same = [r for r in records if (r.row, r.paper_data, r.column) == (at.line.name, at.line.data, at.column)]
+    # rows of another data set, which a claim may compare across, have one of their own
+    own = [r for r in same if r.data == data] or [r for r in same if r.data in _data_of(at.line, same)]
+    return own[0] if own else None
+
+
+def _ours(at: At, records: Sequence[Record], data: str, claim: Claim) -> Number | None:
+    """Our number at a cell, or that of the metric in its place."""
+    record = _record_at(at, records, data)
+    if record is None:
+        return None
+    if record.value is not None:
+        low, high = record.interval or _moved(record)
+        seeds = {seed: value for seed, value in record.seeds.items() if value is not None}
+        return Number(record.value, low, high, seeds, better=at.line.better)
+    if claim.instead is None or claim.instead not in record.facts:
+        return None
+    by_seed = record.facts.get("by_seed", {})
+    seeds = {seed: scores[claim.instead] for seed, scores in by_seed.items() if claim.instead in scores}
+    low, high = record.facts.get("intervals", {}).get(claim.instead, (None, None))
+    return Number(record.facts[claim.instead], low, high, seeds, metric=claim.instead)
+
+
+def _moved(record: Record) -> tuple[float | None, float | None]:
+    """For older records of the best guess's PSNR, which have no interval of their own: that of one guess for one image.
+
+    It is over the same examples and lies about another mean, so it is moved to the record's.
     """
-    same = all(a == b for a, b in zip(paper, ours, strict=True) if a is not None)
-    return "constants, not run" if same else "other constants, not run"
+    known = [record.facts.get(key) for key in ("psnr", "psnr_low", "psnr_high")]
+    if record.metric != "psnr_nearest" or record.value is None or None in known or len(record.seeds) > 1:
+        return None, None
+    mean, low, high = (float(number) for number in known if number is not None)
+    return record.value + low - mean, record.value + high - mean
 
 
-def _gap(paper: float, found: Compared, metric: str) -> float:
-    """Distance of our number from the paper's beyond the tolerance; 0 within it."""
-    assert found.ours is not None
-    gap = found.ours - paper
-    return 0.0 if abs(gap) <= _slack(paper, metric) else gap
+def _baseline(at: At, records: Sequence[Record], data: str, name: object) -> Number | None:
+    record = _record_at(at, records, data)
+    value = None if record is None else record.facts.get(str(name))
+    return None if value is None else Number(value, value, value, better=at.line.better)
 
 
-def _slack(paper: float, metric: str) -> float:
-    return DECIBELS if metric.startswith("psnr") else SHARE * abs(paper)
+def _decide(
+    comparison: Comparison,
+    number: Callable[[At], Number | None],
+    *,
+    exact: bool,
+    cap: bool,
+    baseline: Callable[[At], Number | None] = lambda at: None,
+    data: str = "",
+) -> Decided:
+    left, right = number(comparison.left), comparison.right
+    if isinstance(right, At):
+        other = number(right)
+    elif isinstance(right, str):
+        other = baseline(comparison.left)
+    else:
+        other = Number(right, right, right)
+    if left is None or other is None:
+        return Decided(comparison, None, data=data)
+    metric = left.metric or comparison.left.line.metric
+    if left.metric and isinstance(right, float):  # a level is in the unit of the row's own metric
+        return Decided(comparison, None, data=data)
+    top = EXACT_DB if cap and metric.startswith("psnr") else inf
+    low, high = _difference(left, other, top, exact)
+    if left.better == "less" and low is not None and high is not None:
+        low, high = -high, -low  # on the better side
+    # So is a margin: where another metric is read, only the order counts.
+    by = min(comparison.by, 0.0) if left.metric else comparison.by
+    return Decided(comparison, _found(comparison, by, low, high), left.mean, other.mean, low, high, data)
 
 
-def _alike(pairs: Sequence[tuple[float, Compared]]) -> bool:
-    from scipy.stats import spearmanr
+def _found(comparison: Comparison, by: float, low: float | None, high: float | None) -> bool | None:
+    """Whether an interval of the difference lies on the claim's side; None where it lies on both."""
+    if low is None or high is None:
+        return None
+    if comparison.within:
+        least, most = (0.0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+        return True if most <= by + _ROUNDING else False if least > by + _ROUNDING else None
+    if comparison.at_most:
+        low, high = -high, -low
+    if isinstance(comparison.right, At) and by == low == high == 0:
+        return None  # both exact, or the same: neither is the better one
+    return True if low >= by - _ROUNDING else False if high < by - _ROUNDING else None
 
-    paper, ours = [a for a, _ in pairs], [b.ours or 0.0 for _, b in pairs]
-    if len(pairs) == 2:
-        change = (ours[1] - ours[0]) / (paper[1] - paper[0]) if paper[1] != paper[0] else 0.0
-        return change >= HALF
-    if len(pairs) < 3 or len(set(paper)) < 2 or len(set(ours)) < 2:
-        return False
-    return float(spearmanr(paper, ours).statistic) >= TREND
+
+def _difference(left: Number, right: Number, top: float, exact: bool) -> tuple[float | None, float | None]:
+    """The interval of left minus right, both counted up to `top`."""
+    if exact:
+        difference = min(left.mean, top) - min(right.mean, top)
+        return difference, difference
+    seeds = sorted((left.seeds or {}).keys() & (right.seeds or {}).keys())
+    if len(seeds) > 1 and left.seeds and right.seeds:
+        return student([min(left.seeds[seed], top) - min(right.seeds[seed], top) for seed in seeds])
+    a, b = _interval(left, top), _interval(right, top)
+    if a is None or b is None:
+        return None, None
+    return a[0] - b[1], a[1] - b[0]
+
+
+def _interval(number: Number, top: float) -> tuple[float, float] | None:
+    if number.seeds and len(number.seeds) > 1:
+        return student([min(value, top) for value in number.seeds.values()])
+    if number.low is None or number.high is None:
+        return None
+    return min(number.low, top), min(number.high, top)
+
+
+def student(values: Sequence[float]) -> tuple[float, float]:
+    """Student's 95 % interval of the mean of two numbers or more.
+
+    With `m` the mean and `s` the deviation of `k` numbers: `m -+ t(k - 1) s / sqrt(k)`.
+
+    >>> low, high = student([1.0, 2.0, 3.0])
+    >>> round(low, 2), round(high, 2)
+    (-0.48, 4.48)
+    """
+    from scipy.stats import t
+
+    count = len(values)
+    mean = sum(values) / count
+    deviation = sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
+    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * deviation / sqrt(count)
+    return mean - half, mean + half
+
+
+def in_words(judged: Judged) -> str:
+    """The verdict as a reader sees it. In the small size, which is another experiment, it does not speak of the paper.
+
+    With how many of the measured comparisons came out so, and how many could not be measured.
+    """
+    small = {"holds": "seen in small", "does not hold": "not seen in small", "cannot tell": "cannot tell in small"}
+    verdict = judged.verdict
+    if verdict is None:
+        return "not tested"
+    word = small[verdict] if judged.size == "small" else verdict
+    counts = {"holds": judged.count(True), "does not hold": judged.count(False), "cannot tell": judged.count(None)}
+    missing = len(judged.parts) - judged.measured
+    rest = f"; {missing} not measured" if missing else ""
+    verb = {"holds": "yes", "does not hold": "no", "cannot tell": "open"}[verdict]
+    return f"{word} ({counts[verdict]} of {judged.measured} {verb}{rest})"

@@ -95,7 +95,7 @@ def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
 
     The recipe's first attack is the single loop, its second the nested loops; `score.exact_db` is the PSNR in dB.
     Looked at every 100 iterations; none where it was not reached. The nested loops do all iterations of steps I and
-    II, whose own stopping rule the paper does not state.
+    II, whose own stopping rule the paper does not state: these two are settings and have no number.
     """
     (recipe,) = cells(tables)
     victim, _ = parties_of(recipe)
@@ -115,23 +115,31 @@ def iterations_used(tables: Mapping[str, Any], *, data: str, seed: int, show: Pr
             reached = True
         facts = {"psnr": round(seen[-1][1], 2), "target_psnr": target, "iterations": list(attack.iterations)}
         spent = [float(seen[-1][0])] if number == 0 else _nested(attack, seen[-1][0])
+        short = None if reached else f"{target:g} dB were not reached in {seen[-1][0]:,}"
         for place, count in enumerate(spent):
-            last = place == len(spent) - 1
-            ours = count if reached or not last else None
-            reason = None if ours is not None else f"{target:g} dB were not reached in {count:g}"
-            values.append(Value(row="iterations", column=number + place, ours=ours, facts={**facts, "reason": reason}))
+            # Steps I and II end when their iterations are done, whatever came of them.
+            reason = f"set to {count:,.0f}" if number and place < 2 else short
+            values.append(
+                Value(
+                    row="iterations",
+                    column=number + place,
+                    ours=None if reason else count,
+                    facts={**facts, "reason": reason},
+                )
+            )
         show(number + 1, 2, Doing("loops"))
     return values
 
 
 def _nested(attack: PublishedCafe, step: int) -> list[float]:
-    """Iterations of steps I, II and III of so many in all.
+    """Iterations of steps I, II and III of so many in all, and all of them.
 
     >>> _nested(PublishedCafe(iterations=(10, 10, 50)), 60)
-    [10.0, 10.0, 40.0]
+    [10.0, 10.0, 40.0, 60.0]
     """
     one, two, _ = attack.iterations
-    return [float(min(one, step)), float(min(two, max(0, step - one))), float(max(0, step - one - two))]
+    found = [min(one, step), min(two, max(0, step - one)), max(0, step - one - two), step]
+    return [float(count) for count in found]
 
 
 def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
