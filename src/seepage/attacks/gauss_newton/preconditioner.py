@@ -8,8 +8,8 @@ from torch import Tensor
 
 GAP = 4
 """Blocks between two probed ones: further than a block reaches through a few convolutions."""
-HELD = 1e-6
-"""Eigenvalues below this share of the largest are held up."""
+HELD = 1e-3
+"""Eigenvalues below this share of the largest are held up, however exact the estimate seems."""
 BLOCKS = (4, 2, 1)
 """Sides of a block of pixels, the largest that divides the image."""
 
@@ -32,6 +32,7 @@ class BlockCirculant:
         size = self.channels * side * side
         # answer[dy, dx, :, j]: mean response at a distance of (dy, dx) blocks to a unit impulse in entry j of a block.
         answer = torch.zeros(self.rows, self.columns, size, size, dtype=torch.float64, device=like.device)
+        pairs = torch.zeros(self.rows, self.columns, dtype=torch.float64, device=like.device)
         places = [self._places(i) for i in range(n)]
         for j in range(size):
             channel, y, x = j // side**2, j // side % side, j % side
@@ -40,12 +41,18 @@ class BlockCirculant:
                 grid = torch.meshgrid(ys * side + y, xs * side + x, indexing="ij")
                 impulses[i, channel, grid[0], grid[1]] = 1
             self._collect(answer[..., j], self._blocks(product(impulses)).double(), places)
-        answer /= sum(len(ys) * len(xs) for ys, xs in places)
+        self._collect(pairs, torch.ones_like(answer[..., 0, 0]).expand(n, -1, -1), places)
+        # A mean over the pairs of blocks that there are: at the border some distances lead out of the image.
+        answer /= pairs.clamp(min=1)[..., None, None]
         spectrum = torch.fft.fft2(answer, dim=(0, 1))
         # The average of a symmetric matrix is symmetric but for the places at the border.
         spectrum = (spectrum + spectrum.conj().transpose(-1, -2)) / 2
         self.values, self.vectors = torch.linalg.eigh(spectrum)
-        self.values = self.values.clamp(min=HELD * float(self.values.max()))
+        # J^T J has no negative eigenvalues, so those found are the estimate's error (what reaches further than GAP / 2,
+        # what differs from place to place). Others as small are not to be believed either, and taken at their word
+        # they would make the inverse huge in directions that are nothing special.
+        least, largest = float(self.values.min()), float(self.values.max())
+        self.values = self.values.clamp(min=max(-least, HELD * largest))
         self.damp(0.0)
 
     def _cut(self, like: Tensor) -> None:
@@ -74,7 +81,7 @@ class BlockCirculant:
         return torch.arange(y, self.rows, GAP), torch.arange(x, self.columns, GAP)
 
     def _collect(self, answer: Tensor, blocks: Tensor, places: list[tuple[Tensor, Tensor]]) -> None:
-        """Add the responses around each probed block to `answer` `[rows, columns, size]`, by distance."""
+        """Add what `[n, rows, columns, ...]` holds around each probed block to `[rows, columns, ...]`, by distance."""
         for i, (ys, xs) in enumerate(places):
             for dy in range(-(GAP // 2), GAP // 2):
                 for dx in range(-(GAP // 2), GAP // 2):
