@@ -14,6 +14,7 @@ from seepage.attacks.gauss_newton.equations import FLOOR, Equations, Known, Stru
 from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import conjugate_gradients
+from seepage.attacks.head import head_features
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.defenses.quantize import Quantize
 from seepage.testing import planted_inputs
@@ -128,6 +129,42 @@ def test_whitened_slopes_have_orthonormal_rows_but_for_the_weakest() -> None:
     rows = torch.randn(27, 2, generator=draws(3), dtype=torch.float64)
     sides = (whitening(weight) * rows).sum(), (weight * whitening.transposed(rows, weight)).sum()
     torch.testing.assert_close(*sides)
+
+
+def test_each_group_of_a_grouped_convolution_is_whitened_by_itself() -> None:
+    """By an SVD of each group's own slopes, moved by an explicit unfolding, and what that group reads."""
+    n, groups, outputs, channels = 2, 2, 6, 4
+    reading = torch.randn(n, channels, 6, 6, generator=draws(), dtype=torch.float64)
+    weight = torch.randn(outputs, channels // groups, 3, 3, generator=draws(1), dtype=torch.float64)
+    slopes = torch.randn(n, outputs, 6, 6, generator=draws(2), dtype=torch.float64)
+    layer = LayerUse(weight, ((1, 1), (1, 1), (1, 1), groups), reading, slopes)
+    whitening = Whitening(layer, slopes)
+    whitened = whitening(layer.weight_gradient(reading, slopes))  # [r, C / g]
+    at = 0
+    for group in range(groups):
+        own = slopes[:, 3 * group : 3 * group + 3]
+        # M [(o, k), (i, y, x)]: the slope at (y, x) - (k - 1), which the transposed unfolding gathers.
+        moved = F.unfold(own.flip(2, 3), 3, padding=1).view(n, 3, 9, 6, 6).flip(3, 4).permute(1, 2, 0, 3, 4).flatten(2)
+        moved = moved.reshape(27, -1)
+        _, singular, right = torch.linalg.svd(moved, full_matrices=False)
+        assert singular[-1] > 1e-3 * singular[0]
+        h = reading[:, 2 * group : 2 * group + 2].transpose(0, 1).flatten(1).T  # [(i, y, x), C / g]
+        # V^T h, up to the signs of its rows and the order of the singular values.
+        found, wanted = whitened[at : at + 27], right @ h
+        torch.testing.assert_close(found.abs().flip(0), wanted.abs(), rtol=1e-4, atol=1e-6)
+        at += 27
+    assert whitening.rank == len(whitened) == at
+    rows = torch.randn(at, channels // groups, generator=draws(3), dtype=torch.float64)
+    sides = (whitening(weight) * rows).sum(), (weight * whitening.transposed(rows, weight)).sum()
+    torch.testing.assert_close(*sides)
+
+
+def test_slopes_that_are_all_zero_give_no_equations() -> None:
+    reading, slopes = torch.rand(1, 2, 4, 4), torch.zeros(1, 3, 4, 4)
+    layer = LayerUse(torch.rand(3, 2, 3, 3), ((1, 1), (1, 1), (1, 1), 1), reading, slopes)
+    whitening = Whitening(layer, slopes)
+    assert (whitening.rank, tuple(whitening(layer.weight).shape)) == (0, (0, 2))
+    assert not whitening.transposed(torch.zeros(0, 2), layer.weight).any()
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -301,6 +338,7 @@ def test_nothing_is_certified_that_is_not_there(null: str) -> None:
         ("unknown size", "the batch size is unknown"),
         ("train mode", "batch norm in train mode"),
         ("no head", "with a fully connected layer of one output per class"),
+        ("a head of zeros", "no gradient passes from the head"),
     ],
 )
 def test_what_it_refuses_it_refuses_with_a_reason(case: str, words: str) -> None:
@@ -309,12 +347,48 @@ def test_what_it_refuses_it_refuses_with_a_reason(case: str, words: str) -> None
         seen: Transcript = record(model, Batch(torch.rand(1, 1, 8, 8, generator=draws()), torch.tensor([1])))
     elif case == "train mode":
         seen, _ = planted(Architecture("convnet", {"width": 4, "batch_norm": True}), client=FedSGD())
+    elif case == "a head of zeros":
+        model = build(WIDE, (1, 8, 8), 4, seed=0)
+        with torch.no_grad():
+            next(layer for layer in model.modules() if isinstance(layer, nn.Linear)).weight.zero_()
+        seen = record(model, Batch(planted_inputs(2, (1, 8, 8)), torch.arange(2)))
     else:
         seen, _ = planted(n=4 if case == "as many as classes" else 2)
     if case == "unknown size":
         seen = Changed(seen, lambda observed: replace(observed, batch_size=None))
     with pytest.raises(Inapplicable, match=words):
         GaussNewton().check(seen)
+
+
+def test_grouped_convolutions_are_read() -> None:
+    with frozen_randomness(0):
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, stride=2, padding=1, groups=4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(512, 4),
+        )
+    truth = planted_inputs(2, (1, 8, 8))
+    found = GaussNewton()(record(model, Batch(truth, torch.arange(2))), seed=0)
+    assert recovered_db(found, truth).min() > 100
+    assert found.certified is not None
+    assert found.certified.all()
+
+
+def test_the_head_is_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from seepage.attacks.gauss_newton import gauss_newton
+
+    calls = []
+
+    def counted(*given: object) -> object:
+        calls.append(given)
+        return head_features(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(gauss_newton, "head_features", counted)
+    GaussNewton(steps=1)(planted()[0], seed=0)
+    assert len(calls) == 1
 
 
 @pytest.mark.slow

@@ -143,8 +143,7 @@ class Jacobian:
         self.rows = len(layer.weight) * kernel
         self.slopes_rank = min(self.rows, layer.output[0, 0].numel() if layer.geometry else 1)
         if self.rows * places <= MAX_SLOPES:
-            # Where all units are off, the gradient says nothing.
-            self.slopes_rank = Whitening(layer, slopes).rank if bool(slopes.any()) else 0
+            self.slopes_rank = Whitening(layer, slopes).rank  # 0 where all units are off: the gradient says nothing
             self.moved = slope_matrix(layer, slopes)  # M [O k k, positions]
 
     def columns(self) -> Tensor:

@@ -125,26 +125,29 @@ class Whitening:
     `M = U S V^T` the equations are turned into `S^-1 U^T G = V^T h`, whose rows are orthonormal: directions in which
     the slopes are small count as much as the others. This is what lets the search converge in tens of steps.
 
+    The outputs of a grouped convolution read channels of their group alone, so h differs between groups, and each
+    group's rows of M are whitened by themselves.
+
     Attributes:
-        matrix: `[r, O k k]` the whitening `S^-1 U^T`, with small S held up.
+        matrix: `[r, O k k]` the whitening `S^-1 U^T`, with small S held up; block-diagonal with a block for each group.
+            Without rows where all slopes are zero: the gradient is then zero whatever was read, and says nothing.
         largest: Largest singular value of M.
-        rank: Number of directions that count.
+        rank: Number of directions that count, r.
     """
 
     def __init__(self, layer: LayerUse, slopes: Tensor) -> None:
         slopes = slopes.detach()
         rows = slope_matrix(layer, slopes).double()  # M [O k k, n positions]
-        small = rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows
-        values, vectors = torch.linalg.eigh(small)
-        singular = values.clamp(min=0).sqrt()
-        keep = singular > RANK * singular[-1]
-        singular, vectors = singular[keep], vectors[:, keep]
-        left = vectors if len(rows) <= rows.shape[1] else rows @ vectors / singular
-        self.largest = float(singular[-1])
-        self.rank = len(singular)
+        groups = layer.geometry[3] if layer.geometry else 1
+        parts = [_singular(part) for part in rows.chunk(groups)]
+        self.largest = max(float(singular.max()) for _, singular in parts)
+        # Where all is zero, nothing is larger than the threshold, 0: no row is left.
+        kept = [(left[:, some], singular[some]) for left, singular in parts for some in [singular > RANK * self.largest]]
+        self.rank = sum(len(singular) for _, singular in kept)
         # 1 / sqrt(s^2 + floor^2): rounding of the update in the weakest directions is not blown up.
-        held = (singular.square() + (FLOOR * self.largest) ** 2).sqrt()
-        self.matrix = (left / held).T.to(slopes.dtype).contiguous()
+        floor = FLOOR * self.largest
+        blocks = [(left / (singular.square() + floor**2).sqrt()).T for left, singular in kept]
+        self.matrix = torch.block_diag(*blocks).to(slopes.dtype)
 
     def __call__(self, gradient: Tensor) -> Float[Tensor, "r C"]:
         """Whiten something shaped like the weight."""
@@ -158,6 +161,16 @@ class Whitening:
             return back
         out, channels, *kernel = like.shape
         return back.view(out, *kernel, channels).permute(0, 3, 1, 2).contiguous()
+
+
+def _singular(rows: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m k"], Float[Tensor, " k"]]:
+    """Left singular vectors and singular values, by the smaller of the two Gram matrices."""
+    wide = len(rows) <= rows.shape[1]
+    values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    singular = values.clamp(min=0).sqrt()
+    # M v / s is the left vector of v; those of s = 0 are never used.
+    left = vectors if wide else rows @ vectors / singular.clamp(min=1e-300)
+    return left, singular
 
 
 def _columns(gradient: Tensor) -> Tensor:

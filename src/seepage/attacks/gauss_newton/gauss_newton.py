@@ -46,6 +46,7 @@ class Seen:
     network: Network
     structure: Structure
     head: HeadFeatures
+    known: Known
 
 
 @attacks.register(
@@ -118,15 +119,19 @@ class GaussNewton(Attack):
                 f"the features of no example could be solved from the head: {features.doubt}",
                 "look at the update of an earlier round, or at a smaller batch",
             )
-        return Seen(knowledge, observed, network, structure, features)
+        known = known_of(features, structure, next(iter(observed.params.values())))
+        if not bool(known.signal.any()):
+            raise Inapplicable(
+                "no gradient passes from the head to the layers in front: its weights are zero, or no unit is on",
+                "look at the update of a later round",
+            )
+        return Seen(knowledge, observed, network, structure, features, known)
 
     def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
         gradients = seen.observed.gradient(seen.knowledge.client)
         like = next(iter(seen.observed.params.values()))
-        known = known_of(seen.head, seen.structure, like)
-        equations = Equations(
-            seen.network, seen.structure, known, [gradients[name].to(like) for name in seen.structure.names]
-        )
+        wanted = [gradients[name].to(like) for name in seen.structure.names]
+        equations = Equations(seen.network, seen.structure, seen.known, wanted)
         spectrum = NaturalSpectrum(seen.knowledge.input_shape).to(like)
         kept = progress.load()
         history: list[tuple[int, float]] = []
