@@ -29,7 +29,7 @@ from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.labels import label_accuracy
 from seepage.papers.records import keep_measured
 
-RULES = ("sign", "minimum", "count", "bias")
+RULES = ("sign", "minimum", "count", "count_row", "bias")
 SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 

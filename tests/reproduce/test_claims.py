@@ -157,7 +157,7 @@ class Oracle:
             ends, value = line["interval"], line["value"]
             if ends is None and line["metric"] == "psnr_nearest" and len(seeds) < 2 and "psnr_low" in facts:
                 ends = (value - facts["psnr"] + facts["psnr_low"], value - facts["psnr"] + facts["psnr_high"])
-            top = 60.0 if line["metric"].startswith("psnr") else np.inf
+            top = {"psnr": 60.0, "psnr_nearest": 60.0, "loss": 10.0}.get(line["metric"], np.inf)
         seeds = {seed: min(one, top) for seed, one in seeds.items()}
         if len(seeds) > 1:
             ends = interval_of(list(seeds.values()))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -105,7 +106,7 @@ def test_the_row_sum_count_is_exact_where_a_class_is_absent_and_features_weigh_t
     even = features(len(labels), seed).double()
     even = even / even.sum(1, keepdim=True)
     case = observed(even, torch.tensor(labels), 6, chances=torch.full((len(labels), 6), 1 / 6, dtype=torch.float64))
-    assert named(RowSumCount(), case) == sorted(labels)
+    assert named(RowSumCount(least="row"), case) == sorted(labels)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=10, unique=True))
@@ -113,12 +114,18 @@ def test_the_row_sum_count_names_the_classes_of_a_small_batch(labels: list[int])
     assert named(RowSumCount(), observed(features(len(labels)) + 0.1, torch.tensor(labels), 10)) == sorted(labels)
 
 
-def slow_row_sum_count(sums: list[float], n: int) -> list[int]:
-    """FedLeak's rule once more, in plain Python."""
+def slow_row_sum_count(rows: list[list[float]], n: int, least: str) -> list[int]:
+    """FedLeak's rule once more, entry by entry as the paper's formula has it, in plain Python."""
+    sums = [sum(row) for row in rows]
     order = sorted(range(len(sums)), key=lambda j: sums[j])
     if n <= len(sums):
         return sorted(order[:n])
-    below = [s - max(sums) for s in sums]
+    largest = max(entry for row in rows for entry in row)
+    below = [sum(entry - largest for entry in row) for row in rows]
+    if least == "row":
+        below = [s - max(sums) for s in sums]
+    if sum(below) == 0:
+        below = [-1.0] * len(sums)
     counts = [int((n * (b / sum(below)) + 1e-7) // 1) for b in below]
     place = 0
     while sum(counts) < n:
@@ -127,20 +134,40 @@ def slow_row_sum_count(sums: list[float], n: int) -> list[int]:
     return [j for j, count in enumerate(counts) for _ in range(count)]
 
 
-@given(st.lists(st.integers(-64, 64), min_size=2, max_size=8, unique=True), st.integers(1, 40))
-def test_the_row_sum_count_is_the_slow_one(rows: list[int], n: int) -> None:
-    sums = [row / 8 for row in rows]
-    layer = nn.Linear(1, len(sums))
+@given(
+    st.lists(st.lists(st.integers(-64, 64), min_size=3, max_size=3), min_size=2, max_size=8),
+    st.integers(1, 40),
+    st.sampled_from(["entry", "row"]),
+)
+def test_the_row_sum_count_is_the_slow_one(numbers: list[list[int]], n: int, least: Any) -> None:
+    rows = [[number / 8 for number in row] for row in numbers]
+    layer = nn.Linear(3, len(rows))
     params = {name: p.detach() for name, p in layer.named_parameters()}
-    update = Update({"weight": torch.tensor(sums)[:, None], "bias": torch.zeros(len(sums))})
-    case = Round(0, params, update, batch_size=n), Knowledge(layer, FedSGD(), (1,), len(sums))
-    assert named(RowSumCount(), case) == slow_row_sum_count(sums, n)
+    update = Update({"weight": torch.tensor(rows), "bias": torch.zeros(len(rows))})
+    case = Round(0, params, update, batch_size=n), Knowledge(layer, FedSGD(), (3,), len(rows))
+    assert named(RowSumCount(least=least), case) == slow_row_sum_count(rows, n, least)
+
+
+def test_the_papers_count_subtracts_the_largest_entry_of_all() -> None:
+    """By hand: sums -3, 0 and 1 with largest entry 1 in two columns leave -5, -2 and -1, so shares 5/8, 2/8, 1/8.
+
+    Counted from the largest row sum, they leave -4, -1 and 0: shares 4/5, 1/5 and none.
+    """
+    rows = torch.tensor([[-2.0, -1.0], [-1.0, 1.0], [0.0, 1.0]])
+    layer = nn.Linear(2, 3)
+    params = {name: p.detach() for name, p in layer.named_parameters()}
+    case = (
+        Round(0, params, Update({"weight": rows, "bias": torch.zeros(3)}), batch_size=8),
+        Knowledge(layer, FedSGD(), (2,), 3),
+    )
+    assert named(RowSumCount(), case) == [0] * 5 + [1] * 2 + [2]
+    assert named(RowSumCount(least="row"), case) == [0] * 7 + [1]
 
 
 @given(
     st.integers(2, 8).flatmap(lambda c: st.lists(st.floats(-1, 1, width=32), min_size=2 * c, max_size=2 * c)),
     st.integers(1, 30),
-    st.sampled_from(["bias", "count", "minimum", "sign", "auto"]),
+    st.sampled_from(["bias", "count", "count_row", "minimum", "sign", "auto"]),
 )
 def test_on_any_gradient_a_rule_names_as_many_labels_as_examples(numbers: list[float], n: int, name: str) -> None:
     """Also under defenses: the numbers are arbitrary, so nothing is exact, but nothing may break."""
@@ -216,7 +243,7 @@ def test_rules_refuse_what_their_condition_excludes(name: str, n: int, bias: boo
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["auto", "bias", "count", "minimum", "sign"])
+@pytest.mark.parametrize("name", ["auto", "bias", "count", "count_row", "minimum", "sign"])
 def test_without_the_batch_size_no_rule_counts(name: str) -> None:
     round_, knowledge = observed(features(1), torch.tensor([1]), 4)
     unknown = Round(0, round_.params, round_.update)
@@ -224,7 +251,7 @@ def test_without_the_batch_size_no_rule_counts(name: str) -> None:
         LABEL_RULES[name](unknown, knowledge)
 
 
-@pytest.mark.parametrize("name", ["bias", "count", "minimum", "sign"])
+@pytest.mark.parametrize("name", ["bias", "count", "count_row", "minimum", "sign"])
 def test_no_rule_reads_the_gradient_of_another_loss(name: str) -> None:
     round_, knowledge = observed(features(1), torch.tensor([1]), 4)
     other = replace(knowledge, client=FedSGD(loss="mse"))

@@ -16,7 +16,7 @@ from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 @defenses.register("soteria")
 @dataclass(frozen=True, kw_only=True)
 class Soteria(Defense):
-    """Hide the inputs of a fully connected layer that change most with the example (Sun et al. 2021).
+    """Hide the features of a fully connected layer that give most of the example away (Sun et al. 2021).
 
     The layer's input r is the representation. Features with the largest `|r_i| / ||d r_i / d x||` (the paper's measure,
     in the cheaper form its code uses) have their column of the weight's gradient set to zero; everything else is sent

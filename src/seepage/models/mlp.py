@@ -33,6 +33,9 @@ def fc2(input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 256) ->
 def mlp3(input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 256) -> nn.Sequential:
     """Three fully connected layers with ReLU: `d -> hidden -> hidden -> classes`.
 
+    FedLeak's section 3 speaks of three hidden layers and its appendix A of three layers: this has three layers, two of
+    them hidden.
+
     Args:
         input_shape: Shape of one example.
         num_classes: Outputs.

@@ -12,7 +12,7 @@ from seepage.papers.items import PAPERS, Item, list_items
 from seepage.papers.lines import Line
 from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, picture_of, read_records
-from seepage.papers.verdicts import EXACT_DB, Decided, Judged, in_words, judge
+from seepage.papers.verdicts import DIVERGED, EXACT_DB, Decided, Judged, in_words, judge
 
 LEGEND = f"""Every number of ours was made by the command beside it; nothing is typed in by hand. The lines lie in
 `results/reproduce/`, one file per table or figure.
@@ -30,11 +30,12 @@ It is another experiment than the paper's, and its words are about itself: **see
 "9 of 12 no; 3 not measured" counts comparisons: twelve were measured, in nine the claim fails. **Not tested**: none
 was measured.
 
-Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends of
-both numbers' intervals over examples or batches (95 %, bootstrap); rows of the best guess that were measured before
-such intervals were kept have that of one guess for one image. A number with neither decides nothing. PSNR counts
-up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right and rounding alone orders the numbers. Where
-LPIPS was not measured, since its weights were not at hand, the order is judged by SSIM; then margins are not.
+Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends
+of both numbers' intervals over examples or batches (95 %, bootstrap); rows of the best guess that were measured
+before such intervals were kept have that of one guess for one image. A number with neither decides nothing. PSNR
+counts up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right and rounding alone orders the
+numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where LPIPS was not measured, since its
+weights were not at hand, the order is judged by SSIM; then margins are not.
 
 Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most
 of several seeds. Where a paper takes the best guess for each image, the same attack scored with one guess for one

@@ -4,7 +4,8 @@ A comparison is decided by the 95 % interval of the difference. With two seeds o
 mean difference over the seeds, each seed's numbers being of the same examples and weights. With one seed it runs
 between the ends of the two numbers' own intervals over examples or batches. A number with neither decides nothing.
 
-PSNR counts up to `EXACT_DB`: at that, every value of an image of 8 bits is right, and rounding orders the rest.
+PSNR counts up to `EXACT_DB`: at that, every value of an image of 8 bits is right, and rounding orders the rest. A
+training loss counts up to `DIVERGED`: beyond, how far training went astray is no matter.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,9 @@ Verdict = Literal["holds", "does not hold", "cannot tell"]
 
 EXACT_DB = 60.0
 """PSNR in dB up to which numbers are told apart. An error of half a step of 8 bits is 54 dB."""
+
+DIVERGED = 10.0
+"""Training loss in nats beyond which training has failed; guessing among 1,000 classes has 6.9."""
 
 LEVEL = 0.95
 """Of the intervals."""
@@ -224,7 +228,7 @@ def _decide(
     metric = left.metric or comparison.left.line.metric
     if left.metric and isinstance(right, float):  # a level is in the unit of the row's own metric
         return Decided(comparison, None, data=data)
-    top = EXACT_DB if cap and metric.startswith("psnr") else inf
+    top = {"psnr": EXACT_DB, "psnr_nearest": EXACT_DB, "loss": DIVERGED}.get(metric, inf) if cap else inf
     low, high = _difference(left, other, top, exact)
     if left.better == "less" and low is not None and high is not None:
         low, high = -high, -low  # on the better side

@@ -142,7 +142,7 @@ class QuantitySkew(Partition):
 @partitions.register("feature_skew")
 @dataclass(frozen=True, kw_only=True)
 class FeatureSkew(Partition):
-    """Clients differ in how busy their images are: groups by total variation (FedLeak, Table 7).
+    """Clients differ in how busy their images are: groups by total variation (FedLeak, Table 5).
 
     Samples are sorted by their mean total variation and cut into groups of equal size; the clients are dealt to the
     groups in turn, and each group's samples are shared evenly among its clients.

@@ -89,9 +89,15 @@ class _Tables:
 class PublishedCafe(Attack):
     """CAFE's own stochastic algorithms, one batch per iteration (Jin et al. 2021, algorithms 3 and 4).
 
-    Kept to compare with; `Cafe` needs a fraction of the rounds and of the time. The constants of `constants` are table
-    9's unless given. Iteration t reads round t; a shorter transcript is gone through again. V holds `v / K`, as in the
-    paper, so all batches must have one size.
+    Kept to compare with; `Cafe` needs a fraction of the time. The constants of `constants` are table 9's unless given.
+    Iteration t reads round t; a shorter transcript is gone through again. V holds `v / K`, as in the paper, so all
+    batches must have one size.
+
+    Readings: V starts uniform in -8e-4 to 8e-4 and H in 0 to 8e-2, as the released code has them (the paper says
+    uniform). Total variation is the mean over the batch, summed over parties.
+
+    Deviation from the paper: where the server trains meanwhile, step III takes the features of its images at the
+    weights of the first round, the paper at those of round t; the gradients' distance is at those of round t in both.
 
     Args:
         loop: `nested` runs the three steps one after the other, `single_loop` all in each iteration.

@@ -26,14 +26,17 @@ class FeatureInversion(Attack):
     """Find images whose embedding is the recovered one (Kariyappa et al., ICML 2023, eq. 11 and 12).
 
     The embeddings come from `source`, an attack on a fully connected layer behind convolutions. Images start as
-    noise; one minus the cosine of embeddings plus total variation, Adam at 0.1 with a cosine schedule, projection to
-    the value range in each step, as the authors do. With `matching` above 0 the images together also match the
-    update by its cosine (eq. 12).
+    noise; one minus the cosine of embeddings plus total variation, Adam with a cosine schedule, projection to the value
+    range in each step, as the authors do. With `matching` above 0 the images together also match the update by its
+    cosine (eq. 12).
+
+    The authors' images are normalized, with a range of about 4. Rate and total variation are in units of a quarter of
+    the value range: a rate of 0.1 moves images in [0, 1] by 0.025.
 
     Args:
         source: The attack that recovers embeddings.
         steps: Adam steps; the authors use 25,000.
-        lr: Learning rate.
+        lr: Learning rate, in quarters of the value range; the authors' is 0.1.
         tv: Weight of the total variation.
         matching: Weight of the gradient's cosine (eq. 12); 0: eq. 11.
         largest: Invert at most this many embeddings, those of best certificate first; None: all.

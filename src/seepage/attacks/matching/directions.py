@@ -86,6 +86,9 @@ class Blended(Direction):
     `phi = k g(x) / |g(x)|`, the norm over all unknowns together. Two evaluations per step. As written phi goes *up* the
     objective; the paper's appendix D describes a point further *down* (`LookAhead` takes that one).
 
+    Deviation from the paper: line 8 of its Algorithm 1 compares at x + phi the entries that were chosen at x; with
+    `TopMagnitude` they are chosen anew there. Labels that are searched for take the gradient at x alone.
+
     Args:
         weight: lambda', in [0, 1].
         k: Length of phi, in units of the unknowns; the paper calls it a small constant and gives no number.

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -152,21 +153,28 @@ class LastLayerMinimum(LabelInference):
 
 @dataclass(frozen=True)
 class RowSumCount(LabelInference):
-    """FedLeak section 5: row sums of the last weight gradient; the smallest name the classes.
+    """FedLeak section 5: row sums `s` of the last weight gradient `dW` (`[classes, k]`); the smallest name the classes.
 
-    Up to as many examples as classes, each of the smallest rows gives one label (repeats cannot be told).
-    Beyond, class j counts `floor(n (s_j - max s) / sum (s - max s))`, and what the floor leaves is filled
-    round robin starting at the smallest row sum. The paper writes "max W" where only the largest row sum makes
-    the shares sum to one; we read it so.
+    Up to as many examples as classes, each of the smallest rows gives one label (repeats cannot be told). Beyond,
+    class j counts `floor(n (s_j - m) / sum_i (s_i - m))`, and what the floor leaves is filled round robin starting at
+    the smallest row sum. In the paper m is `k max dW`, since the largest entry is subtracted from each of a row's k.
+
+    Args:
+        least: What the class of the least evidence counts from: `entry` is the paper's largest entry, `row` the
+            largest row sum, which gives that class no label at all.
     """
+
+    least: Literal["entry", "row"] = "entry"
 
     def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
         n = _batch_size(observed)
-        sums = _last_layer(observed, knowledge)[0].sum(1)  # [classes]
+        weight = _last_layer(observed, knowledge)[0]  # dW, [classes, k]
+        sums = weight.sum(1)  # s, [classes]
         order = sums.argsort(stable=True)
         if n <= len(sums):
             return order[:n].sort().values
-        below = sums - sums.max()  # 0 for the row of the least evidence, else negative
+        most = weight.max() * weight.shape[1] if self.least == "entry" else sums.max()  # m
+        below = sums - most  # 0 or negative
         total = below.sum()
         shares = below / total if total < 0 else torch.full_like(below, 1 / len(below))
         # A share that would be whole but for rounding must not fall to the number below.
@@ -244,6 +252,7 @@ LABEL_RULES: dict[str, LabelInference] = {
     "auto": Auto(),
     "bias": BiasCount(),
     "count": RowSumCount(),
+    "count_row": RowSumCount(least="row"),
     "given": Given(),
     "joint": Joint(),
     "minimum": LastLayerMinimum(),

@@ -237,9 +237,10 @@ def fedleak(
     (`DefenseAware`), which is not of the paper.
 
     Deviations and readings: entries are chosen by the gradient of the weights (line 5 of Algorithm 1 says of the
-    inputs, which cannot index it), over all tensors together; L1 is a mean, as in the paper's own derivation; the
-    activation penalty a mean per layer; phi has length 1e-3, for which no number is given; the best iterate is
-    returned, not the last. Table 16 has its best result at lambda' 0.5, not at the stated 0.7.
+    inputs, which cannot index it), over all tensors together, and anew at x + phi (line 8 keeps those of x); labels
+    are not blended; L1 is a mean, as in the paper's own derivation; the activation penalty a mean per layer; phi
+    has length 1e-3, for which no number is given; the best iterate is returned, not the last. Table 16 has its best
+    result at lambda' 0.5, not at the stated 0.7.
 
     Args:
         ratio: Share of the entries that are matched, 0 to 1: the largest.

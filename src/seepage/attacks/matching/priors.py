@@ -160,8 +160,9 @@ class GroupConsistency(Prior):
     moved onto its own, the mean of all is taken as given, and the distance to it is the penalty. Image i of one restart
     is image i of the others, which holds where their labels are the same and differ from one another.
 
-    Deviations: the paper registers by RANSAC flow, a trained network; here by the whole-pixel shift of the largest
-    circular cross-correlation (by FFT, all colors together), none above `furthest`, with wrap-around.
+    Deviations: the paper's distance is an L2 norm, this one the mean square over the entries; the paper registers by
+    RANSAC flow, a trained network, here by the whole-pixel shift of the largest circular cross-correlation (by FFT, all
+    colors together), none above `furthest`, with wrap-around.
 
     Args:
         weight: The paper's alpha_group.

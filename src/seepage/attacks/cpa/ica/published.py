@@ -13,10 +13,12 @@ class Objective:
     """Weights of the published objective, to be minimized. Zero switches a term off.
 
     Args:
-        negentropy: Of the mean squared log cosh of each row (eq. 7); the paper's weight is 1. The paper maximizes it
-            without comparing it to a Gaussian's, which favors sources flatter than a Gaussian over peaked ones;
-            the authors' released code leaves the term out.
-        independence: Of `exp(T |cos|) - 1` over pairs of unmixing rows (eq. 8).
+        negentropy: Of the square of each row's mean log cosh, `(E log cosh s)^2`, averaged over rows (eq. 7 with a = 1,
+            in the form of the released code); the paper's weight is 1. The paper maximizes it without comparing it to a
+            Gaussian's, which favors sources flatter than a Gaussian over peaked ones; the authors' released code leaves
+            the term out.
+        independence: Of `exp(T |cos|) - 1` over pairs of unmixing rows (eq. 8), averaged over all n^2 places of the
+            matrix of cosines, where a row with itself counts 0: (n - 1) / n of the mean over pairs.
         temperature: `T` in it.
         tv: Of the total variation of image sources (eq. 3 and 9).
         l1: Of the mean absolute value, for sparse sources (eq. 10).
