@@ -19,6 +19,7 @@ from seepage.papers import Item, Record, find_item, list_items, read_records, wr
 from seepage.papers.book import LEGEND
 from seepage.papers.records import keep_records
 from seepage.papers.run import over_seeds
+from seepage.papers.used import USED
 from seepage.papers.verdicts import Verdict
 from seepage.recipe.resolve import cells
 
@@ -147,6 +148,13 @@ def test_the_papers_digits_are_printed_as_the_paper_has_them() -> None:
     page = (BOOK / "fedleak.md").read_text(encoding="utf-8")
     assert "| paper | 0.4736 | 0.3447 |" in page
     assert "| paper | 10.70 | 9.39 | 9.27 |" in page
+
+
+def test_the_book_says_what_every_data_set_is() -> None:
+    used = {record.data for item in list_items() for record in read_records(RESULTS, item)}
+    assert used - {"no data"} == set(USED)
+    page = (BOOK / "fedleak.md").read_text(encoding="utf-8")
+    assert page.count("lung alone: three of the five classes") >= 9, "wherever the paper has lung and colon"
 
 
 @pytest.mark.parametrize("verdict", get_args(Verdict))

@@ -12,6 +12,7 @@ from seepage.papers.items import PAPERS, Item, list_items
 from seepage.papers.lines import Line
 from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, picture_of, read_records
+from seepage.papers.used import USED
 from seepage.papers.verdicts import DIVERGED, EXACT_DB, Decided, Judged, in_words, judge
 
 LEGEND = f"""Every number of ours was made by the command beside it; nothing is typed in by hand. The lines lie in
@@ -177,6 +178,7 @@ def _section(item: Item, records: Sequence[Record], results: Path, folder: Path)
         parts.append(_table(item, size, own))
         parts += _figures(item, size, own, results, folder)
         parts.append(_made(own))
+        parts.append(_used(own))
     if not records:
         rest = "" if item.needs["paper"].total == 0 else f"; the paper's size: {item.needs['paper']}"
         parts.append(f"Not run yet. `seepage reproduce {item.id} --size small` takes {item.needs['small']}{rest}.\n")
@@ -278,6 +280,12 @@ def _made(records: Sequence[Record]) -> str:
     for command, torch, device, day in found:
         commands[command] = f"torch {torch}, {device}, {day}"
     return "\n".join(f"`{command}` ({where})\n" for command, where in commands.items())
+
+
+def _used(records: Sequence[Record]) -> str:
+    """What the data sets of a table are: often a part of the paper's, or others in their place."""
+    known = [f"`{data}`: {USED[data]}" for data in dict.fromkeys(record.data for record in records) if data in USED]
+    return f"Data: {'; '.join(known)}.\n" if known else ""
 
 
 def _row(entries: Iterable[str]) -> str:

@@ -142,7 +142,9 @@ class Whitening:
         parts = [_singular(part) for part in rows.chunk(groups)]
         self.largest = max(float(singular.max()) for _, singular in parts)
         # Where all is zero, nothing is larger than the threshold, 0: no row is left.
-        kept = [(left[:, some], singular[some]) for left, singular in parts for some in [singular > RANK * self.largest]]
+        kept = [
+            (left[:, some], singular[some]) for left, singular in parts for some in [singular > RANK * self.largest]
+        ]
         self.rank = sum(len(singular) for _, singular in kept)
         # 1 / sqrt(s^2 + floor^2): rounding of the update in the weakest directions is not blown up.
         floor = FLOOR * self.largest
