@@ -33,6 +33,9 @@ def exposure(
     most: Annotated[
         int | None, typer.Option("--fail-above", min=0, help="Exit with code 1 if more examples are given away.")
     ] = None,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Take ten seconds more for the rank behind convolutions.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -42,10 +45,10 @@ def exposure(
     if folder is not None:
         if defense or settings:
             raise SeepageError("--defense and --set are for --recipe; a recorded update is looked at as it is")
-        found = list(_of_folder(folder, round_, model, batch_size))
+        found = list(_of_folder(folder, round_, model, batch_size, thorough=thorough))
     else:
         tables = tables_of(recipe, model=model, batch_size=batch_size, defenses=defense, settings=settings)
-        found = list(_of_recipe(tables, round_))
+        found = list(_of_recipe(tables, round_, thorough))
     if as_json:
         cells = [{"cell": name, **one.table()} for name, one in found]
         print(json.dumps({"schema": 1, "cells": cells}, allow_nan=False))
@@ -59,7 +62,13 @@ def exposure(
 
 
 def _of_folder(
-    folder: Path, t: int, model: str | None = None, batch_size: int | None = None, *, trust: bool = False
+    folder: Path,
+    t: int,
+    model: str | None = None,
+    batch_size: int | None = None,
+    *,
+    trust: bool = False,
+    thorough: bool = False,
 ) -> Iterator[tuple[str, "Exposure"]]:
     from seepage.leakage import exposure as look
     from seepage.transcript.recorded import list_transcripts, open_transcript
@@ -68,16 +77,16 @@ def _of_folder(
     architecture = None if model is None else Architecture(model)
     for one in list_transcripts(folder):
         seen = open_transcript(one, architecture=architecture, batch_size=batch_size, trust=trust)
-        yield one.name, look(seen, t=t)
+        yield one.name, look(seen, t=t, thorough=thorough)
 
 
-def _of_recipe(tables: dict[str, object], t: int) -> Iterator[tuple[str, "Exposure"]]:
+def _of_recipe(tables: dict[str, object], t: int, thorough: bool) -> Iterator[tuple[str, "Exposure"]]:
     from seepage.audit.run import record_only
 
     with TemporaryDirectory() as place:
         run = Path(place) / "run"
         record_only(tables, out=run)
-        yield from _of_folder(run / "observed", t, trust=True)
+        yield from _of_folder(run / "observed", t, trust=True, thorough=thorough)
 
 
 def _print(name: str, found: "Exposure", quiet: bool) -> None:

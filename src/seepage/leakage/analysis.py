@@ -28,8 +28,11 @@ from seepage.types import Knowledge, Round, Transcript, Update
 SCHEMA = 1
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
 """What closed forms need of the client's rule, as the attacks do."""
-MAX_HEAD_SIZE = 2000
-"""Examples times classes up to which the features of the head are solved for; more takes longer than a round may."""
+MAX_HEAD_EXAMPLES = 64
+"""Examples up to which the head's features are solved for by their zeros: 64 of 200 classes take about a second of a
+core, 99 of 100 over a minute; classes matter little (16 of 1,000: 0.3 s)."""
+MAX_HEAD_UNKNOWNS = 1_500_000
+"""The same for the softmax equations, where there are no zeros: entries of their Jacobian (24 of 100 classes: 5 s)."""
 MAX_CERTIFIED_SIZE = 2**14
 """Neurons times classes up to which rows of the first layer are checked against the model's own backward pass."""
 
@@ -133,12 +136,14 @@ class Exposure:
         }
 
 
-def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
+def exposure(transcript: Transcript | Path | str, *, t: int = 0, thorough: bool = False) -> Exposure:
     """What a round's update gives away in closed form, with no attack run and no truth at hand.
 
     Args:
         transcript: A transcript or the path of an `observed/` folder.
         t: The round.
+        thorough: Whether to take ten seconds more where that tells more: the rank behind `convolutions` for images of
+            up to 4,096 values.
 
     Raises:
         SeepageError: For a damaged folder, and for a round that is not there.
@@ -155,7 +160,7 @@ def exposure(transcript: Transcript | Path | str, *, t: int = 0) -> Exposure:
     seen: Transcript = open_transcript(Path(transcript)) if isinstance(transcript, str | Path) else transcript
     if not 0 <= t < len(seen):
         raise SeepageError(f"there is no round {t}: the recording has {len(seen)}; name one from 0 to {len(seen) - 1}")
-    return UpdateAnalysis(seen, t).exposure
+    return UpdateAnalysis(seen, t, thorough).exposure
 
 
 @dataclass(frozen=True)
@@ -165,10 +170,12 @@ class UpdateAnalysis:
     Attributes:
         seen: The transcript.
         t: The round of it.
+        thorough: As in `exposure`.
     """
 
     seen: Transcript
     t: int = 0
+    thorough: bool = False
 
     @cached_property
     def observed(self) -> Round:
@@ -266,7 +273,7 @@ class UpdateAnalysis:
         layers = tuple(map(self._certified, self.layers))
         norms = self._batch_norms()
         features, unsolved = self._head_features()
-        count = None if features is None else equation_count(self.observed, knowledge)
+        count, uncounted = self._equation_count(features)
         findings = (
             *(finding for layer in layers for finding in layer_findings(layer)),
             *label_findings(self.labels, knowledge),
@@ -289,7 +296,7 @@ class UpdateAnalysis:
             defenses=self.defenses,
             findings=findings,
             tensors=tuple(_by_tensor(update.tensors, findings)),
-            notes=tuple(self._notes(stated, unsolved)),
+            notes=(*self._notes(stated), *(why for why in (unsolved, uncounted) if why is not None)),
             stated=stated,
         )
 
@@ -324,10 +331,11 @@ class UpdateAnalysis:
         readable = self._read[1] and self.labels is not None and not self.changed and observed.update.kind != "delta"
         if not readable or size is None or names is None or names[0] not in observed.update.tensors:
             return None, None
-        if size * knowledge.num_classes > MAX_HEAD_SIZE:
-            return None, f"the head's features were not solved for: {size} examples are too many for a quick look"
+        if MAX_HEAD_EXAMPLES < size < knowledge.num_classes:
+            why = f"more than {MAX_HEAD_EXAMPLES} examples take over a minute; gauss_newton and head_features do it"
+            return None, f"the head's features were not looked at: {why}"
         try:
-            found = head_features(observed, knowledge)
+            found = head_features(observed, knowledge, most=MAX_HEAD_UNKNOWNS)
         except Inapplicable as error:
             return None, f"the head's features cannot be solved for: {error.reason}"
         if found.doubt is not None:
@@ -335,7 +343,19 @@ class UpdateAnalysis:
         count, width = found.features.shape
         return f"the {width} features of each of its {count} examples, solved from the head", None
 
-    def _notes(self, stated: LedgerEntry | None, unsolved: str | None) -> Iterator[str]:
+    def _equation_count(self, features: str | None) -> tuple[EquationCount | None, str | None]:
+        """Equations about the images behind the features, and what is to be said where no finding says it."""
+        if not any(tensor.ndim == 4 for tensor in self.observed.update.tensors.values()):
+            return None, None  # no convolution
+        if features is None:
+            return None, "equations through the last convolution are not counted, as the head's features are not known"
+        try:
+            count = equation_count(self.observed, self.knowledge, thorough=self.thorough)
+        except Inapplicable as error:
+            return None, f"equations through the last convolution are not counted: {error.reason}"
+        return count, None if count.readable else f"not overdetermined: {count.line}"
+
+    def _notes(self, stated: LedgerEntry | None) -> Iterator[str]:
         limited = self._read[2]
         if limited is not None:
             yield limited
@@ -344,8 +364,6 @@ class UpdateAnalysis:
         if stated is not None:
             yield f"the client states {stated.line}"
             yield from (f"doubt on that: {doubt}" for doubt in stated.doubts)
-        if unsolved is not None:
-            yield unsolved
 
 
 def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Iterator[TensorLeak]:

@@ -1,6 +1,8 @@
 """How many equations a convolutional network's gradient holds about each image, against how many pixels there are."""
 
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,19 +12,24 @@ from seepage.attacks.gauss_newton.equations import Structure, Whitening, slope_m
 from seepage.attacks.gauss_newton.linearize import Derivative, Network
 from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 from seepage.core.nn import generator, last_linear
+from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
 
 PROBES = 8
 """Made-up images over which the active features of an example are averaged."""
-MAX_COMPUTED = 1024
-"""Pixel values of an image up to which the Jacobian is formed and its rank computed; more takes longer than seconds."""
+QUICK = 1024
+"""Pixel values of an image up to which the rank is computed in under a second, so that it always is."""
+THOROUGH = 4096
+"""The same up to which it is computed on request: about ten seconds of a core at 3,072, which grow with the cube."""
 MAX_SLOPES = 2**25
 """Entries of the matrix of slopes above which its rank is counted as full."""
-AT_ONCE = 64
+AT_ONCE = 32
 """Columns of the Jacobian made at a time."""
 SINGULAR = 1e-6
 """Singular values of the Jacobian below this share of the largest do not count."""
+SPARE = 1.25
+"""So many times more rows than columns are kept of a Jacobian that has many more."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,7 @@ class EquationCount:
         batch_size: n.
         overdetermined: Whether there are at least as many equations as unknowns, and fewer examples than classes.
         largest_batch: Largest batch of which that holds; 0 where it holds of none.
+        ended_by: What a larger batch lacks: `equations`, or `classes` to tell its examples apart.
         rank: Rank of the Jacobian for one image; None where it was counted, not computed.
     """
 
@@ -50,68 +58,118 @@ class EquationCount:
     batch_size: int
     overdetermined: bool
     largest_batch: int
+    ended_by: Literal["equations", "classes"]
     rank: int | None
+
+    @property
+    def equations(self) -> int:
+        """Equations about the whole batch."""
+        return self.batch_size * self.active + self.shared
 
     @property
     def readable(self) -> bool:
         """Overdetermined, and not short of rank where that was computed."""
         return self.overdetermined and self.rank in (None, self.unknowns)
 
+    @property
+    def line(self) -> str:
+        """The count, up to which batch size it suffices and why not beyond, and how it was found, in one line."""
+        n = self.batch_size
+        words = [f"{self.equations:,} equations for the {n * self.unknowns:,} pixel values of {n} of {n} examples"]
+        if self.largest_batch:
+            lack = "larger ones have too few equations"
+            if self.ended_by == "classes":
+                lack = "of as many examples as classes, or more, the head's gradient no longer tells the features"
+            words.append(f"batches of up to {self.largest_batch} are overdetermined, {lack}")
+        else:
+            words.append("no batch size is overdetermined")
+        if self.rank is None:
+            words.append("counted, the rank was not computed")
+        else:
+            words.append(f"the rank was computed for one image, {self.rank:,} of {self.unknowns:,}, beyond it counted")
+        return "; ".join(words)
 
-def equation_count(observed: Round, knowledge: Knowledge) -> EquationCount | None:
-    """Count equations against unknowns; None where no convolution is the last layer before a head.
+
+def equation_count(observed: Round, knowledge: Knowledge, *, thorough: bool = False) -> EquationCount:
+    """Count equations against unknowns.
 
     Args:
         observed: A round: its weights and the size of its batch count, its update does not.
         knowledge: What the attacker knows.
+        thorough: Whether to compute the rank for images of up to 4,096 values, which takes about ten seconds of a core;
+            else only for those of up to 1,024, and beyond them count.
+
+    Raises:
+        Inapplicable: Where no convolution of all its input's channels is the last layer before a head, examples mix in
+            batch norm, inputs are no images, or the batch size is unknown.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
         >>> model = build(Architecture("convnet", {"width": 8}), (1, 8, 8), 4)
         >>> seen = record(model, Batch(torch.rand(2, 1, 8, 8), torch.tensor([0, 1])))
         >>> count = equation_count(seen[0], seen.knowledge)
-        >>> count.unknowns, count.rank, count.largest_batch, count.readable
-        (64, 64, 3, True)
+        >>> count.unknowns, count.rank, count.largest_batch, count.ended_by, count.readable
+        (64, 64, 3, 'classes', True)
     """
-    size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_classes)
-    coupled = knowledge.client.batch_coupled(knowledge.model)
-    if size is None or names is None or coupled or len(knowledge.input_shape) != 3:
-        return None
-    low, high = knowledge.value_range
-    # In float64, so that the rank is that of the network and not of its rounding.
-    params = {name: tensor.double().cpu() for name, tensor in observed.params.items()}
+    head, size = _countable(observed, knowledge)
+    unknowns = math.prod(knowledge.input_shape)
+    computed = unknowns <= (THOROUGH if thorough else QUICK)
+    # In float64, so that the rank is that of the network and not of its rounding; float32 where that takes too long.
+    precise = torch.float64 if unknowns <= QUICK or not computed else torch.float32
+    params = {name: tensor.to("cpu", precise) for name, tensor in observed.params.items()}
     buffers = {
-        name: tensor.double().cpu() if tensor.is_floating_point() else tensor.cpu()
+        name: tensor.to("cpu", precise) if tensor.is_floating_point() else tensor.cpu()
         for name, tensor in observed.buffers.items()
     }
+    low, high = knowledge.value_range
     network = Network(knowledge.model, params, buffers, low, high - low)
-    images = NaturalSpectrum(knowledge.input_shape).samples(PROBES, generator(0, "probe images")).double()
-    structure = Structure.of(network, names[0], images[:1], 1)
+    images = NaturalSpectrum(knowledge.input_shape).samples(PROBES, generator(0, "probe images")).to(precise)
+    structure = Structure.of(network, head, images[:1], 1)
     with torch.no_grad():
         seen = network.run(images)
     # Only a convolution of all its input channels: M is then the same for each of them.
     if structure is None or seen.layers[structure.matched[0]].geometry[3:] != (1,):
-        return None
+        raise Inapplicable(
+            "the last layer in front of the head is no convolution that reads all channels of its input",
+            "use another probe",
+        )
     jacobian = Jacobian(network, structure, images[:1])
     known = structure.known(seen)
     one_sided = structure.activation is not None and structure.slope == 0
     active = int((known > 0).sum()) // PROBES if one_sided else known[0].numel()
-    unknowns, channels = images[0].numel(), jacobian.weight.shape[1]
+    channels = jacobian.weight.shape[1]
 
     def shared(n: int) -> int:
         return channels * min(jacobian.rows, n * jacobian.slopes_rank)
 
-    enough = [n for n in range(1, knowledge.num_classes) if n * active + shared(n) >= n * unknowns]
+    # The surplus n active + shared(n) - n unknowns is concave in n and 0 at n = 0: it is lost once and for all.
+    most = knowledge.num_classes - 1
+    enough = [n for n in range(1, most + 1) if n * active + shared(n) >= n * unknowns]
     return EquationCount(
-        layers=(names[0], structure.names[0]),
+        layers=(head, structure.names[0]),
         active=active,
         shared=shared(size),
         unknowns=unknowns,
         batch_size=size,
         overdetermined=size in enough,
         largest_batch=max(enough, default=0),
-        rank=jacobian.rank() if unknowns <= MAX_COMPUTED else None,
+        ended_by="classes" if most in enough else "equations",
+        rank=jacobian.rank() if computed else None,
     )
+
+
+def _countable(observed: Round, knowledge: Knowledge) -> tuple[str, int]:
+    """Name of the head's weight, and the batch size."""
+    names = last_linear(knowledge.model, knowledge.num_classes)
+    if len(knowledge.input_shape) != 3:
+        raise Inapplicable("pixels are counted, and inputs are no images", "use another probe")
+    if names is None:
+        raise Inapplicable("the model has no fully connected layer with one output per class", "use another probe")
+    if knowledge.client.batch_coupled(knowledge.model):
+        raise Inapplicable("batch norm in train mode makes each equation one of the whole batch", "use another probe")
+    if observed.batch_size is None:
+        raise Inapplicable("the batch size is unknown", "name it with --batch-size")
+    return names[0], observed.batch_size
 
 
 class Jacobian:
@@ -147,17 +205,28 @@ class Jacobian:
             self.moved = slope_matrix(layer, slopes)  # M [O k k, positions]
 
     def columns(self) -> Tensor:
-        """`[d, m]` the Jacobian's columns, one for each pixel value: active features, then the weight's gradient."""
+        """`[d, m]` the Jacobian's columns, one for each pixel value: active features, then the weight's gradient.
+
+        Where the gradient alone has many more rows than there are pixel values, random mixtures of its input channels
+        stand for all of them: as long as rows are more than columns, these have the same rank but for bad luck, and
+        never a higher one.
+        """
         d, parts = self.image.numel(), []
         assert self.moved is not None
         _, _, basis = torch.linalg.svd(self.moved, full_matrices=False)
         basis = basis[: self.slopes_rank]  # V^T: the gradient in orthonormal rows, as the attack has it
-        for units in torch.eye(d, dtype=torch.float64).split(AT_ONCE):
+        channels = self.weight.shape[1]
+        kept = min(channels, math.ceil(SPARE * d / max(self.slopes_rank, 1)))
+        mixtures = torch.eye(channels)
+        if kept < channels:
+            mixtures = torch.randn((kept, channels), generator=generator(0, "mixtures")) / channels**0.5
+        mixtures = mixtures.to(self.image)
+        for units in torch.eye(d, dtype=self.image.dtype).split(AT_ONCE):
             copies = self.image.expand(len(units), -1, -1, -1).detach().requires_grad_(True)
             seen = self.network.run(copies)
             outputs = [self.structure.known(seen), seen.layers[self.structure.matched[0]].input]
             z, reading = Derivative(outputs, copies).forward(units.view(copies.shape))
-            gradient = reading.reshape(len(units), self.weight.shape[1], -1) @ basis.T  # [b, C, r]
+            gradient = mixtures @ reading.reshape(len(units), channels, -1) @ basis.T  # [b, C', r]
             parts.append(torch.cat([z[:, self.on[0]], gradient.flatten(1)], 1))
         return torch.cat(parts)
 
@@ -165,31 +234,27 @@ class Jacobian:
         """Directions of the image that change the equations; None where the slopes are too many."""
         if self.moved is None:
             return None
-        columns = self.columns()
+        columns = self.columns().double()
         if not columns.any():
             return 0
         # Small side first: the eigenvalues of J J^T are the squares of the singular values.
         gram = columns @ columns.T if len(columns) <= columns.shape[1] else columns.T @ columns
+        # float32 resolves singular values down to its epsilon; its squares are summed in float64.
+        least = max(SINGULAR, 8 * torch.finfo(self.image.dtype).eps)
+        # Positive definite less a share of its norm, which is at least its largest eigenvalue: full rank. This costs a
+        # tenth of all eigenvalues.
+        shift = least**2 * float(gram.norm())
+        if not torch.linalg.cholesky_ex(gram - shift * torch.eye(len(gram), dtype=gram.dtype)).info:
+            return len(gram)
         values = torch.linalg.eigvalsh(gram)
-        return int((values > SINGULAR**2 * values[-1]).sum())
+        return int((values > least**2 * values[-1]).sum())
 
 
 def convolution_findings(count: EquationCount | None) -> list[Finding]:
     """That the batch is overdetermined, where it is."""
     if count is None or not count.readable:
         return []
-    n = count.batch_size
-    equations = n * count.active + count.shared
-    message = (
-        f"{equations:,} equations for the {n * count.unknowns:,} pixel values of {n} of {n} examples: batches of up to "
-        f"{count.largest_batch} are overdetermined, so gauss_newton may read them exactly; withhold or noise "
-        "the head or this layer"
-    )
-    limit = "Counted on made-up images, not computed: equations may repeat one another."
-    if count.rank is not None:
-        limit = (
-            f"The rank was computed for one made-up image ({count.rank:,} of {count.unknowns:,}), beyond it counted."
-        )
+    message = f"{count.line}: gauss_newton may read them exactly; withhold or noise the head or this layer"
     evidence = {
         "active": count.active,
         "shared": count.shared,
@@ -197,4 +262,5 @@ def convolution_findings(count: EquationCount | None) -> list[Finding]:
         "largest_batch": count.largest_batch,
         "rank": count.rank,
     }
+    limit = "Made-up images stand for the private ones; where it was counted, equations may repeat one another."
     return [Finding(name="overdetermined", message=message, evidence=evidence, limit=limit, tensors=count.layers)]

@@ -88,7 +88,13 @@ class _Solution:
 
 
 def head_features(
-    observed: Round, knowledge: Knowledge, labels: Int[Tensor, " n"] | None = None, *, starts: int = 6, seed: int = 0
+    observed: Round,
+    knowledge: Knowledge,
+    labels: Int[Tensor, " n"] | None = None,
+    *,
+    starts: int = 6,
+    seed: int = 0,
+    most: int = MAX_UNKNOWNS,
 ) -> HeadFeatures:
     """Solve `[g_b G] = A^T [1 F]` for the features F of every example, with `A = (softmax(F W^T + b) - Y) / n`.
 
@@ -106,6 +112,8 @@ def head_features(
         labels: The labels, which may repeat; None: those told, else read off the solution.
         starts: Starts of the softmax equations.
         seed: Of the random starts.
+        most: Most entries of the softmax equations' Jacobian, `n^3 C`, which are solved where zeros are too few: 1.4
+            million take about five seconds of a core.
 
     Raises:
         Inapplicable: Without a last linear layer, without a plain cross-entropy, with as many examples as classes or
@@ -129,7 +137,7 @@ def head_features(
     if solution is None or not solution.misfit < MAX_DISAGREEMENT:
         told = Auto()(observed, knowledge) if labels is None else labels
         if told is not None:
-            solution = _by_softmax(equations, told.cpu(), bias_gradient, solution, starts, draw)
+            solution = _by_softmax(equations, told.cpu(), bias_gradient, solution, starts, draw, most)
     if solution is None:
         raise Inapplicable(
             "the features have too few zeros to be told apart without labels, and no labels could be inferred",
@@ -219,6 +227,7 @@ def _by_softmax(
     before: _Solution | None,
     starts: int,
     draw: Generator,
+    most: int,
 ) -> _Solution:
     """The best of `before` and of the solutions of the softmax equations from several starts."""
     if equations.rank < len(labels):
@@ -229,7 +238,7 @@ def _by_softmax(
             "slopes are no more than its errors (their loss is near 0), or those of another",
             "look at the update of another round",
         )
-    if len(labels) ** 3 * len(equations.weight) > MAX_UNKNOWNS:
+    if len(labels) ** 3 * len(equations.weight) > most:
         if before is not None:
             return before
         raise Inapplicable(
