@@ -27,7 +27,9 @@ class Structure:
         activation: Place of the activation that gives the features, where the slope of that activation is known from
             them; else None, as behind pooling or a curved activation.
         slope: Slope of that activation below zero.
-        direct: Whether that activation reads what the last matched layer gives, unit by unit.
+        direct: How many of the matched layers, the first ones, give what that activation reads, unit by unit: one in a
+            chain, two where a residual block adds them up.
+        fixed: Whether the slopes of all matched layers follow from what is known, whatever the images are.
         matched: Places of the layers whose weight gradients are used, the last one first.
         names: Names of their weights.
         shape: `[c, h, w]` or `[d]` of the quantity that is known, for one example.
@@ -36,7 +38,8 @@ class Structure:
     head: int
     activation: int | None
     slope: float
-    direct: bool
+    direct: int
+    fixed: bool
     matched: tuple[int, ...]
     names: tuple[str, ...]
     shape: tuple[int, ...]
@@ -69,17 +72,22 @@ class Structure:
         matched = tuple(useful[::-1][:layers])
         weights = tuple(names[i] for i in matched)
         if last is None:
-            return cls(place, None, 1.0, False, matched, weights, _feature_shape(seen, features))
+            return cls(place, None, 1.0, 0, False, matched, weights, _feature_shape(seen, features))
         read = seen.activations[last].input
-        direct = read.shape == seen.layers[matched[0]].output.shape
-        return cls(place, last, seen.activations[last].slope, direct, matched, weights, tuple(read.shape[1:]))
+        direct = int(read.shape == seen.layers[matched[0]].output.shape)
+        slope, fixed = seen.activations[last].slope, len(matched) == direct
+        return cls(place, last, slope, direct, fixed, matched, weights, tuple(read.shape[1:]))
 
     def known(self, seen: Pass) -> Tensor:
         """`[n, *shape]` the quantity whose value is known: what the last activation reads, or the features."""
         if self.activation is not None:
             return seen.activations[self.activation].input
-        features = seen.layers[self.head].input.flatten(1)
-        return features.view(len(features), *self.shape)
+        return self.output(seen)
+
+    def output(self, seen: Pass) -> Tensor:
+        """`[n, *shape]` the features: what the known activation gives, or what the head reads."""
+        given = seen.layers[self.head].input if self.activation is None else seen.activations[self.activation].output
+        return given.flatten(1).view(len(given), *self.shape)
 
 
 def _feature_shape(seen: Pass, features: Tensor) -> tuple[int, ...]:
@@ -153,7 +161,7 @@ class Whitening:
 
     def __call__(self, gradient: Tensor) -> Float[Tensor, "r C"]:
         """Whiten something shaped like the weight."""
-        rows: Tensor = self.matrix @ _columns(gradient)
+        rows: Tensor = self.matrix @ columns_of(gradient)
         return rows
 
     def transposed(self, rows: Float[Tensor, "r C"], like: Tensor) -> Tensor:
@@ -175,7 +183,7 @@ def _singular(rows: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m k"], Float[T
     return left, singular
 
 
-def _columns(gradient: Tensor) -> Tensor:
+def columns_of(gradient: Tensor) -> Tensor:
     """`[O k k, C]` of a convolution's weight gradient `[O, C, k, k]`; a fully connected layer's as it is."""
     return gradient if gradient.ndim == 2 else gradient.permute(0, 2, 3, 1).reshape(-1, gradient.shape[1])
 
@@ -210,7 +218,7 @@ class Point:
         readings: What each matched layer reads.
         slopes: Gradient of each matched layer's outputs.
         mask: `[n, *shape]` weight of each feature's equation; 0 where there is none.
-        patches: `[m, C k k]` what each open unit reads.
+        patches: `[m, C k k]` what each open unit reads, of each direct layer, times what its slope is in.
         layers: The matched layers' calls.
     """
 
@@ -222,7 +230,7 @@ class Point:
     mask: Tensor
     layers: list[LayerUse]
     derivative: Derivative | None = None
-    patches: Tensor | None = None
+    patches: list[Tensor] = field(default_factory=list)
     whitenings: list[Whitening] = field(default_factory=list)
 
     @property
@@ -294,16 +302,17 @@ class Equations:
         z = self.structure.known(seen)
         layers = [seen.layers[place] for place in self.structure.matched]
         slopes = self._slopes(z, layers)
-        if before is not None and self.structure.direct and len(layers) == 1:
+        if before is not None and self.structure.fixed:
             whitenings = before.whitenings
         else:
             whitenings = [Whitening(*pair) for pair in zip(layers, slopes, strict=True)]
         if len(self.open):
-            slopes[0] = self._with_free(slopes[0], free)
+            slopes = self._with_free(slopes, free)
         point = self._point(x, free, z, layers, slopes, whitenings)
         point.derivative = Derivative([z, *(layer.input for layer in layers)], x)
         if len(self.open):
-            point.patches = self._patches(layers[0], point.readings[0]) * self.unit
+            several = zip(layers, point.readings, self._shares(slopes), strict=False)
+            point.patches = [self._patches(layer, reading) * share[:, None] for layer, reading, share in several]
         return point
 
     def moved(self, x: Tensor, free: Tensor, before: Point) -> Point:
@@ -313,7 +322,7 @@ class Equations:
         layers = [seen.layers[place] for place in self.structure.matched]
         slopes = list(before.slopes)
         if len(self.open):
-            slopes[0] = self._with_free(slopes[0], free)
+            slopes = self._with_free(slopes, free)
         return self._point(x, free, self.structure.known(seen), layers, slopes, before.whitenings)
 
     def _point(
@@ -347,10 +356,23 @@ class Equations:
         outputs = [layer.output for layer in layers]
         return [slope.detach() for slope in torch.autograd.grad(z, outputs, self.known.signal, retain_graph=True)]
 
-    def _with_free(self, slopes: Tensor, free: Tensor) -> Tensor:
+    def _shares(self, slopes: list[Tensor]) -> list[Tensor]:
+        """`[m]` for each direct layer, what a free slope of 1 is in its outputs: batch norms differ between layers."""
+        first, channels = slopes[0], self.open[:, 1]
+        size = first.square().sum((0, *range(2, first.ndim))).clamp(min=1e-30)
+        shares = []
+        for other in slopes[: self.structure.direct]:
+            # Each channel's slopes are those of the first layer times one number.
+            ratio = (first * other).sum((0, *range(2, first.ndim))) / size
+            shares.append(self.unit * ratio[channels])
+        return shares
+
+    def _with_free(self, slopes: list[Tensor], free: Tensor) -> list[Tensor]:
         """The slopes with those of open units, which are unknowns, in their places."""
-        slopes = slopes.clone()
-        slopes[tuple(self.open.T)] = free * self.unit
+        shares, slopes, places = self._shares(slopes), list(slopes), tuple(self.open.T)
+        for i, share in enumerate(shares):
+            slopes[i] = slopes[i].clone()
+            slopes[i][places] = free * share
         return slopes
 
     def _patches(self, layer: LayerUse, reading: Tensor) -> Tensor:
@@ -370,9 +392,9 @@ class Equations:
         parts = [changes[0] * point.mask]
         for i, (layer, change) in enumerate(zip(point.layers, changes[1:], strict=True)):
             gradient = layer.weight_gradient(change, point.slopes[i])
-            if i == 0 and point.patches is not None:
+            if i < len(point.patches):
                 # A free slope adds its unit's patch to the row of its output.
-                rows = gradient.flatten(1).index_add(0, self.open[:, 1], point.patches * free[:, None])
+                rows = gradient.flatten(1).index_add(0, self.open[:, 1], point.patches[i] * free[:, None])
                 gradient = rows.view_as(gradient)
             gain = self.gain(self.gradients[i], point.whitenings[i])
             parts.append(point.whitenings[i](gradient) * gain)
@@ -386,6 +408,6 @@ class Equations:
             gain = self.gain(self.gradients[i], point.whitenings[i])
             matrix = point.whitenings[i].transposed(part * gain, self.gradients[i])
             pulled.append(layer.to_reading(matrix, point.slopes[i]))
-            if i == 0 and point.patches is not None:
-                free = (point.patches * matrix.flatten(1)[self.open[:, 1]]).sum(1)
+            if i < len(point.patches):
+                free = free + (point.patches[i] * matrix.flatten(1)[self.open[:, 1]]).sum(1)
         return point.derivative.transposed(pulled), free

@@ -1,6 +1,7 @@
 """Exact batches through convolutions: features from the head, then Gauss-Newton on what they make linear."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -9,7 +10,8 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.gauss_newton.decoder import Decoder
 from seepage.attacks.gauss_newton.equations import Equations, Known, Structure
-from seepage.attacks.gauss_newton.linearize import Network
+from seepage.attacks.gauss_newton.linearize import Held, Network
+from seepage.attacks.gauss_newton.peeling import Peeled, peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
 from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
@@ -47,6 +49,7 @@ class Seen:
     structure: Structure
     head: HeadFeatures
     known: Known
+    held: Mapping[int, Held] = field(default_factory=dict)
 
 
 @attacks.register(
@@ -108,7 +111,7 @@ class GaussNewton(Attack):
         network = Network(knowledge.model, observed.params, observed.buffers, low, high - low)
         middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
         structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
-        if structure is None:
+        if head is None or structure is None:
             raise Inapplicable(
                 "the model has no convolutions with a fully connected layer of one output per class behind them",
                 "use linear or cocktail_party where the first layer is fully connected, else gradient_matching",
@@ -119,19 +122,25 @@ class GaussNewton(Attack):
                 f"the features of no example could be solved from the head: {features.doubt}",
                 "look at the update of an earlier round, or at a smaller batch",
             )
-        known = known_of(features, structure, next(iter(observed.params.values())))
+        like = next(iter(observed.params.values()))
+        known = known_of(features, structure, like)
         if not bool(known.signal.any()):
             raise Inapplicable(
                 "no gradient passes from the head to the layers in front: its weights are zero, or no unit is on",
                 "look at the update of a later round",
             )
-        return Seen(knowledge, observed, network, structure, features, known)
+        seen = Seen(knowledge, observed, network, structure, features, known)
+        if structure.activation is None:
+            gradients = observed.gradient(knowledge.client)
+            peeled = peel(network, head[0], features, gradients, knowledge.input_shape)
+            return seen if peeled is None else _further_down(seen, peeled, like)
+        return seen
 
     def run(self, seen: Seen, *, seed: int, progress: Progress) -> Reconstruction:
         gradients = seen.observed.gradient(seen.knowledge.client)
         like = next(iter(seen.observed.params.values()))
         wanted = [gradients[name].to(like) for name in seen.structure.names]
-        equations = Equations(seen.network, seen.structure, seen.known, wanted)
+        equations = Equations(replace(seen.network, held=seen.held), seen.structure, seen.known, wanted)
         spectrum = NaturalSpectrum(seen.knowledge.input_shape).to(like)
         kept = progress.load()
         history: list[tuple[int, float]] = []
@@ -228,6 +237,29 @@ class GaussNewton(Attack):
         )
 
 
+def _further_down(seen: Seen, peeled: Peeled, like: Tensor) -> Seen:
+    """The same with a deeper activation in the place of the head's features."""
+    with torch.no_grad():
+        shown = seen.network.run(torch.zeros((1, *seen.knowledge.input_shape)))
+    names = seen.network.names(shown)
+    read = shown.activations[peeled.place].input
+    structure = replace(
+        seen.structure,
+        activation=peeled.place,
+        slope=0.0,
+        direct=peeled.direct,
+        fixed=True,
+        matched=peeled.matched,
+        names=tuple(names[place] for place in peeled.matched),
+        shape=tuple(read.shape[1:]),
+    )
+    features = peeled.value.flatten(1).double().cpu()
+    signal = peeled.signal.flatten(1).double().cpu()
+    head = replace(seen.head, features=features, signal=signal, noise=peeled.noise)
+    held = {place: Held(one.on.to(read.device)) for place, one in peeled.held.items()}
+    return replace(seen, structure=structure, head=head, known=known_of(head, structure, like), held=held)
+
+
 def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:
     """What the head's features say about the quantity that the structure names.
 
@@ -265,8 +297,7 @@ def known_of(head: HeadFeatures, structure: Structure, like: Tensor) -> Known:
 
 def _features(seen: Seen, unit: Tensor) -> Tensor:
     """`[n, *shape]` features of images, behind the last activation, padded to `[n, c, h, w]`."""
-    features = seen.network.run(unit).layers[seen.structure.head].input.flatten(1)
-    return _placed(features, seen.structure)
+    return _placed(seen.structure.output(seen.network.run(unit)), seen.structure)
 
 
 def _placed(features: Tensor, structure: Structure) -> Tensor:

@@ -5,7 +5,7 @@ blocks, layers that are written as functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -101,16 +101,43 @@ class Activated:
     slope: float
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """An activation that is known: where it is on, and what it gives.
+
+    Attributes:
+        on: Where its slope is that of positive numbers, shaped like what it reads.
+        value: What it gives, in the place of what it would; None: what it reads, times these slopes.
+        passes: Whether its output depends on what it reads, as far as derivatives go.
+    """
+
+    on: Tensor
+    value: Tensor | None = None
+    passes: bool = True
+
+    def __call__(self, read: Tensor, slope: float) -> Tensor:
+        """What goes on in the place of the activation's own output: the known slopes, and the known value."""
+        if self.value is not None and not self.passes:
+            return self.value
+        bent = torch.where(self.on, read, slope * read)
+        # The value does not depend on what was read; its derivative does, as if it did.
+        return bent if self.value is None else self.value + (bent - bent.detach())
+
+
 class Pass(TorchFunctionMode):
     """Records the layers with weights and the activations of one forward pass.
+
+    Args:
+        held: Activations that are known, by their place.
 
     Attributes:
         layers: In the order of their calls.
         activations: Those of `PIECEWISE`, in the order of their calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: Mapping[int, Held] | None = None) -> None:
         super().__init__()
+        self.held = held or {}
         self.layers: list[LayerUse] = []
         self.activations: list[Activated] = []
 
@@ -127,7 +154,10 @@ class Pass(TorchFunctionMode):
         if func in PIECEWISE:
             # In place or not: what was read is kept, so a copy is what goes on.
             slope = args[1] if len(args) > 1 and func is F.leaky_relu else given.get("negative_slope", PIECEWISE[func])
-            output = F.leaky_relu(args[0], slope) if slope else torch.relu(args[0])
+            if len(self.activations) in self.held:
+                output = self.held[len(self.activations)](args[0], slope)
+            else:
+                output = F.leaky_relu(args[0], slope) if slope else torch.relu(args[0])
             self.activations.append(Activated(args[0], output, slope))
             return output
         return func(*args, **given)
@@ -167,6 +197,7 @@ class Network:
         buffers: The round's buffers.
         low: Smallest value of an input.
         span: Largest minus smallest value.
+        held: Activations that are known, by their place in a pass.
     """
 
     model: nn.Module
@@ -174,10 +205,11 @@ class Network:
     buffers: Tensors
     low: float
     span: float
+    held: Mapping[int, Held] = field(default_factory=dict)
 
     def run(self, unit: Tensor) -> Pass:
         """One forward pass on `[n, C, H, W]` images in [0, 1], recorded."""
-        seen, like = Pass(), next(iter(self.params.values()))
+        seen, like = Pass(self.held), next(iter(self.params.values()))
         # Weights that a round does not carry are the model's own, in the type and place of the others.
         own = self.model.named_parameters()
         frozen = {name: weight.detach().to(like) for name, weight in own if name not in self.params}

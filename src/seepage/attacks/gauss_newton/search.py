@@ -204,7 +204,7 @@ class Search:
         circulant.damp(self.damping)
         # Open slopes: the diagonal is enough, each stands almost alone. Its scale is that of the whitened equations.
         weights = torch.ones_like(point.free)
-        if point.patches is not None:
+        if point.patches:
             weights = 1 / (self._open_diagonal(point) + self.damping)
 
         def product(v: Pair) -> Pair:
@@ -225,12 +225,10 @@ class Search:
 
     def _open_diagonal(self, point: Point) -> Tensor:
         """`[m]` squared length of each open slope's column, taking the whitening as its mean gain."""
-        assert point.patches is not None
-        whitening = point.whitenings[0]
-        gain = self.equations.gain(self.equations.gradients[0], whitening)
-        kernel = point.patches.shape[1] // self.equations.gradients[0].shape[1]
-        outputs = self.equations.gradients[0].shape[0]
-        # Whitened column of unit j: sum over k of W[:, (o, k)] patch[:, k]; its mean square over directions (o, k).
-        per = whitening.matrix.square().sum(0).view(outputs, kernel)[self.equations.open[:, 1]].mean(1)
-        columns: Tensor = per * point.patches.square().sum(1) * gain**2
+        columns = torch.zeros_like(point.free)
+        for patches, whitening, wanted in zip(point.patches, point.whitenings, self.equations.gradients, strict=False):
+            kernel, outputs = patches.shape[1] // wanted.shape[1], wanted.shape[0]
+            # Whitened column of unit j: sum over k of W[:, (o, k)] patch[:, k]; its mean square over directions (o, k).
+            per = whitening.matrix.square().sum(0).view(outputs, kernel)[self.equations.open[:, 1]].mean(1)
+            columns = columns + per * patches.square().sum(1) * self.equations.gain(wanted, whitening) ** 2
         return columns
