@@ -39,7 +39,7 @@ numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where 
 weights were not at hand, the order is judged by SSIM; then margins are not.
 
 Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most
-of several seeds. Where a paper takes the best guess for each image, the same attack scored with one guess for one
+of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation. Where a paper takes the best guess for each image, the same attack scored with one guess for one
 image stands below, with the share of examples recovered and the PSNR of a flat square of the example's own mean color:
 what finds nothing can still have more dB than the paper's.
 """
