@@ -559,6 +559,26 @@ def _milliseconds(step: Mapping[str, float] | None) -> str:
     return "" if step is None else f"{step['cpu_ms']:,.0f} ({step['times_faster']:.2f})"
 
 
+LABEL_SIZES = (1, 4, 8, 16, 32, 64, 128)
+
+
+def labels() -> Lines:
+    """Share of labels that each rule names right, with half of its interval."""
+    found: dict[tuple[str, int, str], dict[str, dict[int, str]]] = defaultdict(lambda: defaultdict(dict))
+    for row in rows_of("matching/labels"):
+        net = f"trained, {100 * row['train_accuracy']:.0f}%" if row["train_steps"] else "fresh"
+        half = "" if row["low"] is None else f" ± {(row['high'] - row['low']) / 2:.2f}"
+        value = "-" if row["accuracy"] is None else f"{row['accuracy']:.2f}{half}"
+        found[row["data"], row["classes"], net][row["rule"]][row["batch"]] = value
+    body = [
+        [f"{data}, {classes:,}", net, f"`{rule}`", *(sizes[size] for size in LABEL_SIZES)]
+        for (data, classes, net), rules in found.items()
+        for rule, sizes in rules.items()
+        if rule != "sign"
+    ]
+    return table(["pictures, classes", "net", "rule", *map(str, LABEL_SIZES)], body)
+
+
 PARTS: dict[str, Part] = {
     "cafe rounds": Part("cafe.md", cafe_rounds),
     "cafe rivals": Part("cafe.md", cafe_rivals),
@@ -575,6 +595,7 @@ PARTS: dict[str, Part] = {
     "lone": Part("features.md", lone_slopes),
     "landscape": Part("landscape.md", landscape),
     "realism": Part("matching.md", realism),
+    "labels": Part("matching.md", labels),
     "peers": Part("matching.md", peers),
     "starts": Part("matching.md", starts),
     "speed": Part("speed.md", speed),

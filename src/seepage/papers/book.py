@@ -38,10 +38,11 @@ counts up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right
 numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where LPIPS was not measured, since its
 weights were not at hand, the order is judged by SSIM; then margins are not.
 
-Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the most
-of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation. Where a paper takes the best guess for each image, the same attack scored with one guess for one
-image stands below, with the share of examples recovered and the PSNR of a flat square of the example's own mean color:
-what finds nothing can still have more dB than the paper's.
+Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the
+most of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation.
+Where a paper takes the best guess for each image, the same attack scored with one guess for one image stands below,
+with the share of examples recovered and the PSNR of a flat square of the example's own mean color: what finds
+nothing can still have more dB than the paper's.
 """
 
 DECIMALS = 2
