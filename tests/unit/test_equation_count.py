@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, Inapplicable, build, record
+from seepage.attacks.decoding import NaturalSpectrum
 from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.equations import Structure
 from seepage.attacks.gauss_newton.linearize import Network
-from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.leakage import convolutions, equation_count, exposure
 from seepage.leakage.convolutions import Jacobian, convolution_findings

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 import seepage.data
 from seepage import Architecture, Batch, FedSGD, attack, build, record
+from seepage.attacks.decoding import Decoder, NaturalSpectrum
 from seepage.attacks.guided import GuidedMatching, gradient_matching
 from seepage.attacks.guided.decoder import fit_decoder
 from seepage.attacks.guided.matching import FeatureAgreement
-from seepage.attacks.guided.synthetic import synthetic_images
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.labels import Auto
 from seepage.attacks.matching.objective import MatchingObjective
@@ -46,15 +46,37 @@ def flat(batch: Batch) -> float:
     return quality(batch.inputs.mean((2, 3), keepdim=True).expand_as(batch.inputs), batch)
 
 
-def test_synthetic_images_have_the_spectrum_of_photographs() -> None:
-    images = synthetic_images(400, (3, 32, 32), (0.0, 1.0), generator(0, "test")).numpy()
+def test_made_up_images_have_the_spectrum_of_photographs() -> None:
+    images = NaturalSpectrum((3, 32, 32)).samples(400, generator(0, "test")).numpy()
     power = np.abs(np.fft.fft2(images.mean(1))).mean(0)
-    # Amplitude 1 / f: four times the frequency has a quarter of it. Along an axis; the offset f_0 and clipping bend it.
-    assert power[0, 3] / power[0, 12] == pytest.approx((12 + 1) / (3 + 1), rel=0.15)
+    # Amplitude 1 / f: four times the frequency has a quarter of it, along an axis; edges and clipping bend it.
+    assert power[0, 3] / power[0, 12] == pytest.approx(4, rel=0.25)
     assert images.min() >= 0
     assert images.max() <= 1
-    wide = synthetic_images(2, (1, 8, 8), (-1.0, 3.0), generator(0, "test"))
-    assert wide.min() < 0.5 < 1.5 < wide.max()
+
+
+def test_a_decoder_is_the_ridge_regression_of_numpy() -> None:
+    """Of a pooled map: the features around a position, in units of their size, and a constant."""
+
+    def features(x: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool2d(x, 4)
+
+    made = Decoder(features, (1, 8, 8), generator(0, "test"))
+    images = NaturalSpectrum((1, 8, 8)).samples(512, generator(0, "test"))
+    maps = features(images).numpy().astype(np.float64)[:, 0]  # [512, 2, 2]
+    scale = np.sqrt((maps**2).mean())
+    around = np.pad(maps / scale, ((0, 0), (2, 2), (2, 2)))
+    rows, blocks = [], []
+    for y in range(2):
+        for x in range(2):
+            seen = around[:, y : y + 5, x : x + 5].reshape(512, 25)
+            rows.append(np.concatenate([seen, np.ones((512, 1))], 1))
+            blocks.append(images.numpy()[:, 0, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4].reshape(512, 16) - 0.5)
+    read, wanted = np.concatenate(rows), np.concatenate(blocks)
+    ridge = 1e-3 * (read**2).mean() * len(read)
+    weights = np.linalg.solve(read.T @ read + ridge * np.eye(26), read.T @ wanted)
+    assert made.near == 5
+    np.testing.assert_allclose(made.weights.numpy(), weights, atol=1e-4)
 
 
 def test_a_decoder_makes_images_of_a_map_and_colors_of_a_pooled_vector() -> None:
@@ -69,7 +91,7 @@ def test_a_decoder_makes_images_of_a_map_and_colors_of_a_pooled_vector() -> None
     pooled = build(Architecture("resnet", {"width": 8}), (3, 16, 16), 10)
     seen = record(pooled, batch, client=FedSGD(mode="eval"))
     decoder = fit_decoder(seen[0], seen.knowledge, "head", 3)
-    assert decoder.map is None
+    assert decoder.map == (64, 1, 1)
     assert tuple(decoder(torch.zeros(2, 64)).shape) == (2, 3, 16, 16)
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seepage.attacks.decoding import NaturalSpectrum
 from seepage.attacks.gauss_newton.equations import Structure, Whitening, slope_matrix
 from seepage.attacks.gauss_newton.linearize import Derivative, Network
-from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 from seepage.core.nn import generator, last_linear
 from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding

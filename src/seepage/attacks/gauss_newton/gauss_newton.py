@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
-from seepage.attacks.gauss_newton.decoder import Decoder
+from seepage.attacks.decoding import Decoder, NaturalSpectrum
 from seepage.attacks.gauss_newton.equations import Equations, Known, Structure
 from seepage.attacks.gauss_newton.linearize import Held, Network
 from seepage.attacks.gauss_newton.peeling import Peeled, peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
-from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 from seepage.attacks.head import HeadFeatures, head_features
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.nn import generator, last_linear, norm

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from seepage.attacks.decoding import NaturalSpectrum
 from seepage.attacks.gauss_newton.equations import Equations, Point
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
-from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 
 FIRST_DAMPING = 1e-6
 """Weight of the squared step at the start, beside equations whose derivative has norms of about 0.1 to 1."""

@@ -88,7 +88,7 @@ class _Solved(LabelInference):
 class GuidedMatching(Attack):
     """Gradient matching from a decoded start, held to the features that the last layer's gradient gives away.
 
-    `head_features` solves the features of every example. A ridge decoder, fitted on synthetic images that are put
+    `head_features` solves the features of every example. A ridge decoder, fitted on made-up images that are put
     through the network, turns them into a first image; the search then matches the gradient, and the candidates'
     features match the known ones as well. Networks that bend (ReLU, max pooling) are searched with signs of gradients,
     smooth ones with L-BFGS. Where the features are not known, or inputs are no images, it is the plain search from
