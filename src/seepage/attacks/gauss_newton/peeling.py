@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from seepage.attacks.decoding import NaturalSpectrum
 from seepage.attacks.gauss_newton.linearize import Derivative, Held, Network, Pass
 from seepage.attacks.gauss_newton.patches import read_patches
 from seepage.attacks.gauss_newton.readings import Forward, solve_reading
-from seepage.attacks.gauss_newton.spectrum import NaturalSpectrum
 from seepage.attacks.head import HeadFeatures
 from seepage.core.nn import generator
 from seepage.types import Tensors
