@@ -14,6 +14,7 @@ from seepage.errors import Problems, SeepageError
 from seepage.papers import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
 from seepage.papers.items import item_of
+from seepage.papers.run import _own_data
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.recipe.overrides import overlay
 from seepage.recipe.resolve import cells
@@ -123,6 +124,15 @@ def test_data_that_are_not_there_are_left_out_and_said(tmp_path: Path) -> None:
     expect = {**item.tables["expect"], "rows": [{"name": "x", "data": "nowhere"}]}
     with pytest.raises(SeepageError, match="nothing can be run without the data nowhere"):
         plan([item_of("x", {**item.tables, "expect": expect})], "paper", {}, [0])
+
+
+def test_a_function_that_is_given_no_data_uses_the_recipes_own() -> None:
+    """Table 11 trains on the digits that its recipe names; constants and a parabola need none."""
+    used = {name: plan([find_item(name)], "small", {}, [0], None)[0][0] for name in ITEMS_BY_FUNCTION}
+    assert {name: _own_data(job) for name, job in used.items()} == ITEMS_BY_FUNCTION
+
+
+ITEMS_BY_FUNCTION = {"cafe/table-11": "digits", "cafe/table-9": "no data", "fedleak/figure-10": "no data"}
 
 
 # --- the recipes that ship ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from seepage.papers.lines import Line
 from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, picture_of, read_records
 from seepage.papers.used import USED
-from seepage.papers.verdicts import DIVERGED, EXACT_DB, Decided, Judged, in_words, judge
+from seepage.papers.verdicts import DIVERGED, EXACT_DB, TOPS, Decided, Judged, in_words, judge
 
 LEGEND = f"""Every number of ours was made by the command beside it; nothing is typed in by hand. The lines lie in
 `results/reproduce/`, one file per table or figure.
@@ -23,13 +24,13 @@ between its numbers: rows above rows, columns above columns, a peak, a fall, no 
 on the paper's own printed numbers first, which must satisfy it. A margin is the paper's own where it states one or its
 least lead is the point; else it is about half of the least effect that the paper prints.
 
-At the paper's size a claim **holds** where each of its comparisons does by the 95 % interval of the difference, **does
-not hold** where the interval of one of them lies on the other side, and otherwise we **cannot tell**. `small` is a size
-for two cores and minutes: fewer steps, smaller networks, fewer images, often packaged pictures in place of the paper's.
-It is another experiment than the paper's, and its words are about itself: **seen in small**, **not seen in small**,
-**cannot tell in small**. What is seen there may be gone at the paper's size, and what is not seen may be there.
-"9 of 12 no; 3 not measured" counts comparisons: twelve were measured, in nine the claim fails. **Not tested**: none
-was measured.
+At the paper's size a claim **holds** where each of its comparisons does by the 95 % interval of the difference,
+**does not hold** where the interval of one of them lies on the other side, and otherwise we **cannot tell**. "By
+seepage's own algorithm" means that ours are not by the paper's. `small` is a size for two cores and minutes: fewer
+steps, smaller networks, fewer images, often packaged pictures in place of the paper's. It is another experiment
+than the paper's, and its words are about itself: **seen in small**, **not seen in small**, **cannot tell in
+small**. What is seen there may be gone at the paper's size, and what is not seen may be there. "9 of 12 no; 3 not
+measured" counts comparisons: twelve were measured, in nine the claim fails. **Not tested**: none was measured.
 
 Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends
 of both numbers' intervals over examples or batches (95 %, bootstrap); rows of the best guess that were measured
@@ -120,7 +121,11 @@ def examples_of(item: Item, judged: Judged) -> str:
 def _compared(item: Item, part: Decided, size: str) -> str:
     """One comparison in words: `CPA, n = 4: 0.20, against 0.31 of GMA`."""
     heads = item.columns("small" if size == "small" else "paper")
-    left, right, given = part.comparison.left, part.comparison.right, number_of(part.right)
+    left, right = part.comparison.left, part.comparison.right
+    top = TOPS.get(left.line.metric, inf)
+    mine, given = (
+        number_of(n) + (f" (counted as {top:g})" if n is not None and n > top else "") for n in (part.left, part.right)
+    )
     if isinstance(right, At) and right.line is left.line:
         against = f"{given} at {heads[right.column]}"
     elif isinstance(right, At):
@@ -128,7 +133,7 @@ def _compared(item: Item, part: Decided, size: str) -> str:
     else:
         against = f"{given}, the mean color's" if isinstance(right, str) else given
     why = " (no interval)" if part.low is None else ""
-    return f"{left.line.name}, {heads[left.column]}: {number_of(part.left)} against {against}{why}"
+    return f"{left.line.name}, {heads[left.column]}: {mine} against {against}{why}"
 
 
 def _claims(item: Item, records: Sequence[Record]) -> str:

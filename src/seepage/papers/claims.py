@@ -65,6 +65,7 @@ class _Claim(BaseModel):
         printed: Whether the paper prints numbers that show it; False where it shows a figure or only says so.
         exact: Whether no chance is in the numbers, so that they are compared as they are.
         instead: The metric that is read, more being better, where the row's own could not be measured.
+        own: Whether our numbers are by an algorithm of this package in place of the paper's, which the verdict says.
         only: Columns that are looked at; empty: all.
         differs: What is different here and what would have to be true for the paper's result; needed where the claim
             does not hold here.
@@ -77,6 +78,7 @@ class _Claim(BaseModel):
     printed: bool = True
     exact: bool = False
     instead: Literal["ssim", "psnr"] | None = None
+    own: bool = False
     only: tuple[int, ...] = ()
     differs: str = ""
 

@@ -370,8 +370,9 @@ def data_name(job: Job) -> str:
 
 
 def _own_data(job: Job) -> str:
-    """The recipe's own data; a function of its own that is given none uses none."""
-    return "no data" if job.item.expect.by else str(job.tables.get("data", {}).get("use", ""))
+    """The recipe's own data; a table of constants and a function without `[data]` use none."""
+    used = str(job.tables.get("data", {}).get("use", ""))
+    return "no data" if job.item.expect.kind == "constants" or not used else used
 
 
 def environment(device: str, started: float | None = None) -> dict[str, Any]:

@@ -28,6 +28,9 @@ DIVERGED = 10.0
 LEVEL = 0.95
 """Of the intervals."""
 
+TOPS = {"psnr": EXACT_DB, "psnr_nearest": EXACT_DB, "loss": DIVERGED}
+"""Up to where numbers of a metric are told apart."""
+
 _ROUNDING = 1e-9
 """Differences of printed numbers, such as 0.3 - 0.2, are off by this much at most."""
 
@@ -228,7 +231,7 @@ def _decide(
     metric = left.metric or comparison.left.line.metric
     if left.metric and isinstance(right, float):  # a level is in the unit of the row's own metric
         return Decided(comparison, None, data=data)
-    top = {"psnr": EXACT_DB, "psnr_nearest": EXACT_DB, "loss": DIVERGED}.get(metric, inf) if cap else inf
+    top = TOPS.get(metric, inf) if cap else inf
     low, high = _difference(left, other, top, exact)
     if left.better == "less" and low is not None and high is not None:
         low, high = -high, -low  # on the better side
@@ -305,4 +308,5 @@ def in_words(judged: Judged) -> str:
     missing = len(judged.parts) - judged.measured
     rest = f"; {missing} not measured" if missing else ""
     verb = {"holds": "yes", "does not hold": "no", "cannot tell": "open"}[verdict]
-    return f"{word} ({counts[verdict]} of {judged.measured} {verb}{rest})"
+    own = ", by seepage's own algorithm" if judged.claim.own else ""
+    return f"{word}{own} ({counts[verdict]} of {judged.measured} {verb}{rest})"
