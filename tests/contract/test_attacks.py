@@ -113,6 +113,7 @@ def test_it_keeps(case: AttackCase, check: Callable[[AttackCase], None]) -> None
         "cpl",
         "dlg",
         "fedleak",
+        "fedleak_guided",
         "ggl",
         "gias",
         "grad_inversion",

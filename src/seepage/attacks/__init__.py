@@ -8,7 +8,7 @@ from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.cpa.feature_inversion import FeatureInversion, cpa_fia
 from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.generative import ggl, gias, rogs
-from seepage.attacks.guided import GuidedMatching, gradient_matching
+from seepage.attacks.guided import GuidedMatching, fedleak_guided, gradient_matching
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.matching import (
     GradientMatching,
@@ -48,6 +48,7 @@ __all__ = [
     "cpl",
     "dlg",
     "fedleak",
+    "fedleak_guided",
     "fedleak_released",
     "ggl",
     "gias",

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from seepage.attacks.matching.first_order import FirstOrderProblem
-from seepage.attacks.matching.problem import Problem
+from seepage.attacks.matching.objective import Evaluates
 from seepage.core.nn import generator
 from seepage.errors import SeepageError
 
@@ -48,7 +47,7 @@ class Landscape:
 
 
 def landscape(
-    problem: Problem | FirstOrderProblem,
+    problem: Evaluates,
     inputs: Float[Tensor, "n *shape"],
     labels: Int[Tensor, " n"],
     *,
@@ -64,7 +63,8 @@ def landscape(
     way: no value of it shows that an update is safe.
 
     Args:
-        problem: The update of this batch, with the distance to be used.
+        problem: The update of this batch, with the distance to be used (`Problem`), or whatever else has a value and a
+            gradient in the inputs.
         inputs: The true inputs.
         labels: The true labels.
         noises: Standard deviations of the noise.
@@ -77,6 +77,7 @@ def landscape(
     Example:
         >>> from seepage import Architecture, Batch, build, record
         >>> from seepage.attacks.matching.distances import L2
+        >>> from seepage.attacks.matching.problem import Problem
         >>> model = build(Architecture("convnet", {"width": 4, "activation": "sigmoid"}), (1, 8, 8), 3)
         >>> private = Batch(torch.rand(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1]))
         >>> seen = record(model, private)

@@ -1,4 +1,4 @@
-"""The linear decoder for a round: from what the last layer reads, `[n, k]`, to images in the value range."""
+"""The linear decoder for a round: from what a layer reads, `[n, k]`, to images in the value range."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,18 +35,18 @@ class FeatureDecoder:
         return low + (high - low) * self.decoder(features.reshape(-1, *self.map))
 
 
-def fit_decoder(observed: Round, knowledge: Knowledge, head: str, size: int, *, seed: int = 0) -> FeatureDecoder:
+def fit_decoder(observed: Round, knowledge: Knowledge, layer: str, size: int, *, seed: int = 0) -> FeatureDecoder:
     """Fit a decoder for the network of this round.
 
     Args:
         observed: The round, whose weights and buffers the network has.
         knowledge: What the attacker knows.
-        head: Name of the last fully connected layer.
+        layer: Name of the layer whose inputs are decoded: the last fully connected one, or a convolution.
         size: Examples per batch, of which batch norm in train mode takes its statistics.
         seed: Of the made-up images.
 
     Raises:
-        Inapplicable: For inputs that are no images, and where the layer is not called or not with `[n, k]`.
+        Inapplicable: For inputs that are no images, and where the layer is not called once.
     """
     if len(knowledge.input_shape) != 3:
         raise Inapplicable("a decoder of features makes images", "use inverting_gradients")
@@ -55,7 +55,7 @@ def fit_decoder(observed: Round, knowledge: Knowledge, head: str, size: int, *, 
 
     def maps(unit: Tensor) -> Tensor:
         nonlocal shape
-        features, shape = _seen(observed, knowledge, head, low + (high - low) * unit.to(like))
+        features, shape = _seen(observed, knowledge, layer, low + (high - low) * unit.to(like))
         return features.view(len(features), *shape)
 
     at_once = size if knowledge.client.batch_coupled(knowledge.model) else CHUNK
@@ -65,13 +65,16 @@ def fit_decoder(observed: Round, knowledge: Knowledge, head: str, size: int, *, 
 
 
 @torch.no_grad()
-def _seen(observed: Round, knowledge: Knowledge, head: str, inputs: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-    """Features `[n, k]` of some inputs, and the shape of the map they were flattened from, else `(k, 1, 1)`."""
+def _seen(observed: Round, knowledge: Knowledge, layer: str, inputs: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
+    """What the layer reads, `[n, k]`, and the shape of the map that it is or was flattened from, else `(k, 1, 1)`."""
     model = knowledge.model
     leaves = [name for name, module in model.named_modules() if not list(module.children())]
     with captured_calls(model, leaves) as calls, in_mode(model, training=knowledge.client.mode == "train"):
         forward(model, observed.params, inputs, buffers=observed.buffers)
-    features = head_input(calls.get(head, ()))
+    features = layer_input(calls.get(layer, ()))
+    read = calls[layer][0].input
+    if read.ndim == 4:
+        return features, (read.shape[1], read.shape[2], read.shape[3])
     width = features.shape[1]
     # The last map with as many values as the head reads is the one that was flattened, if it holds the same values.
     for call in reversed([call for several in calls.values() for call in several]):
@@ -82,12 +85,12 @@ def _seen(observed: Round, knowledge: Knowledge, head: str, inputs: Tensor) -> t
     return features, (width, 1, 1)
 
 
-def head_input(calls: Sequence[LayerCall]) -> Tensor:
-    """What the last layer was given, `[n, k]`.
+def layer_input(calls: Sequence[LayerCall]) -> Tensor:
+    """What a layer was given, flattened to `[n, k]`.
 
     Raises:
-        Inapplicable: Where it was not called once, or with something else.
+        Inapplicable: Where it was not called once, or with something else than one vector or map per example.
     """
-    if len(calls) != 1 or calls[0].input.ndim != 2:
-        raise Inapplicable("the last layer is not called once for each batch", "use inverting_gradients")
-    return calls[0].input
+    if len(calls) != 1 or calls[0].input.ndim not in (2, 4):
+        raise Inapplicable("the layer is not called once for each batch", "use inverting_gradients")
+    return calls[0].input.flatten(1)

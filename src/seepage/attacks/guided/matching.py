@@ -1,15 +1,17 @@
 """Gradient matching guided by the features in front of the last layer."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
+from seepage.attacks.activations import inner_activations
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
-from seepage.attacks.guided.decoder import fit_decoder, head_input
-from seepage.attacks.head.features import HeadFeatures, head_features
+from seepage.attacks.guided.decoder import fit_decoder, layer_input
+from seepage.attacks.guided.inversion import invert_activations
+from seepage.attacks.head.features import head_features
 from seepage.attacks.matching.directions import Plain
 from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.frozen_pattern import RecordedPattern
@@ -19,10 +21,15 @@ from seepage.attacks.matching.optimizers import LBFGS
 from seepage.attacks.matching.parameters import Pixels, SearchSpace
 from seepage.attacks.matching.priors import ColorVariation
 from seepage.core.nn import calls_in_pass, forward, in_mode, last_linear
+from seepage.errors import SeepageError
 from seepage.types import Knowledge, Reconstruction, Round, Transcript
 
 EVALUATIONS = 26
 """Evaluations that are counted for one step of L-BFGS: 20 iterations, and some more for its line searches."""
+
+
+INVERSION_STEPS = 8
+"""Steps of Gauss-Newton in which activations are inverted."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +40,8 @@ class FeatureAgreement(LayerPrior):
 
     Args:
         weight: Weight against the gradient distance.
-        layer: Name of the last fully connected layer, whose inputs are the features.
-        features: `[n, k]`.
+        layer: Name of the layer whose inputs are the features: the last fully connected one, or a convolution.
+        features: `[n, k]`, flattened where they are maps.
         known: `[n]` which of them count.
     """
 
@@ -48,7 +55,7 @@ class FeatureAgreement(LayerPrior):
 
     def __call__(self, seen: Seen, labels: Tensor, observed: Round) -> Tensor:
         wanted = self.features[self.known]
-        apart = head_input(seen[self.layer])[self.known] - wanted
+        apart = layer_input(seen[self.layer])[self.known] - wanted
         return self.weight * apart.square().sum() / wanted.square().sum()
 
 
@@ -84,6 +91,25 @@ class _Solved(LabelInference):
         return self.labels
 
 
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """What a layer reads for each example.
+
+    Attributes:
+        layer: Its name.
+        values: `[n, k]` or `[n, C, H, W]`.
+        known: `[n]` of which examples.
+        labels: `[n]`.
+        words: What it is, for the report.
+    """
+
+    layer: str
+    values: Tensor
+    known: Bool[Tensor, " n"]
+    labels: Int[Tensor, " n"]
+    words: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class GuidedMatching(Attack):
     """Gradient matching from a decoded start, held to the features that the last layer's gradient gives away.
@@ -99,13 +125,27 @@ class GuidedMatching(Attack):
 
     Args:
         search: The matching attack that is guided.
-        weight: Weight of the features' relative squared distance.
+        weight: Weight of the features' relative squared distance; 0: they serve as a start alone.
+        source: What is known: the `features` that the last layer reads, or the `activations` that the last block of a
+            residual network reads (`inner_activations`), which also tells batches of more examples than classes apart.
+        start: Where the search starts: images that a `decoder` makes of what is known; the `inversion` of activations
+            by least squares, from these; or its `own` start.
+        keeps: Whether the search keeps its units, optimizer and schedule on every network.
     """
 
     needs: ClassVar[Needs] = GradientMatching.needs
 
     search: GradientMatching
     weight: float = 1.0
+    source: Literal["features", "activations"] = "features"
+    start: Literal["decoder", "inversion", "own"] = "decoder"
+    keeps: bool = False
+
+    def __post_init__(self) -> None:
+        if self.start == "inversion" and self.source != "activations":
+            raise SeepageError("an inversion starts from activations; set known to activations, or start to decoder")
+        if self.weight < 0:
+            raise SeepageError(f"the weight of what is known cannot be below 0, got {self.weight}; correct the recipe")
 
     def examine(self, transcript: Transcript) -> tuple[Knowledge, Round]:
         return self.search.examine(transcript)
@@ -117,13 +157,14 @@ class GuidedMatching(Attack):
         knowledge, observed = seen
         search = self._fitting(knowledge, observed)
         try:
-            found, layer = self._features(knowledge, observed)
-            search = self._started(search, found, layer, knowledge, observed)
-            note = "Features of the last layer were read from its gradient; the search started from an image of them."
-            left = int((~found.known).sum())
+            known = self._known(knowledge, observed)
+            search = self._started(search, known, knowledge, observed)
+            begun = "its own start" if self.start == "own" else "an image of them"
+            note = f"{known.words}; the search started from {begun}."
+            left = int((~known.known).sum())
             note += f" Of {left} examples they are not known." if left else ""
         except Inapplicable as unknown:
-            note = f"The search had no features to start from: {unknown.reason}."
+            note = f"The search had no {self.source} to start from: {unknown.reason}."
         result = search.run(seen, seed=seed, progress=progress)
         return replace(result, notes=(note, *result.notes))
 
@@ -133,23 +174,36 @@ class GuidedMatching(Attack):
         knowledge, observed = transcript.knowledge, transcript[0]
         search = self._fitting(knowledge, observed)
         try:
-            found, layer = self._features(knowledge, observed)
+            known = self._known(knowledge, observed)
         except Inapplicable:
             return search.objective_at(transcript, inputs, labels)
         # Candidate i is held to the features of example i: put the inputs into the features' order first.
-        calls = calls_in_pass(knowledge.model, [layer], observed.params, inputs, buffers=observed.buffers)
-        costs = torch.cdist(found.features.to(inputs), head_input(calls[layer]))
+        calls = calls_in_pass(knowledge.model, [known.layer], observed.params, inputs, buffers=observed.buffers)
+        costs = torch.cdist(known.values.flatten(1).to(inputs), layer_input(calls[known.layer]))
         order = torch.as_tensor(linear_sum_assignment(costs.detach().cpu().numpy())[1], device=inputs.device)
-        agreement = self._agreement(found, layer, inputs)
-        held = replace(search, priors=(*search.priors, agreement))
+        held = replace(search, priors=(*search.priors, *self._agreement(known, inputs)))
         return held.objective_at(transcript, inputs[order], labels[order])
 
-    def _features(self, knowledge: Knowledge, observed: Round) -> tuple[HeadFeatures, str]:
-        """What the last layer's gradient says, and that layer's name.
+    def started(self, knowledge: Knowledge, observed: Round) -> GradientMatching:
+        """The search with its start, its labels and its terms, as one that needs no guide.
 
         Raises:
-            Inapplicable: Where it says nothing.
+            Inapplicable: Where nothing is known to start from.
         """
+        known = self._known(knowledge, observed)
+        return self._started(self._fitting(knowledge, observed), known, knowledge, observed)
+
+    def _known(self, knowledge: Knowledge, observed: Round) -> _Known:
+        """What the last layers' gradients say.
+
+        Raises:
+            Inapplicable: Where they say nothing.
+        """
+        if self.source == "activations":
+            inner = inner_activations(observed, knowledge)
+            every = torch.ones(len(inner.labels), dtype=torch.bool)
+            words = "Activations in front of the last block were read from its gradients"
+            return _Known(inner.layer, inner.activations, every, inner.labels, words)
         names = last_linear(knowledge.model, knowledge.num_classes)
         # Inferred labels may be wrong; those that come with the solution have been checked against the gradient.
         inferred = isinstance(self.search.labels, Auto)
@@ -160,30 +214,42 @@ class GuidedMatching(Attack):
         found = head_features(observed, knowledge, labels)
         if not found.known.any():
             raise Inapplicable(found.doubt or "none of them is known", "use inverting_gradients")
-        return found, names[0].removesuffix(".weight")
+        words = "Features of the last layer were read from its gradient"
+        return _Known(names[0].removesuffix(".weight"), found.features, found.known, found.labels, words)
 
-    def _agreement(self, found: HeadFeatures, layer: str, like: Tensor) -> FeatureAgreement:
-        return FeatureAgreement(self.weight, layer, found.features.to(like), found.known.to(like.device))
+    def _agreement(self, known: _Known, like: Tensor) -> tuple[FeatureAgreement, ...]:
+        """The term that holds candidates to what is known; none where its weight is 0."""
+        if self.weight == 0:
+            return ()
+        values = known.values.flatten(1).to(like)
+        return (FeatureAgreement(self.weight, known.layer, values, known.known.to(like.device)),)
 
     def _started(
-        self, search: GradientMatching, found: HeadFeatures, layer: str, knowledge: Knowledge, observed: Round
+        self, search: GradientMatching, known: _Known, knowledge: Knowledge, observed: Round
     ) -> GradientMatching:
-        """The search from the decoded features, held to them."""
+        """The search from an image of what is known, held to it."""
         like = next(iter(observed.params.values()))
-        agreement = self._agreement(found, layer, like)
-        decoded = fit_decoder(observed, knowledge, layer, len(found.labels))(agreement.features)
-        grey = torch.full_like(decoded, sum(knowledge.value_range) / 2)
-        inputs = torch.where(agreement.known[:, None, None, None], decoded, grey)
-        pixels = _units(knowledge)
-        return replace(
+        held = replace(
             search,
-            parameters=_Decoded(inputs=inputs, mean=pixels.mean, std=pixels.std),
-            labels=_Solved(found.labels.to(like.device)),
-            priors=(*search.priors, agreement),
+            labels=_Solved(known.labels.to(like.device)),
+            priors=(*search.priors, *self._agreement(known, like)),
         )
+        if self.start == "own":
+            return held
+        values = known.values.to(like)
+        inputs = fit_decoder(observed, knowledge, known.layer, len(values))(values.flatten(1))
+        if self.start == "inversion":
+            inputs = invert_activations(observed, knowledge, known.layer, values, inputs, steps=INVERSION_STEPS)
+        grey = torch.full_like(inputs, sum(knowledge.value_range) / 2)
+        inputs = torch.where(known.known.to(like.device)[:, None, None, None], inputs, grey)
+        pixels = search.parameters
+        assert isinstance(pixels, Pixels)
+        return replace(held, parameters=_Decoded(inputs=inputs, mean=pixels.mean, std=pixels.std))
 
     def _fitting(self, knowledge: Knowledge, observed: Round) -> GradientMatching:
-        """The search with units of the value range, and an optimizer that suits the network."""
+        """The search with units of the value range, and an optimizer that suits the network; or as it is (`keeps`)."""
+        if self.keeps:
+            return self.search
         low, high = knowledge.value_range
         search = replace(self.search, parameters=_units(knowledge))
         priors = tuple(

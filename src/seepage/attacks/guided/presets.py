@@ -1,5 +1,7 @@
 """This package's own preset of gradient matching."""
 
+from typing import Literal
+
 from seepage.attacks.guided.matching import GuidedMatching
 from seepage.attacks.matching.adaptive import DefenseAware
 from seepage.attacks.matching.directions import Sign
@@ -8,6 +10,7 @@ from seepage.attacks.matching.engine import GradientMatching
 from seepage.attacks.matching.labels import LABEL_RULES
 from seepage.attacks.matching.optimizers import Adam
 from seepage.attacks.matching.options import SearchOptions, preset
+from seepage.attacks.matching.presets import fedleak
 from seepage.attacks.matching.priors import ColorVariation
 from seepage.registry import attacks
 
@@ -47,3 +50,38 @@ def gradient_matching(
         project=True,
     )
     return GuidedMatching(search=matching, weight=features)
+
+
+@attacks.register(
+    "fedleak_guided",
+    needs="the batch size; a pooled residual network in eval mode, or fewer examples than classes",
+    paper="Fan et al. 2025, started and held by what the last layers' gradients say",
+    cost="minutes (300 Adam steps of two evaluations)",
+)
+@preset("schedule", steps=300, lr=4e-3, tv=1e-5)
+def fedleak_guided(
+    search: SearchOptions,
+    *,
+    known: Literal["features", "activations"] = "activations",
+    start: Literal["decoder", "inversion", "own"] = "inversion",
+    hold: float = 1.0,
+) -> GuidedMatching:
+    """FedLeak's search (`fedleak`) from images of what late layers read, and held to it.
+
+    FedLeak's distance, priors, blended direction, Adam and projection are as the paper has them. New are where it
+    starts, in place of uniform noise, a term of its objective, `|f(x) - f|^2 / |f|^2` with f what is known of each
+    example, and the labels, which are solved with it. In place of 10,000 steps at 1e-4 there are fewer and longer ones.
+
+    With `known="activations"` f is what the last block of a residual network reads, solved from the gradients of its
+    two convolutions (`seepage.attacks.activations`), for batches of any number of classes; with `features` what the
+    head reads, solved from its gradient (`seepage.attacks.head`). Where neither can be had it is FedLeak from its own
+    start, and a note says why. Measured part by part in `docs/fedleak-relu.md`.
+
+    Args:
+        known: What is solved for: activations of the last block, or features of the last layer.
+        start: Where the search starts: a ridge decoder's images of it, their refinement by least squares (of
+            activations), or FedLeak's own uniform noise.
+        hold: Weight of its relative squared distance in the objective; 0: without.
+    """
+    own = fedleak(steps=search.steps, lr=search.lr, tv=search.tv, schedule=search.schedule, labels="auto")
+    return GuidedMatching(search=own, weight=hold, source=known, start=start, keeps=True)

@@ -1,0 +1,6 @@
+"""Inner activations: what late layers read for each example, from the gradients of their weights."""
+
+from seepage.attacks.activations.activations import InnerActivations, inner_activations
+from seepage.attacks.activations.deconvolution import Deconvolved, deconvolve
+
+__all__ = ["Deconvolved", "InnerActivations", "deconvolve", "inner_activations"]
