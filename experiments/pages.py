@@ -51,7 +51,7 @@ def rows_of(*studies: str) -> list[Row]:
     found = []
     for record in itertools.chain(*(read_file(RESULTS / f"{study}.jsonl") for study in studies)):
         low, high = record.interval or (None, None)
-        found.append({**record.made, **record.flat, "low": low, "high": high})
+        found.append({**record.made, **record.flat, "name": record.row, "low": low, "high": high})
     return found
 
 
@@ -337,6 +337,40 @@ def head_features() -> Lines:
     return [*lines, *commands(rows)]
 
 
+def patches() -> Lines:
+    """Vision transformers: by network at 224 pixels, then by what the client does at 32."""
+    rows = rows_of("transformers/patches")
+    lines: Lines = []
+    for data, title in (
+        ("photographs", "Five packaged photographs of 224 pixels, random weights, one gradient in float32:"),
+        ("cifar10.npz", "Five CIFAR-10 images of 32 pixels, `vit` (64 patches, tokens of 96 numbers, 4 layers):"),
+    ):
+        found = [row for row in rows if row["data"] == data]
+        body = []
+        for row in found:
+            if row["psnr"] is None:
+                body.append(
+                    [row["name"], "not applicable", "", "", "", f"{row['mean_color']:.1f}", f"{row['cpu_s']:.1f}"]
+                )
+                continue
+            body.append(
+                [
+                    row["name"],
+                    f"{row['psnr']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+                    f"{row['expected']:.1f}",
+                    f"{row['shown']:.0%}",
+                    f"{row['certified'] * row['applicable']:.0f} of {row['images']}, {row['false_certificates']} false",
+                    f"{row['mean_color']:.1f}",
+                    f"{row['cpu_s']:.1f}",
+                ]
+            )
+        heads = ("", "PSNR, mean (least to most)", "expected", "directions shown", "certified", "mean color", "cpu_s")
+        lines += [title, "", *table(heads, body), ""]
+    reasons = {reason for row in rows for reason in row["reasons"]}
+    lines += [f"Not applicable: {reason}." for reason in sorted(reasons)]
+    return [*lines, *commands(rows)]
+
+
 def convolutions() -> Lines:
     """Batches read exactly, by data, classes, training and batch size."""
     rows = rows_of("convolutions/exact")
@@ -591,6 +625,7 @@ PARTS: dict[str, Part] = {
     "skew": Part("federation.md", skew),
     "secure-aggregation": Part("federation.md", secure_aggregation),
     "head": Part("features.md", head_features),
+    "patches": Part("transformers.md", patches),
     "convolutions": Part("convolutions.md", convolutions),
     "lone": Part("features.md", lone_slopes),
     "landscape": Part("landscape.md", landscape),

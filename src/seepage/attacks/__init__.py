@@ -22,6 +22,7 @@ from seepage.attacks.matching import (
     inverting_gradients,
     sapag,
 )
+from seepage.attacks.patches import PatchEmbedding
 from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
 from seepage.attacks.spear.spear import Spear
 from seepage.registry import Registry, attacks
@@ -39,6 +40,7 @@ __all__ = [
     "Inapplicable",
     "LayerRank",
     "LinearLeak",
+    "PatchEmbedding",
     "PublishedCafe",
     "RGap",
     "Spear",

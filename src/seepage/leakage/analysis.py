@@ -20,6 +20,7 @@ from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_findings, euclidean_norm, fingerprint
 from seepage.leakage.labels import LabelLeak, label_findings, label_leak
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
+from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
 from seepage.privacy.ledger import LedgerEntry, open_entry
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
@@ -67,6 +68,7 @@ class Exposure:
         labels: What the last layer says, or None.
         features: What the head's equations say, in words, or None.
         convolutions: Equations about the images behind solved features, against their pixels, or None.
+        patches: What the patch and position embeddings of a transformer say of its one example, or None.
         fingerprints: What the values of each tensor look like.
         defenses: Defenses and number formats that the update looks like.
         findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
@@ -85,6 +87,7 @@ class Exposure:
     labels: LabelLeak | None
     features: str | None
     convolutions: EquationCount | None
+    patches: PatchLeak | None
     fingerprints: tuple[Fingerprint, ...]
     defenses: tuple[Finding, ...]
     findings: tuple[Finding, ...]
@@ -94,13 +97,14 @@ class Exposure:
 
     @property
     def examples(self) -> int:
-        """Private examples that the layer which reads the input gives away exactly."""
-        return max((layer.found for layer in self.layers if layer.reads == "input"), default=0)
+        """Private examples that the layers which read the input give away exactly."""
+        image = int(self.patches is not None and self.patches.exact)
+        return max([image, *(layer.found for layer in self.layers if layer.reads == "input")])
 
     @property
     def vectors(self) -> int:
         """Inputs of any one fully connected layer, private examples or their features, given away exactly."""
-        return max((layer.found for layer in self.layers), default=0)
+        return max([self.examples, *(layer.found for layer in self.layers)])
 
     @property
     def looks_like(self) -> tuple[str, ...]:
@@ -274,11 +278,13 @@ class UpdateAnalysis:
         norms = self._batch_norms()
         features, unsolved = self._head_features()
         count, uncounted = self._equation_count(features)
+        patches = patch_leak(OneRound(self.seen, self.t))
         findings = (
             *(finding for layer in layers for finding in layer_findings(layer)),
             *label_findings(self.labels, knowledge),
             *batch_norm_findings(norms),
             *convolution_findings(count),
+            *patch_findings(patches),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
         return Exposure(
@@ -292,6 +298,7 @@ class UpdateAnalysis:
             labels=self.labels,
             features=features,
             convolutions=count,
+            patches=patches,
             fingerprints=self.fingerprints,
             defenses=self.defenses,
             findings=findings,

@@ -17,6 +17,7 @@ from seepage.models.mlp import fc2, mlp3
 from seepage.models.normalize import Normalize
 from seepage.models.resnet import resnet
 from seepage.models.vertical import vertical
+from seepage.models.vit import vit
 from seepage.registry import Registry, Spec, models
 from seepage.signatures import bind
 
@@ -35,6 +36,7 @@ __all__ = [
     "resnet",
     "trusted",
     "vertical",
+    "vit",
 ]
 
 

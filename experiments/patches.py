@@ -1,0 +1,186 @@
+r"""One image of a vision transformer from one update, by the gradients of its patch and position embeddings.
+
+python experiments/patches.py photographs
+python experiments/patches.py small --data ../shared/data/cifar10.npz
+
+`photographs`: networks of torchvision and timm for 224 pixels, with random weights, on five photographs that
+scikit-image and scikit-learn ship, one gradient in float32 each. torchvision's heads start at zero, with which a first
+gradient holds nothing: theirs are drawn with a standard deviation of 0.02. `small`: `vit` on five CIFAR-10 images of 32
+pixels, by what the client does. Nothing was tuned on these images. One row of results/transformers/patches.jsonl per
+setting that is not there yet: the mean PSNR, between the least and the most, with the mean color beside it.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import skimage.data
+import sklearn.datasets
+import torch
+import torch.nn.functional as F
+from common import draw, fit, flat_square, parts
+from torch import Tensor, nn
+
+from seepage import Architecture, Batch, GaussianNoise, build, record
+from seepage.attacks.base import ignore
+from seepage.attacks.patches import PatchEmbedding
+from seepage.clients import FedAvg
+from seepage.defenses.quantize import Quantize
+from seepage.errors import Inapplicable
+from seepage.metrics import psnr, ssim
+from seepage.papers.records import RESULTS, keep_measured, read_file
+from seepage.types import ClientUpdate, Defense, Update
+
+NETWORKS = (
+    "torchvision:vit_b_32",
+    "torchvision:vit_b_16",
+    "timm:deit_small_patch16_224",
+    "timm:deit_small_distilled_patch16_224",
+    "timm:deit_tiny_patch16_224",
+    "timm:vit_small_patch16_224.augreg_in21k",
+)
+SIZE, CLASSES, IMAGES = 224, 10, 5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is attacked, and what the client does."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 0
+    client: ClientUpdate | None = None
+    defense: Defense | None = None
+    dtype: torch.dtype = torch.float32
+
+
+SMALL = (
+    Setting("fresh"),
+    Setting("trained for an epoch", epochs=1),
+    Setting("patches of 8 pixels", {"patch": 8}),
+    Setting("64 patches, tokens of 64 numbers", {"width": 64}),
+    Setting("64 patches, tokens of 48 numbers", {"width": 48}),
+    Setting("64 patches, tokens of 32 numbers", {"width": 32}),
+    *(Setting(f"{steps} local steps", client=FedAvg(lr=0.01, steps=steps, batch_size=1)) for steps in (1, 2, 5, 20)),
+    Setting("5 local steps at 0.1", client=FedAvg(lr=0.1, steps=5, batch_size=1)),
+    Setting("5 local steps, momentum", client=FedAvg(lr=0.01, steps=5, batch_size=1, momentum=0.9)),
+    Setting("float16", dtype=torch.float16),
+    Setting("bfloat16", dtype=torch.bfloat16),
+    *(Setting(f"quantized to {bits} bits", defense=Quantize(bits=bits)) for bits in (8, 4)),
+    *(
+        Setting(f"Gaussian noise of {sigma:g}", defense=GaussianNoise(sigma=sigma))
+        for sigma in (1e-6, 1e-5, 1e-4, 1e-3)
+    ),
+)
+
+
+def photographs() -> Iterator[Tensor]:
+    """Five photographs, cut to squares in their middle, in 8 bits."""
+    found = [skimage.data.astronaut(), skimage.data.chelsea(), skimage.data.coffee()]
+    for picture in [*found, *sklearn.datasets.load_sample_images().images]:
+        image = torch.from_numpy(picture.copy()).permute(2, 0, 1)[None].float() / 255
+        side = min(image.shape[2:])
+        top, left = (image.shape[2] - side) // 2, (image.shape[3] - side) // 2
+        square = image[..., top : top + side, left : left + side]
+        small = F.interpolate(square, size=(SIZE, SIZE), mode="bilinear", antialias=True)
+        yield (small * 255).round().clamp(0, 255) / 255
+
+
+def network(use: str, seed: int) -> nn.Module:
+    model = build(Architecture(use), (3, SIZE, SIZE), CLASSES, seed=seed)
+    if use.startswith("torchvision:"):
+        nn.init.normal_(model.heads.head.weight, std=0.02, generator=torch.Generator().manual_seed(seed))  # type: ignore[union-attr, arg-type]
+    return model
+
+
+def measure(model: nn.Module, batch: Batch, setting: Setting, seed: int) -> dict[str, Any]:
+    seen = record(model, batch, client=setting.client, defense=setting.defense, seed=seed)
+    if setting.dtype != torch.float32:
+        first = seen[0]
+        rounded = {name: tensor.to(setting.dtype).float() for name, tensor in first.update.tensors.items()}
+        first = replace(first, update=Update(rounded, first.update.kind))
+        seen = replace(seen, make_round=lambda t: first)
+    cpu, mean_color = time.process_time(), float(psnr(flat_square(batch.inputs), batch.inputs))
+    attack = PatchEmbedding()
+    try:
+        view = attack.prepare(seen)
+    except Inapplicable as error:
+        return {"mean_color": mean_color, "reason": error.reason, "cpu_s": time.process_time() - cpu}
+    found = attack.run(view, seed=0, progress=ignore)
+    quality = float(psnr(found.inputs, batch.inputs))
+    certified = bool(found.certified is not None and found.certified[0])
+    return {
+        "psnr": quality,
+        "ssim": float(ssim(found.inputs, batch.inputs)),
+        "mean_color": mean_color,
+        "expected": -20 * torch.tensor(view.solved.deviation).log10().item(),
+        "condition": view.solved.condition,
+        "shown": view.solved.rank / len(view.errors),
+        "certified": certified,
+        "false": certified and quality < 40,
+        "label": found.labels is not None and torch.equal(found.labels, batch.labels),
+        "cpu_s": time.process_time() - cpu,
+    }
+
+
+def keep(row: str, rows: list[dict[str, Any]], data: str, **facts: Any) -> None:
+    """One record: means over the images that the attack applies to."""
+    read = [one for one in rows if "psnr" in one]
+    facts |= {"images": len(rows), "applicable": len(read), "mean_color": mean("mean_color", rows)}
+    facts |= {"cpu_s": mean("cpu_s", rows), "reasons": sorted({one["reason"] for one in rows if "reason" in one})}
+    if not read:
+        keep_measured("transformers/patches", row, "psnr", None, data=data, **facts)
+        return
+    numbers = [one["psnr"] for one in read]
+    facts |= {key: mean(key, read) for key in ("ssim", "expected", "shown", "certified", "label")}
+    facts |= {"exact": sum(number > 40 for number in numbers) / len(rows)}
+    facts |= {"false_certificates": sum(one["false"] for one in read)}
+    facts |= {"condition": max(one["condition"] for one in read)}
+    ends = (min(numbers), max(numbers))
+    keep_measured("transformers/patches", row, "psnr", mean("psnr", read), interval=ends, data=data, **facts)
+
+
+def mean(key: str, rows: list[dict[str, Any]]) -> float:
+    return sum(float(one[key]) for one in rows) / len(rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["photographs", "small"])
+    parser.add_argument("--data", default="../shared/data/cifar10.npz")
+    parser.add_argument("--networks", nargs="+", default=NETWORKS)
+    arguments = parser.parse_args()
+    done = {record.row for record in read_file(RESULTS / "transformers" / "patches.jsonl")}
+    if arguments.what == "photographs":
+        for use in arguments.networks:
+            if use in done:
+                continue
+            batches = [Batch(image, torch.tensor([seed])) for seed, image in enumerate(photographs())]
+            model = network(use, 0)
+            rows = [measure(model, batch, Setting(use), seed) for seed, batch in enumerate(batches)]
+            keep(use, rows, "photographs", pixels=SIZE)
+        return
+    train, test = parts(arguments.data)
+    for setting in SMALL:
+        if setting.name in done:
+            continue
+        rows = []
+        for seed in range(IMAGES):
+            model = build(Architecture("vit", setting.options), tuple(train.inputs.shape[1:]), CLASSES, seed=seed)
+            if setting.epochs:
+                fit(
+                    model,
+                    train,
+                    epochs=setting.epochs,
+                    size=128,
+                    seed=seed,
+                    key=f"vit/{arguments.data}/{setting}/{seed}",
+                )
+            rows.append(measure(model, draw(test, 1, seed), setting, seed))
+        keep(setting.name, rows, arguments.data.split("/")[-1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The image of a vision transformer, from the gradients of its patch and position embeddings."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.matching.labels import SignOfLastBias
+from seepage.attacks.patches.solve import Solved, solve
+from seepage.attacks.patches.tokens import PatchTokens
+from seepage.core.nn import dot, norm
+from seepage.registry import attacks
+from seepage.types import Batch, Knowledge, Reconstruction, Round, Transcript
+
+CERTAIN = 1e-2
+"""Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
+KNOWN = 1e-2
+"""Expected error of a value, in units of the value range, up to which an image is certified: 40 dB."""
+
+
+@dataclass(frozen=True)
+class PatchGradients:
+    """What the attack works on.
+
+    Attributes:
+        tokens: Where patches and positions are.
+        errors: `[P, width]` the gradient of the loss in each patch's token.
+        products: `[width, d]` the gradient of the patch embedding's weight.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+    tokens: PatchTokens
+    errors: Tensor
+    products: Tensor
+
+    @cached_property
+    def solved(self) -> Solved:
+        """The image, by least squares."""
+        shape, value_range = self.knowledge.input_shape, self.knowledge.value_range
+        return solve(self.tokens, self.errors, self.products, shape, value_range)
+
+
+@attacks.register(
+    "patch_embedding",
+    paper="after APRIL (Lu et al., CVPR 2022), with other equations",
+    cost="seconds (closed form)",
+)
+@dataclass(frozen=True, kw_only=True)
+class PatchEmbedding(Attack):
+    """Reads the image of a vision transformer's single example out of two gradients, by one least-squares solve.
+
+    A learned position embedding is added to each token, so its gradient *is* the gradient `delta_p` of the loss in
+    token p. The patch embedding `z_p = E x_p + b + pos_p` has the gradient `sum_p delta_p x_p^T`. All `delta_p` known,
+    this is a system of linear equations for the patches x_p, in their order: exact where the `delta_p` are linearly
+    independent, so at most as many patches as a token has numbers. Of more patches, and of gradients that were
+    quantized or noised, it returns the most likely image under a smoothness prior.
+
+    The same holds for the difference of weights after local SGD steps on the one example: both gradients are sums over
+    the steps with the same factors. APRIL (Lu et al., CVPR 2022) solves for the tokens through the first attention
+    block instead, one by one.
+
+    Patches and positions are found by running the network, so it works on any code: class and register tokens before
+    or behind the patches, a convolution or a fully connected layer as patch embedding, any patch and image size.
+
+    An image is certified where the network's own update at it is the observed one, up to a factor, and the singular
+    values of the tokens' errors leave less than 40 dB of error at the update's own noise.
+
+    Example:
+        >>> import torch
+        >>> from seepage import Architecture, Batch, build, record
+        >>> model = build(Architecture("vit", {"patch": 4, "width": 32, "depth": 1}), (3, 16, 16), 5)
+        >>> private = Batch(torch.rand(1, 3, 16, 16, generator=torch.Generator().manual_seed(0)), torch.tensor([3]))
+        >>> found = PatchEmbedding()(record(model, private), seed=0)
+        >>> bool((found.inputs - private.inputs).abs().max() < 1e-3), found.labels, found.certified
+        (True, tensor([3]), tensor([True]))
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        text="an image transformer with learned positions, batch of 1",
+        images="the solve for patches",
+        differentiable=True,
+        linear_in_gradient="no gradient is a sum over patches",
+        single_example="the patches of one image are solved for",
+        instead="gradient_matching",
+    )
+
+    def examine(self, transcript: Transcript) -> PatchGradients:
+        knowledge, observed = transcript.knowledge, transcript[0]
+        tokens = PatchTokens.of(knowledge, observed)
+        gradient = observed.gradient(knowledge.client)
+        errors, products = tokens.errors(gradient), gradient[tokens.weight].double().cpu().flatten(1)
+        if not bool(errors.any()) or not bool(products.any()):
+            raise Inapplicable(
+                "the gradient of the position or the patch embedding is zero (the head is still zero, or they are "
+                "frozen or withheld)",
+                "look at the update of a later round",
+            )
+        return PatchGradients(knowledge, observed, tokens, errors, products)
+
+    def run(self, seen: PatchGradients, *, seed: int, progress: Progress) -> Reconstruction:
+        knowledge, like = seen.knowledge, next(iter(seen.observed.params.values()))
+        solved = seen.solved
+        image = solved.image.clamp(*knowledge.value_range).to(like)
+        labels = _label(seen.observed, knowledge)
+        error, factor = (math.inf, 1.0) if labels is None else _disagreement(seen, image, labels)
+        notes = [
+            f"{solved.rank} of {len(seen.errors)} directions of the patches are shown, condition "
+            f"{solved.condition:.1e}; expected error {-20 * math.log10(max(solved.deviation, 1e-12)):.0f} dB",
+        ]
+        if labels is not None:
+            notes.append(f"the update at this image differs from the observed one by {error:.1e} of its size")
+        if abs(factor - 1) > CERTAIN and error < CERTAIN:
+            notes.append(f"the observed update is {factor:.3g} times what this image gives: it was scaled")
+        return Reconstruction(
+            inputs=image,
+            labels=labels,
+            objective=torch.tensor([error], device=image.device),
+            certified=torch.tensor([error < CERTAIN and solved.deviation < KNOWN], device=image.device),
+            cost={"evaluations": 2},
+            notes=tuple(notes),
+        )
+
+
+def _label(observed: Round, knowledge: Knowledge) -> Tensor | None:
+    """`[1]` the label that was told, or the one that the last layer shows; None where it shows none."""
+    if observed.labels is not None:
+        return observed.labels
+    try:
+        return SignOfLastBias()(observed, knowledge)
+    except Inapplicable:
+        return None
+
+
+def _disagreement(seen: PatchGradients, image: Tensor, labels: Tensor) -> tuple[float, float]:
+    """How much the client's update at an image differs from the observed one, and the factor between the two."""
+    knowledge, observed = seen.knowledge, seen.observed
+    batch = Batch(image, labels.to(image.device))
+    own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
+    sent = observed.update.tensors
+    own = {name: own[name] for name in sent}
+    size = float(dot(own, own))
+    # The nearest multiple of the own update: one that was clipped as a whole is the same but for its length.
+    factor = float(dot(own, sent)) / size if size > 0 else 0.0
+    return float(norm({name: factor * own[name] - sent[name] for name in sent}) / norm(sent)), factor

@@ -1,0 +1,212 @@
+"""Where a transformer embeds its patches, and which parameter is added to them: found by running it, whatever its code.
+
+    z_p = E x_p + b + pos_p        x_p: the d pixel values of patch p    E: [width, d]    pos: [tokens, width]
+
+The gradient of the loss in pos_p is that in z_p, and so is that in the output of the layer that embeds the patches. A
+parameter whose gradient has these rows is the position embedding, and shows which of its rows belong to which patch.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.attacks.base import Inapplicable
+from seepage.core.nn import LayerCall, captured_calls, forward, generator, in_mode
+from seepage.types import Knowledge, Round, Tensors
+
+REMEDY = "use gradient_matching"
+FIRST_LAYERS = 3
+"""Layers, in the order of their calls, among which the embedding of the patches is looked for."""
+SAME = 1e-4
+"""Relative distance below which two gradients are the same but for rounding."""
+MOVED = 0.02
+"""Standard deviation of what stands for weights that are all zero: a fresh head of zeros would pass nothing back."""
+BASE = 2048
+"""Two digits of this base number the values of an image."""
+
+
+@dataclass(frozen=True, eq=False)
+class PatchTokens:
+    """The patch embedding of a network.
+
+    Attributes:
+        weight: Name of its weight, `[width, d]` when flattened.
+        position: Name of the position embedding.
+        axis: Axis of the position embedding that holds the width.
+        rows: `[P]` for each patch its row among the position embedding's, flattened to `[tokens, width]`.
+        pixels: `[P, d]` which value of the flattened image each entry of a patch is; -1: padding.
+        scale: `[P, d]` what that value was multiplied with.
+        shift: `[P, d]` what was added then.
+    """
+
+    weight: str
+    position: str
+    axis: int
+    rows: Tensor
+    pixels: Tensor
+    scale: Tensor
+    shift: Tensor
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, observed: Round) -> "PatchTokens":
+        """Find it.
+
+        Raises:
+            Inapplicable: Where the network embeds no patches of the image, or adds no learned positions to them.
+        """
+        probe = _Probe.of(knowledge, observed)
+        for name, call in probe.coded.items():
+            layer = knowledge.model.get_submodule(name)
+            entries = _entries(call, layer, probe.size)
+            if entries is None:
+                continue
+            position = _position(_rows_of(probe.by_output[name], layer), probe.by_parameter, f"{name}.")
+            if position is None and _overlap(entries[0]):
+                continue  # an ordinary convolution
+            if position is None:
+                raise Inapplicable(
+                    f"{name} embeds the image's patches and no trained parameter is added to them (frozen, sinusoidal, "
+                    "rotary or relative positions, or a normalization in between), so their gradients are not sent",
+                    REMEDY,
+                )
+            return cls(f"{name}.weight", *position, *entries)
+        raise Inapplicable(
+            "no layer reads the image's pixels patch by patch (the network is no vision transformer, or has a stem of "
+            "several convolutions)",
+            REMEDY,
+        )
+
+    def errors(self, gradient: Tensors) -> Tensor:
+        """`[P, width]` the gradient of the loss in each patch's token, in float64."""
+        return _flat(gradient[self.position].double().cpu(), self.axis)[self.rows]
+
+    def embed(self, image: Tensor) -> Tensor:
+        """`[P, d]` what the layer reads of an image `[1, C, H, W]`."""
+        return self.linear(image) + self.shift
+
+    def linear(self, image: Tensor) -> Tensor:
+        """`embed` without its constant."""
+        return image.flatten()[self.pixels.clamp(min=0)] * self.scale * (self.pixels >= 0)
+
+    def adjoint(self, entries: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The transpose of `linear`: entries `[P, d]` of patches, added up to an image `[1, C, H, W]`."""
+        used = self.pixels >= 0
+        image = torch.zeros(torch.Size(shape).numel(), dtype=entries.dtype)
+        return image.index_add(0, self.pixels[used], (entries * self.scale)[used]).reshape(1, *shape)
+
+
+@dataclass(frozen=True, eq=False)
+class _Probe:
+    """One pass of the network over an image of noise, forwards and back.
+
+    Attributes:
+        coded: Calls of the first convolutions and fully connected layers, of those that are called once, on images of
+            zeros, of ones, and of each value's number, digit by digit.
+        by_output: The gradient in each of these layers' outputs.
+        by_parameter: The gradient in each trained parameter.
+        size: Values of an image.
+    """
+
+    coded: dict[str, LayerCall]
+    by_output: Tensors
+    by_parameter: Tensors
+    size: int
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, observed: Round) -> "_Probe":
+        model, shape, draw = knowledge.model, knowledge.input_shape, generator(0, "probe")
+        names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+        params = {
+            name: (p if p.any() else MOVED * torch.randn(p.shape, generator=draw).to(p)).detach().requires_grad_()
+            for name, p in observed.params.items()
+        }
+        like, buffers = next(iter(params.values())), observed.buffers
+        image = torch.rand((1, *shape), generator=draw).to(like)
+        # Each value's number has two digits, so that float32 tells them apart.
+        numbers = torch.arange(image.numel()).view_as(image)
+        digits = [(numbers // BASE).to(image) / BASE, (numbers % BASE).to(image) / BASE]
+        coded_images = torch.cat([torch.zeros_like(image), torch.ones_like(image), *digits])
+        with in_mode(model, training=False):
+            with torch.enable_grad(), captured_calls(model, names) as calls:
+                logits = forward(model, params, image.requires_grad_(), buffers=buffers)
+            with torch.no_grad(), captured_calls(model, names) as coded:
+                forward(model, params, coded_images, buffers=buffers)
+        once = dict(islice(((n, c[0]) for n, c in calls.items() if len(c) == 1), FIRST_LAYERS))
+        loss = (logits * torch.randn(logits.shape, generator=draw).to(logits)).sum()
+        wanted = [*(call.output for call in once.values()), *params.values()]
+        slopes = torch.autograd.grad(loss, wanted, materialize_grads=True)
+        by_output = dict(zip(once, slopes, strict=False))
+        by_parameter = dict(zip(params, slopes[len(once) :], strict=True))
+        return cls({name: coded[name][0] for name in once}, by_output, by_parameter, image.numel())
+
+
+def _entries(call: LayerCall, layer: nn.Module, size: int) -> tuple[Tensor, Tensor, Tensor] | None:
+    """For each entry `[P, d]` of what a layer reads: its place in the image, its scale and its shift.
+
+    None where it reads anything but scaled and shifted pixels, one by one, in more than one patch.
+    """
+    patches = _patches(call.input, layer)
+    if patches is None:
+        return None
+    zero, one, *digits = patches.double().cpu()
+    scale, shift = one - zero, zero
+    # An image of zeros tells the shift, one of ones the scale, and two of numbers which pixel it is.
+    padding = scale == 0
+    high, low = (BASE * (digit - shift) / torch.where(padding, 1.0, scale) for digit in digits)
+    pixels = BASE * high.round() + low.round()
+    whole = all(bool((digit - digit.round()).abs().max() < 0.1) for digit in (high, low))
+    if padding.all() or len(pixels) < 2 or not whole or pixels.min() < 0 or pixels.max() >= size:
+        return None
+    return torch.where(padding, -1.0, pixels).long(), torch.where(padding, 1.0, scale), shift
+
+
+def _overlap(pixels: Tensor) -> bool:
+    """Whether any pixel belongs to several patches."""
+    used = pixels[pixels >= 0]
+    return len(used.unique()) < len(used)
+
+
+def _patches(read: Tensor, layer: nn.Module) -> Tensor | None:
+    """`[4, P, d]` the vectors that a layer multiplies its weight with, for each of the images."""
+    if isinstance(layer, nn.Linear):
+        return read.reshape(len(read), -1, read.shape[-1]) if read.ndim > 2 else None
+    assert isinstance(layer, nn.Conv2d)
+    if layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros" or read.ndim != 4:
+        return None
+    columns = F.unfold(read, layer.kernel_size, layer.dilation, layer.padding, layer.stride)  # [4, d, P]
+    return columns.transpose(1, 2)
+
+
+def _position(tokens: Tensor, by_parameter: Tensors, own: str) -> tuple[str, int, Tensor] | None:
+    """The parameter whose gradient has the tokens' as rows: its name, the axis of its width, and `[P]` their rows."""
+    for name, gradient in by_parameter.items():
+        for axis in range(gradient.ndim - 1, -1, -1):
+            rows = None if name.startswith(own) else _matched(tokens, gradient, axis)
+            if rows is not None:
+                return name, axis, rows
+    return None
+
+
+def _rows_of(gradient: Tensor, layer: nn.Module) -> Tensor:
+    """`[P, width]` the gradient in a layer's output, one row per place."""
+    return _flat(gradient, 1 if isinstance(layer, nn.Conv2d) else gradient.ndim - 1)
+
+
+def _flat(tensor: Tensor, axis: int) -> Tensor:
+    """`[rest, size of axis]`."""
+    return tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+
+
+def _matched(tokens: Tensor, gradient: Tensor, axis: int) -> Tensor | None:
+    """`[P]` which row of a parameter's gradient each token's is, or None."""
+    if gradient.shape[axis] != tokens.shape[1] or gradient.numel() < tokens.numel():
+        return None
+    rows = _flat(gradient, axis)
+    # Not by products of norms, in which the distances of near rows would drown.
+    distances = torch.cdist(tokens, rows, compute_mode="donot_use_mm_for_euclid_dist")  # [P, tokens]
+    nearest, place = distances.min(1)
+    same = bool((nearest <= SAME * tokens.norm(dim=1)).all()) and bool(tokens.any(1).all())
+    return place.cpu() if same and len(place.unique()) == len(place) else None
