@@ -400,6 +400,30 @@ def convolutions() -> Lines:
     return [*table((*heads, "mean color", "CPU s"), body), *commands(rows)]
 
 
+def counting() -> Lines:
+    """Equations against pixels, and the rank for one image, by network."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows_of("convolutions/counted"):
+        groups.setdefault(row["options"], []).append(row)
+    body = []
+    for options, found in groups.items():
+        ends = {row["ended_by"] for row in found}
+        body.append(
+            [
+                options.replace("=", " ").replace(",", ", "),
+                span((row["active"] for row in found), "{:,.0f}"),
+                span((row["shared"] for row in found), "{:,.0f}"),
+                span((row["active"] + row["shared"] for row in found), "{:,.0f}"),
+                f"{span((row['rank'] for row in found), '{:,.0f}')} of {found[0]['unknowns']:,}",
+                span(row["largest_batch"] for row in found),
+                " or ".join(sorted(ends)),
+                span((row["cpu_s"] for row in found), "{:.0f}"),
+            ]
+        )
+    heads = ("ConvNet", "active features", "of the gradient", "together", "rank", "largest batch", "ended by", "CPU s")
+    return [*table(heads, body), *commands(rows_of("convolutions/counted"))]
+
+
 def lone_slopes() -> Lines:
     """How many examples have units for themselves, by examples down and training across."""
     rows = rows_of("head/lone")
@@ -627,6 +651,7 @@ PARTS: dict[str, Part] = {
     "head": Part("features.md", head_features),
     "patches": Part("transformers.md", patches),
     "convolutions": Part("convolutions.md", convolutions),
+    "counting": Part("convolutions.md", counting),
     "lone": Part("features.md", lone_slopes),
     "landscape": Part("landscape.md", landscape),
     "realism": Part("matching.md", realism),
