@@ -15,6 +15,7 @@ from common import Row, attacked, draw, flat_square, keep, parts
 from torch import nn
 
 from seepage.attacks import GaussNewton, Inapplicable
+from seepage.clients import FedSGD
 from seepage.core.nn import generator
 from seepage.metrics.image import psnr
 from seepage.models import build
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--mode", choices=("train", "eval"), default="train", help="how the client runs batch norm")
     parser.add_argument("--out", default="exact")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -70,7 +72,8 @@ def main() -> None:
             row |= {"classes": classes, "batch": n, "trained": args.trained, "labels": len(batch.labels.unique())}
             row |= {"mean_color_psnr": float(psnr(flat_square(batch.inputs), batch.inputs).mean())}
             try:
-                row |= attacked(GaussNewton(steps=args.steps, layers=args.layers), model, batch, told={"labels"})
+                attack, client = GaussNewton(steps=args.steps, layers=args.layers), FedSGD(mode=args.mode)
+                row |= attacked(attack, model, batch, told={"labels"}, client=client)
             except Inapplicable as refused:
                 row |= {"refused": str(refused), "exact": 0.0}
             shown = ("classes", "batch", "seed", "psnr", "exact", "certified", "cpu_s", "refused")

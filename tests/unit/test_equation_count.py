@@ -104,6 +104,10 @@ def test_it_says_why_where_it_does_not_apply() -> None:
     )
     (note,) = [note for note in exposure(record(grouped, batch)).notes if "not counted" in note]
     assert "no convolution that reads all channels" in note
+    larger = Batch(planted_inputs(1, (1, 16, 16)), torch.tensor([1]))
+    pooled = record(build(Architecture("resnet", {"width": 8}), (1, 16, 16), 4), larger, client=FedSGD(mode="eval"))
+    with pytest.raises(Inapplicable, match="units are pooled in front of the head"):
+        equation_count(pooled[0], pooled.knowledge)
     assert convolution_findings(None) == []
 
 

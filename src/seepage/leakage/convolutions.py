@@ -100,8 +100,8 @@ def equation_count(observed: Round, knowledge: Knowledge, *, thorough: bool = Fa
             else only for those of up to 1,024, and beyond them count.
 
     Raises:
-        Inapplicable: Where no convolution of all its input's channels is the last layer before a head, examples mix in
-            batch norm, inputs are no images, or the batch size is unknown.
+        Inapplicable: Where no convolution of all its input's channels is the last layer before a head, units are pooled
+            in front of it, examples mix in batch norm, inputs are no images, or the batch size is unknown.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -132,6 +132,13 @@ def equation_count(observed: Round, knowledge: Knowledge, *, thorough: bool = Fa
         raise Inapplicable(
             "the last layer in front of the head is no convolution that reads all channels of its input",
             "use another probe",
+        )
+    if structure.activation is None and seen.activations and seen.activations[-1].slope == 0:
+        # A count of the pooled features alone would say that images are safe which the attack reads exactly.
+        raise Inapplicable(
+            "units are pooled in front of the head: gauss_newton reads activations layer by layer there, and how far "
+            "it comes is not counted",
+            "run gauss_newton",
         )
     jacobian = Jacobian(network, structure, images[:1])
     known = structure.known(seen)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
@@ -53,7 +54,7 @@ class Seen:
 
 @attacks.register(
     "gauss_newton",
-    needs="a network of convolutions with a fully connected layer behind it, fewer examples than classes",
+    needs="convolutions with a fully connected layer behind them; fewer examples than classes, or residual blocks",
     paper="none; its equations are in the docs",
     cost="seconds to minutes",
 )
@@ -72,9 +73,13 @@ class GaussNewton(Attack):
        that was observed, the images are certified. Where images rounded to 8 bits explain the gradient to rounding,
        these are returned.
 
-    No publication has this. Networks: chains of convolutions, with ReLU, leaky ReLU or a smooth activation, strides,
-    pooling, batch norm in eval mode, ended by one fully connected layer. Behind global pooling, or with curved
-    activations, slopes depend on the images and are renewed in each step, which converges less well.
+    Where a ReLU's units are averaged in front of the head, as in residual networks, activations are first read layer by
+    layer from there down (`peeling`), and the deepest known one takes the place of the features. Then there may also be
+    as many examples as classes, or more.
+
+    No publication has this. Networks: chains of convolutions and residual blocks, with ReLU, leaky ReLU or a smooth
+    activation, strides, pooling, batch norm in eval mode, ended by one fully connected layer. Where slopes depend on
+    the images (other pooling, curved activations) they are renewed in each step, which converges less well.
 
     Args:
         steps: Gauss-Newton steps, at most.
@@ -89,7 +94,7 @@ class GaussNewton(Attack):
     """
 
     needs: ClassVar[Needs] = Needs(
-        text="a network of convolutions with a fully connected layer behind it, fewer examples than classes",
+        text="convolutions with a fully connected layer behind them; fewer examples than classes, or residual blocks",
         images="inversion through convolutions",
         differentiable=True,
         linear_in_gradient="its features cannot be read off the head",
@@ -115,7 +120,14 @@ class GaussNewton(Attack):
                 "the model has no convolutions with a fully connected layer of one output per class behind them",
                 "use linear or cocktail_party where the first layer is fully connected, else gradient_matching",
             )
-        features = head_features(observed, knowledge)
+        try:
+            features = head_features(observed, knowledge)
+        except Inapplicable as refused:
+            # As many examples as classes, or more: a residual network's last block may tell them apart.
+            told = _of_last_block(observed, knowledge)
+            if told is None:
+                raise refused from None
+            features = told
         if not bool(features.known.any()):
             raise Inapplicable(
                 f"the features of no example could be solved from the head: {features.doubt}",
@@ -132,6 +144,12 @@ class GaussNewton(Attack):
         if structure.activation is None:
             gradients = observed.gradient(knowledge.client)
             peeled = peel(network, head[0], features, gradients, knowledge.input_shape)
+            # Pooled features alone leave images open.
+            if peeled is None and len(features.labels) >= knowledge.num_classes:
+                raise Inapplicable(
+                    "there are as many examples as classes, or more, and the last block's activations lead no further",
+                    "record a smaller batch",
+                )
             return seen if peeled is None else _further_down(seen, peeled, like)
         return seen
 
@@ -234,6 +252,34 @@ class GaussNewton(Attack):
             cost={"steps": step, "evaluations": search.passes},
             notes=tuple(notes),
         )
+
+
+def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None:
+    """What the head's gradient would say if it told examples apart, from the last block of a residual network."""
+    # Imported here: that package reads layers as this one does.
+    from seepage.attacks.activations import inner_activations
+
+    head = last_linear(knowledge.model, knowledge.num_classes)
+    try:
+        found = inner_activations(observed, knowledge)
+    except Inapplicable:
+        return None
+    assert head is not None  # `inner_activations` refused it
+    n, weight = len(found.labels), observed.params[head[0]].double().cpu()
+    slopes = (found.probabilities - F.one_hot(found.labels, knowledge.num_classes)) / n
+    size = found.features.square().mean(1).sqrt()
+    return HeadFeatures(
+        features=found.features,
+        labels=found.labels,
+        probabilities=found.probabilities,
+        signal=slopes @ weight,
+        noise=found.misfit * size,
+        misfit=found.misfit,
+        spread=0.0,
+        rounding=found.misfit,
+        known=torch.ones(n, dtype=torch.bool),
+        doubt=None,
+    )
 
 
 def _further_down(seen: Seen, peeled: Peeled, like: Tensor) -> Seen:

@@ -18,8 +18,8 @@ SAME = 1e-5
 """Relative difference of a layer's slopes at two batches of other images below which they do not depend on images."""
 DRAWS = 64
 """Random outputs of the last activation that show where pooling can pass a slope on."""
-OFF = 6.0
-"""A ReLU's output below so many standard deviations of its error is off."""
+OFF = (12.0, 8.0, 20.0)
+"""A ReLU's output below so many standard deviations of its error, which has long tails, is off. Tried in turn."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,29 +89,45 @@ class _Peeling:
         return alike
 
     def descend(self) -> None:
-        """Solve for what layers read, as long as there is one whose slopes are known and tell it."""
-        tried: set[tuple[int, ...]] = set()
+        """Solve for what layers read, as long as there is one whose slopes are known and tell it.
+
+        One unit on the wrong side spoils the slopes of all layers further down, which then do not explain their
+        gradients. So where it goes no further, units near zero of the last activation are tried on the other side.
+        """
+        failed: set[tuple[int, ...]] = set()
+        others: list[Tensor] = []
         while True:
-            sure, seen = self.sure(), self.run(self.images[0])
-            names = self.network.names(seen)
-            readers: dict[int, list[int]] = {}
-            for place in sure:
-                read = activation_of(seen, seen.layers[place].input)
-                if read is not None and read not in self.held and names.count(names[place]) == 1:
-                    readers.setdefault(read, []).append(place)
-            for read in sorted(readers, reverse=True):
-                if tuple(readers[read]) in tried:
-                    continue
-                tried.add(tuple(readers[read]))
-                uses = [(seen.layers[one], sure[one], self.gradients[names[one]]) for one in readers[read]]
-                solved = solve_reading(uses, self.forward(read))
-                if solved is not None:
-                    value, errors = solved
-                    on = value > OFF * errors
-                    self.keep(read, value * on, on, errors.flatten(1).square().mean(1).sqrt())
-                    break
+            solved = self._next(failed)
+            if solved is not None:
+                place, value, errors = solved
+                first, *rest = (value > times * errors for times in OFF)
+                others = [mask for mask in rest if not torch.equal(mask, first)]
+                others += [first] if others else []  # the last one tried stays
+                self.keep(place, value, first, errors)
+            elif others:
+                failed.clear()
+                self.keep(place, value, others.pop(0), errors)
             else:
                 return
+
+    def _next(self, failed: set[tuple[int, ...]]) -> tuple[int, Tensor, Tensor] | None:
+        """Place, values and errors of one more activation; layers that do not tell what they read join the failed."""
+        sure, seen = self.sure(), self.run(self.images[0])
+        names = self.network.names(seen)
+        readers: dict[int, list[int]] = {}
+        for place in sure:
+            read = activation_of(seen, seen.layers[place].input)
+            if read is not None and read not in self.held and names.count(names[place]) == 1:
+                readers.setdefault(read, []).append(place)
+        for read in sorted(readers, reverse=True):
+            if tuple(readers[read]) in failed:
+                continue
+            uses = [(seen.layers[one], sure[one], self.gradients[names[one]]) for one in readers[read]]
+            solved = solve_reading(uses, self.forward(read))
+            if solved is not None:
+                return read, *solved
+            failed.add(tuple(readers[read]))
+        return None
 
     def forward(self, place: int) -> Forward | None:
         """What known activations read straight from one that is not yet known; None where none does."""
@@ -139,9 +155,9 @@ class _Peeling:
             [self.held[number].on for number in reads],
         )
 
-    def keep(self, place: int, value: Tensor, on: Tensor, noise: Tensor) -> None:
-        like = self.images[0]
-        self.held[place], self.noise[place] = Held(on, value.to(like)), noise
+    def keep(self, place: int, value: Tensor, on: Tensor, errors: Tensor) -> None:
+        self.held[place] = Held(on, (value * on).to(self.images[0]))
+        self.noise[place] = errors.flatten(1).square().mean(1).sqrt()
 
     def passes_all(self, place: int) -> bool:
         """Whether the logits depend on an image only by way of this activation."""

@@ -113,9 +113,9 @@ def solve_reading(
     inverse = (right[:rank].T / singular[:rank]) @ left[:, :rank].T  # [positions, O k k]
     reading = inverse @ rows
     if rank == size:
-        spare = (len(matrix) - size) * rows.shape[1]
-        left_over = float((matrix @ reading - rows).norm()) / max(spare, 1) ** 0.5
-        errors = (max(left_over, rounding) * inverse.square().sum(1).sqrt())[:, None].expand_as(reading)
+        # Errors of slopes are in proportion to what is read: each channel has its own.
+        left_over = (matrix @ reading - rows).norm(dim=0) / max(len(matrix) - size, 1) ** 0.5  # [C]
+        errors = inverse.square().sum(1).sqrt()[:, None] * left_over.clamp(min=rounding)
     else:
         completed = _complete(reading, right[rank:].T, forward, shape)
         if completed is None:
