@@ -172,6 +172,16 @@ def test_networks_of_another_end_are_refused() -> None:
         inner_activations(unsized, victim()[0].knowledge)
 
 
+def test_layers_that_were_not_sent_are_not_used() -> None:
+    batch = victim(2)[1]
+    model = build(Architecture("resnet", {"width": 16}), (3, 16, 16), 3)
+    for parameter in model.get_submodule("stages.3").parameters():
+        parameter.requires_grad_(False)
+    frozen = record(model, batch, client=FedSGD(mode="eval"))
+    with pytest.raises(Inapplicable, match="pooled outputs"):
+        inner_activations(frozen[0], frozen.knowledge)
+
+
 def test_activations_of_a_wide_network_are_images() -> None:
     seen, batch = victim(2, width=32)
     found = inner_activations(seen[0], seen.knowledge)

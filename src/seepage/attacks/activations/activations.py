@@ -141,8 +141,10 @@ class _Block:
             raise Inapplicable("the update is not one gradient of cross-entropy", REMEDY)
         head = names[0].removesuffix(".weight")
         calls = _calls(observed, knowledge)
-        convolutions = [name for name in calls if isinstance(knowledge.model.get_submodule(name), nn.Conv2d)]
-        plain = [name for name in convolutions if _is_plain(knowledge.model.get_submodule(name))]
+        sent = observed.gradient(client)
+        layers = {name: knowledge.model.get_submodule(name) for name in calls if f"{name}.weight" in sent}
+        convolutions = [name for name, layer in layers.items() if _is_usable(layer)]
+        plain = [name for name in convolutions if _is_plain(layers[name])]
         if not plain or head not in calls or calls[head].input.shape[1:] != (calls[plain[-1]].output.shape[1],):
             raise Inapplicable("the last layer does not read the pooled outputs of a convolution", REMEDY)
         last = plain[-1]
@@ -247,10 +249,17 @@ def _calls(observed: Round, knowledge: Knowledge) -> dict[str, LayerCall]:
     return {name: several[0] for name, several in calls.items() if len(several) == 1}
 
 
+def _is_usable(layer: nn.Module) -> bool:
+    """Whether it is a convolution of one group that reads zeros beyond the border."""
+    if not isinstance(layer, nn.Conv2d):
+        return False
+    return layer.groups == 1 and isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
+
+
 def _is_plain(layer: nn.Module) -> bool:
     """Whether a convolution has a kernel of several entries, moved by one position."""
     assert isinstance(layer, nn.Conv2d)
-    return layer.stride == (1, 1) and layer.groups == 1 and min(layer.kernel_size) > 1 and layer.padding != "same"
+    return layer.stride == (1, 1) and min(layer.kernel_size) > 1
 
 
 def _source(calls: Mapping[str, LayerCall], read: Tensor) -> str | None:
