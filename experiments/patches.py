@@ -39,7 +39,7 @@ NETWORKS = (
     "timm:deit_small_patch16_224",
     "timm:deit_small_distilled_patch16_224",
     "timm:deit_tiny_patch16_224",
-    "timm:vit_small_patch16_224.augreg_in21k",
+    "timm:vit_small_patch14_reg4_dinov2",
 )
 SIZE, CLASSES, IMAGES = 224, 10, 5
 
@@ -63,7 +63,10 @@ SMALL = (
     Setting("64 patches, tokens of 64 numbers", {"width": 64}),
     Setting("64 patches, tokens of 48 numbers", {"width": 48}),
     Setting("64 patches, tokens of 32 numbers", {"width": 32}),
-    *(Setting(f"{steps} local steps", client=FedAvg(lr=0.01, steps=steps, batch_size=1)) for steps in (1, 2, 5, 20)),
+    *(
+        Setting(f"{steps} local step{'s' * (steps > 1)}", client=FedAvg(lr=0.01, steps=steps, batch_size=1))
+        for steps in (1, 2, 5, 20)
+    ),
     Setting("5 local steps at 0.1", client=FedAvg(lr=0.1, steps=5, batch_size=1)),
     Setting("5 local steps, momentum", client=FedAvg(lr=0.01, steps=5, batch_size=1, momentum=0.9)),
     Setting("float16", dtype=torch.float16),
@@ -89,7 +92,9 @@ def photographs() -> Iterator[Tensor]:
 
 
 def network(use: str, seed: int) -> nn.Module:
-    model = build(Architecture(use), (3, SIZE, SIZE), CLASSES, seed=seed)
+    # Those whose size is an option, as they are made for larger images.
+    options = {"img_size": SIZE} if "dinov2" in use else {}
+    model = build(Architecture(use, options), (3, SIZE, SIZE), CLASSES, seed=seed)
     if use.startswith("torchvision:"):
         nn.init.normal_(model.heads.head.weight, std=0.02, generator=torch.Generator().manual_seed(seed))  # type: ignore[union-attr, arg-type]
     return model
