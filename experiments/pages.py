@@ -372,23 +372,48 @@ def patches() -> Lines:
 
 
 def convolutions() -> Lines:
-    """Batches read exactly, by data, classes, training and batch size."""
-    rows = rows_of("convolutions/exact")
-    groups: dict[tuple[str, int, int, int], list[Row]] = {}
-    for row in sorted(rows, key=lambda row: (row["trained"], row["data"], row["classes"], row["batch"])):
-        groups.setdefault((row["data"], row["classes"], row["trained"], row["batch"]), []).append(row)
+    """Batches read exactly through plain chains, by data, classes, training and batch size."""
+    return _exact_batches(
+        "convolutions/exact",
+        {
+            "data": lambda row: row["data"],
+            "classes": lambda row: str(row["classes"]),
+            "network": lambda row: f"{row['trained']} steps" if row["trained"] else "fresh",
+            "batch": lambda row: str(row["batch"]),
+        },
+        ("trained", "data", "classes", "batch"),
+    )
+
+
+def residual() -> Lines:
+    """Batches read through residual networks, by width, classes, training and batch size."""
+    return _exact_batches(
+        "convolutions/residual",
+        {
+            "options": lambda row: row["options"].replace("=", " ").replace(",", ", "),
+            "classes": lambda row: str(row["classes"]),
+            "network": lambda row: f"{row['trained']} steps" if row["trained"] else "fresh",
+            "batch": lambda row: str(row["batch"]),
+        },
+        ("trained", "options", "classes", "batch"),
+    )
+
+
+def _exact_batches(item: str, labels: Mapping[str, Callable[[Row], str]], order: Sequence[str]) -> Lines:
+    """One line for each kind of batch: how many images, how exactly, at which cost."""
+    rows = rows_of(item)
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in sorted(rows, key=lambda row: tuple(row[key] for key in order)):
+        groups.setdefault(tuple(label(row) for label in labels.values()), []).append(row)
     body = []
-    for (data, classes, trained, batch), found in groups.items():
-        examples = batch * len(found)
+    for kind, found in groups.items():
+        batch = found[0]["batch"]
         quality = [row["psnr"] for row in found if row.get("psnr") is not None]
         body.append(
             [
-                data,
-                str(classes),
-                f"{trained} steps" if trained else "fresh",
-                str(batch),
+                *kind,
                 str(len(found)),
-                f"{round(sum(row['exact'] for row in found) * batch)} of {examples}",
+                f"{round(sum(row['exact'] for row in found) * batch)} of {batch * len(found)}",
                 str(round(sum((row.get("certified") or 0) for row in found) * batch)),
                 str(sum((row.get("false_certificates") or 0) for row in found)),
                 span(quality) if quality else "",
@@ -396,8 +421,8 @@ def convolutions() -> Lines:
                 span((row["cpu_s"] for row in found if row.get("cpu_s") is not None), "{:.0f}"),
             ]
         )
-    heads = ("data", "classes", "network", "batch", "batches", "exact", "certified", "falsely", "mean PSNR, dB")
-    return [*table((*heads, "mean color", "CPU s"), body), *commands(rows)]
+    heads = ("batches", "exact", "certified", "falsely", "mean PSNR, dB", "mean color", "CPU s")
+    return [*table((*labels, *heads), body), *commands(rows)]
 
 
 def counting() -> Lines:
@@ -711,6 +736,7 @@ PARTS: dict[str, Part] = {
     "head": Part("features.md", head_features),
     "patches": Part("transformers.md", patches),
     "convolutions": Part("convolutions.md", convolutions),
+    "residual": Part("convolutions.md", residual),
     "counting": Part("convolutions.md", counting),
     "lone": Part("features.md", lone_slopes),
     "fedleak": Part("fedleak-relu.md", fedleak),
