@@ -151,7 +151,7 @@ def main() -> None:
     train, test = parts(args.data)
     classes, data = int(train.labels.max()) + 1, Path(args.data).stem
     path = RESULTS / (f"{STUDY}-probe.jsonl" if args.probe else f"{STUDY}.jsonl")
-    done = {(line.row, line.flat["seed"]) for line in read_file(path)} if path.exists() else set()
+    done = {(line.row, next(iter(line.seeds))) for line in read_file(path)} if path.exists() else set()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for width, seed, mode in itertools.product(args.width, seeds, args.mode):
         model = build(Architecture("resnet", {"width": width}), tuple(train.inputs.shape[1:]), classes, seed=seed)
@@ -159,7 +159,7 @@ def main() -> None:
         for n, name in itertools.product(args.batch, args.variants):
             weights = f"after {args.trained} steps" if args.trained else "fresh"
             words = f"{name}: {data}, width {width}, {weights}, {mode} mode, batch {n}, {args.steps} steps"
-            if (words, seed) in done:
+            if (words, str(seed)) in done:
                 continue
             batch = draw(test, n, seed)
             row: Row = {"data": data, "seed": seed, "width": width, "mode": mode, "trained": args.trained, "batch": n}
