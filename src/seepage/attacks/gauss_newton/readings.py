@@ -32,7 +32,7 @@ ZERO = (1e-4, 1e-4, 1e-4, 1e-5)
 """What counts as zero in the steps after that, in units of the root mean square; the last one from there on."""
 SHARPENINGS = 6
 """Number of these steps."""
-BLOWN_UP = 100.0
+BLOWN_UP = 10.0
 """Error of a reading that all equations together gave, in units of their root mean square residual."""
 SUPPORT = 0.95
 """Largest share of the equations that the unknowns of a support may take up."""
