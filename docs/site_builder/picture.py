@@ -13,7 +13,11 @@ from seepage.report.run import open_run
 SHOWN = 12
 PANELS = (
     ("batch-64", "cocktail_party", "fully connected network, batch of 64: the first 12, rebuilt exactly"),
-    ("convnet_size-8_steps-0", "gauss_newton", "convolutional network with ReLU, batch of 8: all of them, rebuilt exactly"),
+    (
+        "convnet_size-8_steps-0",
+        "gauss_newton",
+        "convolutional network with ReLU, batch of 8: all of them, rebuilt exactly",
+    ),
 )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, GaussianNoise, build, exposure, record
 from seepage.attacks.patches import PatchEmbedding, PatchTokens
-from seepage.attacks.patches.solve import conjugate_gradients, solve
+from seepage.attacks.patches.solve import solve
 from seepage.clients import FedAvg
 from seepage.errors import Inapplicable
 from seepage.metrics import psnr
@@ -218,16 +218,6 @@ def test_exposure_names_it() -> None:
     assert set(finding.tensors) <= withheld
     noisy = exposure(record(model, batch(), defense=GaussianNoise(sigma=1e-2)))
     assert noisy.examples == 0
-
-
-def test_the_minimum_is_found() -> None:
-    """Against a dense solve of the same normal equations."""
-    matrix = torch.randn(20, 20, dtype=torch.float64)
-    matrix = matrix @ matrix.T + torch.eye(20)
-    right = torch.randn(20, dtype=torch.float64)
-    diagonal = matrix.diagonal()
-    found = conjugate_gradients(lambda x: matrix @ x, right, lambda x: x / diagonal)
-    torch.testing.assert_close(found, torch.linalg.solve(matrix, right))
 
 
 def test_solving_with_all_equations_is_plain_least_squares() -> None:

@@ -9,7 +9,6 @@ from seepage.attacks.cpa.ica import difference_fields, spectrum, unmix
 from seepage.attacks.cpa.refinement import (
     Mixture,
     anneal,
-    conjugate_gradients,
     factored,
     refine,
     sensitivity,
@@ -17,6 +16,7 @@ from seepage.attacks.cpa.refinement import (
 )
 from seepage.attacks.mixing_layer import DownstreamNetwork
 from seepage.core.nn import state_of
+from seepage.core.solvers import conjugate_gradients
 from seepage.data import load
 
 

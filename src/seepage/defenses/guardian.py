@@ -140,8 +140,8 @@ class GuardianRule(WrappedRule):
 def _conjugate_gradients(system: Callable[[Tensors], Tensors], right: Tensors, steps: int, tolerance: float) -> Tensors:
     """Solve `system(u) = right` for a symmetric positive definite system, starting at `right`."""
     # Hestenes and Stiefel 1952. The system is I + c J J^T, whose condition number is at most 1 + c |J|^2, and `right`
-    # solves it where c is 0. Apart from the solver of `attacks.cpa.refinement`: unknowns by name, no preconditioner,
-    # and a start that is nearly the answer; a defense imports nothing from attacks.
+    # solves it where c is 0. Apart from `core.solvers`: unknowns by name, no preconditioner, and a start that is nearly
+    # the answer.
     u = dict(right)
     first = system(u)
     residual = {name: right[name] - first[name] for name in u}

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.unmix import SparseScore, curvature
 from seepage.attacks.mixing_layer import DownstreamNetwork
+from seepage.core.solvers import conjugate_gradients
 
 
 @dataclass(frozen=True, eq=False)
@@ -374,36 +375,3 @@ def _with_prior(
         return torch.cholesky_solve(x[:, :, None], factor)[:, :, 0]
 
     return conjugate_gradients(apply, target, precondition, steps=30, tolerance=1e-3).T
-
-
-def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor],
-    target: Tensor,
-    precondition: Callable[[Tensor], Tensor],
-    *,
-    steps: int,
-    tolerance: float,
-) -> Tensor:
-    """Preconditioned conjugate gradients from zero; ends at a direction of no curvature.
-
-    >>> matrix = torch.diag(torch.tensor([1.0, 4.0]))
-    >>> conjugate_gradients(lambda x: matrix @ x, torch.ones(2), lambda x: x, steps=5, tolerance=1e-6)
-    tensor([1.0000, 0.2500])
-    """
-    # Apart from the solver of `defenses.guardian`: one tensor, preconditioned, and a system that may be singular.
-    solution, rest = torch.zeros_like(target), target.clone()
-    better = precondition(rest)
-    direction, power = better, (rest * better).sum()
-    for _ in range(steps):
-        image = apply(direction)
-        bend = (direction * image).sum()
-        if not bend > 0:
-            break
-        length = power / bend
-        solution, rest = solution + length * direction, rest - length * image
-        if rest.norm() < tolerance * target.norm():
-            break
-        better = precondition(rest)
-        new = (rest * better).sum()
-        direction, power = better + new / power * direction, new
-    return solution

@@ -1,12 +1,12 @@
 """Least squares for the patches of one image, with what natural images look like where the gradients do not tell."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from seepage.attacks.patches.tokens import PatchTokens
+from seepage.core.solvers import conjugate_gradients
 
 NEIGHBORS = 0.05
 """Standard deviation of the difference of two neighboring pixels of a photograph, in units of the value range."""
@@ -17,7 +17,6 @@ ROUNDING = 2.0**-24
 MAX_ITERATIONS = 400
 CONVERGED = 1e-9
 """Relative size of the residual at which the conjugate gradients end."""
-Operator = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,30 +78,12 @@ def solve(
     # D^T E(x) = G, so U^T E(x) = S^-1 V^T G; what E adds of its own is moved to the right.
     wanted = (vt @ products) / s[:, None] - u.T @ tokens.embed(middle)
     right = tokens.adjoint(u @ (certain[:, None] * wanted), shape)
-    image = middle + conjugate_gradients(normal, right, precondition)
+    image = middle + conjugate_gradients(normal, right, precondition, steps=MAX_ITERATIONS, tolerance=CONVERGED)
     spread = torch.minimum(1 / certain, torch.tensor((UNKNOWN * float(scale)) ** 2))
     hidden = (len(u) - len(s)) * (UNKNOWN * float(scale)) ** 2
     deviation = float(((spread.sum() + hidden) / len(u)).sqrt() / scale)
     shown = int((1 / certain < (UNKNOWN * float(scale)) ** 2).sum())
     return Solved(image, deviation, shown, float(s[0] / s[-1]) if s[-1] > 0 else float("inf"))
-
-
-def conjugate_gradients(apply: Operator, right: Tensor, precondition: Operator, most: int = MAX_ITERATIONS) -> Tensor:
-    """Solve A x = b for a positive definite A, preconditioned."""
-    x, residual = torch.zeros_like(right), right.clone()
-    turned = precondition(residual)
-    direction, product = turned.clone(), float((residual * turned).sum())
-    first = product
-    for _ in range(most):
-        if product <= CONVERGED**2 * first:
-            break
-        applied = apply(direction)
-        step = product / float((direction * applied).sum())
-        x, residual = x + step * direction, residual - step * applied
-        turned = precondition(residual)
-        product, before = float((residual * turned).sum()), product
-        direction = turned + product / before * direction
-    return x
 
 
 def _noise(errors: Tensor, products: Tensor, basis: Tensor) -> float:
