@@ -187,8 +187,10 @@ def test_a_part_that_fails_stops_no_other(cli: Cli, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("seepage.papers.budget.run_part", failing)
     found = cli("reproduce", "cpa/table-7", "--hours=1")
-    assert found.out.count("failed: cpa/table-7, linear on") == 2
-    assert "the disk is full" in found.out
+    assert found.code == 2
+    assert "2 parts failed: cpa/table-7, linear on" in found.err
+    assert "the disk is full" in found.err
+    assert "nothing is left" not in found.out
     assert {row for row, _ in records("results/reproduce")} == {"matching", "accuracy"}
 
 
@@ -202,6 +204,10 @@ def test_a_part_that_fails_stops_no_other(cli: Cli, monkeypatch: pytest.MonkeyPa
 )
 def test_mistakes_are_one_sentence(refused: Any, arguments: list[str], words: str) -> None:
     assert words in refused("reproduce", "cpa/table-7", *arguments)
+
+
+def test_what_to_measure_must_be_named(refused: Any) -> None:
+    assert "name tables and figures, a paper, or all" in refused("reproduce", "--hours=1")
 
 
 def test_more_memory_than_there_is_is_said(cli: Cli, home: Path) -> None:

@@ -124,7 +124,7 @@ def test_it_says_from_which_batch_size_on_a_network_is_underdetermined() -> None
     assert (count.largest_batch, count.ended_by, count.overdetermined) == (4, "equations", False)
     (note,) = [note for note in exposure(seen).notes if "overdetermined" in note]
     assert note.startswith("not overdetermined: 180 equations for the 216 pixel values of 6 of 6 examples")
-    assert "batches of up to 4 are overdetermined, larger ones have too few equations" in note
+    assert "batches of up to 4 are overdetermined (larger ones have too few equations)" in note
 
 
 def test_a_larger_images_rank_is_computed_where_asked(monkeypatch: pytest.MonkeyPatch) -> None:

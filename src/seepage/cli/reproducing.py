@@ -48,6 +48,8 @@ def reproduce(
     from seepage import papers as room
     from seepage.cli.terminal import progress_bar
 
+    if not items and hours is not None:
+        raise SeepageError("--hours needs to know what to measure; name tables and figures, a paper, or all")
     if not items and book is None:
         _print_list(results, as_json)
         return
@@ -61,6 +63,9 @@ def reproduce(
             with progress_bar(off=as_json or quiet) as show:
                 found = room.measure(work, size, seconds=3600 * hours, cores=cores, out=out, results=results, show=show)
             _print_progress(found, missing, as_json, quiet)
+            if found.failed:
+                part, reason = found.failed[0]
+                raise SeepageError(f"{len(found.failed)} parts failed: {part.title}: {reason}")
         else:
             if not (as_json or quiet):
                 _say_before(work, missing, size)
@@ -98,9 +103,10 @@ def _print_progress(found: "Progress", missing: Sequence[str], as_json: bool, qu
         print(f"measured: {part.title}")
         for record in [] if quiet else records:
             paper = "" if record.paper is None else f" (paper: {number_of(record.paper)})"
-            print(f"  {record.row}, column {record.column + 1}: {record.metric} {number_of(record.value)}{paper}")
-    for part, reason in found.failed:
-        print(f"failed: {part.title}: {reason}")
+            head, lacking = part.job.item.columns(record.size or "small")[record.column], ""
+            if record.value is None:
+                lacking = f": {record.facts.get('reason') or 'not measured'}"
+            print(f"  {record.row}, {head}: {record.metric} {number_of(record.value)}{lacking}{paper}")
     if quiet:
         return
     for entry in missing:
@@ -113,7 +119,7 @@ def _print_progress(found: "Progress", missing: Sequence[str], as_json: bool, qu
         print(f"next: {first.title}{begun}")
         time = f"{minutes / 60:.0f} hours" if minutes >= 120 else f"{max(1, round(minutes))} minutes"
         print(f"left: {len(found.left)} parts, about {time} of one core; the same command goes on from here")
-    else:
+    elif not found.failed:
         print("nothing is left to measure")
 
 
@@ -172,7 +178,8 @@ def _say_before(work: "Sequence[Job]", missing: Sequence[str], size: "Size") -> 
     seeds = len({job.seed for job in work})
     minutes = seeds * sum(item.needs[size].total for item in items.values())
     if len(work) > 1:
-        print(f"{len(items)} in all, with {seeds} seeds: about {minutes:.0f} minutes of one core, or of the GPU")
+        with_seeds = f"with {seeds} seed{'s' * (seeds > 1)}"
+        print(f"{len(items)} in all, {with_seeds}: about {max(1, round(minutes))} min of one core, or of the GPU")
     for entry in missing:
         print(f"left out, as its data are not here: {entry}")
     print(flush=True)

@@ -79,12 +79,12 @@ class EquationCount:
         if self.largest_batch:
             lack = "larger ones have too few equations"
             if self.ended_by == "classes":
-                lack = "of as many examples as classes, or more, the head's gradient no longer tells the features"
-            words.append(f"batches of up to {self.largest_batch} are overdetermined, {lack}")
+                lack = "with as many examples as classes the head's gradient no longer tells their features"
+            words.append(f"batches of up to {self.largest_batch} are overdetermined ({lack})")
         else:
             words.append("no batch size is overdetermined")
         if self.rank is None:
-            words.append("counted, the rank was not computed")
+            words.append("this is a count, the rank was not computed")
         else:
             words.append(f"the rank was computed for one image, {self.rank:,} of {self.unknowns:,}, beyond it counted")
         return "; ".join(words)

@@ -26,18 +26,20 @@ least lead is the point; else it is about half of the least effect that the pape
 
 At the paper's size a claim **holds** where each of its comparisons does by the 95 % interval of the difference,
 **does not hold** where the interval of one of them lies on the other side, and otherwise we **cannot tell**. "By
-seepage's own algorithm" means that ours are not by the paper's. `small` is a size for two cores and minutes: fewer
-steps, smaller networks, fewer images, often packaged pictures in place of the paper's. It is another experiment
+seepage's own algorithm" means that our numbers were made by another algorithm than the paper's. `small` is a size for
+two cores and minutes: fewer steps, smaller networks, fewer images, often packaged pictures in place of the paper's. It
+is another experiment
 than the paper's, and its words are about itself: **seen in small**, **not seen in small**, **cannot tell in
 small**. What is seen there may be gone at the paper's size, and what is not seen may be there. "9 of 12 no; 3 not
 measured" counts comparisons: twelve were measured, in nine the claim fails. **Not tested**: none was measured.
 
 Intervals: of two seeds or more, Student's interval of the mean difference, seed by seed; of one seed, from the ends
-of both numbers' intervals over examples or batches (95 %, bootstrap); rows of the best guess that were measured
-before such intervals were kept have that of one guess for one image. A number with neither decides nothing. PSNR
+of both numbers' intervals over examples or batches (95 %, bootstrap). Older rows of the best guess have no interval
+of their own; that of the same attack with one guess for one image is taken. A number without any interval leaves its
+claim open. PSNR
 counts up to {EXACT_DB:g} dB: beyond, every value of an image of 8 bits is right and rounding alone orders the
 numbers; a training loss up to {DIVERGED:g}: beyond, training has failed. Where LPIPS was not measured, since its
-weights were not at hand, the order is judged by SSIM; then margins are not.
+weights were not at hand, SSIM takes its place, and only the order is judged, not by how much.
 
 Rows are numbers and have no verdict. Those in brackets are the interval over the examples, or the least and the
 most of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation.

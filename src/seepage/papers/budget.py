@@ -35,6 +35,10 @@ FedLeak (section 6.5) takes 20 minutes of an RTX 4090 for 10,000 steps; the same
 """
 
 
+WELL_KNOWN = 0.2
+"""Share of an item's expected time that must have been measured before what is left is expected to take as long."""
+
+
 @dataclass(frozen=True)
 class Part:
     """What is measured in one piece.
@@ -61,9 +65,10 @@ class Part:
     @property
     def title(self) -> str:
         """For people: `fedleak/table-3, fedleak on large-batch of cifar10, seed 0`."""
-        words = f"{self.attack} on {self.cell}" if self.attack else self.cell
-        data = f" of {self.job.paper_data}" if self.job.paper_data and words else self.job.paper_data
-        return f"{self.job.item.id}, {words}{data}, seed {self.job.seed}".replace(", ,", ",")
+        attack, data = f"{self.attack} on {self.cell}" if self.attack else "", self.job.paper_data
+        if data and Path(self.job.data).stem != data:  # packaged pictures, say, in place of the paper's
+            data = f"{self.job.data} for {data}"
+        return ", ".join(filter(None, (self.job.item.id, attack, data, f"seed {self.job.seed}")))
 
 
 @dataclass
@@ -185,7 +190,7 @@ def _parts_of(job: Job, size: Size, out: Path, kept: Sequence[Record], data_sets
 def _pace(
     kept: Sequence[Record], whole: float, weights: Mapping[tuple[str, str], float], places: Sequence[Place]
 ) -> float:
-    """How much longer the item's measured numbers took than was expected; 1 where none says."""
+    """How much longer the item's measured numbers took than was expected; 1 where too few say."""
     share = {(line.name, column): weights.get((cell, attack), 0.0) for line, column, cell, attack in places}
     taken = expected = 0.0
     for record in kept:
@@ -193,7 +198,8 @@ def _pace(
         if isinstance(seconds, int | float) and seconds > 0 and weight:
             taken += seconds / 60
             expected += whole * weight / sum(weights.values())
-    return taken / expected if taken and expected else 1.0
+    # Of a few cheap parts, imports and recording are most of the time.
+    return taken / expected if taken and expected > WELL_KNOWN * whole else 1.0
 
 
 def _weights(job: Job) -> dict[tuple[str, str], float]:

@@ -69,6 +69,9 @@ class Structure:
         useful = [i for i in range(place) if names[i] and names.count(names[i]) == 1]
         if not useful or not any(seen.layers[i].geometry for i in range(place)):
             return None
+        # A fully connected layer that reads tokens `[n, tokens, width]`: a transformer, or a mixer.
+        if any(seen.layers[i].input.ndim == 3 for i in range(place)):
+            return None
         matched = tuple(useful[::-1][:layers])
         weights = tuple(names[i] for i in matched)
         if last is None:
