@@ -1,17 +1,20 @@
 """Recipes with `[rounds]`: one data set, known indices, from the recipe to the row."""
 
+import gc
 import json
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 from seepage import Batch, SeepageError
-from seepage.audit.attack import own_source
+from seepage.audit.attack import attack_cells, own_source
 from seepage.audit.record import record_cells
 from seepage.audit.run import AttackRequest, attack_only, record_only, run
 from seepage.core.storage import write_tensors
+from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells, resolved
 from seepage.transcript.recorded import open_transcript
 from seepage.transcript.truth import Truth, misfit, open_truth, save_truth
@@ -79,6 +82,77 @@ def test_rounds_made_anew_are_those_that_are_kept(tmp_path: Path) -> None:
             assert torch.allclose(a.select(t, [name])[name], b.select(t, [name])[name], atol=1e-7)
     with pytest.raises(SeepageError, match="holds no rounds"):
         open_transcript(anew.observed)
+
+
+def reachable(start: object) -> list[Any]:
+    """Everything that code which holds an object can get at through it, but for modules and classes."""
+    found: dict[int, Any] = {}
+    waiting: list[Any] = [start]
+    while waiting:
+        one = waiting.pop()
+        if id(one) in found or isinstance(one, (type, ModuleType, FunctionType, BuiltinFunctionType)):
+            continue
+        found[id(one)] = one
+        waiting += gc.get_referents(one)
+    return list(found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["none", "sgd"])
+def test_an_attack_on_rounds_made_anew_has_no_way_to_the_truth(tmp_path: Path, optimizer: str) -> None:
+    """They come from a process of their own, as they come from the one that has the truth, bit by bit."""
+    tables = {**VERTICAL, "rounds": {**VERTICAL["rounds"], "optimizer": optimizer, "lr": 1e-2}}
+    recipes = cells(tables)
+    record_cells(recipes, tmp_path, keep=0)
+    source = own_source(recipes[0], recipes, tmp_path)
+    here, private = source.open("cpu"), open_truth(tmp_path / "private").whole.inputs
+    assert any(isinstance(one, torch.Tensor) and one.shape == private.shape for one in reachable(here))
+    with source.for_attack().opened("cpu", torch.get_num_threads()) as there:
+        assert len(here) == len(there) == 12
+        for t in (3, 0, 11):
+            one, other = here[t], there[t]
+            assert torch.equal(one.indices, other.indices)  # type: ignore[arg-type]
+            assert one.batch_size == other.batch_size
+            for mine, its in ((one.update.tensors, other.update.tensors), (one.params, other.params)):
+                assert all(torch.equal(mine[name], its[name]) for name in mine), t
+            name = next(iter(one.params))
+            assert torch.equal(here.select(t, [name])[name], there.select(t, [name])[name])  # type: ignore[attr-defined]
+            assert torch.equal(here.params(t)[name], there.params(t)[name])  # type: ignore[attr-defined]
+        held = [one for one in reachable(there) if isinstance(one, torch.Tensor)]
+        assert len(held) > 10
+        assert not [one for one in held if one.ndim == 4 and one.shape[1:] == private.shape[1:]]
+        assert not [one for one in reachable(there) if isinstance(one, (Batch, Recipe, Truth))]
+        process = there._process  # type: ignore[attr-defined]
+        assert process.poll() is None
+    assert process.poll() == 0, "it ends with the attack"
+
+
+@pytest.mark.slow
+def test_attacks_on_rounds_made_anew_never_open_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = cells(VERTICAL)
+    record_cells(recipes, tmp_path, keep=0)
+    source = own_source(recipes[0], recipes, tmp_path)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("the truth was opened in the attack's process")
+
+    monkeypatch.setattr("seepage.audit.attack.made_anew", refuse)
+    monkeypatch.setattr("seepage.audit.record.open_truth", refuse)
+    attack_cells([source], recipes, tmp_path, 1)
+    found = json.loads((tmp_path / "attacks/cell/cafe/000000.json").read_text("utf-8"))
+    assert (found["status"], found["reason"]) == ("ok", None)
+
+
+@pytest.mark.slow
+def test_a_process_that_has_ended_is_said(tmp_path: Path) -> None:
+    recipes = cells(VERTICAL)
+    record_cells(recipes, tmp_path, keep=0)
+    source = own_source(recipes[0], recipes, tmp_path).for_attack()
+    with source.opened("cpu", 1) as there:
+        there._process.kill()  # type: ignore[attr-defined]
+        there._process.wait()  # type: ignore[attr-defined]
+        with pytest.raises(SeepageError, match="has ended"):
+            there[0]
 
 
 @pytest.mark.slow

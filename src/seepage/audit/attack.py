@@ -17,6 +17,7 @@ import torch
 from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.record import cell_folder, is_skipped, made_anew
+from seepage.audit.serving import served
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.nn import generator
 from seepage.core.progress import Doing, ProgressCallback, no_progress
@@ -73,6 +74,7 @@ class Source:
         return self.recipe is None or self.facts.kept
 
     def open(self, device: str) -> RecordedTranscript | IndexedTranscript:
+        """The rounds, in this process; those that were not kept are computed from the truth: for scoring alone."""
         if self.recipe is not None and self.private is not None and not self.kept:
             return made_anew(self.recipe, self.observed, self.private, device)
         return open_transcript(
@@ -83,8 +85,17 @@ class Source:
             trust=self.trust,
         )
 
+    @contextmanager
+    def opened(self, device: str, threads: int) -> Iterator[Transcript]:
+        """The rounds for an attack, whose process never opens the truth: see `seepage.audit.serving`."""
+        if self.recipe is None or self.private is None or self.kept:
+            yield self.open(device)
+            return
+        with served(self.recipe, self.observed, self.private, device=device, threads=threads) as transcript:
+            yield transcript
+
     def for_attack(self) -> "Source":
-        """This source without the truth, unless the rounds have to be recomputed from it."""
+        """This source without the truth; where rounds have to be recomputed from it, with the folder's name alone."""
         return replace(self, private=None) if self.kept else self
 
     def rounds(self, attack: Attack) -> int:
@@ -107,7 +118,7 @@ class Task:
     """One attack on one round (or, for attacks that need all rounds, on all of them).
 
     Attributes:
-        source: The recorded rounds; without the truth, unless the rounds have to be recomputed from it.
+        source: The recorded rounds; without the truth.
         folder: The run folder.
     """
 
@@ -148,27 +159,28 @@ class Task:
         """Run the attack and save the attempt. An exception in the attack is saved as well, so the others continue."""
         torch.set_num_threads(threads)
         attack: Attack = ATTACKS.build(self.part)
-        transcript: Transcript = self.source.open(self.device)
-        if attack.rounds == "one":
-            transcript = OneRound(transcript, self.t)
+        with self.source.opened(self.device, threads) as transcript:
+            outcome = self._attempt(attack, OneRound(transcript, self.t) if attack.rounds == "one" else transcript)
+        if outcome.status == "interrupted":
+            raise KeyboardInterrupt
+        save_attempt(outcome, self.outcome)
+        self.progress.clear()
+
+    def _attempt(self, attack: Attack, transcript: Transcript) -> Attempt:
         progress, clocks = self.progress, (time.perf_counter(), time.process_time())
         try:
             found = attack(transcript, seed=self.seed, progress=progress)
             check_reconstruction(found, transcript)
             seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
-            outcome = Attempt(found.status, repr(attack), found, None, seconds, cpu_seconds)
+            return Attempt(found.status, repr(attack), found, None, seconds, cpu_seconds)
         except Inapplicable as error:
-            outcome = Attempt("inapplicable", repr(attack), None, str(error))
+            return Attempt("inapplicable", repr(attack), None, str(error))
         except SeepageError:
             raise
         except Exception as error:  # an attack may be somebody's own code
             place = traceback.extract_tb(error.__traceback__)[-1]
             reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
-            outcome = Attempt("error", repr(attack), None, reason)
-        if outcome.status == "interrupted":
-            raise KeyboardInterrupt
-        save_attempt(outcome, self.outcome)
-        progress.clear()
+            return Attempt("error", repr(attack), None, reason)
 
     def serialized(self) -> "SerializedAttack | None":
         """The attack with the files it may read. Not possible where rounds are recomputed from the truth."""
