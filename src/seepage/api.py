@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
-from seepage.core.nn import forward, in_mode, state_of
+from seepage.core.nn import as_inputs, forward, in_mode, state_of
 from seepage.errors import SeepageError
 from seepage.registry import Spec
 from seepage.transcript.recorded import open_transcript
@@ -140,7 +140,8 @@ def observe(
     sent = Update({name: tensor for name, tensor in update.tensors.items() if name not in buffers}, update.kind)
     if lr is not None and sent.kind == "delta":
         sent = Update({name: -tensor / lr for name, tensor in sent.tensors.items()})
-    classes = _classes_of(model, torch.zeros(1, *input_shape, device=next(iter(params.values())).device))
+    zeros = torch.zeros(1, *input_shape, device=next(iter(params.values())).device)
+    classes = _classes_of(model, as_inputs(model, zeros))
     knowledge = Knowledge(
         model=model,
         client=client or FedSGD(),

@@ -337,7 +337,7 @@ def test_nothing_is_certified_that_is_not_there(null: str) -> None:
         ("as many as classes", "more classes than examples"),
         ("unknown size", "the batch size is unknown"),
         ("train mode", "batch norm in train mode"),
-        ("no head", "with a fully connected layer of one output per class"),
+        ("no head", "ended by a fully connected layer of one output per class"),
         ("a head of zeros", "no gradient passes from the head"),
     ],
 )

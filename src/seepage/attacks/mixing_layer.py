@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
-from seepage.core.nn import InputLayer, calls_in_pass, forward, generator, in_mode, input_layer
+from seepage.core.nn import InputLayer, as_inputs, calls_in_pass, forward, generator, in_mode, input_layer
 from seepage.types import Knowledge, Round, Tensors
 
 MIN_ZEROS = 0.05
@@ -97,7 +97,8 @@ def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str
     probe = torch.rand((2, *knowledge.input_shape), generator=generator(0, "probe")) * (high - low) + low
     like = observed.params[next(iter(observed.params))]
     with torch.no_grad():
-        calls = calls_in_pass(knowledge.model, names, observed.params, probe.to(like), buffers=observed.buffers)
+        inputs = as_inputs(knowledge.model, probe.to(like))
+        calls = calls_in_pass(knowledge.model, names, observed.params, inputs, buffers=observed.buffers)
     once = {name: calls[name][0].input for name in names if len(calls.get(name, [])) == 1}
     return {name: seen for name, seen in once.items() if seen.dim() == 2 and len(seen) == 2}
 
@@ -150,10 +151,11 @@ class DownstreamNetwork:
 
     def _through(self, params: Tensors, buffers: Tensors, like: Tensor) -> Tensor:
         """Run the model on an empty batch, which skips the layers in front; if that fails, on one zero image."""
+        none, one = (as_inputs(self.model, like.new_zeros((n, *self.input_shape))) for n in (0, 1))
         try:
-            return forward(self.model, params, like.new_zeros((0, *self.input_shape)), buffers=buffers)
+            return forward(self.model, params, none, buffers=buffers)
         except RuntimeError:  # a reshape to (n, -1) is not possible with n = 0
-            return forward(self.model, params, like.new_zeros((1, *self.input_shape)), buffers=buffers)
+            return forward(self.model, params, one, buffers=buffers)
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """`[r, k]` predicted probabilities."""

@@ -10,7 +10,11 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from seepage.errors import SeepageError
 from seepage.types import Tensors
+
+ONE_VALUE = "Expected more than 1 value per channel when training"
+"""What PyTorch's batch norm says where a channel's variance cannot be taken."""
 
 
 def generator(seed: int, purpose: str, t: int = 0, device: torch.device | str = "cpu") -> Generator:
@@ -88,13 +92,52 @@ def sorted_labels(labels: Tensor) -> Tensor:
 
 
 def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None) -> Tensor:
-    """The model's output at `params`, leaving the module and the given buffers as they were.
+    """The model's logits at `params`, leaving the module and the given buffers as they were.
 
-    Buffers are copied first: batch norm in train mode writes to them.
+    Buffers are copied first: batch norm in train mode writes to them. Recurrent layers run without cuDNN, whose kernels
+    have no backward pass in eval mode and no second derivative in any.
+
+    Raises:
+        SeepageError: Where batch norm in train mode is given one value per channel, and where no logits come out.
     """
     copies = {name: b.clone() for name, b in (buffers or dict(model.named_buffers())).items()}
-    output: Tensor = functional_call(model, {**params, **copies}, (inputs,))
-    return output
+    with ExitStack() as stack:
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+        try:
+            output = functional_call(model, {**params, **copies}, (inputs,))
+        except ValueError as error:
+            if ONE_VALUE not in str(error):
+                raise
+            raise SeepageError(
+                f"batch norm in train mode needs more than one value per channel, and a layer of this model is given "
+                f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more, larger "
+                "inputs, or a client in eval mode"
+            ) from error
+    return logits_in(output)
+
+
+def logits_in(output: Any) -> Tensor:
+    """The logits in what a model returns: a tensor, or an object or a dictionary that has them under this name.
+
+    The models of `transformers` return a dataclass of several tensors, those of torchvision with auxiliary heads a
+    named tuple.
+
+    Raises:
+        SeepageError: Where there are none.
+
+    >>> logits_in({"logits": torch.ones(2, 3), "hidden": torch.ones(2, 8)}).shape
+    torch.Size([2, 3])
+    """
+    if isinstance(output, Tensor):
+        return output
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if not isinstance(found, Tensor):
+        raise SeepageError(
+            f"the model returns a {type(output).__name__}, in which no logits are found; let it return them alone, as "
+            "a tensor, or with others in a dictionary or dataclass under the name logits"
+        )
+    return found
 
 
 class LayerCall(NamedTuple):
@@ -124,15 +167,27 @@ def captured_calls(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str,
     calls: dict[str, list[LayerCall]] = {}
 
     def hook(name: str) -> Any:
-        def keep(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            calls.setdefault(name, []).append(LayerCall(args[0], output))
+        def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            # Recurrent layers and attention return tuples; some models pass all by keyword.
+            read, made = first_tensor((*args, *kwargs.values())), first_tensor(output)
+            if read is not None and made is not None:
+                calls.setdefault(name, []).append(LayerCall(read, made))
 
         return keep
 
     with ExitStack() as hooks:
         for name in names:
-            hooks.callback(model.get_submodule(name).register_forward_hook(hook(name)).remove)
+            handle = model.get_submodule(name).register_forward_hook(hook(name), with_kwargs=True)
+            hooks.callback(handle.remove)
         yield calls
+
+
+def first_tensor(value: Any) -> Tensor | None:
+    """The first tensor in what a layer was given or returns, or None."""
+    if isinstance(value, Tensor):
+        return value
+    several = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
+    return next((one for one in several if isinstance(one, Tensor)), None)
 
 
 def calls_in_pass(
@@ -204,6 +259,32 @@ def first_layer(model: nn.Module) -> tuple[str, nn.Module] | None:
         if next(module.parameters(recurse=False), None) is not None:
             return name, module
     return None
+
+
+def vocabulary_of(model: nn.Module) -> int | None:
+    """How many tokens a model knows whose examples are sequences of token numbers; None for all other models.
+
+    Its first layer is then an embedding, whose rows are the tokens' own.
+
+    >>> vocabulary_of(nn.Sequential(nn.Embedding(50, 8), nn.Linear(8, 2))), vocabulary_of(nn.Linear(8, 2))
+    (50, None)
+    """
+    found = first_layer(model)
+    return found[1].num_embeddings if found is not None and isinstance(found[1], nn.Embedding) else None
+
+
+def as_inputs(model: nn.Module, values: Tensor) -> Tensor:
+    """Made-up values as a model reads them: themselves, or token numbers where its first layer looks those up.
+
+    Args:
+        model: The model.
+        values: `[n, *shape]`, of any range; for token numbers those from 0 to 1 are spread over the vocabulary.
+
+    >>> as_inputs(nn.Embedding(50, 8), torch.tensor([[0.0, 0.5, 1.0]]))
+    tensor([[ 0, 24, 49]])
+    """
+    vocabulary = vocabulary_of(model)
+    return values if vocabulary is None else (values.clamp(0, 1) * (vocabulary - 1)).long()
 
 
 def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...]) -> InputLayer | None:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import calls_in_pass
+from seepage.core.nn import as_inputs, calls_in_pass
 from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round, Tensors
@@ -147,7 +147,8 @@ def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]
     like = next(iter(observed.params.values()))
     probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
     with torch.no_grad():
-        calls = calls_in_pass(knowledge.model, [*layers, *norms], observed.params, probe, buffers=observed.buffers)
+        inputs = as_inputs(knowledge.model, probe)
+        calls = calls_in_pass(knowledge.model, [*layers, *norms], observed.params, inputs, buffers=observed.buffers)
     # The very tensor that a layer made; the calls hold all of them, so an id stays its tensor's own.
     maker = {id(call.output): name for name in layers for call in calls.get(name, [])}
     pairs = [(maker.get(id(call.input), ""), norm) for norm in calls if norm in norms for call in calls[norm]]

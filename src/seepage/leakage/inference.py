@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import forward, generator, in_mode, last_linear
+from seepage.core.nn import as_inputs, forward, generator, in_mode, last_linear
 from seepage.errors import SeepageError
 from seepage.leakage.analysis import UpdateAnalysis
 from seepage.models import build, trusted
@@ -112,7 +112,7 @@ def _usual(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     levels = torch.linspace(0.1, 0.9, PROBE_COUNT, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
     probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(like)
     with torch.no_grad(), in_mode(model, training=False):
-        return forward(model, {}, probes).double().softmax(1).mean(0)
+        return forward(model, {}, as_inputs(model, probes)).double().softmax(1).mean(0)
 
 
 def _travel(slopes: Tensor, usual: Tensor) -> float | None:

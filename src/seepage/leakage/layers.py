@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.spectrum import spectrum
-from seepage.core.nn import calls_in_pass, input_layer, last_linear
+from seepage.core.nn import as_inputs, calls_in_pass, input_layer, last_linear
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
 
@@ -203,7 +203,8 @@ def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.
     like = next(iter(observed.params.values()))
     probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
     with torch.no_grad():
-        calls = calls_in_pass(knowledge.model, layers, observed.params, probe, buffers=observed.buffers)
+        inputs = as_inputs(knowledge.model, probe)
+        calls = calls_in_pass(knowledge.model, layers, observed.params, inputs, buffers=observed.buffers)
     return {
         name: (layer, sum(call.input.numel() // layer.in_features for call in calls[name]))
         for name, layer in layers.items()

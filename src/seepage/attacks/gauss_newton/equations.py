@@ -46,7 +46,7 @@ class Structure:
 
     @classmethod
     def of(cls, network: Network, head: str, unit: Float[Tensor, "1 C H W"], layers: int) -> "Structure | None":
-        """Read off one pass on an image; None where there is no convolution in front of it.
+        """Read off one pass on an image; None where there is no convolution in front of it, or positions are mixed.
 
         Args:
             network: The network.
@@ -69,8 +69,8 @@ class Structure:
         useful = [i for i in range(place) if names[i] and names.count(names[i]) == 1]
         if not useful or not any(seen.layers[i].geometry for i in range(place)):
             return None
-        # A fully connected layer that reads tokens `[n, tokens, width]`: a transformer, or a mixer.
-        if any(seen.layers[i].input.ndim == 3 for i in range(place)):
+        # A fully connected layer that reads each token or position: a transformer, a mixer, or ConvNeXt.
+        if any(not layer.geometry and layer.input.ndim != 2 for layer in seen.layers[: place + 1]):
             return None
         matched = tuple(useful[::-1][:layers])
         weights = tuple(names[i] for i in matched)

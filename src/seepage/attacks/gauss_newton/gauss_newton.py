@@ -117,8 +117,10 @@ class GaussNewton(Attack):
         structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
         if head is None or structure is None:
             raise Inapplicable(
-                "the model has no convolutions with a fully connected layer of one output per class behind them",
-                "use linear or cocktail_party where the first layer is fully connected, else gradient_matching",
+                "the model is no chain of convolutions ended by a fully connected layer of one output per class (a "
+                "transformer, a mixer or ConvNeXt has fully connected layers at each position)",
+                "use patch_embedding for one image of a vision transformer, linear or cocktail_party where the first "
+                "layer is fully connected, else gradient_matching",
             )
         try:
             features = head_features(observed, knowledge)

@@ -16,6 +16,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 from torch.overrides import TorchFunctionMode
 
 from seepage.core.nn import in_mode
+from seepage.core.second_derivatives import STAND_INS
 from seepage.types import Tensors
 
 PIECEWISE: Mapping[Callable[..., Any], float] = {
@@ -160,7 +161,7 @@ class Pass(TorchFunctionMode):
                 output = F.leaky_relu(args[0], slope) if slope else torch.relu(args[0])
             self.activations.append(Activated(args[0], output, slope))
             return output
-        return func(*args, **given)
+        return STAND_INS.get(func, func)(*args, **given)
 
     def _convolve(
         self,

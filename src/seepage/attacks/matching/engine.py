@@ -251,7 +251,8 @@ class _MatchingRun:
             search.update_best(evaluation.value, inputs, labels)
             gradients = self.attack.direction(gradients, place)
         for unknown, gradient in zip(search.unknowns, gradients, strict=True):
-            unknown.grad = gradient
+            # Convolutions and recurrent layers may lay a gradient out in another order, which L-BFGS does not take.
+            unknown.grad = gradient.contiguous()
         return evaluation.value, distance
 
     def labels_of(self, search: Restart) -> Tensor:

@@ -7,11 +7,11 @@ from typing import Literal
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seepage.attacks.matching.adaptive import defended_rule
 from seepage.attacks.matching.distances import Distance
 from seepage.core.nn import dot
+from seepage.core.second_derivatives import twice_differentiable
 from seepage.types import Batch, ClientUpdate, Knowledge, Round, Tensors
 
 Local = Literal["unrolled", "averaged"]
@@ -92,7 +92,7 @@ class Problem:
                 and weighed by its share of the examples, so it must be a mean over examples.
         """
         chunked = self.microbatch is not None and self.microbatch < len(inputs)
-        with sdpa_kernel(SDPBackend.MATH):  # PyTorch's other kernels of attention have no second derivative
+        with twice_differentiable(self.model):
             if chunked and self.client.separable(self.model):
                 return self._in_chunks(inputs, labels, extra)
             return self._at_once(inputs, labels, extra)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.core.nn import calls_in_pass, generator
+from seepage.core.nn import as_inputs, calls_in_pass, generator
 from seepage.types import Tensors
 
 INSTEAD = "use a matching attack such as inverting_gradients"
@@ -177,7 +177,14 @@ class Chain:
         steps = list(_leaves(model, ""))
         places = [i for i, (_, step) in enumerate(steps) if isinstance(step, nn.Linear | nn.Conv2d)]
         if not places:
-            raise Inapplicable("the model has no fully connected and no convolution layer", INSTEAD)
+            inside = any(isinstance(module, nn.Linear | nn.Conv2d) for module in model.modules())
+            raise Inapplicable(
+                f"the model ({type(model).__name__}) is no nn.Sequential, and only that says in which order its "
+                "layers are applied, one after the other, as the recursion needs them"
+                if inside
+                else "the model has no fully connected and no convolution layer",
+                INSTEAD,
+            )
         for i in places:
             _check_map(*steps[i], params)
         _check_rest(steps[places[0] + 1 :])
@@ -258,7 +265,7 @@ def _read(model: nn.Module, names: list[str], params: Tensors, input_shape: tupl
     like = next(iter(params.values()))
     probes = torch.tensor([0.0, 1.0, 0.5]).to(like).reshape(3, *[1] * len(input_shape)).expand(3, *input_shape)
     with torch.no_grad():
-        calls = calls_in_pass(model, names, params, probes)
+        calls = calls_in_pass(model, names, params, as_inputs(model, probes))
     if [len(calls.get(name, [])) for name in names] != [1] * len(names):
         raise Inapplicable("a layer is used more than once", INSTEAD)
     return tuple(calls[name][0].input for name in names)
