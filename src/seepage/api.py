@@ -1,6 +1,6 @@
 """The verbs from code: `record` an update or `observe` somebody else's, `attack` it, `score` the result."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
 from seepage.core.nn import as_inputs, forward, in_mode, state_of
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
+from seepage.models.naming import in_own_names
 from seepage.registry import Spec
 from seepage.transcript.recorded import open_transcript
 from seepage.transcript.simulated import OneRound, SimulatedTranscript, Victim
@@ -23,6 +24,7 @@ from seepage.types import (
     Knowledge,
     Reconstruction,
     Round,
+    Tensors,
     Told,
     Transcript,
     Update,
@@ -104,13 +106,14 @@ def observe(
     client: ClientUpdate | None = None,
     value_range: tuple[float, float] = (0.0, 1.0),
     architecture: Architecture | None = None,
+    personal: Collection[str] = (),
 ) -> SimulatedTranscript:
     """An update that somebody else sent, to be attacked with no truth at hand.
 
     Args:
         model: The model that was sent out, at the weights before the update. It is not changed.
-        update: A gradient, or `Update.from_states(before, after)`. Entries beyond the trainable parameters, such as
-            batch-norm statistics, are left out.
+        update: A gradient, or `Update.from_states(before, after)`. Parameters that it lacks were not sent. Buffers,
+            such as batch-norm statistics, are left out, and so are frozen parameters, which do not move.
         input_shape: Shape of one example, e.g. `(3, 32, 32)`.
         batch_size: Examples behind the update, if you know.
         lr: Learning rate of the one SGD step that made a difference of weights; it turns it into a gradient.
@@ -118,9 +121,10 @@ def observe(
         client: The client's rule; None: FedSGD in train mode.
         value_range: Smallest and largest value an input can take.
         architecture: How to build the model by name; needed only to save the transcript to a folder.
+        personal: Names of parameters that are the client's own, whose weights were never seen.
 
     Raises:
-        SeepageError: For an update that does not fit the model, or is not finite.
+        SeepageError: For an update that does not fit the model, moves a frozen parameter, or is not finite.
 
     >>> from seepage import Update, attack, observe
     >>> _ = torch.manual_seed(0)
@@ -137,7 +141,9 @@ def observe(
     True
     """
     params, buffers = state_of(model)
-    sent = Update({name: tensor for name, tensor in update.tensors.items() if name not in buffers}, update.kind)
+    params = {name: tensor for name, tensor in params.items() if name not in personal}
+    sent = Update(_trained(update.tensors, model, params.keys() | buffers.keys()), update.kind)
+    sent = Update({name: tensor for name, tensor in sent.tensors.items() if name not in buffers}, update.kind)
     if lr is not None and sent.kind == "delta":
         sent = Update({name: -tensor / lr for name, tensor in sent.tensors.items()})
     zeros = torch.zeros(1, *input_shape, device=next(iter(params.values())).device)
@@ -151,8 +157,21 @@ def observe(
         told=frozenset() if labels is None else frozenset(["labels"]),
         architecture=architecture,
     )
-    seen = Round(t=0, params=params, update=sent, buffers=buffers, batch_size=batch_size, labels=labels)
+    seen = Round(0, params, sent, buffers, batch_size=batch_size, labels=labels, personal=frozenset(personal))
     return SimulatedTranscript(knowledge, lambda t: seen, 1)
+
+
+def _trained(tensors: Mapping[str, Tensor], model: nn.Module, expected: Collection[str]) -> Tensors:
+    """The tensors under the model's own names, without those of frozen parameters, which do not move."""
+    named = in_own_names(tensors, model, "the update")
+    frozen = [name for name, _ in model.named_parameters() if name in named and name not in expected]
+    moved = next((name for name in frozen if bool(named[name].any())), None)
+    if moved is not None:
+        raise SeepageError(
+            f"the update moves {short(moved)}, which the model does not train; set requires_grad on the parameters "
+            "that the client trained (in a recipe: model.trainable)"
+        )
+    return {name: tensor for name, tensor in named.items() if name not in frozen}
 
 
 def attack(

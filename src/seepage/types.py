@@ -32,7 +32,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from seepage.errors import NotFinite, SeepageError, short
+from seepage.errors import SeepageError
+from seepage.fitting import SentTensors, check_finite, check_fits
 from seepage.registry import Spec
 
 Architecture = Spec
@@ -85,7 +86,7 @@ class Update:
     """What leaves the client in one round.
 
     Attributes:
-        tensors: One tensor per trainable parameter, named and shaped like it.
+        tensors: By name and in the shape of the trainable parameters. Those that are missing were not sent.
         kind: `gradient`: the gradient of the mean loss. `delta`: parameters after minus before.
     """
 
@@ -96,17 +97,18 @@ class Update:
     def from_states(cls, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Self:
         """The update between two checkpoints of one model: `after - before`, name by name.
 
+        Names that `after` lacks were not sent, and are not in the update.
+
         Raises:
-            SeepageError: Where the two do not have the same names and shapes.
+            SeepageError: Where `after` has other names, or shapes, than `before`.
 
         >>> before, after = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
         >>> Update.from_states(before, after)
         Update(tensors={'w': tensor([1., 1.])}, kind='delta')
         """
-        check_fits(after, before, "the state after", "the state before")
-        tensors = {
-            name: (after[name].detach() - before[name].detach()) for name in before if before[name].is_floating_point()
-        }
+        check_fits(after, before, "the state after", "the state before", partial=True)
+        moved = [name for name in before if name in after and before[name].is_floating_point()]
+        tensors = {name: after[name].detach() - before[name].detach() for name in moved}
         return cls(tensors, kind="delta")
 
     @property
@@ -139,14 +141,19 @@ class Update:
 class Round:
     """One round as the server sees it: the model it sent out and the update that came back.
 
+    Each parameter of the model is one of four things: *sent*, in the update; *withheld*, trained by the client and not
+    in the update; *personal*, where the server never saw its weights either; or *frozen*, in neither `params` nor
+    `personal`, at the weights of `Knowledge.model`.
+
     Attributes:
         t: The round's number in its transcript.
-        params: The trainable parameters the client started from.
+        params: The trainable parameters the client started from, as far as the server knows them.
         buffers: The model's buffers (batch-norm statistics) at that time; may be empty.
         update: What the client sent.
         batch_size: Number of examples behind the update, where the server knows it.
         labels: `[n]` the true labels, only when the attacker is told them.
         indices: `[n]` data-set indices, only when the protocol shows them (vertical FL).
+        personal: Names of parameters that are the client's own: neither weights nor gradients of theirs are known.
     """
 
     t: int
@@ -156,50 +163,24 @@ class Round:
     batch_size: int | None = None
     labels: Tensor | None = None
     indices: Tensor | None = None
+    personal: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        check_fits(self.update.tensors, self.params, "the update", "the model")
+        check_fits(self.update.tensors, self.params, "the update", "the model", partial=True)
         check_finite(self.update.tensors, self.t)
 
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """Parameters that the client trained and did not send, from weights that the server knows."""
+        return tuple(name for name in self.params if name not in self.update.tensors)
+
     def gradient(self, client: "ClientUpdate") -> Tensors:
-        """The update as a gradient of the mean loss; a `delta` is divided by what the client did."""
-        return client.as_gradient(self.update, self.batch_size)
+        """The update as a gradient of the mean loss; a `delta` is divided by what the client did.
 
-
-def check_finite(update: Mapping[str, Tensor], t: int) -> None:
-    """Raise `NotFinite` where the update of round `t` holds NaN or infinite values."""
-    for name in update:
-        if not _is_finite(update[name]):
-            raise NotFinite(
-                f"the update of round {t} holds NaN or infinite values in {short(name)}, so nothing "
-                "can be read from it; check the client's training for overflow and record again"
-            )
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    # The sum is there at once; it is not finite where a value is not, and where finite values overflow it.
-    return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
-
-
-def check_fits(tensors: Mapping[str, Tensor], like: Mapping[str, Tensor], what: str, whose: str) -> None:
-    """Raise `SeepageError` unless `tensors` has exactly the names and shapes of `like`."""
-    missing, extra = sorted(set(like) - set(tensors)), sorted(set(tensors) - set(like))
-    if missing or extra:
-        parts = [f"lacks {_some(missing)}"] * bool(missing) + [f"has unknown {_some(extra)}"] * bool(extra)
-        raise SeepageError(
-            f"{what} does not fit {whose}: it {' and '.join(parts)}; "
-            "use the model, with the same options, that the update was made with"
-        )
-    for name, tensor in tensors.items():
-        if tensor.shape != like[name].shape:
-            raise SeepageError(
-                f"{what} does not fit {whose}: {short(name)} has shape {short(tuple(tensor.shape))}, "
-                f"expected {tuple(like[name].shape)}; use the model the update was made with"
-            )
-
-
-def _some(names: list[str]) -> str:
-    return f"[{', '.join(map(short, names[:3]))}]"
+        Asking it for a tensor that was not sent raises `Inapplicable`.
+        """
+        found = client.as_gradient(self.update, self.batch_size)
+        return SentTensors(found, [*self.params, *self.personal])
 
 
 @dataclass(frozen=True)
@@ -479,6 +460,7 @@ class Defense(ABC):
         from_batch: It makes the update anew from the client's examples, whatever it is given: it comes first.
         reads_examples: It looks at the private examples, so behind noise it undoes what the noise guarantees.
         only_hides: It sends every entry as it is, or as zero.
+        withholds: It leaves whole tensors out of the update.
         acts_on: `update`: each client's by itself. `group`: the updates of a group, in whose sum it cancels. `view`:
             only what the server can read; the sum of all updates, which training goes on with, is as without it.
         secrets: Names of its options that no attacker is told, whatever else it knows of the defense.
@@ -488,12 +470,13 @@ class Defense(ABC):
     from_batch: ClassVar[bool] = False
     reads_examples: ClassVar[bool] = True
     only_hides: ClassVar[bool] = False
+    withholds: ClassVar[bool] = False
     acts_on: ClassVar[Literal["update", "group", "view"]] = "update"
     secrets: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __call__(self, update: Update, client: "ClientView", *, generator: Generator) -> Update:
-        """Return the defended update: same names, shapes and dtypes."""
+        """Return the defended update: same names (but for those it withholds), shapes and dtypes."""
 
     def stages(self) -> tuple["Defense", ...]:
         """The defenses it is composed of, from left to right; itself alone, unless it is a composition."""

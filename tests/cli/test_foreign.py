@@ -108,7 +108,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "infinity in the last update": (tensors("rounds/000001.safetensors", lambda t: t / 0, "update"), "NaN or infinite"),
     "NaN in the model": (tensors(MODEL, lambda t: t * torch.nan), "NaN or infinite"),
     "an update of other shapes": (tensors(ROUND, lambda t: t[:1], "update"), "has shape"),
-    "an update of other names": (renamed(ROUND, "weight", "wait"), "lacks ['2.weight', '4.weight']"),
+    "an update of other names": (renamed(ROUND, "weight", "wait"), "has unknown ['2.wait', '4.wait']"),
     "a model of other names": (renamed(MODEL, "params/2", "params/3"), "does not fit the model 'fc2'"),
     "no update": (renamed(ROUND, "update/", "updates/"), "lacks"),
     "a later model of other shapes": (added(ROUND, **{"params/2.weight": torch.ones(3, 3)}), "does not fit"),

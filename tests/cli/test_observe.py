@@ -73,12 +73,19 @@ def test_mistakes_are_one_sentence(
     assert "leave them out" in refused("observe", "before.pt", "--gradient=gradient.safetensors", "--lr=1", *OPTIONS)
 
 
-def test_a_file_that_lacks_a_tensor_is_named(
-    refused: Callable[..., str], home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
+def test_a_file_that_lacks_a_tensor_is_a_part_of_an_update_and_one_of_others_is_none(
+    cli: Cli, refused: Callable[..., str], home: Path, captured: tuple[nn.Module, torch.Tensor, torch.Tensor]
 ) -> None:
-    fewer = {name: t for name, t in load_file(home / "gradient.safetensors").items() if "bias" not in name}
-    save_file(fewer, home / "few.safetensors")
-    assert "few.safetensors lacks" in refused("observe", "before.pt", "--gradient=few.safetensors", *OPTIONS)
+    whole = load_file(home / "gradient.safetensors")
+    save_file({name: t for name, t in whole.items() if name.startswith("4.")}, home / "few.safetensors")
+    save_file({f"x.{name}": t for name, t in whole.items()}, home / "other.safetensors")
+    found = cli("observe", "before.pt", "--gradient=few.safetensors", *OPTIONS)
+    assert found.code == 0, found.err
+    assert "sent: 2 of 4 tensors" in found.out
+    assert "withheld: 2 ('2.weight', '2.bias')" in found.out
+    assert "other.safetensors has 'x.2.bias'" in refused(
+        "observe", "before.pt", "--gradient=other.safetensors", "--out=elsewhere", *OPTIONS
+    )
 
 
 def test_a_recording_is_not_overwritten(

@@ -23,6 +23,7 @@ from seepage.defenses import (
     SelectiveEncryption,
     Soteria,
     UnitNormNoise,
+    Withhold,
     ZeroSumNoise,
 )
 from seepage.errors import SeepageError
@@ -172,6 +173,16 @@ def signs_of(*, stochastic: bool = False) -> Promise:
             assert torch.allclose(new.abs(), size.expand_as(new)), name
             if not stochastic:
                 assert torch.equal(new.sign(), old.sign()), name
+
+    return promise
+
+
+def withholds(ending: str) -> Promise:
+    """Tensors of these names are not there, and all others are as they were."""
+
+    def promise(before: Update, after: Update) -> None:
+        assert set(after.tensors) == {name for name in before.tensors if not name.endswith(ending)}
+        assert all(torch.equal(tensor, before.tensors[name]) for name, tensor in after.tensors.items())
 
     return promise
 
@@ -342,6 +353,13 @@ CASES: dict[str, list[DefenseCase]] = {
     "unit_norm_noise": [
         DefenseCase(defense=UnitNormNoise(sigma=0.01), promise=on_unit_norm(0.01), random=True, refuses=NEGATIVE),
         DefenseCase(defense=UnitNormNoise(sigma=0.01, restore=True), random=True),
+    ],
+    "withhold": [
+        DefenseCase(
+            defense=Withhold(tensors=["*.bias"]),
+            promise=withholds(".bias"),
+            refuses=({"tensors": []},),
+        ),
     ],
     "zero_sum_noise": [
         DefenseCase(defense=ZeroSumNoise(sigma=0.5), promise=noise_of(0.5 * 2**0.5), refuses=NEGATIVE),

@@ -150,3 +150,38 @@ def test_its_own_example_holds() -> None:
     found = doctest.testmod(module)
     assert found.failed == 0
     assert found.attempted > 0
+
+
+def test_a_list_of_arrays_takes_its_names_from_the_model_or_from_names(tmp_path: Path) -> None:
+    """Flower's oldest form: as many arrays as are trained, and none of them has a name."""
+    architecture = Architecture("fc2", {"hidden": 8, "frozen": ["2.*"]})
+    before = build(architecture, (1, 4, 4), 3).state_dict()
+    head = {"0": before["4.weight"], "1": before["4.bias"]}
+    moved = {number: tensor + 1 for number, tensor in head.items()}
+    given = {"architecture": architecture, "input_shape": (1, 4, 4), "num_classes": 3, "client": FedAvg(lr=0.1)}
+    found = Recorder(tmp_path / "a", **given).record(head, moved, t=0, client=0, examples=1)
+    assert found.folder is not None
+    seen = open_transcript(found.folder)[0]
+    assert set(seen.update.tensors) == {"4.weight", "4.bias"}
+    assert all(torch.allclose(tensor, torch.ones_like(tensor)) for tensor in seen.update.tensors.values())
+    turned = Recorder(tmp_path / "b", **given, names=["4.bias", "4.weight"])
+    arrays = {"0": before["4.bias"], "1": before["4.weight"]}
+    again = turned.record(arrays, {"0": arrays["0"] + 2, "1": arrays["1"]}, t=0, client=0, examples=1)
+    assert again.folder is not None
+    sent = open_transcript(again.folder)[0].update.tensors
+    assert torch.allclose(sent["4.bias"], torch.full((3,), 2.0))
+    assert not sent["4.weight"].any()
+    with pytest.raises(SeepageError, match=r"names=… holds 'top', which the model has not"):
+        Recorder(tmp_path / "c", **given, names=["top"])
+
+
+def test_layers_that_stay_with_the_client_are_its_own(tmp_path: Path) -> None:
+    architecture = Architecture("fc2", {"hidden": 8})
+    before = {n: t for n, t in build(architecture, (1, 4, 4), 3).state_dict().items() if n.startswith("2.")}
+    given = {"architecture": architecture, "input_shape": (1, 4, 4), "num_classes": 3, "client": FedAvg(lr=0.1)}
+    recorder = Recorder(tmp_path, **given, audit="inline")
+    found = recorder.record(before, {n: t + 1 for n, t in before.items()}, t=0, client=0, examples=1)
+    assert found.folder is not None
+    assert found.exposure is not None
+    assert found.exposure.sent.personal == ("4.bias", "4.weight")
+    assert open_transcript(found.folder)[0].personal == {"4.weight", "4.bias"}

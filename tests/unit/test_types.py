@@ -43,8 +43,8 @@ def test_an_update_keeps_no_hold_on_a_graph() -> None:
 def test_two_states_of_different_models_have_no_difference(
     first: dict[str, tuple[int, ...]], second: dict[str, tuple[int, ...]]
 ) -> None:
-    if first == second:
-        return
+    if second and all(first.get(name) == shape for name, shape in second.items()):
+        return  # a part of the first: the rest was not sent
     with pytest.raises(SeepageError, match="the state after does not fit the state before"):
         Update.from_states(filled(first, 0.0), filled(second, 0.0))
 

@@ -185,6 +185,11 @@ def _check_same(first: Round, seen: Round) -> None:
             f"rounds 0 and {seen.t} hold different examples, whose mean is no round of either",
             "use cafe, which takes batches apart, or [rounds] design = 'whole'",
         )
+    if seen.update.tensors.keys() != first.update.tensors.keys():
+        raise Inapplicable(
+            f"rounds 0 and {seen.t} sent different tensors, whose mean is no update of either",
+            "attack the rounds one by one",
+        )
 
 
 def _note(count: int, gone: float, share: float) -> str:

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 from torch import Tensor, nn
 
 from seepage.core.nn import first_layer, input_layer
-from seepage.errors import Inapplicable
+from seepage.errors import Inapplicable, short
+from seepage.fitting import not_sent
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
 
 __all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent", "ignore"]
@@ -64,8 +65,11 @@ class Needs:
 
     Attributes:
         text: All of it in words, for `seepage list`.
-        input_layer: The first layer is fully connected and reads the input itself.
-        bias: The first layer has a trained bias; the reason says for what, as in `has no bias {to divide by}`.
+        input_layer: The first layer is fully connected and reads the input itself; its weight was sent.
+        bias: The first layer has a bias, and that was sent too; the reason says for what, as in
+            `has no bias {to divide by}`.
+        every_tensor: All parameters were sent, none frozen or withheld: `{the recursion goes through every layer}`.
+        weights: All weights are known: what cannot be done where some are the client's own, as in `so {no ...}`.
         images: Examples are images `[C, H, W]`: `{feature inversion} needs images`.
         differentiable: The model can be differentiated along its input, which an embedding of whole numbers cannot.
         linear_in_gradient: The update is an average of gradients. The reason says what is lost where the client's
@@ -83,6 +87,8 @@ class Needs:
     text: str = ""
     input_layer: bool = False
     bias: str | None = None
+    every_tensor: str | None = None
+    weights: str | None = "the network cannot be run as the client ran it"
     images: str | None = None
     differentiable: bool = False
     linear_in_gradient: str | None = None
@@ -116,6 +122,10 @@ class Needs:
                 raise Inapplicable(
                     f"the model's first fully connected layer has no bias {self.bias}", f"use {self.instead}"
                 )
+            for name in [layer.weight] if self.bias is None or layer.bias is None else [layer.weight, layer.bias]:
+                if name not in observed.update.tensors:
+                    raise not_sent(name, [*observed.params, *observed.personal])
+        self._check_sent(knowledge, observed)
         if self.images is not None and len(knowledge.input_shape) != 3:
             raise Inapplicable(f"{self.images} needs images", f"use {self.instead}")
         first = first_layer(knowledge.model) if self.differentiable else None
@@ -123,6 +133,23 @@ class Needs:
             raise Inapplicable(
                 f"the model's first layer {first[0]!r} looks up whole numbers, which have no gradient to follow",
                 "audit the network behind the embedding, with embedded inputs as its data",
+            )
+
+    def _check_sent(self, knowledge: Knowledge, observed: Round) -> None:
+        if self.every_tensor is not None:
+            own = [name for name, _ in knowledge.model.named_parameters()]
+            absent = [name for name in own if name not in observed.update.tensors]
+            if absent:
+                raise Inapplicable(
+                    f"{len(absent)} of {len(own)} tensors were not sent, such as {short(absent[0])}, and "
+                    f"{self.every_tensor}",
+                    f"use {MATCHING}, which matches what was sent",
+                )
+        if self.weights is not None and observed.personal:
+            raise Inapplicable(
+                f"the weights of {len(observed.personal)} parameters, such as {short(min(observed.personal))}, are the "
+                f"client's own and were never seen, so {self.weights}",
+                "use linear, which reads the first layer alone, or observe a round whose weights are all known",
             )
 
     def check_rule(self, knowledge: Knowledge, observed: Round) -> None:

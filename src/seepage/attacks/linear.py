@@ -47,6 +47,7 @@ class LinearLeak(Attack):
         text="a fully connected first layer with bias",
         input_layer=True,
         bias="to divide by",
+        weights=None,
         linear_in_gradient="no row is a multiple of an example",
         batch_size="without it no row can be told from a mixture",
     )
@@ -59,6 +60,12 @@ class LinearLeak(Attack):
         return _Leak.of(transcript)
 
     def run(self, leak: "_Leak", *, seed: int, progress: Progress) -> Reconstruction:
+        if leak.observed.personal and leak.batch_size > 1:
+            raise Inapplicable(
+                f"{len(leak.observed.personal)} parameters are the client's own, so no row can be told from a mixture "
+                "by the network's own backward pass",
+                "attack an update of one example, or observe a round whose weights are all known",
+            )
         return self._single(leak) if leak.batch_size == 1 else self._several(leak)
 
     def _single(self, leak: "_Leak") -> Reconstruction:
@@ -135,10 +142,6 @@ class _Leak:
         # One example alone is not coupled to any other, whatever the batch norm does.
         if observed.batch_size > 1 and knowledge.client.batch_coupled(knowledge.model):
             raise Inapplicable("batch norm in train mode makes every row a mixture of the batch", f"use {MATCHING}")
-        if not {layer.weight, layer.bias} <= observed.update.tensors.keys():
-            raise Inapplicable(
-                "the first layer's weight and bias were not both sent, so nothing can be divided", f"use {MATCHING}"
-            )
         gradient = observed.gradient(knowledge.client)
         weight, bias = gradient[layer.weight].double(), gradient[layer.bias].double()
         if not bias.abs().max() > 0:
@@ -163,9 +166,9 @@ class _Leak:
         """The label `[1]` whose bias gradient, at the only example `[1, *shape]`, is nearest the sent one.
 
         And by how much the two differ in direction, `[1]`. Where batch norm in train mode makes the model's own
-        gradient another, there is no label, and the difference is infinite.
+        gradient another, or weights are the client's own, there is no label, and the difference is infinite.
         """
-        if self.knowledge.client.batch_coupled(self.knowledge.model):
+        if self.knowledge.client.batch_coupled(self.knowledge.model) or self.observed.personal:
             return None, torch.full((1,), torch.inf, device=inputs.device)
         trace = _Trace.of(inputs, self)
         own = torch.cat([trace.gradients(label)[0] for label in range(self.knowledge.num_classes)])  # [classes, m]

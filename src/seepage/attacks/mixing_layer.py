@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
 from seepage.core.nn import InputLayer, as_inputs, calls_in_pass, forward, generator, in_mode, input_layer
+from seepage.fitting import not_sent
 from seepage.types import Knowledge, Round, Tensors
 
 MIN_ZEROS = 0.05
@@ -21,7 +22,7 @@ class MixingLayer:
     Attributes:
         name: Module name.
         weight: Name of its `[m, e]` weight.
-        bias: Name of its `[m]` bias, or None.
+        bias: Name of its `[m]` bias, or None where it has none or it was not sent.
         reads_input: How it reads the model's input; None: it reads an inner embedding.
         sparse: The embedding is non-negative with exact zeros (it comes from a ReLU).
     """
@@ -51,12 +52,15 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
             f"layer {name!r} is a {type(modules[name]).__name__} and no fully connected layer",
             f"name one of {', '.join(_linear_names(model)) or 'none'}",
         )
-    names = [name] if name is not None else _linear_names(model)
-    if not names:
+    sent = [one for one in _linear_names(model) if _weight_of(one) in observed.update.tensors]
+    if not _linear_names(model):
         raise Inapplicable("the model has no fully connected layer", f"use {MATCHING}")
-    if name is None and reads is not None:
+    if not sent or (name is not None and name not in sent):
+        raise not_sent(_weight_of(name or _linear_names(model)[0]), [*observed.params, *observed.personal])
+    names = [name] if name is not None else sent
+    if name is None and reads is not None and reads.weight == _weight_of(names[0]):
         return _described(names[0], knowledge, observed, reads, sparse=False)
-    inputs = _probed(_linear_names(model), knowledge, observed)
+    inputs = _probed(sent, knowledge, observed)
     # Of a layer that reads tokens or places the gradient mixes these, and not the examples.
     flat = [one for one in names if one in inputs]
     if not flat:
@@ -79,16 +83,14 @@ def _linear_names(model: nn.Module) -> list[str]:
 def _described(
     name: str, knowledge: Knowledge, observed: Round, reads: InputLayer | None, *, sparse: bool
 ) -> MixingLayer:
-    prefix = f"{name}." if name else ""
-    linear = knowledge.model.get_submodule(name)
-    assert isinstance(linear, nn.Linear)
-    if f"{prefix}weight" not in observed.params:
-        raise Inapplicable(
-            f"layer {name!r} is not trained, so no gradient of it is sent", "name a layer that is trained"
-        )
-    bias = f"{prefix}bias" if linear.bias is not None else None
-    own = reads if reads is not None and reads.weight == f"{prefix}weight" else None
-    return MixingLayer(name, f"{prefix}weight", bias, own, own is None and sparse)
+    weight = _weight_of(name)
+    bias = f"{weight.removesuffix('weight')}bias"  # frozen or withheld, it is as good as not there
+    own = reads if reads is not None and reads.weight == weight else None
+    return MixingLayer(name, weight, bias if bias in observed.update.tensors else None, own, own is None and sparse)
+
+
+def _weight_of(name: str) -> str:
+    return f"{name}.weight" if name else "weight"
 
 
 def _probed(names: list[str], knowledge: Knowledge, observed: Round) -> dict[str, Tensor]:

@@ -13,13 +13,14 @@ from seepage.api import observe
 from seepage.clients import FedAvg, make_client
 from seepage.clients.fedavg import MOST_STEPS
 from seepage.core.storage import make_private
-from seepage.errors import SeepageError
-from seepage.leakage import UpdateAnalysis
+from seepage.errors import SeepageError, short
+from seepage.leakage import UpdateAnalysis, sent_words
 from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
 from seepage.models import build
+from seepage.models.naming import in_own_names
 from seepage.models.weights import load_weights, read_state
 from seepage.recipe.parts import problems_of
-from seepage.registry import Spec
+from seepage.registry import Spec, models
 from seepage.transcript.recorded import save_transcript
 from seepage.types import Architecture, ClientUpdate, Tensors, Transcript, Update
 
@@ -46,18 +47,24 @@ class Files:
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
 
-    def update(self, before: Tensors) -> Update:
-        """The client's update: one tensor per parameter of `before`, of its shape."""
+    @property
+    def answer(self) -> Path:
+        """What the client returned: `after` or `gradient`."""
         path = self.after or self.gradient
         assert path is not None
-        state = read_state(path)
-        missing = [name for name in before if name not in state]
-        if missing:
-            raise SeepageError(
-                f"{path} lacks {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''} of {self.before}; "
-                "give files of the same model"
-            )
-        own = {name: state[name].to(like) for name, like in before.items()}
+        return path
+
+    def update(self, before: Tensors, state: Tensors) -> Update:
+        """The client's update, of those parameters of `before` that are in the state it returned.
+
+        Raises:
+            SeepageError: Where none of them is, and for a name that is not in `before`.
+        """
+        strange = [name for name in state if name not in before]
+        if strange or not state:
+            words = f"has {_some(strange)}, which {self.before} has not" if strange else "holds no parameter of it"
+            raise SeepageError(f"{self.answer} {words}; give files of the same model")
+        own = {name: state[name].to(like) for name, like in before.items() if name in state}
         return Update(own) if self.gradient is not None else Update.from_states(before, own)
 
 
@@ -98,24 +105,56 @@ def observe_files(
     if min(1 if num_classes is None else num_classes, *(input_shape or (1,)), 1) < 1:
         raise SeepageError(f"--shape and --classes must be from 1 up, got {input_shape} and {num_classes}")
     _check_rule(client, files, steps)
-    state = read_state(files.before)
+    state, sent = read_state(files.before), read_state(files.answer)
     input_shape, num_classes, said = infer_shapes(architecture, state, input_shape, num_classes)
     model = build(architecture, input_shape, num_classes)
-    note = load_weights(model, state, num_classes, str(files.before))
+    sent = in_own_names(sent, model, str(files.answer))
+    personal = _personal(model, in_own_names(state, model, str(files.before)), sent, files)
+    spared = {*personal, *_brought(model, architecture)}
+    note = load_weights(model, state, num_classes, str(files.before), optional=spared)
     if note is not None:
         raise SeepageError(f"{files.before} was not made for {num_classes} classes; give their number with --classes")
-    before = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    update = files.update(before)
+    buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
+    before = {name: p.detach() for name, p in own.items() if name not in personal}
+    update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
     rule, lr, found = _rule(files, client, steps, model, update, (input_shape, num_classes))
     said |= found
-    whole = partial(observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture)
+    whole = partial(
+        observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal
+    )
     transcript, more, unknown = _with_size(whole, batch_size)
     said |= more
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
-    return _remarks(update, rule, lr, said, unknown)
+    remarks = _remarks(update, rule, lr, said, unknown)
+    return [*remarks, sent_words(transcript[0], model)]
+
+
+def _personal(model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
+    """Trained parameters that neither file has: the client's own, which never leave it."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    lone = [name for name in trained if name not in before and name in after]
+    if lone and files.gradient is None:
+        raise SeepageError(
+            f"{files.before} lacks {_some(lone)}, which {files.after} has, so there is no difference of them; give the "
+            "weights that were sent out, or leave them out of both"
+        )
+    personal = [name for name in trained if name not in before]
+    if len(personal) == len(trained):
+        raise SeepageError(f"{files.before} holds no trained parameter of the model; give files of the same model")
+    return personal
+
+
+def _brought(model: nn.Module, architecture: Architecture) -> list[str]:
+    """Frozen parameters that somebody's own factory may have given their weights, so that no file needs them."""
+    own = models.is_foreign(architecture.use)
+    return [name for name, parameter in model.named_parameters() if own and not parameter.requires_grad]
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(map(short, names[:3]))}{' and more' if len(names) > 3 else ''}"
 
 
 def _with_size(

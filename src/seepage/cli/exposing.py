@@ -113,6 +113,8 @@ def _print(name: str, found: "Exposure", quiet: bool) -> None:
 
 
 def _facts(found: "Exposure") -> Iterator[str]:
+    if not found.sent.whole:
+        yield found.sent.line
     for look in found.layers:
         more = ", or more" if look.full else ""
         yield f"{look.layer or 'model'}: rank {look.rank}{more}, {look.neurons} neurons, reads {look.reads}"

@@ -9,7 +9,7 @@ from seepage.defenses.fake_gradients import FakeGradients
 from seepage.defenses.guardian import Guardian
 from seepage.defenses.noise import DecayingNoise, GaussianNoise, LaplaceNoise, UnitNormNoise
 from seepage.defenses.outpost import Outpost
-from seepage.defenses.partial import PartialAccess, SelectiveEncryption
+from seepage.defenses.partial import PartialAccess, SelectiveEncryption, Withhold
 from seepage.defenses.quantize import Quantize
 from seepage.defenses.soteria import Soteria
 from seepage.defenses.sparsify import Sparsify
@@ -69,6 +69,7 @@ __all__ = [
     "Soteria",
     "Sparsify",
     "UnitNormNoise",
+    "Withhold",
     "ZeroSumNoise",
     "defense_tables",
     "joined",

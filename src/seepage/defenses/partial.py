@@ -1,13 +1,19 @@
-"""Partial access and selective encryption: the server can read only some entries of the update."""
+"""Partial access, selective encryption and withheld tensors: the server can read only a part of the update.
 
+Of a tensor that is sent, hidden entries read as zero, and who knows of the defense leaves zeros out of the comparison
+(`Hidden`). A tensor that is withheld is not in the update at all, so every attack knows that it is not there.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import ClassVar, Literal
 
 import torch
 from torch import Generator, nn
 
 from seepage.defenses.sparsify import Pruned, Scope
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
 from seepage.registry import defenses
 from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
@@ -87,6 +93,45 @@ class SelectiveEncryption(Defense):
     def wire_bytes(self, update: Update) -> int:
         """Bytes of all entries: encrypted ones are sent as ciphertexts, counted without any expansion."""
         return update.nbytes
+
+
+@defenses.register("withhold")
+@dataclass(frozen=True, kw_only=True)
+class Withhold(Defense):
+    """Send some tensors not at all: layers that are the client's own, or whose updates are encrypted as a whole.
+
+    The client trains them all the same, so after local steps the server knows neither their gradients nor their
+    weights. Training in a simulation goes on with the whole update: in the case of encryption that is what the server
+    has, and where the layers are personal it is the client's own.
+
+    Args:
+        tensors: Names of the tensors, with wildcards as in `head.*`.
+
+    Example:
+        >>> update = Update({"0.weight": torch.ones(1), "2.weight": torch.ones(1), "2.bias": torch.ones(1)})
+        >>> defense, view = Withhold(tensors=["2.*"]), None
+        >>> defense(update, view, generator=Generator()).tensors
+        {'0.weight': tensor([1.])}
+    """
+
+    reads_examples: ClassVar[bool] = False
+    withholds: ClassVar[bool] = True
+    acts_on: ClassVar[Literal["update", "group", "view"]] = "view"
+
+    tensors: Sequence[str]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tensors", tuple(self.tensors))  # a list, where it comes from TOML
+        if not self.tensors:
+            raise SeepageError("withhold names no tensors; give it names such as ['head.*'], or leave it out")
+
+    def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
+        kept = {name: t for name, t in update.tensors.items() if not any(fnmatchcase(name, p) for p in self.tensors)}
+        unused = [p for p in self.tensors if not any(fnmatchcase(name, p) for name in update.tensors)]
+        if unused or not kept:
+            why = f"no tensor of the update is called {short(unused[0])}" if unused else "nothing would be sent"
+            raise SeepageError(f"withhold: {why}; name some of {', '.join(map(short, list(update.tensors)[:3]))}, ...")
+        return replace(update, tensors=kept)
 
 
 def show_part(tensors: Tensors, count: int, *, highest: bool) -> Tensors:

@@ -1,7 +1,7 @@
 """Weights as a framework hands them over, under the model's own names and one tensor at a time."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from seepage.core.nn import forward, in_mode
 from seepage.core.storage import LazyTensors
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
+from seepage.fitting import check_finite, check_fits
+from seepage.models.naming import renamed, tied_names
 from seepage.models.weights import stripped
-from seepage.types import Tensors, check_finite, check_fits
+from seepage.types import Tensors
 
 Part = Literal["params", "buffers", "frozen"]
 
@@ -39,27 +41,50 @@ class Layout:
     """A model's names and shapes, without its weights.
 
     Attributes:
-        like: A tensor of each name of its `state_dict` on the meta device, which takes no memory.
+        like: A tensor of each name of its `state_dict` on the meta device, which takes no memory; of tied parameters
+            the first name.
         parts: Which parameters are trained, which frozen, and which names are buffers.
-        fixed: Buffers that no `state_dict` has.
+        fixed: Buffers that no `state_dict` has, and frozen parameters as the model was built with them, which
+            messages often leave out.
         classes: Outputs of its last layer.
+        tied: Second names of tied parameters, each with the first.
+        orders: Names that arrays without names may stand for, in their order.
     """
 
     like: Tensors
     parts: Mapping[str, Part]
     fixed: Tensors
     classes: int
+    tied: Mapping[str, str] = field(default_factory=dict)
+    orders: tuple[tuple[str, ...], ...] = ()
 
     @classmethod
-    def of(cls, model: nn.Module, input_shape: tuple[int, ...]) -> "Layout":
-        """The layout of a model that reads examples of this shape."""
-        like = {name: tensor.detach().to("meta") for name, tensor in model.state_dict().items()}
+    def of(cls, model: nn.Module, input_shape: tuple[int, ...], names: Sequence[str] | None = None) -> "Layout":
+        """The layout of a model that reads examples of this shape.
+
+        Args:
+            model: The model.
+            input_shape: Of one example.
+            names: What arrays without names stand for, in their order; None: the `state_dict` where they are as many,
+                else the parameters that the model trains.
+
+        Raises:
+            SeepageError: For a name that the model does not have, and a model that cannot be run.
+        """
+        state, tied = model.state_dict(), tied_names(model)
+        like = {name: tensor.detach().to("meta") for name, tensor in state.items() if name not in tied}
         parts: dict[str, Part] = {
             name: "params" if parameter.requires_grad else "frozen" for name, parameter in model.named_parameters()
         }
         parts |= {name: "buffers" for name, _ in model.named_buffers()}
         fixed = {name: tensor.clone() for name, tensor in model.named_buffers() if name not in like}
-        return cls(like, parts, fixed, _classes(model, input_shape))
+        fixed |= {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+        strange = next((name for name in names or () if name not in state), None)
+        if strange is not None:
+            raise SeepageError(f"names=… holds {short(strange)}, which the model has not; name its own parameters")
+        trained = tuple(name for name, part in parts.items() if part == "params")
+        orders = (tuple(names),) if names is not None else (tuple(state), trained)
+        return cls(like, parts, fixed, _classes(model, input_shape), tied, orders)
 
     @property
     def size(self) -> int:
@@ -73,11 +98,15 @@ class Layout:
     def named(self, arrays: Mapping[str, Tensor]) -> LazyTensors:
         """Arrays under the model's names, in its number format; those only numbered are taken to be in its order.
 
-        What wrappers put before every name is left out. A name that the model does not have is kept as it is.
+        What wrappers put before every name is left out, and second names of tied parameters, and the short names of
+        `peft` are resolved. A name that the model does not have is kept as it is.
         """
         keys = stripped({name: name for name in arrays})
-        if len(keys) == len(self.like) and all(name.isdigit() for name in keys):
-            keys = dict(zip(self.like, keys.values(), strict=True))
+        order = next((names for names in self.orders if len(names) == len(keys)), None)
+        if order is not None and all(name.isdigit() for name in keys):
+            keys = dict(zip(order, keys.values(), strict=True))
+        other = renamed(keys, self.like, self.tied)
+        keys = {**{other.get(name, name): key for name, key in keys.items()}, **_not_in(keys, other)}
         own = {key: name for name, key in keys.items()}
 
         def make(key: str) -> Tensor:
@@ -89,6 +118,11 @@ class Layout:
             return one.to("cpu", like.dtype)
 
         return LazyTensors(keys, make)
+
+
+def _not_in(keys: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:
+    """The keys without those of other names: of two names of a parameter the first one counts."""
+    return {name: key for name, key in keys.items() if name not in other}
 
 
 def _classes(model: nn.Module, input_shape: tuple[int, ...]) -> int:
@@ -111,7 +145,8 @@ class Sent:
         before: The weights that were sent out.
         update: The update, by the name of its parameter.
         kind: `gradient` or `delta`.
-        missing: Trained parameters that did not come back. They count as not trained, at the weights sent out.
+        missing: Trained parameters that did not come back.
+        personal: Those of them that were not sent out either.
     """
 
     layout: Layout
@@ -119,6 +154,7 @@ class Sent:
     update: Mapping[str, Tensor]
     kind: Literal["gradient", "delta"]
     missing: tuple[str, ...] = ()
+    personal: frozenset[str] = frozenset()
 
     @classmethod
     def between(
@@ -136,7 +172,7 @@ class Sent:
 
         Args:
             layout: The model's.
-            before: What was sent out.
+            before: What was sent out; frozen parameters may be missing, and those that do not come back either.
             after: What came back; parameters may be missing.
             lr: The rate.
             t: The round, for messages.
@@ -148,11 +184,13 @@ class Sent:
                 update is not finite.
         """
         start, end = layout.named(before), layout.named(after)
-        check_fits(start, layout.like, "the weights that were sent out", "the model")
-        there = {name: like for name, like in layout.like.items() if name in end.keys_by_name}
-        check_fits(end, there, "the weights that came back", "the model")
         trained = layout.of_part("params")
-        names = {name: name for name in trained if name in there}
+        personal = frozenset(name for name in trained if name not in start and name not in end)
+        held = {name: like for name, like in layout.like.items() if name in start or layout.parts[name] == "params"}
+        held = {name: like for name, like in held.items() if name not in personal}
+        check_fits(start, held, "the weights that were sent out", "the model")
+        check_fits(end, layout.like, "the weights that came back", "the model", partial=True)
+        names = {name: name for name in trained if name in end}
         if not names:
             raise SeepageError("none of the model's trained parameters came back, so there is no update to record")
 
@@ -164,13 +202,14 @@ class Sent:
         update = dict(made) if hold else made
         check_finite(update, t)
         missing = tuple(name for name in trained if name not in names)
-        return cls(layout, start, update, "delta" if lr is None else "gradient", missing)
+        return cls(layout, start, update, "delta" if lr is None else "gradient", missing, personal)
 
     def load(self, model: nn.Module) -> None:
         """Put the weights that were sent out, one by one, into a model that lies at others."""
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                parameter.copy_(self._sent_out(name))
+                if name not in self.personal:
+                    parameter.copy_(self._sent_out(name))
 
     @property
     def buffers(self) -> Tensors:
@@ -180,10 +219,13 @@ class Sent:
     @property
     def state(self) -> LazyTensors:
         """The model that was sent out, `params/NAME`, `buffers/NAME` and `frozen/NAME`."""
-        keys = {
-            f"{'frozen' if name in self.missing else part}/{name}": name for name, part in self.layout.parts.items()
-        }
+        keys = {f"{part}/{name}": name for name, part in self.layout.parts.items() if name not in self.personal}
         return LazyTensors(keys, self._sent_out)
 
+    @property
+    def params(self) -> Tensors:
+        """The trained parameters that were sent out."""
+        return {name: self._sent_out(name) for name in self.layout.of_part("params") if name not in self.personal}
+
     def _sent_out(self, name: str) -> Tensor:
-        return self.layout.fixed[name] if name in self.layout.fixed else self.before[name]
+        return self.before[name] if name in self.before else self.layout.fixed[name]

@@ -89,6 +89,8 @@ class Recorder:
         on_error: What to do with an update that could not be analyzed for `block`: `drop` it, or let it `pass`.
             Without `block` no update is dropped.
         private: Folder on the client's own disk where `keep_truth` may write the true batches; None: never written.
+        names: Names of the parameters that arrays without names stand for, in their order; None: those of the
+            `state_dict` where they are as many, else those that the model trains (`requires_grad`).
 
     Raises:
         SeepageError: For a rule that cannot be written, a bound that no recording fits, and a model that cannot be
@@ -122,6 +124,7 @@ class Recorder:
     max_rounds: int | None = field(kw_only=True, default=None)
     max_per_client: int | None = field(kw_only=True, default=None)
     private: Path | None = field(kw_only=True, default=None)
+    names: Sequence[str] | None = field(kw_only=True, default=None)
 
     def __post_init__(self) -> None:
         client_options(self.client)
@@ -147,8 +150,9 @@ class Recorder:
 
     @cached_property
     def layout(self) -> Layout:
-        """The model's names and shapes; its weights are not kept."""
-        return Layout.of(build(self.architecture, self.input_shape, self.num_classes), self.input_shape)
+        """The model's names and shapes; of its weights the frozen ones alone are kept."""
+        model = build(self.architecture, self.input_shape, self.num_classes)
+        return Layout.of(model, self.input_shape, self.names)
 
     @cached_property
     def model(self) -> nn.Module:
@@ -180,9 +184,9 @@ class Recorder:
         """Write one update, and analyze it if the recorder audits or blocks.
 
         Args:
-            before: The weights that the server sent: a `state_dict`, or arrays in its order.
-            after: The weights that the client returned. Missing trained parameters are treated as not trained; the
-                others are recorded.
+            before: The weights that the server sent: a `state_dict`, or arrays in its order. Frozen parameters may be
+                missing, at the values that the architecture builds them with, as may those that stay with the client.
+            after: The weights that the client returned. Those that are missing are recorded as not sent.
             t: The round.
             client: The client's number or name; only names the folder.
             examples: Examples behind the update, if known.
@@ -305,9 +309,8 @@ class Recorder:
     def _look(self, sent: Sent, rule: ClientUpdate, examples: int | None) -> Exposure:
         with _MODEL_LOCK:
             sent.load(self.model)
-            params = {name: p.detach() for name, p in self.model.named_parameters() if name in sent.update}
-            update = Update(dict(sent.update), sent.kind)
-            seen = Round(0, params, update, buffers=sent.buffers, batch_size=examples)
+            params, update = sent.params, Update(dict(sent.update), sent.kind)
+            seen = Round(0, params, update, buffers=sent.buffers, batch_size=examples, personal=sent.personal)
             return exposure(SimulatedTranscript(self._knowledge(self.model, rule), lambda t: seen, 1))
 
     def _knowledge(self, model: nn.Module, rule: ClientUpdate) -> Knowledge:
@@ -325,8 +328,9 @@ class Recorder:
         # The folder names the architecture, and no model is needed to write it.
         known = self._knowledge(nn.Identity(), rule)
         said = {"tensors left out": _lacks(sent.missing)} if sent.missing else None
+        written = _written(sent)
         try:
-            save_update(known, sent.state, _written(sent), folder, batch_size=examples, inferred=said)
+            save_update(known, sent.state, written, folder, batch_size=examples, inferred=said, personal=sent.personal)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)  # an incomplete recording cannot be used and takes up space
             raise
@@ -348,7 +352,7 @@ def _warn(words: str) -> None:
 def _lacks(missing: Sequence[str]) -> str:
     """Sentence on the parameters that the client did not return."""
     named = ", ".join(map(short, missing[:3])) + (" and more" if len(missing) > 3 else "")
-    return f"{len(missing)} trained parameters did not come back ({named}); taken for not trained"
+    return f"{len(missing)} trained parameters did not come back ({named}); recorded as not sent"
 
 
 def label_of(client: int | str) -> str:

@@ -10,6 +10,7 @@ from seepage.leakage.fingerprints import Fingerprint, fingerprint
 from seepage.leakage.labels import LabelLeak
 from seepage.leakage.landscape import Landscape, landscape
 from seepage.leakage.layers import LayerLeak
+from seepage.leakage.sent import SentParts, sent_parts, sent_words
 
 __all__ = [
     "BatchNormLeak",
@@ -24,6 +25,7 @@ __all__ = [
     "Landscape",
     "LayerLeak",
     "LoneSlopes",
+    "SentParts",
     "TensorLeak",
     "UpdateAnalysis",
     "batch_norm_leaks",
@@ -34,4 +36,6 @@ __all__ = [
     "head_features",
     "landscape",
     "lone_slopes",
+    "sent_parts",
+    "sent_words",
 ]

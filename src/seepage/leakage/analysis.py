@@ -21,6 +21,7 @@ from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_fi
 from seepage.leakage.labels import LabelLeak, label_findings, label_leak
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
+from seepage.leakage.sent import SentParts, sent_parts
 from seepage.privacy.ledger import LedgerEntry, open_entry
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
@@ -60,6 +61,7 @@ class Exposure:
     Attributes:
         t: The round.
         kind: `gradient` or `delta`, as it was sent.
+        sent: Which of the model's tensors it holds, and why not the others.
         norm: Euclidean norm of what was sent, over all tensors.
         batch_size: Examples behind it, where known.
         at_least: Examples behind it at the least, by the rank of its layers; None where no layer tells.
@@ -79,6 +81,7 @@ class Exposure:
 
     t: int
     kind: str
+    sent: SentParts
     norm: float
     batch_size: int | None
     at_least: int | None
@@ -137,6 +140,7 @@ class Exposure:
             **fields,
             "marks": marks,
             "looks_like": self.looks_like,
+            "sent_words": "" if self.sent.whole else self.sent.line,
         }
 
 
@@ -290,6 +294,7 @@ class UpdateAnalysis:
         return Exposure(
             t=self.t,
             kind=update.kind,
+            sent=sent_parts(self.observed, knowledge.model),
             norm=self.norm,
             batch_size=self.observed.batch_size,
             at_least=self.at_least,

@@ -139,7 +139,7 @@ def _mode(median: float) -> Literal["train", "eval", "unclear"]:
 
 
 def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]]:
-    """Layer, batch norm that reads its output as it is, and that norm's epsilon; all of them trained."""
+    """Layer, batch norm that reads its output as it is, and that norm's epsilon; all of them sent."""
     kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
     modules = dict(knowledge.model.named_modules())
     norms = {name: m.eps for name, m in modules.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
@@ -155,5 +155,5 @@ def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]
     return [
         (layer, norm, norms[norm])
         for layer, norm in pairs
-        if layer and {f"{layer}.weight", f"{norm}.weight"} <= set(observed.params)
+        if layer and {f"{layer}.weight", f"{norm}.weight"} <= set(observed.update.tensors)
     ]

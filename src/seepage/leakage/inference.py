@@ -14,6 +14,7 @@ from seepage.core.nn import as_inputs, forward, generator, in_mode, last_linear
 from seepage.errors import SeepageError
 from seepage.leakage.analysis import UpdateAnalysis
 from seepage.models import build, trusted
+from seepage.models.naming import known_names, renamed, tied_names
 from seepage.transcript.foreign import read_facts
 from seepage.transcript.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Tensors
@@ -167,7 +168,10 @@ def _fits(architecture: Architecture, state: Mapping[str, Tensor], shape: tuple[
             sketch = build(architecture, shape, classes)
     except SeepageError:
         return False
-    return all(name in state and state[name].shape == own.shape for name, own in sketch.named_parameters())
+    own, given = dict(sketch.named_parameters()), renamed(state, known_names(sketch), tied_names(sketch))
+    shapes = {given.get(name, name): tensor.shape for name, tensor in state.items()}
+    there = [name for name in own if name in shapes]  # personal layers and frozen ones may be missing
+    return bool(there) and all(shapes[name] == own[name].shape for name in there)
 
 
 def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:

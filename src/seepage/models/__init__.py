@@ -3,6 +3,7 @@
 import inspect
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from seepage.models.convnet import cnn6, convnet, lenet
 from seepage.models.mlp import fc2, mlp3
 from seepage.models.normalize import Normalize
 from seepage.models.resnet import resnet
+from seepage.models.trained_part import split_options, train_part
 from seepage.models.vertical import vertical
 from seepage.models.vit import vit
 from seepage.registry import Registry, Spec, models
@@ -45,7 +47,8 @@ def build(architecture: Spec, input_shape: tuple[int, ...], num_classes: int, *,
 
     Args:
         architecture: Registry name, `torchvision:NAME`, `timm:NAME` or `module:factory`, and options. A factory
-            is called as `factory(input_shape, num_classes, **options)` and returns a `torch.nn.Module`.
+            is called as `factory(input_shape, num_classes, **options)` and returns a `torch.nn.Module`. The options
+            `trainable`, `frozen` and `adapter` say which part of any model is trained (`train_part`).
         input_shape: Shape of one example.
         num_classes: Number of classes.
         seed: Seeds the initialization only; torch's global generator is left as it was.
@@ -57,10 +60,13 @@ def build(architecture: Spec, input_shape: tuple[int, ...], num_classes: int, *,
     >>> [tuple(p.shape) for p in model.parameters()]
     [(8, 16), (8,), (3, 8), (3,)]
     """
+    own, part = split_options(architecture.options)
     try:
         with frozen_randomness(seed):
-            model = _make(architecture, input_shape, num_classes)
+            model = _make(replace(architecture, options=own), input_shape, num_classes)
             _settle(model, input_shape)
+            if part and isinstance(model, nn.Module):
+                model = train_part(model, part)
     except SeepageError:
         raise
     except Exception as error:  # whatever somebody's factory, or a library's, may raise

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from seepage.core.storage import PICKLE_SUFFIXES, check_regular, read_tensors
 from seepage.core.zip_safety import DAMAGED, refuse_expansion
 from seepage.errors import SeepageError, printable, short
+from seepage.models.naming import in_own_names
 from seepage.types import Tensors
 
 WRAPPED = ("state_dict", "model_state_dict", "model", "params", "net")
@@ -105,7 +106,9 @@ def stripped(state: Mapping[str, T]) -> dict[str, T]:
     return out
 
 
-def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int, what: str) -> str | None:
+def load_weights(
+    model: nn.Module, state: Mapping[str, Tensor], num_classes: int, what: str, *, optional: Collection[str] = ()
+) -> str | None:
     """Copy a state into a model, in place.
 
     A last layer for another number of classes is left as it is; buffers that are not there too.
@@ -115,6 +118,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int
         state: Named tensors.
         num_classes: Classes of the model.
         what: How to call the state in messages.
+        optional: Parameters that the state may lack, and that are left as they are then.
 
     Returns:
         A sentence where something was left as it was, else None.
@@ -122,10 +126,10 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], num_classes: int
     Raises:
         SeepageError: Where names or shapes do not fit, with the names.
     """
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    own, state = {**dict(model.named_parameters()), **dict(model.named_buffers())}, in_own_names(state, model, what)
     fresh = [name for name in own if name in state and _is_other_head(state[name], own[name], num_classes)]
-    buffers = dict(model.named_buffers())
-    missing = [name for name in own if name not in state and name not in buffers]
+    spared = {name for name, _ in model.named_buffers()} | set(optional)
+    missing = [name for name in own if name not in state and name not in spared]
     extra = [name for name in state if name not in own]
     wrong = [
         f"{name} {tuple(state[name].shape)} for {tuple(own[name].shape)}"

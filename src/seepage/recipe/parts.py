@@ -1,9 +1,12 @@
 """What is wrong with a part of a recipe, found without running anything."""
 
+from dataclasses import replace
+
 from seepage import data
 from seepage.clients import alone
 from seepage.data.dataset import Options
 from seepage.errors import SeepageError
+from seepage.models.trained_part import part_problems, split_options
 from seepage.registry import KINDS, Spec, clients, datasets, models
 from seepage.signatures import problems_with
 
@@ -25,9 +28,17 @@ def problems_of(part: Spec, key: str) -> list[str]:
         return _data_problems(part, what)
     if key == "client":
         return _client_problems(part, what)
-    if key == "model" and part.use not in models and (models.knows(part.use) or models.is_foreign(part.use)):
-        return []  # checked when it is built
+    if key == "model":
+        own, trained = split_options(part.options)
+        wrong = part_problems(trained, what)
+        return wrong + _model_problems(replace(part, options=own), what)
     return _REGISTRIES[key].problems(part, what)
+
+
+def _model_problems(part: Spec, what: str) -> list[str]:
+    if part.use not in models and (models.knows(part.use) or models.is_foreign(part.use)):
+        return []  # checked when it is built
+    return _REGISTRIES["model"].problems(part, what)
 
 
 def _client_problems(part: Spec, what: str) -> list[str]:

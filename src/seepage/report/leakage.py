@@ -49,6 +49,7 @@ class CellExposure(JsonRecord):
     tensors: list[TensorExposure] = []
     norms: list[BatchNormExposure] = []
     labels: LabelExposure | None = None
+    sent_words: str = ""
     stated: dict[str, JsonValue] | None = None
 
     @property

@@ -15,9 +15,10 @@ from seepage.clients.step import Client
 from seepage.core.nn import generator, has_batch_norm, in_mode
 from seepage.core.storage import read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Diverged, SeepageError
+from seepage.fitting import check_fits
 from seepage.recipe.plans import Federation
 from seepage.simulate.training import accuracy
-from seepage.types import Batch, ClientUpdate, Defense, Tensors, Update, check_fits
+from seepage.types import Batch, ClientUpdate, Defense, Tensors, Update
 
 Lookup = Callable[[Tensor], Batch]
 """Maps indices into the data set to a batch."""
@@ -234,7 +235,8 @@ def _round(clients: Clients, stage: FederationState, plan: Federation, ask: AskC
     step = plan.lr or (1.0 if update.kind == "delta" else 0.1)
     if update.kind == "gradient":
         step = -step
-    params = {name: tensor + step * update.tensors[name] for name, tensor in stage.params.items()}
+    moved = update.tensors  # what no client sent stays as it was
+    params = {name: p + step * moved[name] if name in moved else p for name, p in stage.params.items()}
     if not all(bool(tensor.isfinite().all()) for tensor in params.values()):
         raise Diverged(
             f"the weights of the federation are not finite after {stage.t + 1} rounds; lower client.lr or federation.lr"

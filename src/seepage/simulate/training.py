@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from seepage.core.nn import forward, generator, in_mode
 from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
+from seepage.fitting import check_fits
 from seepage.models.weights import load_weights, pretrained_state, read_state
 from seepage.recipe.plans import Training
-from seepage.types import Architecture, Batch, Tensors, check_fits
+from seepage.types import Architecture, Batch, Tensors
 
 WIDE_START = 0.5
 """Largest absolute value of a parameter of `training.init = wide`."""

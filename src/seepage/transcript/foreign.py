@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -42,6 +42,7 @@ class Facts:
     kept: bool = True
     defense: list[dict[str, Any]] | None = None
     inferred: dict[str, Any] | None = None
+    personal: list[str] = field(default_factory=list)
 
     @property
     def said(self) -> dict[str, str]:
@@ -89,7 +90,7 @@ def read_facts(folder: Path) -> Facts:
         )
     record = read_json(path, MAX_FACTS_BYTES)
     check_schema(record, path)
-    known = {field.name: record[field.name] for field in fields(Facts) if field.name in record}
+    known = {one.name: record[one.name] for one in fields(Facts) if one.name in record}
     problems = [problem.removeprefix("it: ") for problem in problems_with(Facts, known, "it")]
     if problems:
         raise SeepageError(f"{path} is damaged: {'; '.join(problems)}; record it again")

@@ -4,7 +4,8 @@ A folder `observed/` contains everything that an attacker may read, and nothing 
 
     knowledge.json                schema version, architecture, client rule, shapes, what is told
     model.safetensors             params/NAME, buffers/NAME of the first round; frozen/NAME: what is not trained
-    rounds/000000.safetensors     update/NAME; params/ and buffers/ only where they changed; labels, indices if told
+    rounds/000000.safetensors     update/NAME of what was sent; params/ and buffers/ only where they changed; labels,
+                                  indices if told
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
 
@@ -28,6 +29,7 @@ from seepage.core.storage import (
 )
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError, short, unknown
+from seepage.fitting import check_fits, not_sent
 from seepage.models import MODELS, build, trusted
 from seepage.registry import is_dotted
 from seepage.transcript.foreign import (
@@ -48,7 +50,6 @@ from seepage.types import (
     Told,
     Transcript,
     Update,
-    check_fits,
 )
 
 MAX_CACHED_BYTES = 2**28
@@ -85,6 +86,7 @@ class RecordedTranscript:
     first: tuple[Tensors, Tensors]
     batch_size: int | None
     device: str = "cpu"
+    personal: frozenset[str] = frozenset()
     _cache: _RoundCache = field(default_factory=_RoundCache, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -116,6 +118,7 @@ class RecordedTranscript:
             batch_size=self._size(tensors),
             labels=self._told("labels", tensors, path, self.knowledge.num_classes),
             indices=self._told("indices", tensors, path, None),
+            personal=self.personal,
         )
 
     @property
@@ -148,6 +151,9 @@ class RecordedTranscript:
         tensors = read_tensors(path, ["kind", "indices", *(f"update/{name}" for name in names)])
         like = {name: self.first[0][name] for name in names}
         found = {name: tensor.to(self.device) for name, tensor in _under(tensors, "update").items()}
+        absent = next((name for name in names if name not in found), None)
+        if absent is not None:
+            raise not_sent(absent, self.first[0])
         check_fits(found, like, f"the update of {path}", "the model")
         update = Update(like_model(found, like, path, finite=False), read_kind(tensors, path))
         return self.knowledge.client.as_gradient(update, self._size(tensors))
@@ -212,7 +218,9 @@ def save_transcript(
     knowledge, first = transcript.knowledge, transcript[0] if first is None else first
     table = _table(knowledge, first.batch_size, len(transcript), kept=rounds)
     table |= {"inferred": dict(inferred)} if inferred else {}
-    frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in first.params}
+    table |= {"personal": sorted(first.personal)} if first.personal else {}
+    known = first.params.keys() | first.personal
+    frozen = {name: p for name, p in knowledge.model.named_parameters() if name not in known}
     state = _over("params", first.params) | _over("buffers", first.buffers) | _over("frozen", frozen)
     write_tensors(folder / "model.safetensors", state)
     for t in range(len(transcript) if rounds else 0):
@@ -230,6 +238,7 @@ def save_update(
     *,
     batch_size: int | None = None,
     inferred: Mapping[str, str] | None = None,
+    personal: Collection[str] = (),
 ) -> None:
     """Write `observed/` of one update, tensor by tensor, so that lazy mappings hold only one tensor in memory.
 
@@ -240,12 +249,14 @@ def save_update(
         folder: The folder to write to.
         batch_size: Number of examples behind the update, if known.
         inferred: Name of each fact that was inferred instead of stated, to its source.
+        personal: Names of parameters whose weights the server never saw; `state` does not have them.
 
     Raises:
         SeepageError: If the model has no name from which it can be rebuilt, or the disk is full.
     """
     table = _table(knowledge, batch_size, 1, kept=True)
     table |= {"inferred": dict(inferred)} if inferred else {}
+    table |= {"personal": sorted(personal)} if personal else {}
     write_tensors(folder / "model.safetensors", state)
     write_tensors(round_file(folder, 0), update)
     write_json(folder / "knowledge.json", table)
@@ -328,7 +339,8 @@ def open_transcript(
         )
     check_rounds(folder, facts.rounds)
     knowledge, first = _open_knowledge(folder, facts, architecture, device, trust)
-    return RecordedTranscript(folder, knowledge, facts.rounds, first, _batch_size(folder, facts, batch_size), device)
+    size, personal = _batch_size(folder, facts, batch_size), frozenset(facts.personal)
+    return RecordedTranscript(folder, knowledge, facts.rounds, first, size, device, personal)
 
 
 def open_knowledge(folder: Path, *, device: str = "cpu") -> tuple[Knowledge, tuple[Tensors, Tensors]]:
@@ -345,7 +357,7 @@ def _open_knowledge(
     most = LARGEST_TENSORS if sketch is None else _bytes_of([*sketch.parameters(), *sketch.buffers()])
     state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors", most=most).items()}
     first = _under(state, "params"), _under(state, "buffers")
-    model = _fitting_model(named, shape, facts.num_classes, first, _under(state, "frozen"), sketch)
+    model = _fitting_model(named, shape, facts.num_classes, first, _under(state, "frozen"), sketch, facts.personal)
     low, high = facts.value_range
     told = frozenset(item for item in get_args(Told) if item in facts.told)
     knowledge = Knowledge(
@@ -394,14 +406,24 @@ def _fitting_model(
     state: tuple[Tensors, Tensors],
     frozen: Tensors,
     sketch: torch.nn.Module | None,
+    personal: Collection[str],
 ) -> torch.nn.Module:
     """Build the recorded model after a check of its size on the meta device, which allocates no memory."""
+
+    def check(built: torch.nn.Module) -> None:
+        own = dict(built.named_parameters())
+        odd = next((name for name in personal if name not in own or name in state[0] or name in frozen), None)
+        if odd is not None:
+            raise SeepageError(f"{what} does not fit {whose}: {short(odd)} cannot be the client's own; record it again")
+        known = {name: parameter for name, parameter in own.items() if name not in personal}
+        check_fits(state[0] | frozen, known, what, whose)
+
     what, whose = "the recorded model", f"the model {short(architecture.use)}"
     if sketch is not None:
-        check_fits(state[0] | frozen, dict(sketch.named_parameters()), what, whose)
+        check(sketch)
     model = build(architecture, shape, num_classes)
     wanted = dict(model.named_parameters())
-    check_fits(state[0] | frozen, wanted, what, whose)
+    check(model)
     check_fits(state[1], dict(model.named_buffers()), what, whose)
     for name, parameter in wanted.items():
         parameter.requires_grad_(name not in frozen)

@@ -306,12 +306,14 @@ class _FastRun:
         assert self.layer.bias is not None
         params = self.observed.params
         if self.observed.update.kind == "delta":
-            params = {name: p + 0.5 * self.observed.update.tensors[name] for name, p in params.items()}
+            moved = self.observed.update.tensors
+            params = {name: p + 0.5 * moved[name] if name in moved else p for name, p in params.items()}
         # gradient = columns @ right, columns [m, r]; the bias gradient lies in their span and fixes each source's
         # scale.
         columns = kept.columns
         last = last_linear(self.knowledge.model, self.knowledge.num_classes)
-        error_sum = None if last is None or last[1] is None else self.gradient[last[1]].double()
+        ends = None if last is None or last[1] not in self.gradient else last[1]
+        error_sum = None if ends is None else self.gradient[ends].double()
         return Mixture(
             columns=columns,
             ones=torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0],

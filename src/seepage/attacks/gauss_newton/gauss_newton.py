@@ -143,6 +143,8 @@ class GaussNewton(Attack):
                 "look at the update of a later round",
             )
         seen = Seen(knowledge, observed, network, structure, features, known)
+        sent = observed.gradient(knowledge.client)
+        _ = [sent[name] for name in structure.names]  # refuses a frozen or withheld one
         if structure.activation is None:
             gradients = observed.gradient(knowledge.client)
             peeled = peel(network, head[0], features, gradients, knowledge.input_shape)

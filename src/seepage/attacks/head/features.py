@@ -171,15 +171,16 @@ def _equations(
             "record a smaller batch",
         )
     # Small matrices in float64: on a CPU, wherever the round lies.
-    gradients = {name: tensor.cpu() for name, tensor in observed.gradient(knowledge.client).items() if name in names}
-    if not gradients[names[0]].any():
+    sent = observed.gradient(knowledge.client)
+    weight_gradient = sent[names[0]].cpu()
+    if not weight_gradient.any():
         raise Inapplicable(
             "the gradient of the last layer is zero everywhere, so it holds no features",
             "look at the update of another round",
         )
+    bias_gradient = None if names[1] is None else sent[names[1]].cpu()
     bias = None if names[1] is None else observed.params[names[1]].cpu()
-    bias_gradient = None if names[1] is None else gradients[names[1]]
-    equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, gradients[names[0]], bias_gradient, examples)
+    equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, weight_gradient, bias_gradient, examples)
     return equations, torch.zeros_like(equations.bias) if bias_gradient is None else bias_gradient.double()
 
 

@@ -40,7 +40,7 @@ class Problem:
     The client's own rule computes the dummy update, so whatever protocol the client follows is followed here.
 
     Attributes:
-        target: The observed gradient.
+        target: The observed gradient, of the tensors that were sent.
         microbatch: Examples per chunk, or None for the whole batch at once.
     """
 
@@ -102,9 +102,7 @@ class Problem:
 
         Near an explained update a float32 cosine rounds to 1, and one minus it to 0, long before the gradients agree.
         """
-        gradient = self.client.as_gradient(
-            self.client(self.model, self.params, Batch(inputs, labels), buffers=self.buffers), len(inputs)
-        )
+        gradient = self._gradient(inputs, labels, create_graph=False)
         # The gradients themselves stay in the model's precision: only the comparison is finer.
         dummy = {name: tensor.double() for name, tensor in gradient.items()}
         return self.distance(dummy, {name: tensor.double() for name, tensor in self.target.items()}).item()
@@ -117,7 +115,9 @@ class Problem:
             buffers=self.buffers,
             create_graph=create_graph,
         )
-        return self.client.as_gradient(update, len(inputs))
+        whole = self.client.as_gradient(update, len(inputs))
+        # What the client trained and did not send moves with its local steps, and there is nothing to compare it with.
+        return {name: tensor for name, tensor in whole.items() if name in self.target}
 
     def _at_once(self, inputs: Tensor, labels: Tensor, extra: Callable[[], Tensor] | None) -> Evaluation:
         leaves = _leaves(inputs, labels)

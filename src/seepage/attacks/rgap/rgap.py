@@ -194,6 +194,7 @@ class RGap(Attack):
 
     needs: ClassVar[Needs] = Needs(
         text="one example; a chain of fully connected layers and convolutions without pooling",
+        every_tensor="the recursion goes through every layer",
         linear_in_gradient="it is no gradient of the model the recursion goes back through",
         gradient="is no gradient of the model the recursion goes back through",
         softmax_gradient="the recursion starts from the gradient of a cross-entropy, softmax minus label",

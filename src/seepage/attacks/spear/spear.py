@@ -397,11 +397,8 @@ def _layer(knowledge: Knowledge, observed: Round, name: str | None) -> MixingLay
     layer = find_layer(knowledge, observed, name)
     if layer.bias is None:
         raise Inapplicable(
-            f"layer {layer.name!r} has no bias, whose gradient tells the scale of each example", f"use {INSTEAD}"
-        )
-    if layer.bias not in observed.params:
-        raise Inapplicable(
-            f"the bias of layer {layer.name!r} is not trained, so no gradient of it is sent", f"use {INSTEAD}"
+            f"layer {layer.name!r} has no bias, or it was not sent, and its gradient tells the scale of each example",
+            f"use {INSTEAD}",
         )
     return layer
 
