@@ -1,6 +1,6 @@
 """How well local steps and batch sizes are inferred from a difference of weights, on networks fresh and trained.
 
-python experiments/inferring.py            a line for each network and number of steps; two minutes of one core
+python experiments/inferring.py            a record for each network and number of steps; two minutes of one core
 """
 
 import argparse
@@ -13,6 +13,7 @@ from torch import nn
 from seepage import Architecture, FedAvg, build, data, record
 from seepage.leakage import UpdateAnalysis
 from seepage.leakage.inference import infer_size, infer_steps
+from seepage.papers.records import keep_measured
 
 SIZES, RATES, STEPS, LOCAL = (1, 4, 8, 16), (0.01, 0.1), (1, 2, 5, 20), 8
 
@@ -29,7 +30,7 @@ def trained(model: nn.Module, album: data.Dataset, steps: int) -> nn.Module:
 
 
 def main() -> None:
-    """Print what was found, by network, training and true number of steps."""
+    """Keep what was found, by network, training and true number of steps."""
     asked = argparse.ArgumentParser()
     asked.add_argument("--models", nargs="*", default=["fc2", "mlp3", "convnet"])
     album = data.load("album")
@@ -50,7 +51,19 @@ def main() -> None:
                     steps[str(found.steps) if found is not None and told else "not told"] += 1
                     size, _ = infer_size(UpdateAnalysis(seen))
                     right["right" if size == min(n, LOCAL * k) else "not told" if size is None else "wrong"] += 1
-                print(f"{use}, {before} steps of training, {k} local: steps {dict(steps)}; batch size {dict(right)}")
+                keep_measured(
+                    "captured/inferring",
+                    f"{use}, trained {before}, {k} local",
+                    "right_batch_sizes",
+                    float(right["right"]),
+                    seed=0,
+                    data="album",
+                    network=use,
+                    trained_steps=before,
+                    local_steps=k,
+                    found_steps=dict(steps),
+                    sizes=dict(right),
+                )
 
 
 if __name__ == "__main__":

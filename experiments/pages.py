@@ -9,67 +9,17 @@ import re
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pages_runs
 import torch
+from page_parts import Lines, Part, Row, commands, rows_of, span, table
 
 from seepage.metrics.interval import bootstrap_interval
 from seepage.papers import find_item
-from seepage.papers.records import RESULTS, read_file
-
-Row = dict[str, Any]
-Lines = list[str]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a page.
-
-    Attributes:
-        page: The page's name in docs/.
-        lines: Makes its lines.
-    """
-
-    page: str
-    lines: Callable[[], Lines]
-
-    def in_page(self, name: str, text: str) -> str:
-        """The page's text with this part made anew."""
-        begin, end = f"<!-- part {name}: experiments/pages.py -->", f"<!-- end of {name} -->"
-        before, found, rest = text.partition(begin)
-        if not found or end not in rest:
-            raise SystemExit(f"docs/{self.page} lacks the marks {begin} and {end}; add them")
-        return f"{before}{begin}\n\n" + "\n".join(self.lines()) + f"\n\n{end}{rest.partition(end)[2]}"
-
-
-def rows_of(*studies: str) -> list[Row]:
-    """The records of studies as flat rows, with the ends of the interval as `low` and `high`."""
-    found = []
-    for record in itertools.chain(*(read_file(RESULTS / f"{study}.jsonl") for study in studies)):
-        low, high = record.interval or (None, None)
-        found.append({**record.made, **record.flat, "name": record.row, "low": low, "high": high})
-    return found
-
-
-def table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> Lines:
-    return [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(cells)} |" for cells in body)]
-
-
-def commands(rows: Iterable[Row]) -> Lines:
-    """Every command behind some rows, once."""
-    return ["", *(f"    {command}" for command in dict.fromkeys(row["command"] for row in rows))]
-
-
-def span(values: Iterable[float], form: str = "{:.0f}") -> str:
-    """One number, or the smallest and largest of several."""
-    listed = list(values)
-    low, high = form.format(min(listed)), form.format(max(listed))
-    return low if low == high else f"{low} to {high}"
-
 
 # docs/cafe.md
 
@@ -752,6 +702,7 @@ PARTS: dict[str, Part] = {
     "starts": Part("matching.md", starts),
     "speed": Part("speed.md", speed),
     "whole attacks": Part("speed.md", whole_attacks),
+    **pages_runs.PARTS,
 }
 
 

@@ -1,8 +1,9 @@
 """Turn finished audits into records: python experiments/runs.py STUDY RUN [RUN ...]
 
 One record per cell and attack goes to results/STUDY.jsonl: the case, what was attacked and how, the scores with the
-guesses that need no attack beside them, and the command that made the run. Folders are cut from paths in the command,
-and so are options that change no number (`--out`, `--jobs`, `--quiet`).
+guesses that need no attack beside them, and the command that made the run. Of a frontier it is one per defense and kind
+of attacker. Folders are cut from paths in the command, and so are options that change no number (`--out`, `--jobs`,
+`--quiet`).
 """
 
 import json
@@ -66,6 +67,25 @@ def keep_run(study: str, folder: Path) -> None:
         )
 
 
+def keep_frontier(study: str, folder: Path) -> None:
+    """Add all rows of one finished frontier to a study's records."""
+    env = json.loads((folder / "env.json").read_text("utf-8"))
+    recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
+    for line in (folder / "frontier.jsonl").read_text("utf-8").splitlines():
+        row = json.loads(line)
+        keep_measured(
+            study,
+            f"{row['defense']}, attacker {row['attacker']}",
+            "recovered",
+            row.pop("recovered"),
+            seed=recipe["seed"],
+            data=recipe["data"]["use"],
+            command=repeatable(env["command"]),
+            **{key: fact for key, fact in row.items() if key not in ("schema", "seconds")},
+        )
+
+
 if __name__ == "__main__":
-    for argument in sys.argv[2:]:
-        keep_run(sys.argv[1], Path(argument))
+    for folder in map(Path, sys.argv[2:]):
+        keep = keep_frontier if (folder / "frontier.jsonl").exists() else keep_run
+        keep(sys.argv[1], folder)

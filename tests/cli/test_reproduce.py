@@ -109,6 +109,8 @@ def test_the_list_says_what_each_takes(cli: Cli) -> None:
     assert found.code == 0
     assert "cpa/table-7" in found.out
     assert "about 3 h, 2 GiB, a GPU" in found.out
+    assert "no numbers lie in results/reproduce" in found.out
+    assert "source repository" in found.out
     assert [entry["item"] for entry in cli("reproduce", "--json").json["items"]] == ["cpa/table-7", "fedleak/figure-9"]
 
 

@@ -1,11 +1,15 @@
 """The pages that are made of records say what the records say."""
 
 import importlib.util
+import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from seepage.papers.records import read_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,8 +20,11 @@ def generator() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(ROOT / "experiments"))  # where it finds its own parts, as it does when it is run
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "experiments"))
     return module
 
 
@@ -40,3 +47,56 @@ def test_every_part_between_marks_is_made() -> None:
         if line.startswith("<!-- part ")
     ]
     assert sorted(marked) == sorted(PAGES.PARTS)
+
+
+FIGURE = re.compile(r"\d+\.\d|\d+ (dB|%|s\b|of )|^\s*\d[\d,]*\s*$")
+COMMAND = re.compile(r"^(?: {4})?((?:[A-Z_]+=\S+ )?(?:python (?:experiments|benchmarks)/|seepage )[^#\n]*)")
+NO_MEASUREMENT = "<!-- no measurement: "
+HAND_WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "results" not in page.parent.parts]
+
+
+def commands_of_records() -> set[str]:
+    """Every command that a line below `results/` names."""
+    files = sorted((ROOT / "results").rglob("*.jsonl"))
+    return {record.command for file in files for record in read_file(file)}
+
+
+def hand_written_tables(text: str) -> Iterator[tuple[str, str, str]]:
+    """Tables outside the parts that are made of records: what stands before each, its rows, and its section."""
+    text = re.sub(r"<!-- part ([^:]+):.*?<!-- end of \1 -->", "", text, flags=re.DOTALL)
+    for section in re.split(r"^(?=#)", text, flags=re.MULTILINE):
+        for table in re.finditer(r"(?:^\|.*\n)+", section, re.MULTILINE):
+            yield section[: table.start()].rstrip(), table[0], section
+
+
+def without_record(text: str, known: set[str]) -> list[str]:
+    """The first lines of tables of figures in whose section no command stands that a record names."""
+    found = []
+    for before, table, section in hand_written_tables(text):
+        body = [cell for row in table.splitlines()[2:] for cell in row.strip("|").split("|")]
+        figures = sum(bool(FIGURE.search(cell)) for cell in body)
+        marked = before.endswith("-->") and before.splitlines()[-1].startswith(NO_MEASUREMENT)
+        named = {match[1].strip() for line in section.splitlines() if (match := COMMAND.match(line))}
+        if figures >= 3 and not marked and not named & known:
+            found.append(table.splitlines()[0])
+    return found
+
+
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
+def test_a_table_of_figures_has_records_behind_it(page: Path) -> None:
+    """It is made of records, or its section names a command that made some, or it says that nothing was measured."""
+    lacking = without_record(page.read_text(encoding="utf-8"), commands_of_records())
+    assert not lacking, "make the rows, take the figures off the page, or mark the table: <!-- no measurement: WHY -->"
+
+
+def test_a_table_of_figures_without_a_record_is_found() -> None:
+    table = "| a | b |\n|---|---|\n| 1.5 dB | 2.5 |\n| 3 of 4 | 7 % |\n"
+    known = {"python experiments/cafe.py table"}
+    assert without_record(f"# A\n\n{table}", known) == ["| a | b |"]
+    assert without_record(f"# A\n\n{table}\n    python experiments/cafe.py other\n", known) == ["| a | b |"]
+    assert without_record(f"# A\n\n{table}\n    python experiments/cafe.py table   # a minute\n", known) == []
+    assert without_record(f"# A\n\n{table}\n# B\n\n    python experiments/cafe.py table\n", known) == ["| a | b |"]
+    assert without_record(f"# A\n\n{NO_MEASUREMENT}limits -->\n\n{table}", known) == []
+    part = f"<!-- part x: experiments/pages.py -->\n\n{table}\n<!-- end of x -->\n"
+    assert without_record(f"# A\n\n{part}", known) == []
+    assert without_record(f"# A\n\n{part}\n{table}", known) == ["| a | b |"]

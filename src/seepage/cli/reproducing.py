@@ -77,6 +77,8 @@ def reproduce(
         pages = room.write_book(results, book)
         if not (as_json or quiet):
             print(f"book: {pages[0]}")
+            if not any(results.glob("*.jsonl")):
+                print(_nowhere(results))
     if failed:
         raise SeepageError(f"{len(failed)} of {len(ended)} failed: {failed[0].item.id}: {failed[0].failed}")
 
@@ -211,8 +213,19 @@ def _print_list(results: Path, as_json: bool) -> None:
     for entry in listed:
         table.add_row(*map(Text, entry.values()))
     open_console().print(table)
-    print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
+    if all(entry["measured"] == "-" for entry in listed):
+        print(f"\n{_nowhere(results)}")
+    else:
+        print(f"\nmeasured: which sizes lie in {results}; the verdicts are in the book (--book FOLDER)")
     print("Run some: seepage reproduce cafe/table-3, or all of a paper: seepage reproduce cafe")
+
+
+def _nowhere(results: Path) -> str:
+    """What to say where a folder holds no numbers: they are not part of an installed package."""
+    return (
+        f"measured: no numbers lie in {results}. Those that were measured come with the source repository, in its "
+        "folder results/reproduce, and as a book in docs/results; --results FOLDER names them"
+    )
 
 
 def _print_done(ended: "Sequence[Done]", size: "Size", as_json: bool, quiet: bool) -> None:

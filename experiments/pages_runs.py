@@ -1,0 +1,80 @@
+"""Parts of pages that are made of recipes as shipped, of frontiers, and of studies with a table of their own."""
+
+from collections import Counter, defaultdict
+from functools import partial
+
+from page_parts import Lines, Part, Row, commands, rows_of, span, table
+
+
+def recipes(study: str) -> Lines:
+    """Every attack on every case of recipes as they are shipped."""
+    rows = rows_of(study)
+    body = []
+    for row in rows:
+        case = "" if row["cell"] == "cell" else f", {row['cell']}"
+        counts = [f"{round(row[key] * row['examples'])} of {row['examples']}" for key in ("recovered", "exact")]
+        quality = [f"{row[key]:.1f}" for key in ("psnr_median", "mean_color_psnr", "cpu_seconds")]
+        body.append([f"{row['recipe']}{case}", f"`{row['attack']}`", *counts, *quality])
+    heads = ["recipe, case", "attack", "recovered", "exact", "median PSNR, dB", "mean color, dB", "cpu_s"]
+    return [*table(heads, body), *commands(rows)]
+
+
+def frontier(study: str) -> Lines:
+    """A frontier: a line for each defense, with the best of the attackers who know of nothing and of those who know."""
+    rows = rows_of(study)
+    groups: dict[str, dict[str, Row]] = defaultdict(dict)
+    for row in rows:
+        groups[row["defense"]][row["attacker"]] = row
+    body = []
+    for defense, found in groups.items():
+        plain = found["oblivious"]
+        epsilon = "" if plain["epsilon"] is None else f"{plain['epsilon']:.4g}"
+        accuracy = "" if plain["accuracy"] is None else f"{plain['accuracy']:.1%}"
+        kB = "" if plain["bytes"] is None else f"{plain['bytes'] / 1000:.1f}"
+        body.append([defense, accuracy, _found(plain), _found(found.get("knows")), epsilon, kB])
+    heads = ["defense", "accuracy", "found", "found, attacker knows", "epsilon", "kB"]
+    return [*table(heads, body), *commands(rows)]
+
+
+def _found(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row["zero"]:
+        return "the rest is zero: nothing to attack"
+    if row["recovered"] is None:
+        return "not scored"
+    best = f", `{row['attack']}`" if row["recovered"] else ""
+    return f"{round(row['recovered'])} of {row['examples']}{best}"
+
+
+def inferring() -> Lines:
+    """What was inferred from a difference of weights: a line for each network and its training."""
+    rows = rows_of("captured/inferring")
+    groups: dict[tuple[str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row["network"], row["trained_steps"]].append(row)
+    body = []
+    for (network, trained), own in groups.items():
+        sizes: Counter[str] = Counter()
+        for row in own:
+            sizes.update(row["sizes"])
+        right = f"{sizes['right']} right, {sizes['wrong']} wrong, {sizes['not told']} not told"
+        told = []
+        for row in own:
+            steps = {int(step): count for step, count in row["found_steps"].items() if step != "not told"}
+            cases = sum(row["found_steps"].values())
+            values = f"{span(steps)} ({sum(steps.values())} of {cases})" if steps else "not told"
+            told.append(values)
+        body.append([network, "fresh" if not trained else f"{trained} steps", right, *told])
+    steps = list(dict.fromkeys(row["local_steps"] for row in rows))
+    heads = ["network", "weights", "batch size, 32 cases", *(f"{k} local step{'s' * (k > 1)}, told as" for k in steps)]
+    return [*table(heads, body), *commands(rows)]
+
+
+PARTS: dict[str, Part] = {
+    "closed recipes": Part("closed-forms.md", partial(recipes, "closed/recipes")),
+    "generative recipes": Part("generative.md", partial(recipes, "generative/recipes")),
+    "frontier": Part("frontier.md", partial(frontier, "defenses/frontier")),
+    "known": Part("defenses.md", partial(frontier, "defenses/known")),
+    "inferring": Part("captured.md", inferring),
+}
