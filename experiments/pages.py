@@ -304,7 +304,7 @@ def patches() -> Lines:
         for row in found:
             if row["psnr"] is None:
                 body.append(
-                    [row["name"], "not applicable", "", "", "", f"{row['mean_color']:.1f}", f"{row['cpu_s']:.1f}"]
+                    [row["name"], "not applicable", "", "", "", "", f"{row['mean_color']:.1f}", f"{row['cpu_s']:.1f}"]
                 )
                 continue
             body.append(
@@ -313,13 +313,14 @@ def patches() -> Lines:
                     f"{row['psnr']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
                     f"{row['expected']:.1f}",
                     f"{row['shown']:.0%}",
+                    f"{row['rounded'] * row['applicable']:.0f} of {row['images']}",
                     f"{row['certified'] * row['applicable']:.0f} of {row['images']}, {row['false_certificates']} false",
                     f"{row['mean_color']:.1f}",
                     f"{row['cpu_s']:.1f}",
                 ]
             )
-        heads = ("", "PSNR, mean (least to most)", "expected", "directions shown", "certified", "mean color", "cpu_s")
-        lines += [title, "", *table(heads, body), ""]
+        heads = ("", "PSNR, mean (least to most)", "expected", "directions shown", "rounded")
+        lines += [title, "", *table((*heads, "certified", "mean color", "cpu_s"), body), ""]
     reasons = {reason for row in rows for reason in row["reasons"]}
     lines += [f"Not applicable: {reason}." for reason in sorted(reasons)]
     return [*lines, *commands(rows)]

@@ -46,7 +46,7 @@ SIZE, CLASSES, IMAGES = 224, 10, 5
 
 @dataclass(frozen=True)
 class Setting:
-    """What is attacked, and what the client does."""
+    """What is attacked, and what the client does; `grid`: the image's pixels are whole levels of 8 bits."""
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -54,6 +54,7 @@ class Setting:
     client: ClientUpdate | None = None
     defense: Defense | None = None
     dtype: torch.dtype = torch.float32
+    grid: bool = True
 
 
 SMALL = (
@@ -63,6 +64,8 @@ SMALL = (
     Setting("64 patches, tokens of 64 numbers", {"width": 64}),
     Setting("64 patches, tokens of 48 numbers", {"width": 48}),
     Setting("64 patches, tokens of 32 numbers", {"width": 32}),
+    Setting("64 patches, tokens of 24 numbers", {"width": 24}),
+    Setting("64 patches, tokens of 48 numbers, image off the grid", {"width": 48}, grid=False),
     *(
         Setting(f"{steps} local step{'s' * (steps > 1)}", client=FedAvg(lr=0.01, steps=steps, batch_size=1))
         for steps in (1, 2, 5, 20)
@@ -124,6 +127,7 @@ def measure(model: nn.Module, batch: Batch, setting: Setting, seed: int) -> dict
         "condition": view.solved.condition,
         "shown": view.solved.rank / len(view.errors),
         "certified": certified,
+        "rounded": view.solved.whole,
         "false": certified and quality < 40,
         "label": found.labels is not None and torch.equal(found.labels, batch.labels),
         "cpu_s": time.process_time() - cpu,
@@ -139,7 +143,7 @@ def keep(row: str, rows: list[dict[str, Any]], data: str, **facts: Any) -> None:
         keep_measured("transformers/patches", row, "psnr", None, data=data, **facts)
         return
     numbers = [one["psnr"] for one in read]
-    facts |= {key: mean(key, read) for key in ("ssim", "expected", "shown", "certified", "label")}
+    facts |= {key: mean(key, read) for key in ("ssim", "expected", "shown", "certified", "rounded", "label")}
     facts |= {"exact": sum(number > 40 for number in numbers) / len(rows)}
     facts |= {"false_certificates": sum(one["false"] for one in read)}
     facts |= {"condition": max(one["condition"] for one in read)}
@@ -183,7 +187,11 @@ def main() -> None:
                     seed=seed,
                     key=f"vit/{arguments.data}/{setting}/{seed}",
                 )
-            rows.append(measure(model, draw(test, 1, seed), setting, seed))
+            batch = draw(test, 1, seed)
+            if not setting.grid:  # as an image is that was resized in floating point: up to half a level off
+                noise = torch.rand(batch.inputs.shape, generator=torch.Generator().manual_seed(seed)) - 0.5
+                batch = replace(batch, inputs=(batch.inputs + noise / 255).clamp(0, 1))
+            rows.append(measure(model, batch, setting, seed))
         keep(setting.name, rows, arguments.data.split("/")[-1])
 
 

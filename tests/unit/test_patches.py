@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, GaussianNoise, build, exposure, record
 from seepage.attacks.patches import PatchEmbedding, PatchTokens
-from seepage.attacks.patches.solve import solve
+from seepage.attacks.patches.solve import Measured, solve
 from seepage.clients import FedAvg
 from seepage.errors import Inapplicable
 from seepage.metrics import psnr
@@ -224,6 +224,49 @@ def test_solving_with_all_equations_is_plain_least_squares() -> None:
     model = build(Architecture("vit", {**SMALL, "width": 64}), SHAPE, CLASSES)
     seen = PatchEmbedding().prepare(record(model, batch()))
     plain = torch.linalg.lstsq(seen.errors.T, seen.products).solution
-    found = solve(seen.tokens, seen.errors, seen.products, SHAPE, (0.0, 1.0))
+    found = solve(seen.tokens, Measured(seen.errors, seen.products, SHAPE, 0.0, 1.0))
     assert found.rank == 16
     torch.testing.assert_close(seen.tokens.embed(found.image), plain, atol=1e-4, rtol=0)
+
+
+def whole(image: Tensor, levels: int = 255) -> Tensor:
+    """As an image is stored in 8 bits."""
+    return (image * levels).round() / levels
+
+
+@pytest.mark.parametrize("width", [64, 14])
+def test_an_image_of_whole_levels_comes_back_to_the_last_bit(width: int) -> None:
+    """16 patches: with 14 numbers in a token, directions of the patches are in no gradient at all."""
+    model = build(Architecture("vit", {**SMALL, "width": width}), SHAPE, CLASSES)
+    private = Batch(whole(image()), torch.tensor([0]))
+    found = PatchEmbedding()(record(model, private), seed=0)
+    torch.testing.assert_close(found.inputs, private.inputs, atol=1e-7, rtol=0)
+    assert found.certified is not None
+    assert found.certified.all()
+    assert any("multiples of 1/255" in note for note in found.notes), "what was taken of the image is told"
+    smooth = PatchEmbedding(levels=0)(record(model, private), seed=0)
+    assert float(psnr(smooth.inputs, private.inputs)) < 130
+
+
+@pytest.mark.parametrize("width", [64, 14])
+def test_an_image_off_the_grid_is_not_rounded(width: int) -> None:
+    """Resized in float, an image has values between the levels; other grids than the named one are off it, too."""
+    model = build(Architecture("vit", {**SMALL, "width": width}), SHAPE, CLASSES)
+    for off in (image(), whole(image(), 100), 0.999 * whole(image())):
+        seen = record(model, Batch(off, torch.tensor([0])))
+        one, plain = PatchEmbedding()(seen, seed=0), PatchEmbedding(levels=0)(seen, seed=0)
+        assert torch.equal(one.inputs, plain.inputs)
+        assert not any("multiples" in note for note in one.notes)
+        named = PatchEmbedding(levels=100)(seen, seed=0)
+        assert any("multiples" in note for note in named.notes) == torch.equal(off, whole(image(), 100))
+
+
+def test_two_images_told_as_one_are_not_rounded_to_any() -> None:
+    model = build(Architecture("vit", {**SMALL, "width": 64}), SHAPE, CLASSES)
+    both = Batch(whole(torch.cat([image(0), image(1)])), torch.tensor([0, 1]))
+    told = replace(record(model, both)[0], batch_size=1)
+    seen = replace(record(model, both), make_round=lambda t: told)
+    found = PatchEmbedding()(seen, seed=0)
+    assert not any("multiples" in note for note in found.notes)
+    assert found.certified is not None
+    assert not found.certified.any()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.labels import SignOfLastBias
-from seepage.attacks.patches.solve import Solved, solve
+from seepage.attacks.patches.grid import on_grid
+from seepage.attacks.patches.solve import Measured, Solved, solve
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.core.nn import dot, norm
 from seepage.registry import attacks
@@ -20,6 +21,8 @@ CERTAIN = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
 KNOWN = 1e-2
 """Expected error of a value, in units of the value range, up to which an image is certified: 40 dB."""
+NEARER = 0.1
+"""Share of the smooth image's disagreement at which a rounded image is taken, although a rounding was near."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class PatchGradients:
         tokens: Where patches and positions are.
         errors: `[P, width]` the gradient of the loss in each patch's token.
         products: `[width, d]` the gradient of the patch embedding's weight.
+        levels: As of the attack.
     """
 
     knowledge: Knowledge
@@ -37,12 +41,41 @@ class PatchGradients:
     tokens: PatchTokens
     errors: Tensor
     products: Tensor
+    levels: int = 255
 
     @cached_property
     def solved(self) -> Solved:
-        """The image, by least squares."""
-        shape, value_range = self.knowledge.input_shape, self.knowledge.value_range
-        return solve(self.tokens, self.errors, self.products, shape, value_range)
+        """The image, by least squares; over whole levels where they explain the gradients."""
+        low, high = self.knowledge.value_range
+        measured = Measured(self.errors, self.products, self.knowledge.input_shape, low, high)
+        solved = solve(self.tokens, measured)
+        found = on_grid(self.tokens, measured, solved, self.levels) if self.levels else None
+        if found is None:
+            return solved
+        whole, clear = found
+        return whole if clear or self._explains(whole, solved) else solved
+
+    @cached_property
+    def labels(self) -> Tensor | None:
+        """`[1]` the label that was told, or the one that the last layer shows; None where it shows none."""
+        if self.observed.labels is not None:
+            return self.observed.labels
+        try:
+            return SignOfLastBias()(self.observed, self.knowledge)
+        except Inapplicable:
+            return None
+
+    def image(self, solved: Solved) -> Tensor:
+        """`[1, C, H, W]` within the value range, as the network reads it."""
+        like = next(iter(self.observed.params.values()))
+        return solved.image.clamp(*self.knowledge.value_range).to(like)
+
+    def _explains(self, whole: Solved, solved: Solved) -> bool:
+        """Whether the network's own update at the rounded image is far nearer to the observed one."""
+        if self.labels is None:
+            return False
+        rounded, smooth = (_disagreement(self, self.image(one), self.labels)[0] for one in (whole, solved))
+        return rounded < NEARER * smooth
 
 
 @attacks.register(
@@ -67,8 +100,17 @@ class PatchEmbedding(Attack):
     Patches and positions are found by running the network, so it works on any code: class and register tokens before
     or behind the patches, a convolution or a fully connected layer as patch embedding, any patch and image size.
 
+    Most images are stored with 8 bits, so their pixels are whole multiples of 1/255 of the value range. That is tried:
+    least squares over whole numbers also finds the directions that the gradients show poorly or not at all. The
+    rounded image is taken only where it explains the gradients up to their noise, which no wrong one does, nor one
+    that lies off the grid; a note of the report says so.
+
     An image is certified where the network's own update at it is the observed one, up to a factor, and the singular
     values of the tokens' errors leave less than 40 dB of error at the update's own noise.
+
+    Args:
+        levels: Steps of the value range that pixels are taken to be multiples of, where that explains the gradients:
+            255 for 8 bits; 0: never.
 
     Example:
         >>> import torch
@@ -89,6 +131,8 @@ class PatchEmbedding(Attack):
         instead="gradient_matching",
     )
 
+    levels: int = 255
+
     def examine(self, transcript: Transcript) -> PatchGradients:
         knowledge, observed = transcript.knowledge, transcript[0]
         tokens = PatchTokens.of(knowledge, observed)
@@ -100,18 +144,18 @@ class PatchEmbedding(Attack):
                 "frozen or withheld)",
                 "look at the update of a later round",
             )
-        return PatchGradients(knowledge, observed, tokens, errors, products)
+        return PatchGradients(knowledge, observed, tokens, errors, products, self.levels)
 
     def run(self, seen: PatchGradients, *, seed: int, progress: Progress) -> Reconstruction:
-        knowledge, like = seen.knowledge, next(iter(seen.observed.params.values()))
-        solved = seen.solved
-        image = solved.image.clamp(*knowledge.value_range).to(like)
-        labels = _label(seen.observed, knowledge)
+        solved, labels = seen.solved, seen.labels
+        image = seen.image(solved)
         error, factor = (math.inf, 1.0) if labels is None else _disagreement(seen, image, labels)
         notes = [
             f"{solved.rank} of {len(seen.errors)} directions of the patches are shown, condition "
             f"{solved.condition:.1e}; expected error {-20 * math.log10(max(solved.deviation, 1e-12)):.0f} dB",
         ]
+        if solved.whole:
+            notes.append(f"all pixels are multiples of 1/{seen.levels} of the value range, and were rounded to them")
         if labels is not None:
             notes.append(f"the update at this image differs from the observed one by {error:.1e} of its size")
         if abs(factor - 1) > CERTAIN and error < CERTAIN:
@@ -124,16 +168,6 @@ class PatchEmbedding(Attack):
             cost={"evaluations": 2},
             notes=tuple(notes),
         )
-
-
-def _label(observed: Round, knowledge: Knowledge) -> Tensor | None:
-    """`[1]` the label that was told, or the one that the last layer shows; None where it shows none."""
-    if observed.labels is not None:
-        return observed.labels
-    try:
-        return SignOfLastBias()(observed, knowledge)
-    except Inapplicable:
-        return None
 
 
 def _disagreement(seen: PatchGradients, image: Tensor, labels: Tensor) -> tuple[float, float]:

@@ -1,6 +1,7 @@
 """Least squares for the patches of one image, with what natural images look like where the gradients do not tell."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -28,41 +29,103 @@ class Solved:
         deviation: Expected root mean square error, in units of the value range.
         rank: Directions of the token space, among the P patches, that the gradients show better than the prior.
         condition: Largest over smallest singular value of the tokens' errors.
+        whole: Every pixel was found to be a whole level, and rounded.
     """
 
     image: Tensor
     deviation: float
     rank: int
     condition: float
+    whole: bool = False
 
 
-def solve(
-    tokens: PatchTokens, errors: Tensor, products: Tensor, shape: tuple[int, ...], value_range: tuple[float, float]
-) -> Solved:
-    """The most likely image, given `products = errors^T X + noise` for its patches X.
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The equations `products = errors^T X + noise` for the patches X of an image.
 
-    Minimizes |D^T X - G|^2 / noise^2 + |differences of neighboring pixels|^2 / NEIGHBORS^2 over the image. Where D has
-    full rank and the noise is that of rounding, the second term has no say. Where it has not (more patches than the
-    width of a token, quantized or noised gradients), it fills in what is not shown.
-
-    Args:
-        tokens: Which pixels the patches are made of.
+    Attributes:
         errors: `[P, width]` D, the gradient in each patch's token, float64.
         products: `[width, d]` G, the gradient of the patch embedding's weight, float64.
         shape: Of the image.
-        value_range: Of its values.
+        low: Smallest value of the image.
+        high: Largest value.
     """
-    low, high = value_range
-    u, s, vt = torch.linalg.svd(errors, full_matrices=False)  # D = U S V^T, U [P, r], r = min(P, width)
-    noise = _noise(errors, products, vt)
-    certain = s.square() / noise**2  # [r] precision of each direction's numbers
-    scale = tokens.scale[tokens.pixels >= 0].abs().mean() * (high - low)  # of a unit of the value range
+
+    errors: Tensor
+    products: Tensor
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+    @cached_property
+    def factors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """`U [P, r]`, `S [r]` and `V^T [r, width]` of D, with r = min(P, width)."""
+        u, s, vt = torch.linalg.svd(self.errors, full_matrices=False)
+        return u, s, vt
+
+    @cached_property
+    def rounding(self) -> float:
+        """What rounding to float32 leaves in an entry of G: its own, and that of D through the patches."""
+        return ROUNDING * float(self.products.square().mean().sqrt() + self.errors.square().sum(0).mean().sqrt())
+
+    @cached_property
+    def noise(self) -> float:
+        """Standard deviation of the noise in an entry of G.
+
+        G lies in the span of D's rows but for noise, so what sticks out shows it: G - V V^T G has (width - P) d free
+        entries. Where there are no more rows than patches, rounding is all that is known of.
+        """
+        width, patches = self.products.shape[0], self.errors.shape[0]
+        if width <= patches:
+            return self.rounding
+        basis = self.factors[2]
+        outside = self.products - basis.T @ (basis @ self.products)
+        free = (width - patches) * self.products.shape[1]
+        return max(self.rounding, float((outside.square().sum() / free).sqrt()))
+
+
+def solve(tokens: PatchTokens, measured: Measured) -> Solved:
+    """The most likely image, and how well it is known.
+
+    Args:
+        tokens: Which pixels the patches are made of.
+        measured: The equations.
+    """
+    u, s, _ = measured.factors
+    certain = s.square() / measured.noise**2  # [r] precision of each direction's numbers
+    scale = float(_scale(tokens, measured))
+    spread = torch.minimum(1 / certain, torch.tensor((UNKNOWN * scale) ** 2))
+    hidden = (len(u) - len(s)) * (UNKNOWN * scale) ** 2
+    deviation = float(((spread.sum() + hidden) / len(u)).sqrt() / scale)
+    shown = int((1 / certain < (UNKNOWN * scale) ** 2).sum())
+    condition = float(s[0] / s[-1]) if s[-1] > 0 else float("inf")
+    return Solved(most_likely(tokens, measured), deviation, shown, condition)
+
+
+def most_likely(tokens: PatchTokens, measured: Measured, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """The image `[1, C, H, W]` that minimizes |D^T X - G|^2 / noise^2 + |differences of neighbors|^2 / NEIGHBORS^2.
+
+    Where D has full rank and the noise is that of rounding, the second term has no say. Where it has not (more patches
+    than the width of a token, quantized or noised gradients), it fills in what is not shown.
+
+    Args:
+        tokens: Which pixels the patches are made of.
+        measured: The equations.
+        known: `[d]` which columns of the patches are known, and `[P, d]` their entries.
+    """
+    low, high = measured.low, measured.high
+    u, s, vt = measured.factors
+    certain = s.square() / measured.noise**2  # [r]
+    scale = _scale(tokens, measured)
     smooth = 1 / (NEIGHBORS * (high - low)) ** 2
+    # A known column counts as if each entry were shown, all alike, far better than the smoothness of images shows it.
+    fixed = torch.zeros(measured.products.shape[1], dtype=torch.bool) if known is None else known[0]
+    firm = 1e8 * smooth / scale**2 * (high - low) ** 2
 
     def data(image: Tensor) -> Tensor:
         """The data term's gradient, but for its constant: E^T U (S^2 / noise^2) U^T E x, with E the unfolding."""
         read = tokens.linear(image)
-        return tokens.adjoint(u @ (certain[:, None] * (u.T @ read)), shape)
+        return tokens.adjoint(torch.where(fixed, firm * read, u @ (certain[:, None] * (u.T @ read))), measured.shape)
 
     def normal(image: Tensor) -> Tensor:
         return data(image) + smooth * _laplacian(image)
@@ -72,33 +135,22 @@ def solve(
         c = 4 * smooth / scale**2 * (high - low) ** 2
         read = tokens.linear(image)
         shown = u.T @ read
-        return tokens.adjoint((read - u @ shown) / c + u @ (shown / (certain + c)[:, None]), shape)
+        free = (read - u @ shown) / c + u @ (shown / (certain + c)[:, None])
+        return tokens.adjoint(torch.where(fixed, read / (firm + c), free), measured.shape)
 
-    middle = torch.full((1, *shape), (low + high) / 2, dtype=torch.float64)
+    middle = torch.full((1, *measured.shape), (low + high) / 2, dtype=torch.float64)
     # D^T E(x) = G, so U^T E(x) = S^-1 V^T G; what E adds of its own is moved to the right.
-    wanted = (vt @ products) / s[:, None] - u.T @ tokens.embed(middle)
-    right = tokens.adjoint(u @ (certain[:, None] * wanted), shape)
-    image = middle + conjugate_gradients(normal, right, precondition, steps=MAX_ITERATIONS, tolerance=CONVERGED)
-    spread = torch.minimum(1 / certain, torch.tensor((UNKNOWN * float(scale)) ** 2))
-    hidden = (len(u) - len(s)) * (UNKNOWN * float(scale)) ** 2
-    deviation = float(((spread.sum() + hidden) / len(u)).sqrt() / scale)
-    shown = int((1 / certain < (UNKNOWN * float(scale)) ** 2).sum())
-    return Solved(image, deviation, shown, float(s[0] / s[-1]) if s[-1] > 0 else float("inf"))
+    wanted = (vt @ measured.products) / s[:, None] - u.T @ tokens.embed(middle)
+    entries = u @ (certain[:, None] * wanted)
+    if known is not None:
+        entries = torch.where(fixed, firm * (known[1] - tokens.embed(middle)), entries)
+    right = tokens.adjoint(entries, measured.shape)
+    return middle + conjugate_gradients(normal, right, precondition, steps=MAX_ITERATIONS, tolerance=CONVERGED)
 
 
-def _noise(errors: Tensor, products: Tensor, basis: Tensor) -> float:
-    """Standard deviation of the noise in an entry of G.
-
-    G lies in the span of D's rows but for noise, so what sticks out shows it: G - V V^T G has (width - P) d free
-    entries. Where there are no more rows than patches, rounding is all that is known of.
-    """
-    width, patches = products.shape[0], errors.shape[0]
-    # Rounding reaches G from its own entries, and from those of D through the patches.
-    rounding = ROUNDING * float(products.square().mean().sqrt() + errors.square().sum(0).mean().sqrt())
-    if width <= patches:
-        return rounding
-    outside = products - basis.T @ (basis @ products)
-    return max(rounding, float((outside.square().sum() / ((width - patches) * products.shape[1])).sqrt()))
+def _scale(tokens: PatchTokens, measured: Measured) -> Tensor:
+    """How much of what the layer reads is a unit of the value range."""
+    return tokens.scale[tokens.pixels >= 0].abs().mean() * (measured.high - measured.low)
 
 
 def _laplacian(image: Tensor) -> Tensor:
