@@ -127,7 +127,11 @@ class Needs:
                     raise not_sent(name, [*observed.params, *observed.personal])
         self._check_sent(knowledge, observed)
         if self.images is not None and len(knowledge.input_shape) != 3:
-            raise Inapplicable(f"{self.images} needs images", f"use {self.instead}")
+            shape = knowledge.input_shape
+            raise Inapplicable(
+                f"{self.images} needs images (channels, height, width), and an example here has shape {shape}",
+                f"use {self.instead}",
+            )
         first = first_layer(knowledge.model) if self.differentiable else None
         if first is not None and isinstance(first[1], nn.Embedding | nn.EmbeddingBag):
             raise Inapplicable(

@@ -66,8 +66,8 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
     if not flat:
         what = f"layer {name!r} does not read" if name is not None else "no fully connected layer of the model reads"
         raise Inapplicable(
-            f"{what} one vector per example, once in a pass (it may read tokens, or be called around), so the rows of "
-            "its gradient do not mix the examples",
+            f"{what} one vector per example, once in a pass (but tokens or positions, or its weight is used without a "
+            "call of it), so the rows of its gradient do not mix the examples",
             f"name one of {', '.join(inputs)}" if inputs else f"use {MATCHING}",
         )
     # A ReLU's outputs are non-negative, and some of them are exactly zero.

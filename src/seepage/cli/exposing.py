@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -14,7 +14,11 @@ from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.leakage import Exposure
+    from seepage.leakage.layers import LayerLeak
 
+NOTHING = "no closed form found, which is no proof"
+MOST_SILENT = 6
+"""Tensors that give nothing away, and layers that read positions, up to which each has a line of its own."""
 PROOF = "No attack was run: what is not named here may leak all the same. Attack it with: seepage attack FOLDER"
 
 
@@ -102,10 +106,15 @@ def _print(name: str, found: "Exposure", quiet: bool) -> None:
     table.add_column("tensor", overflow="fold")
     table.add_column("shape", no_wrap=True)
     table.add_column("gives away, with its layer", overflow="fold", ratio=1)
+    silent = [says.name for says in found.tensors if not says.withhold]
+    folded = set(silent if len(silent) > MOST_SILENT else ())
     for mark, says in zip(found.fingerprints, found.tensors, strict=True):
-        shape = "x".join(map(str, mark.shape)) or "1"
-        words = says.gives or "no closed form found, which is no proof"
-        table.add_row(Text(printable(says.name)), shape, Text(words), style="red" if says.withhold else "dim")
+        if says.name not in folded:
+            shape = "x".join(map(str, mark.shape)) or "1"
+            words = says.gives or NOTHING
+            table.add_row(Text(printable(says.name)), shape, Text(words), style="red" if says.withhold else "dim")
+    if folded:
+        table.add_row(f"{len(folded)} further tensors", "", NOTHING, style="dim")
     console.print(table)
     for line in _facts(found):
         console.print(Text(printable(line)), soft_wrap=True)
@@ -115,9 +124,7 @@ def _print(name: str, found: "Exposure", quiet: bool) -> None:
 def _facts(found: "Exposure") -> Iterator[str]:
     if not found.sent.whole:
         yield found.sent.line
-    for look in found.layers:
-        more = ", or more" if look.full else ""
-        yield f"{look.layer or 'model'}: rank {look.rank}{more}, {look.neurons} neurons, reads {look.reads}"
+    yield from _layer_lines(found.layers)
     if found.labels is not None:
         yield _label_words(found)
     modes = sorted({norm.mode for norm in found.norms})
@@ -127,6 +134,23 @@ def _facts(found: "Exposure") -> Iterator[str]:
     if found.features:
         yield f"head: {found.features}"
     yield from (f"note: {note}" for note in found.notes)
+
+
+def _layer_lines(layers: Sequence["LayerLeak"]) -> Iterator[str]:
+    """A line for each fully connected layer, or one for all that read positions where these are many."""
+    inner = [look for look in layers if look.reads == "positions"]
+    folded = inner if len(inner) > MOST_SILENT else []
+    for look in layers:
+        if look not in folded:
+            more = ", or more" if look.full else ""
+            yield f"{look.layer or 'model'}: rank {look.rank}{more}, {look.neurons} neurons, reads {look.reads}"
+    if folded:
+        low, high = min(look.rank for look in folded), max(look.rank for look in folded)
+        rank = f"{low}" if low == high else f"{low} to {high}"
+        yield (
+            f"{len(folded)} further layers: inner features at the positions of an example, such as tokens; rank "
+            f"{rank}; no row is one example's"
+        )
 
 
 def _label_words(found: "Exposure") -> str:

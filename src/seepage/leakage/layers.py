@@ -62,8 +62,8 @@ class LayerLeak:
 
     @property
     def unmixable(self) -> bool:
-        """Fewer inputs than neurons, so that methods which unmix the rows apply."""
-        return self.rank > 1 and not self.full
+        """Fewer inputs than neurons, so that methods which unmix the rows apply; not where they mix positions."""
+        return self.reads != "positions" and self.rank > 1 and not self.full
 
     @property
     def noisy(self) -> bool:

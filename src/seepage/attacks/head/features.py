@@ -344,5 +344,5 @@ def _doubt(solution: _Solution, known: Bool[Tensor, " n"], rounding: float) -> s
         return "other starts end at other features"
     return (
         f"rounding or noise of the update hides {int((~known).sum())} of {len(known)} examples, whose slopes are small "
-        "(their loss is near 0) or nearly those of another"
+        "(their loss is near 0) or nearly those of another, or whose features are next to nothing"
     )

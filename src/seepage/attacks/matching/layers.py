@@ -74,7 +74,11 @@ class ActivationSize(LayerPrior):
 
     def check(self, knowledge: Knowledge, observed: Round) -> None:
         if not self.layers(knowledge.model):
-            raise Inapplicable("the model has no inner layer whose activations could be small", "set activation to 0")
+            raise Inapplicable(
+                "the prior on small activations finds no activation, convolution or inner fully connected layer as a "
+                "module of this model",
+                "set the attack's activation to 0, or use inverting_gradients",
+            )
 
 
 @dataclass(frozen=True)

@@ -154,6 +154,6 @@ def _stretch(layer: Tensor, size: Sequence[int]) -> Tensor:
 def check_images(knowledge: Knowledge, what: str) -> None:
     if len(knowledge.input_shape) != 3:
         raise Inapplicable(
-            f"{what} is for images and inputs here have shape {knowledge.input_shape}",
+            f"{what} needs images (channels, height, width), and an example here has shape {knowledge.input_shape}",
             "use an attack on the values themselves, such as inverting_gradients",
         )
