@@ -171,6 +171,35 @@ def test_logits_are_found_in_an_object_or_a_dictionary(wrap: Callable[[Tensor, T
     assert torch.allclose(found.inputs, private((3, 2, 2)), atol=1e-4)
 
 
+class Overwriting(nn.Module):
+    """Normalizes its inputs in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(12, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.5
+        logits: Tensor = self.head(torch.relu(self.body(x.flatten(1))))
+        return logits
+
+
+def test_a_model_that_writes_to_its_inputs_changes_no_batch_and_is_attacked() -> None:
+    batch = Batch(private((3, 2, 2)), torch.tensor([1]))
+    transcript = record(Overwriting(), batch)
+    assert transcript[0].batch_size == 1
+    assert torch.equal(batch.inputs, private((3, 2, 2)))
+    assert len(attack(transcript, dlg(steps=2))) == 1
+    assert torch.allclose(attack(transcript, "linear").inputs, batch.inputs, atol=1e-4)
+
+
+def test_layers_that_take_no_empty_batch_are_unmixed_behind() -> None:
+    """The network behind a layer is run without examples, which an instance norm with statistics does not take."""
+    norm = nn.InstanceNorm2d(4, track_running_stats=True)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Flatten(), nn.Linear(144, CLASSES))
+    assert attack(seen(model, n=2), "cocktail_party").space == "feature"
+
+
 def test_a_tuple_of_outputs_is_refused_in_a_sentence() -> None:
     with pytest.raises(SeepageError, match="returns a tuple, in which no logits are found; let it return them alone"):
         logits_in((torch.ones(1, 3), torch.ones(1, 3)))

@@ -156,7 +156,8 @@ class DownstreamNetwork:
         none, one = (as_inputs(self.model, like.new_zeros((n, *self.input_shape))) for n in (0, 1))
         try:
             return forward(self.model, params, none, buffers=buffers)
-        except RuntimeError:  # a reshape to (n, -1) is not possible with n = 0
+        # A reshape to (n, -1) is not possible with n = 0, nor are some normalizations, which say so in other ways.
+        except (RuntimeError, IndexError, ValueError):
             return forward(self.model, params, one, buffers=buffers)
 
     def probabilities(self, outputs: Tensor) -> Tensor:

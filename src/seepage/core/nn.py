@@ -94,8 +94,9 @@ def sorted_labels(labels: Tensor) -> Tensor:
 def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None) -> Tensor:
     """The model's logits at `params`, leaving the module and the given buffers as they were.
 
-    Buffers are copied first: batch norm in train mode writes to them. Recurrent layers run without cuDNN, whose kernels
-    have no backward pass in eval mode and no second derivative in any.
+    Buffers are copied first: batch norm in train mode writes to them; so are the inputs, which a model may normalize in
+    place: that would change a client's own batch, and cannot be differentiated. Recurrent layers run without cuDNN,
+    whose kernels have no backward pass in eval mode and no second derivative in any.
 
     Raises:
         SeepageError: Where batch norm in train mode is given one value per channel, and where no logits come out.
@@ -105,7 +106,7 @@ def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tenso
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         try:
-            output = functional_call(model, {**params, **copies}, (inputs,))
+            output = functional_call(model, {**params, **copies}, (inputs.clone(),))
         except ValueError as error:
             if ONE_VALUE not in str(error):
                 raise
