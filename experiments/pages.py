@@ -326,6 +326,32 @@ def patches() -> Lines:
     return [*lines, *commands(rows)]
 
 
+def text() -> Lines:
+    """Batches of text, by network and by what the client does."""
+    rows = rows_of("transformers/text")
+    body = []
+    for row in rows:
+        reason = " (not applicable)" if row["reasons"] else ""
+        rouge = "" if row.get("rouge_1") is None else f"{row['rouge_1']:.2f} / {row['rouge_2']:.2f}"
+        body.append(
+            [
+                row["name"] + reason,
+                f"{row['texts']} x {row['length']}",
+                f"{row['exact']:.0%} ({row['low']:.0%} to {row['high']:.0%})",
+                rouge,
+                f"{row['frequent_rouge_1']:.2f}",
+                f"{row['certified']} of {row['texts'] * row['runs']}, {row['false']} false",
+                f"{row['runs']}",
+                f"{row['cpu_s']:.0f}",
+            ]
+        )
+    heads = ("", "texts x tokens", "exact", "ROUGE-1 / 2", "frequent tokens", "certified", "seeds", "cpu_s")
+    reasons = {reason for row in rows for reason in row["reasons"]}
+    found = table(heads, body)
+    found += ["", *(f"Not applicable: {reason}." for reason in sorted(reasons))] if reasons else []
+    return [*found, *commands(rows)]
+
+
 def convolutions() -> Lines:
     """Batches read exactly through plain chains, by data, classes, training and batch size."""
     return _exact_batches(
@@ -690,6 +716,7 @@ PARTS: dict[str, Part] = {
     "secure-aggregation": Part("federation.md", secure_aggregation),
     "head": Part("features.md", head_features),
     "patches": Part("transformers.md", patches),
+    "text": Part("text.md", text),
     "convolutions": Part("convolutions.md", convolutions),
     "residual": Part("convolutions.md", residual),
     "counting": Part("convolutions.md", counting),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
-from seepage.core.nn import as_inputs, forward, in_mode, state_of
+from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of
 from seepage.errors import SeepageError, short
 from seepage.models.naming import in_own_names
 from seepage.registry import Spec
@@ -72,7 +72,8 @@ def record(
     shape = tuple(batches[0].inputs.shape[1:])
     classes = _classes_of(model, batches[0].inputs[:1])
     for labels in (batch.labels for batch in batches):
-        if not labels.is_floating_point() and not ((labels >= 0) & (labels < classes)).all():
+        unnamed = (labels < 0) & ((labels != NO_TARGET) | (labels.ndim == 1))  # a token may have no next one
+        if not labels.is_floating_point() and bool((unnamed | (labels >= classes)).any()):
             raise SeepageError(
                 f"the batch has labels from {labels.min()} to {labels.max()} and the model {classes} classes; "
                 f"number the labels from 0 to {classes - 1}"
@@ -92,7 +93,7 @@ def record(
 
 def _classes_of(model: nn.Module, inputs: Tensor) -> int:
     with torch.no_grad(), in_mode(model, training=False):
-        return forward(model, {}, inputs).shape[-1]
+        return forward(model, {}, inputs).shape[1]
 
 
 def observe(

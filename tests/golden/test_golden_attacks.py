@@ -20,7 +20,8 @@ import torch
 import seepage.data
 from seepage import ATTACKS, GaussianNoise, Transcript, attack, build, record, score
 from seepage.clients import FedSGD
-from seepage.core.nn import state_of
+from seepage.core.nn import next_tokens, state_of
+from seepage.metrics.text import score_text
 from seepage.registry import Spec
 from seepage.transcript.designs import RandomDraws
 from seepage.transcript.vertical import IndexedVictim
@@ -63,6 +64,13 @@ def average(model: Spec) -> tuple[Transcript, Batch]:
     return record(build(model, (1, 8, 8), 10), [batch] * 4, defense=NOISE, told=["indices"]), batch
 
 
+def text(model: Spec) -> tuple[Transcript, Batch]:
+    """Four sequences of 8 tokens behind noise that hides some of them."""
+    ids = torch.randint(60, (4, 8), generator=torch.Generator().manual_seed(0))
+    batch = Batch(ids, next_tokens(ids))
+    return record(build(model, (8,), 60), batch, defense=GaussianNoise(sigma=1e-6)), batch
+
+
 def rounds(model: Spec) -> tuple[Transcript, Batch]:
     """30 rounds over 12 digits, in batches of 4."""
     drawn = digits(12)
@@ -79,6 +87,7 @@ SETTINGS: dict[str, tuple[Callable[[Spec], tuple[Transcript, Batch]], Spec]] = {
     "faint": (faint, Spec("convnet", {"width": 16})),
     "own_images": (own_images, GELU),
     "average": (average, Spec("fc2", {"hidden": 32})),
+    "text": (text, Spec("gpt", {"width": 64})),
     "rounds": (rounds, Spec("vertical", {"channels": 32, "hidden": 48})),
 }
 """Where an attack is measured, and on which network unless its file names another."""
@@ -90,11 +99,14 @@ def golden(use: str) -> dict[str, Any]:
 
 
 def measured(use: str) -> float:
-    """The PSNR in dB, a mean over examples."""
+    """The PSNR in dB, a mean over examples; of text, ROUGE-1 in percent."""
     entry = golden(use)
     setting, usual = SETTINGS[entry["setting"]]
     transcript, batch = setting(Spec.of(entry["model"]) if "model" in entry else usual)
-    return float(score(attack(transcript, use, options=entry.get("options", {})), batch).psnr)
+    found = attack(transcript, use, options=entry.get("options", {}))
+    if entry["setting"] == "text":
+        return 100 * float(score_text(found, batch).rouge_1)
+    return float(score(found, batch).psnr)
 
 
 @pytest.mark.slow

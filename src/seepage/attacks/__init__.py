@@ -25,6 +25,7 @@ from seepage.attacks.matching import (
 from seepage.attacks.patches import PatchEmbedding
 from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
 from seepage.attacks.spear.spear import Spear
+from seepage.attacks.text import TokenSequences
 from seepage.registry import Registry, attacks
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "PublishedCafe",
     "RGap",
     "Spear",
+    "TokenSequences",
     "averaged",
     "bayes",
     "cpa_fia",

@@ -14,8 +14,10 @@ from seepage.clients import make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse
 from seepage.core.storage import SCHEMA, check_schema, check_space, read_json, write_json
+from seepage.data import TextDataset
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
+from seepage.metrics.text import frequent, rouge, tokens_of
 from seepage.recipe.case import Recipe
 from seepage.registry import Spec
 from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, victim_of
@@ -31,6 +33,8 @@ def cell_folder(folder: Path, part: str, cell: str, cells: int) -> Path:
     return folder / part / cell if cells > 1 else folder / part
 
 
+PIECES = "pieces.json"
+"""File in `private/` with what each token number stands for, for the report."""
 MAX_KEPT_BYTES = 2**28
 """Largest total size of rounds, in bytes, that is written to disk; larger recordings are recomputed when read."""
 
@@ -128,6 +132,8 @@ def _record_cell(
     transcript = victim.transcript()
     first = _first_round(transcript, recipe)
     save_truth(truth, private)
+    if isinstance(setting.dataset, TextDataset):
+        write_json(private / PIECES, {"schema": SCHEMA, "pieces": list(setting.dataset.pieces)})
     size = sum(p.nbytes for p in setting.state[0].values())
     kept = recipe.rounds is None or recipe.rounds.count * size <= keep
     check_space(observed, size * (len(transcript) if kept else 1))
@@ -220,9 +226,12 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         "history": _history(recipe),
         "defense": None if defense is None else repr(defense),
         "client": repr(recipe.make_client()),
-        "classes": list(dataset.classes),
+        # The classes of a next token are the vocabulary, which no report lists.
+        "classes": [] if isinstance(dataset, TextDataset) and dataset.numbers is None else list(dataset.classes),
         "parameters": sum(p.numel() for p in setting.state[0].values()),
-        "baselines": _baselines(batches, recipe.seed),
+        "baselines": _text_baselines(batches, dataset)
+        if isinstance(dataset, TextDataset)
+        else _baselines(batches, recipe.seed),
         **setting.facts,
         "accuracy": right,
         "accuracy_examples": None if test is None else len(test),
@@ -242,6 +251,20 @@ def _baselines(batches: Sequence[Batch], seed: int) -> dict[str, dict[str, float
         name: {"psnr": _mean([p for p, _ in parts], 2), "ssim": _mean([s for _, s in parts], 4)}
         for name, parts in found.items()
     }
+
+
+def _text_baselines(batches: Sequence[Batch], dataset: TextDataset) -> dict[str, dict[str, float | None]]:
+    """The same for text: the most frequent tokens of the texts that are not private."""
+    public = dataset.ids[dataset.train]
+    found = []
+    for batch in batches:
+        texts = batch.inputs.cpu()
+        guess = frequent(texts, public)
+        found.append(
+            [[rouge(tokens_of(a), tokens_of(b), n) for n in (1, 2)] for a, b in zip(guess, texts, strict=True)]
+        )
+    means = torch.tensor([row for part in found for row in part], dtype=torch.float64).mean(0).tolist()
+    return {"frequent": {"rouge_1": round(means[0], 4), "rouge_2": round(means[1], 4)}}
 
 
 def _mean(parts: Sequence[Tensor | None], digits: int) -> float | None:

@@ -149,7 +149,12 @@ class Row(JsonRecord):
     @property
     def scored(self) -> bool:
         """Whether the attack was scored against a truth."""
-        return "psnr" in self.scores
+        return "psnr" in self.scores or self.of_text
+
+    @property
+    def of_text(self) -> bool:
+        """Whether the examples are texts."""
+        return "rouge_1" in self.scores
 
     @property
     def gave_result(self) -> bool:
@@ -294,6 +299,10 @@ def _outcome_of(found: Mapping[str, Any]) -> Outcome:
     )
 
 
+TRACE_OF_TEXT = 0.5
+"""ROUGE-1 from which text that does not count as recovered shows traces: half of its tokens."""
+
+
 def judge_outcome(
     status: str,
     means: Mapping[str, float],
@@ -306,7 +315,7 @@ def judge_outcome(
 
     Args:
         status: How the attack ended.
-        means: Means of `psnr`, `exact`, `recovered` and `gain_db`; empty where there is no score.
+        means: Means of `psnr` (of text: `rouge_1`), `exact`, `recovered` and `gain_db`; empty without a score.
         zero_update: Whether the attacked update is zero everywhere.
         returned: Number of guesses that the attack returned.
         space: Whether the guesses are examples (`input`) or inputs of an inner layer (`feature`).
@@ -320,7 +329,7 @@ def judge_outcome(
         return Outcome.FAILED
     if status == "inapplicable":
         return Outcome.ZERO_UPDATE if zero_update else Outcome.INAPPLICABLE
-    if "psnr" not in means:
+    if "psnr" not in means and "rouge_1" not in means:
         if returned == 0:
             return Outcome.RETURNED_NOTHING
         return Outcome.FEATURES_ONLY if space == "feature" else Outcome.NOT_SCORED
@@ -329,7 +338,11 @@ def judge_outcome(
         return Outcome.EXACT if exact == recovered == 1 else Outcome.PARTLY_EXACT
     if recovered:
         return Outcome.RECOVERED if recovered == 1 else Outcome.PARTLY_RECOVERED
-    return Outcome.TRACES if means.get("gain_db", 0.0) > 0 else Outcome.NOTHING_RECOVERED
+    return (
+        Outcome.TRACES
+        if means.get("gain_db", 0.0) > 0 or means.get("rouge_1", 0.0) > TRACE_OF_TEXT
+        else Outcome.NOTHING_RECOVERED
+    )
 
 
 # --- the cell ----------------------------------------------------------------------------------------------------

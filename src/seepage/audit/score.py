@@ -12,6 +12,7 @@ from seepage.audit.row import PROTOCOL, Certified, Cost, Outcome, Row, Status, j
 from seepage.core.schema import Summary
 from seepage.metrics import METRICS, Alignment, Scores, align_guess, default_metrics, find_metric, lpips_missing, score
 from seepage.metrics.image import psnr
+from seepage.metrics.text import TextAlignment, align_text, score_text
 from seepage.models.vertical import VerticalModel
 from seepage.recipe.case import Recipe, Scoring
 from seepage.types import Batch, Knowledge, Reconstruction, Transcript
@@ -45,7 +46,7 @@ class ScoredAttack:
     """
 
     scores: Scores
-    alignments: tuple[Alignment, ...]
+    alignments: tuple[Alignment | TextAlignment, ...]
     wrong_certificates: int | None
 
 
@@ -72,6 +73,8 @@ def score_attempts(
     some = next((reconstruction for reconstruction in found if reconstruction is not None), None)
     if some is None or some.space == "feature":
         return None
+    if not truth[0].inputs.is_floating_point():
+        return _score_texts([_no_guess(some) if one is None else one for one in found], truth)
     parts, alignments = [], []
     for reconstruction, batch in zip(found, truth, strict=True):
         guess = _no_guess(some) if reconstruction is None else reconstruction
@@ -94,6 +97,14 @@ def score_attempts(
     return ScoredAttack(Scores.concatenate(parts), tuple(alignments), wrong)
 
 
+def _score_texts(found: Sequence[Reconstruction], truth: Sequence[Batch]) -> ScoredAttack:
+    """Scores of texts, whose tokens are equal or not."""
+    aligned = [align_text(guess, batch) for guess, batch in zip(found, truth, strict=True)]
+    parts = [score_text(*pair) for pair in zip(found, truth, aligned, strict=True)]
+    wrong = wrong_certificates(found, aligned, (0.0, 1.0), exact_db=0.0)  # an error is 0 or 1
+    return ScoredAttack(Scores.concatenate(parts), tuple(aligned), wrong)
+
+
 def _nearest_psnr(aligned: Alignment, batch: Batch, value_range: tuple[float, float]) -> torch.Tensor:
     """`[n]` PSNR in dB of each example's most similar guess; without any guess, PSNR of a mid-grey image."""
     low, high = value_range
@@ -110,7 +121,7 @@ def _no_guess(like: Reconstruction) -> Reconstruction:
 
 def wrong_certificates(
     found: Sequence[Reconstruction | None],
-    alignments: Sequence[Alignment],
+    alignments: Sequence[Alignment | TextAlignment],
     value_range: tuple[float, float],
     exact_db: float,
 ) -> int | None:
@@ -136,7 +147,7 @@ def inner_errors(
     views: Sequence[Transcript],
     truth: Sequence[Batch],
     attempts: Sequence[Attempt],
-    alignments: Sequence[Alignment],
+    alignments: Sequence[Alignment | TextAlignment],
 ) -> dict[str, float]:
     """Relative error, in the Frobenius norm, of each intermediate quantity that the attack estimates.
 

@@ -23,6 +23,7 @@ from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.leakage.finding import Finding
 from seepage.metrics import Alignment, Scores
+from seepage.metrics.text import TextAlignment
 from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
 from seepage.recipe.trust import own_code
@@ -272,12 +273,14 @@ def _as_found(t: int, attempt: Attempt, value_range: tuple[float, float]) -> Ten
     if found is None or found.space != "input":
         return {}
     matched = torch.ones(len(found), dtype=torch.bool)
-    return {f"{t:06d}/inputs": found.inputs.clamp(*value_range), f"{t:06d}/matched": matched}
+    inputs = found.inputs.clamp(*value_range) if found.inputs.is_floating_point() else found.inputs
+    return {f"{t:06d}/inputs": inputs, f"{t:06d}/matched": matched}
 
 
-def _aligned_round(t: int, place: Alignment, truth: Truth, *, whole: bool) -> Tensors:
+def _aligned_round(t: int, place: Alignment | TextAlignment, truth: Truth, *, whole: bool) -> Tensors:
     """The guesses for the report in the order of the truth: that of the round, or of the shared data set."""
-    guesses, matched = place.guesses.float(), place.matched
+    guesses, matched = place.guesses, place.matched
+    guesses = guesses.float() if guesses.is_floating_point() else guesses  # text stays whole numbers
     if truth.draws is not None and not whole:
         drawn = truth.of_round(t).indices
         spread = torch.full((len(truth[0]), *guesses.shape[1:]), 0.5)

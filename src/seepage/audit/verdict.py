@@ -145,7 +145,8 @@ def _cases(count: int, which: str = "audited") -> str:
 
 def _strength(row: Row) -> tuple[float, float, float, float]:
     """Sort key for the severity of a case: the share of recovered examples, then their number."""
-    exact, recovered, median = row.mean("exact") or 0.0, row.mean("recovered") or 0.0, row.median("psnr")
+    exact, recovered = row.mean("exact") or 0.0, row.mean("recovered") or 0.0
+    median = row.median("rouge_1" if row.of_text else "psnr")
     return exact, recovered, exact * (row.examples or 0), -1e9 if median is None else median
 
 
@@ -164,7 +165,10 @@ def _share(row: Row) -> str:
 
 
 def _closeness(row: Row) -> list[str]:
-    """A sentence with the median PSNR; values are capped at 150 dB, which would distort a mean."""
+    """A sentence with the median PSNR; values are capped at 150 dB, which would distort a mean. Of text, the ROUGE."""
+    if row.of_text:
+        tokens, pairs = (row.mean(name) or 0.0 for name in ("rouge_1", "rouge_2"))
+        return [f"{tokens:.0%} of the tokens and {pairs:.0%} of their neighboring pairs came back (ROUGE-1, ROUGE-2)."]
     median, flat = row.median("psnr"), row.value("mean_color_psnr")
     if median is None:
         return []

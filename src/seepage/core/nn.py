@@ -16,6 +16,9 @@ from seepage.types import Tensors
 ONE_VALUE = "Expected more than 1 value per channel when training"
 """What PyTorch's batch norm says where a channel's variance cannot be taken."""
 
+NO_TARGET = -100
+"""The label of a token that has none, as in `torch.nn.functional.cross_entropy`."""
+
 
 def generator(seed: int, purpose: str, t: int = 0, device: torch.device | str = "cpu") -> Generator:
     """A generator of its own for one use, derived from `(seed, purpose, t)`; no global seed is touched.
@@ -286,6 +289,18 @@ def as_inputs(model: nn.Module, values: Tensor) -> Tensor:
     """
     vocabulary = vocabulary_of(model)
     return values if vocabulary is None else (values.clamp(0, 1) * (vocabulary - 1)).long()
+
+
+def next_tokens(ids: Tensor) -> Tensor:
+    """`[n, tokens]` each token's next one, -100 where there is none.
+
+    >>> next_tokens(torch.tensor([[5, 6, 7], [8, 9, -1]]))
+    tensor([[   6,    7, -100],
+            [   9, -100, -100]])
+    """
+    found = torch.full_like(ids, NO_TARGET)
+    found[:, :-1] = torch.where(ids[:, 1:] >= 0, ids[:, 1:], NO_TARGET)
+    return found
 
 
 def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...]) -> InputLayer | None:

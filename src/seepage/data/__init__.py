@@ -10,6 +10,7 @@ from seepage.data.dataset import Dataset, Options, Progress, divide
 from seepage.data.files import FileDataset
 from seepage.data.npz import PICKLE_REMEDY
 from seepage.data.tables import TableDataset
+from seepage.data.text import TextDataset
 from seepage.errors import SeepageError, unknown
 from seepage.registry import Registry, Spec, datasets, is_dotted
 
@@ -23,6 +24,7 @@ __all__ = [
     "FileDataset",
     "Options",
     "TableDataset",
+    "TextDataset",
     "divide",
     "is_packaged",
     "load",
@@ -104,5 +106,5 @@ def _loader_of(path: Path) -> str:
             return name
     raise SeepageError(
         f"{path} is no data set that seepage reads; pass a folder with one sub-folder per class, "
-        "a .zip with images and labels.csv, or an .npz with x and y"
+        "a .zip with images and labels.csv, an .npz with x and y, or text as .txt, .jsonl or .csv"
     )

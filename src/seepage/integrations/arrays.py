@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import forward, in_mode
+from seepage.core.nn import as_inputs, forward, in_mode
 from seepage.core.storage import LazyTensors
 from seepage.errors import SeepageError, short
 from seepage.fitting import check_finite, check_fits
@@ -128,7 +128,7 @@ def _not_in(keys: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]
 def _classes(model: nn.Module, input_shape: tuple[int, ...]) -> int:
     try:
         with torch.no_grad(), in_mode(model, training=False):
-            return int(forward(model, {}, torch.zeros(1, *input_shape)).shape[-1])
+            return int(forward(model, {}, as_inputs(model, torch.zeros(1, *input_shape))).shape[1])
     except Exception as error:
         raise SeepageError(
             f"the model cannot be run on an example of shape {input_shape} ({type(error).__name__}: "

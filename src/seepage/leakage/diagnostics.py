@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from seepage.core.nn import forward, has_batch_norm, has_dropout, in_mode, norm
+from seepage.core.nn import NO_TARGET, forward, has_batch_norm, has_dropout, in_mode, norm
 from seepage.core.schema import Guarantee
 from seepage.leakage.finding import Finding, note, warning
 from seepage.metrics import lpips_help, lpips_missing
@@ -124,5 +124,8 @@ def example_losses(transcript: Transcript, truth: list[Batch]) -> list[float]:
         observed = transcript[t]
         with torch.no_grad(), in_mode(model, training=False):
             logits = forward(model, observed.params, batch.inputs, buffers=observed.buffers)
-        losses += transcript.knowledge.client.loss_of(logits, batch.labels, reduction="none").tolist()
+        each = transcript.knowledge.client.loss_of(logits, batch.labels, reduction="none")
+        if each.ndim == 2 and batch.labels.ndim == 2:  # of each token: the mean of those that have a target
+            each = each.sum(1) / (batch.labels != NO_TARGET).sum(1).clamp(min=1)
+        losses += each.tolist()
     return losses

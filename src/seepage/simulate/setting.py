@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
-from seepage.core.nn import generator, state_of
-from seepage.data import Dataset
+from seepage.core.nn import as_inputs, generator, state_of, vocabulary_of
+from seepage.data import Dataset, TextDataset
 from seepage.errors import SeepageError
 from seepage.models import build
 from seepage.recipe.auxiliary import auxiliary_images
@@ -358,7 +358,18 @@ def _check_enough(case: Recipe, dataset: Dataset) -> None:
 
 def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
     """Run the model on two examples, so that a mismatch with the data gives one sentence instead of a traceback."""
-    probe = torch.zeros(2, *dataset.input_shape, device=case.device)
+    tokens, text = vocabulary_of(model), isinstance(dataset, TextDataset)
+    if (tokens is None) == text:
+        raise Skipped(
+            f"the model {case.model.use!r} takes {'numbers' if tokens is None else 'tokens'} and {dataset.name} holds "
+            f"{'text' if text else 'none'}; use a text model such as gpt with text, and another with other data"
+        )
+    if isinstance(dataset, TextDataset) and tokens is not None and len(dataset.pieces) > tokens:
+        raise Skipped(
+            f"the tokenizer has {len(dataset.pieces)} tokens and the model {case.model.use!r} embeds {tokens}; name "
+            "the tokenizer that belongs to the model, or give the model a larger vocabulary"
+        )
+    probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=case.device))
     try:
         with torch.no_grad():
             output = model.eval()(probe)
@@ -369,9 +380,13 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
         ) from error
     finally:
         model.train()
-    if not isinstance(output, torch.Tensor) or output.shape != (2, len(dataset.classes)):
+    wanted: tuple[int, ...] = (2, len(dataset.classes))
+    if isinstance(dataset, TextDataset) and dataset.numbers is None:
+        # Logits of each token's next one; a model may know tokens that the tokenizer does not make.
+        wanted = (2, tokens or 0, *dataset.input_shape)
+    if not isinstance(output, torch.Tensor) or output.shape != wanted:
         found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
         raise SeepageError(
             f"the model {case.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; "
-            f"it must return logits of shape (2, {len(dataset.classes)})"
+            f"it must return logits of shape {wanted}"
         )

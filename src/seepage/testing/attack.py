@@ -15,7 +15,7 @@ from seepage.api import record
 from seepage.attacks.base import Attack, Inapplicable, Progress, ignore
 from seepage.audit.attempt import FolderProgress
 from seepage.clients import FedSGD, make_client
-from seepage.core.nn import generator, state_of
+from seepage.core.nn import generator, next_tokens, state_of, vocabulary_of
 from seepage.models import build
 from seepage.recipe.plans import Rounds
 from seepage.registry import Spec, attacks
@@ -109,9 +109,14 @@ class AttackCase:
         model = build(architecture, self.input_shape, self.num_classes, seed=self.seed).to(self.device)
         count = self.batch_size if self.rounds is None else self.rounds.samples
         inputs, labels = planted_inputs(count, self.input_shape, self.seed), torch.arange(count) % self.num_classes
+        tokens = vocabulary_of(model)
+        if tokens is not None:
+            inputs = (tokens * inputs).long()
+            labels = next_tokens(inputs) if self.num_classes == tokens else labels
         batch = Batch(inputs, labels, torch.arange(count)).to(self.device)
         if double:
-            model, batch = model.double(), replace(batch, inputs=batch.inputs.double())
+            model = model.double()
+            batch = batch if tokens else replace(batch, inputs=batch.inputs.double())
         if self.rounds is None:
             return record(model, batch, client=self.client, architecture=architecture), batch.inputs
         knowledge = Knowledge(
@@ -217,8 +222,10 @@ def _assert_well_formed(found: Reconstruction, transcript: Transcript, seed: int
     shape, k = tuple(found.inputs.shape[1:]), len(found.inputs)
     if found.space == "input":
         assert shape == knowledge.input_shape, f"guesses have shape {shape}, inputs have {knowledge.input_shape}"
-    kind, wanted = (found.inputs.dtype, found.inputs.device), (like.dtype, like.device)
-    assert kind == wanted, f"guesses are {kind}, the model's parameters are {wanted}"
+    tokens = vocabulary_of(knowledge.model) is not None
+    kind = (found.inputs.dtype, found.inputs.device)
+    wanted = (torch.int64 if tokens else like.dtype, like.device)
+    assert kind == wanted, f"guesses are {kind}, and should be {wanted}, as the model's parameters or tokens are"
     assert found.inputs.isfinite().all(), f"guesses hold NaN or infinite values (seed {seed})"
     assert not found.inputs.requires_grad, "guesses carry a graph; detach them"
     for name in ("labels", "indices"):

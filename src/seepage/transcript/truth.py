@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from seepage.core.nn import NO_TARGET, vocabulary_of
 from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
 from seepage.types import Batch, Knowledge, Tensors
@@ -120,7 +121,8 @@ def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowled
     for t, size in enumerate(batch_sizes):
         batch = truth.of_round(t)
         wanted = (size or len(batch), *knowledge.input_shape)
-        if tuple(batch.inputs.shape) != wanted or not batch.inputs.is_floating_point():
+        tokens = vocabulary_of(knowledge.model) is not None
+        if tuple(batch.inputs.shape) != wanted or batch.inputs.is_floating_point() == tokens:
             return f"holds {tuple(batch.inputs.shape)} in batch {t}, expected {wanted}"
     for t, batch in enumerate(truth):
         if not batch.inputs.isfinite().all():
@@ -133,4 +135,7 @@ def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowled
 def _are_classes(labels: Tensor, classes: int) -> bool:
     if labels.is_floating_point():
         return labels.shape[1:] == (classes,)
-    return labels.dtype == torch.int64 and labels.ndim == 1 and bool(((labels >= 0) & (labels < classes)).all())
+    if labels.dtype != torch.int64 or labels.ndim not in (1, 2):
+        return False
+    named = (labels >= 0) if labels.ndim == 1 else (labels >= 0) | (labels == NO_TARGET)  # `[n, tokens]`: of each token
+    return bool((named & (labels < classes)).all())

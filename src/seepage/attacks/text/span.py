@@ -1,0 +1,122 @@
+"""Whether a vector is among those that a layer has read: the gradient of its weight spans them.
+
+    G = X^T D + E      X: [N, d] what was read    D: [N, m] gradients in what the layer made of it    E: noise
+
+A vector x was read if x = G c for some c. The rounding then hides it no better than |E c|, about `floor |c|`, where
+`floor` is the size of the singular values of G that are noise. That is all the tolerance there is: it is larger for
+tokens that the update shows faintly, and it follows from the update.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.cpa.ica.spectrum import UNSEEN_FLOOR, spectrum
+
+CLEAR = 3.0
+"""Times the noise up to which a difference is noise, as for singular values (`noise_floor`)."""
+ROUNDED = 8 * torch.finfo(torch.float32).eps
+"""Relative rounding of what the network computes for a candidate."""
+SCREENED = 1e-5
+"""Relative rounding of a squared distance in float32, by a difference of squares."""
+
+
+GAP = 1.0
+"""Drop of the logarithm from one singular value to the next that parts signal from noise."""
+FORMATS = (torch.float16, torch.bfloat16)
+"""Number formats, coarser than float32, that updates are sent in."""
+
+
+def noise_of(mixtures: Tensor, values: Tensor) -> float:
+    """Size of the singular values of a gradient that are noise.
+
+    Of a gradient in half precision it is known: rounding to steps of size h adds h / sqrt(12) to an entry, and noise of
+    deviation s in a `[d, m]` matrix has singular values up to s (sqrt(d) + sqrt(m)). Rounding within float32 depends on
+    the order of sums, so it is read off behind the last gap; tokens differ much in how strongly they are seen, so there
+    are gaps among the signal too.
+
+    Args:
+        mixtures: `[d, m]` the gradient.
+        values: Its singular values, descending.
+    """
+    steps = _steps(mixtures)
+    if steps is not None:
+        deviation, (d, m) = math.sqrt(float(steps.square().mean()) / 12), mixtures.shape
+        return deviation * (math.sqrt(d) + math.sqrt(m))
+    unseen = float(values[0]) * UNSEEN_FLOOR
+    # Below a share of the largest value there is only the rounding of the decomposition.
+    drops = (values.clamp(min=unseen / 4).log().diff() < -GAP).nonzero().flatten()
+    return float(values[int(drops[-1]) + 1 :][:10].median()) if len(drops) else unseen
+
+
+def _steps(mixtures: Tensor) -> Tensor | None:
+    """The distance between neighboring numbers at each entry, in the coarsest format that holds all entries."""
+    for kind in FORMATS:
+        if torch.equal(mixtures.to(kind).to(mixtures.dtype), mixtures):
+            facts = torch.finfo(kind)
+            return torch.exp2(mixtures.abs().double().clamp(min=facts.tiny).log2().floor()) * facts.eps
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """What a layer's gradient spans.
+
+    Attributes:
+        basis: `[d, r]` orthonormal columns, float64.
+        values: `[r]` singular values.
+        floor: Size of the singular values that are noise.
+    """
+
+    basis: Tensor
+    values: Tensor
+    floor: float
+
+    @classmethod
+    def of(cls, mixtures: Tensor) -> "Span":
+        """From a gradient `[d, m]`; the rank is where its singular values drop to the noise."""
+        found = spectrum(mixtures.double().cpu())
+        floor = noise_of(mixtures, found.values)
+        rank = int((found.values > CLEAR * floor).sum())
+        left, values = (part[..., :rank].to(mixtures.device) for part in (found.left, found.values))
+        return cls(left, values, floor)
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return len(self.basis)
+
+    @property
+    def rank(self) -> int:
+        """R."""
+        return len(self.values)
+
+    @property
+    def informative(self) -> bool:
+        """Whether it leaves room outside: a layer norm alone takes one direction from what is read."""
+        return self.rank < self.width - 1
+
+    def excess(self, vectors: Tensor) -> Tensor:
+        """`[k]` distance of vectors `[k, d]` from the span, in units of what noise explains; up to 1: inside."""
+        x = vectors.double()
+        along = x @ self.basis
+        outside = (x - along @ self.basis.T).norm(dim=1)
+        explained = CLEAR * self.floor * (along / self.values).norm(dim=1) + ROUNDED * x.norm(dim=1)
+        excess: Tensor = outside / explained
+        return excess
+
+    def inside(self, vectors: Tensor) -> Tensor:
+        """`[k]` bool: which of the vectors `[k, d]` were read.
+
+        Most are ruled out in float32, by |x|^2 - |U^T x|^2, which costs half as much and has half the digits.
+        """
+        basis, values = self.basis.float(), self.values.float()
+        x = vectors.float()
+        along = x @ basis
+        size = x.square().sum(1)
+        explained = (CLEAR * self.floor * (along / values).norm(dim=1)).square()
+        near: Tensor = size - along.square().sum(1) <= 4 * explained + SCREENED * size
+        near[near.clone()] = self.excess(vectors[near]) <= 1
+        return near

@@ -1,0 +1,225 @@
+"""Whole batches of text, exactly, from the gradients of the layers that read the tokens."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.text.layers import Reader, TokenLayer
+from seepage.attacks.text.sequences import Check, assemble, candidates, decode, deepest
+from seepage.attacks.text.span import Span
+from seepage.attacks.text.targets import Targets
+from seepage.core.nn import as_inputs, first_layer, forward, in_mode, next_tokens, norm, vocabulary_of
+from seepage.registry import attacks
+from seepage.types import Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
+
+CERTAIN = 3e-3
+"""Relative difference of the network's own update at the text from the observed one, up to which it is certified."""
+REMEDY = "lower the batch size or the number of tokens"
+
+
+@dataclass(frozen=True)
+class TokenGradients:
+    """What the attack works on.
+
+    Attributes:
+        reader: Runs the network.
+        gradient: The update as a gradient of the mean loss.
+        tokens: `[v]` the tokens that come into question.
+        first: The layer that reads tokens one by one.
+        deeper: Layers that read them in their context, in the order of their calls.
+        causal: Whether the network is a decoder.
+    """
+
+    reader: Reader
+    gradient: Tensors
+    tokens: Tensor
+    first: Check
+    deeper: list[Check]
+    causal: bool
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self.reader.knowledge
+
+    @property
+    def observed(self) -> Round:
+        return self.reader.observed
+
+
+@attacks.register(
+    "token_sequences",
+    paper="after DAGER (Petrov et al., NeurIPS 2024), without rank tolerances",
+    cost="seconds to minutes (closed form and forward passes)",
+)
+@dataclass(frozen=True, kw_only=True)
+class TokenSequences(Attack):
+    """Reads whole batches of text out of a transformer's update, token by token, and proves them.
+
+    The gradient of a query, key or value weight is a sum of outer products over tokens, so it spans the vectors that
+    the layer has read. In the first block a vector depends on the token and its place alone: every token of the
+    vocabulary is tried at every place, and lies in the span or not. Behind the first attention a vector depends on
+    the tokens before it, so in a decoder each prefix is extended by the tokens whose vectors lie in the second span;
+    in an encoder, where it depends on all tokens, sequences are searched for and are right where all their vectors
+    lie in it. Both checks are DAGER's (Petrov et al., NeurIPS 2024).
+
+    Differences: there is no tolerance to set. Rank and noise floor come from the singular values of each gradient,
+    and a vector lies in the span where noise of that size explains its distance. Encoders are searched place by place
+    instead of by enumeration. Labels, and the last token of a text whose next tokens are predicted, which no layer
+    reads, follow from the errors in the last layer, by least squares.
+
+    It reads as many distinct tokens as a token has numbers, less two: above that the span is everything.
+
+    A batch is certified where the network's own update at it is the observed one, to 0.3 %.
+
+    Example:
+        >>> from seepage import Architecture, Batch, build, record
+        >>> model = build(Architecture("gpt", {"width": 32}), (6,), 90)
+        >>> ids = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]])
+        >>> targets = torch.cat([ids[:, 1:], torch.full((2, 1), -100)], 1)
+        >>> found = TokenSequences()(record(model, Batch(ids, targets)), seed=0)
+        >>> found.inputs.tolist(), found.certified
+        ([[2, 7, 1, 8, 2, 8], [3, 1, 4, 1, 5, 9]], tensor([True, True]))
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        text="a network that embeds tokens; fewer tokens in the batch than a token has numbers",
+        linear_in_gradient="no gradient spans what a layer has read",
+    )
+
+    def examine(self, transcript: Transcript) -> TokenGradients:
+        """Find the layers, and what their gradients span.
+
+        Raises:
+            Inapplicable: Where the network reads no tokens, or its gradients span everything.
+        """
+        knowledge, observed = transcript.knowledge, transcript[0]
+        vocabulary = vocabulary_of(knowledge.model)
+        if vocabulary is None or len(knowledge.input_shape) != 1:
+            raise Inapplicable(
+                "the network does not begin with an embedding of tokens",
+                "use inverting_gradients for images and tables",
+            )
+        reader, gradient = Reader(knowledge, observed), observed.gradient(knowledge.client)
+        layers = [layer for layer in reader.layers(vocabulary) if layer.mixtures(gradient).any()]
+        first = next((check for check in _checks(layers, gradient, local=True)), None)
+        if first is None:
+            raise Inapplicable(
+                "no fully connected layer that reads single tokens sends a gradient that spans less than everything "
+                "(there are too many tokens in the batch, or query, key and value are withheld or noised)",
+                REMEDY,
+            )
+        causal = all(layer.causal for layer in layers)
+        deeper = _checks(layers, gradient, local=False)
+        return TokenGradients(reader, gradient, _present(knowledge, gradient, vocabulary), first, deeper, causal)
+
+    def run(self, seen: TokenGradients, /, *, seed: int, progress: Progress) -> Reconstruction:
+        """Find the tokens at each place, then sequences, then what no layer reads; prove the result."""
+        knowledge, wanted = seen.knowledge, seen.observed.batch_size
+        length = knowledge.input_shape[0]
+        places = candidates(seen.reader, seen.first, seen.tokens, length)
+        notes = [f"{sum(map(len, places))} tokens at {length} places, by {seen.first.module}"]
+        found: list[Tensor] = []
+        if not seen.deeper:
+            notes.append("which tokens stood together stays open: deeper layers span everything")
+        elif seen.causal:
+            found = decode(seen.reader, seen.deeper, places, progress)
+        else:
+            found = assemble(seen.reader, seen.deeper, places, wanted, progress)
+        if not found:
+            return Reconstruction(
+                torch.empty(0, length, dtype=torch.int64, device=seen.reader.device), notes=tuple(notes)
+            )
+        if wanted is not None and len(found) > wanted:
+            notes.append(f"{len(found)} sequences lie in the spans, the {wanted} that lie deepest are kept")
+            found = deepest(seen.reader, seen.deeper, _without_repeats(found), wanted)
+        ids = pad_sequence(sorted(found, key=lambda row: row.tolist()), batch_first=True, padding_value=-1)
+        ids = torch.nn.functional.pad(ids, (0, length - ids.shape[1]), value=-1)
+        batch, complete = _completed(seen, ids), wanted is None or len(ids) == wanted
+        if not complete:
+            notes.append(f"{len(ids)} of {wanted} sequences lie in the spans")
+        difference = _difference(seen, batch) if complete and batch is not None else None
+        if difference is not None:
+            notes.append(f"the network's own update at this text differs by {difference:.1e}")
+        certified = difference is not None and difference <= CERTAIN
+        labels = None if batch is None or batch.labels.ndim > 1 else batch.labels
+        device = seen.reader.device
+        return Reconstruction(
+            inputs=(ids if batch is None else batch.inputs).to(device),
+            labels=labels,
+            certified=torch.full((len(ids),), certified, device=device),
+            notes=tuple(notes),
+        )
+
+
+def _without_repeats(found: list[Tensor]) -> list[Tensor]:
+    """The sequences but for those of one token alone, where another begins with that token.
+
+    Where no position is added to the tokens (rotary or relative positions), attention over a token repeated gives what
+    the token alone gives, so its repetition lies in every span.
+    """
+    return [
+        row
+        for row in found
+        if len(row) == 1
+        or bool((row != row[0]).any())
+        or not any(other[0] == row[0] and bool((other != other[0]).any()) for other in found)
+    ]
+
+
+def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool) -> list[Check]:
+    """The first layers of one kind whose gradient does not span everything: one of tokens alone, two in context."""
+    found: list[Check] = []
+    for layer in layers:
+        if layer.local == local and len(found) < (1 if local else 2):
+            span = Span.of(layer.mixtures(gradient))
+            found += [Check(layer.module, span)] * span.informative
+    return found
+
+
+def _present(knowledge: Knowledge, gradient: Tensors, vocabulary: int) -> Tensor:
+    """`[v]` tokens whose row of the embedding's gradient is not zero: the batch's, unless the weight is shared."""
+    layer = first_layer(knowledge.model)
+    assert layer is not None
+    rows = gradient.get(f"{layer[0]}.weight" if layer[0] else "weight")
+    used = None if rows is None else rows.any(1).nonzero().flatten().cpu()
+    return torch.arange(vocabulary) if used is None or not len(used) else used
+
+
+def _completed(seen: TokenGradients, ids: Tensor) -> Batch | None:
+    """The batch with what no layer reads: labels of sequences, or the last token of each and all targets."""
+    knowledge, observed = seen.knowledge, seen.observed
+    if not knowledge.client.softmax_gradient:
+        return None
+    ids = ids.to(seen.reader.device)
+    targets, rows = Targets(knowledge, observed, seen.gradient), torch.arange(len(ids))
+    lengths = (ids >= 0).sum(1)
+    if not seen.causal or _one_label(seen):
+        labels = targets.read(ids, None, len(ids))
+        return None if labels is None else Batch(ids, labels)
+    whole = lengths < ids.shape[1]
+    last = targets.read(ids, lengths - 1, int(lengths.sum()))
+    if last is None or not whole.all():
+        return None
+    ids = ids.clone()
+    ids[rows, lengths] = last
+    return Batch(ids, next_tokens(ids))
+
+
+def _one_label(seen: TokenGradients) -> bool:
+    """Whether the network says one thing of a sequence, not one of each token."""
+    model, shape = seen.knowledge.model, seen.knowledge.input_shape
+    probe = as_inputs(model, torch.zeros(1, *shape, device=seen.reader.device))
+    with torch.no_grad(), in_mode(model, training=False):
+        return forward(model, seen.observed.params, probe, buffers=seen.observed.buffers).ndim == 2
+
+
+def _difference(seen: TokenGradients, batch: Batch) -> float:
+    """Relative difference of the network's own update at a batch from the observed one."""
+    knowledge, observed = seen.knowledge, seen.observed
+    own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers or None).tensors
+    sent = {name: tensor.double() for name, tensor in observed.update.tensors.items()}
+    return float(norm({name: own[name].double() - tensor for name, tensor in sent.items()}) / norm(sent))
