@@ -116,5 +116,6 @@ def test_the_number_is_still_the_same(use: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(DATA.parent / "helpers"))  # networks that are named here
     for name in sys.argv[1:] or list(ATTACKS):
         print(f"{name}: {measured(name):.1f} dB, and {golden(name)['psnr']} in its file")

@@ -1,5 +1,6 @@
 """Attacks. Each is registered in its own file; `ATTACKS` holds them by name."""
 
+from seepage.attacks.adapters import LoraLeak
 from seepage.attacks.averaged import Averaged, averaged
 from seepage.attacks.base import Attack, Inapplicable
 from seepage.attacks.cafe import Cafe
@@ -41,6 +42,7 @@ __all__ = [
     "Inapplicable",
     "LayerRank",
     "LinearLeak",
+    "LoraLeak",
     "PatchEmbedding",
     "PublishedCafe",
     "RGap",

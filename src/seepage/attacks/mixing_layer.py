@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.core.adapters import inside_adapters
 from seepage.core.nn import InputLayer, as_inputs, calls_in_pass, forward, generator, in_mode, input_layer
 from seepage.fitting import not_sent
 from seepage.types import Knowledge, Round, Tensors
@@ -77,7 +78,8 @@ def find_layer(knowledge: Knowledge, observed: Round, name: str | None) -> Mixin
 
 
 def _linear_names(model: nn.Module) -> list[str]:
-    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    aside = inside_adapters(model)
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in aside]
 
 
 def _described(

@@ -124,6 +124,8 @@ def _print(name: str, found: "Exposure", quiet: bool) -> None:
 def _facts(found: "Exposure") -> Iterator[str]:
     if not found.sent.whole:
         yield found.sent.line
+    for adapter in found.adapters:
+        yield f"{adapter.layer}: adapter of rank {adapter.rank} gives {adapter.words}"
     yield from _layer_lines(found.layers)
     if found.labels is not None:
         yield _label_words(found)

@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
+from seepage.core.adapters import inside_adapters
 from seepage.errors import SeepageError
 from seepage.types import Tensors
 
@@ -331,9 +332,9 @@ def input_layer(model: nn.Module, params: Tensors, input_shape: tuple[int, ...])
 
 def last_linear(model: nn.Module, num_classes: int) -> tuple[str, str | None] | None:
     """Names of weight `[classes, k]` and bias of the last fully connected layer with one row per class."""
-    found = None
+    found, aside = None, inside_adapters(model)
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module.out_features == num_classes:
+        if isinstance(module, nn.Linear) and module.out_features == num_classes and name not in aside:
             found = name, module
     if found is None:
         return None

@@ -1,6 +1,7 @@
 """What an update gives away before any attack: closed forms, fingerprints, batch norm, the head, the landscape."""
 
 from seepage.attacks.head import HeadFeatures, LoneSlopes, head_features, lone_slopes
+from seepage.leakage.adapters import AdapterLeak, adapter_leaks
 from seepage.leakage.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
 from seepage.leakage.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
 from seepage.leakage.convolutions import EquationCount, equation_count
@@ -13,6 +14,7 @@ from seepage.leakage.layers import LayerLeak
 from seepage.leakage.sent import SentParts, sent_parts, sent_words
 
 __all__ = [
+    "AdapterLeak",
     "BatchNormLeak",
     "BatchNormSummary",
     "EquationCount",
@@ -28,6 +30,7 @@ __all__ = [
     "SentParts",
     "TensorLeak",
     "UpdateAnalysis",
+    "adapter_leaks",
     "batch_norm_leaks",
     "equation_count",
     "exclusivity",

@@ -14,6 +14,7 @@ from seepage.attacks.linear import LinearLeak
 from seepage.core.nn import last_linear
 from seepage.core.storage import LazyTensors
 from seepage.errors import Inapplicable, SeepageError
+from seepage.leakage.adapters import AdapterLeak, adapter_findings, adapter_leaks
 from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
 from seepage.leakage.convolutions import EquationCount, convolution_findings, equation_count
 from seepage.leakage.finding import Finding
@@ -71,6 +72,8 @@ class Exposure:
         features: What the head's equations say, in words, or None.
         convolutions: Equations about the images behind solved features, against their pixels, or None.
         patches: What the patch and position embeddings of a transformer say of its one example, or None.
+        adapters: Layers with a low-rank adapter, and what its rank shows.
+        behind_adapters: Examples that the adapters' gradients give away exactly.
         fingerprints: What the values of each tensor look like.
         defenses: Defenses and number formats that the update looks like.
         findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
@@ -91,6 +94,8 @@ class Exposure:
     features: str | None
     convolutions: EquationCount | None
     patches: PatchLeak | None
+    adapters: tuple[AdapterLeak, ...]
+    behind_adapters: int
     fingerprints: tuple[Fingerprint, ...]
     defenses: tuple[Finding, ...]
     findings: tuple[Finding, ...]
@@ -100,9 +105,9 @@ class Exposure:
 
     @property
     def examples(self) -> int:
-        """Private examples that the layers which read the input give away exactly."""
+        """Private examples that the layers which read the input, or their adapters, give away exactly."""
         image = int(self.patches is not None and self.patches.exact)
-        return max([image, *(layer.found for layer in self.layers if layer.reads == "input")])
+        return max([image, self.behind_adapters, *(layer.found for layer in self.layers if layer.reads == "input")])
 
     @property
     def vectors(self) -> int:
@@ -283,7 +288,10 @@ class UpdateAnalysis:
         features, unsolved = self._head_features()
         count, uncounted = self._equation_count(features)
         patches = patch_leak(OneRound(self.seen, self.t))
+        adapters = tuple(adapter_leaks(self.observed, knowledge, self._read[0]))
+        told, behind = adapter_findings(list(adapters), OneRound(self.seen, self.t))
         findings = (
+            *told,
             *(finding for layer in layers for finding in layer_findings(layer)),
             *label_findings(self.labels, knowledge),
             *batch_norm_findings(norms),
@@ -304,6 +312,8 @@ class UpdateAnalysis:
             features=features,
             convolutions=count,
             patches=patches,
+            adapters=adapters,
+            behind_adapters=behind,
             fingerprints=self.fingerprints,
             defenses=self.defenses,
             findings=findings,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.spectrum import spectrum
+from seepage.core.adapters import inside_adapters
 from seepage.core.nn import as_inputs, calls_in_pass, input_layer, last_linear
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
@@ -199,7 +200,8 @@ def _rank(rows: Tensor, shifts: Tensor | None, ends: bool) -> tuple[int, bool]:
 
 def _linear_layers(observed: Round, knowledge: Knowledge) -> dict[str, tuple[nn.Linear, int]]:
     """Each fully connected layer that a pass of the model goes through, and the vectors that it reads per example."""
-    layers = {name: module for name, module in knowledge.model.named_modules() if isinstance(module, nn.Linear)}
+    aside, every = inside_adapters(knowledge.model), knowledge.model.named_modules()
+    layers = {name: module for name, module in every if isinstance(module, nn.Linear) and name not in aside}
     like = next(iter(observed.params.values()))
     probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
     with torch.no_grad():

@@ -1,0 +1,149 @@
+"""The closed-form leak of a low-rank adapter: the inputs of the adapted layer, up to its rank."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.adapters.tokens import AdapterTokens
+from seepage.attacks.adapters.vectors import AdapterInputs, Fit
+from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
+from seepage.core.adapters import AdaptedLayer, adapted_layers
+from seepage.core.nn import dot, input_layer, norm
+from seepage.registry import attacks
+from seepage.types import Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
+
+LATER = "observe a later round: after one step B is not zero"
+
+
+@attacks.register(
+    "lora",
+    paper="ours; Phong et al. 2017 for one layer, generalized Nystrom formula for the lift",
+    cost="seconds (closed form); minutes for batches",
+)
+@dataclass(frozen=True, kw_only=True)
+class LoraLeak(Attack):
+    """Reads the examples out of the update of a LoRA adapter, where the base is frozen and nothing of it is sent.
+
+    An adapted layer `y = W x + s B A x` sends `grad A = s B^T G` and `grad B = s G A^T`, two sketches of the gradient
+    `G = sum delta x^T` that the frozen W would have. Where at most `r` inputs are behind the update, G follows from the
+    two exactly (`seepage.core.adapters`), so an adapter of rank r gives away what the whole layer would.
+
+    *The adapted layer reads the input.* One example is a row of G but for its scale; several are unmixed by the
+    Cocktail Party Attack. Scales, labels and what unmixing left open follow from the network: the errors delta are
+    those of its own backward pass at the inputs, and the inputs solve `G = sum delta x^T`, in turn.
+
+    *The adapted layers read the tokens of a vision transformer* (query, key or value of its first block, behind a layer
+    norm), and the update comes from one image. The rows of grad A lie in the span of the normalized tokens. With the
+    frozen patch and position embeddings known, a patch that lies in that span is a linear problem of its own: exact
+    where the adapters' ranks together reach the tokens, and tokens and patch entries together stay below the width.
+
+    In the first round B is zero and with it grad A: then the update shows the r numbers A x only, and the attack does
+    not apply. A guess is certified where the client's own update at it is the observed one.
+
+    Args:
+        tolerance: Largest relative difference of an example's errors, and of the whole update, for it to be certified.
+
+    Example:
+        >>> LoraLeak()
+        LoraLeak(tolerance=0.001)
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        text="a LoRA adapter on the layer that reads the input, or on a vision transformer's first block; B not zero",
+        linear_in_gradient="no gradient of an adapter was sent",
+        uncoupled="every row a mixture of the batch",
+        batch_size="the rank of the adapter is compared with it",
+    )
+
+    tolerance: float = 1e-3
+
+    def examine(self, transcript: Transcript) -> "AdapterInputs | AdapterTokens":
+        knowledge, observed = transcript.knowledge, transcript[0]
+        sent, every = observed.gradient(knowledge.client), adapted_layers(knowledge.model)
+        layers = [layer for layer in every if layer.down in sent and layer.up in sent]
+        if not layers:
+            what = "both factors of no low-rank adapter were sent" if every else "the model has no low-rank adapter"
+            raise Inapplicable(what, f"use {MATCHING}")
+        if not any(bool(sent[layer.down].any()) for layer in layers):
+            r = max(len(observed.params[layer.down]) for layer in layers)
+            raise Inapplicable(
+                f"B is zero, as in the first round, so the update shows A x alone, {r} numbers of each input", LATER
+            )
+        n = observed.batch_size
+        assert n is not None
+        reads = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+        first = next((one for one in layers if reads is not None and one.base == reads.weight), None)
+        if first is None or reads is None:
+            return AdapterTokens.of(knowledge, observed, layers)
+        _check_rank(first, observed, n)
+        return AdapterInputs(knowledge, observed, first, reads, n)
+
+    def run(self, seen: "AdapterInputs | AdapterTokens", *, seed: int, progress: Progress) -> Reconstruction:
+        if isinstance(seen, AdapterTokens):
+            return self._of_tokens(seen)
+        knowledge, like = seen.knowledge, seen.observed.params[seen.layer.down]
+        fitted = Fit(seen)(seen.start(seed, progress))
+        inputs = seen.reads.to_inputs(fitted.read, knowledge.input_shape).to(like)
+        error = _disagreement(seen.observed, knowledge, inputs, fitted.labels)
+        fits = (fitted.mismatch < self.tolerance) & _inside(inputs, knowledge)
+        notes = (
+            f"the gradient of {seen.layer.base} follows from those of A and B, whose two accounts differ by "
+            f"{seen.contradiction:.1e}",
+            f"the update at these inputs differs from the observed one by {error:.1e} of its size",
+        )
+        return Reconstruction(
+            inputs=inputs,
+            labels=fitted.labels,
+            objective=fitted.mismatch.float(),
+            certified=fits & (error < self.tolerance),
+            cost={"evaluations": fitted.turns + 1},
+            notes=notes,
+        )
+
+    def _of_tokens(self, seen: AdapterTokens) -> Reconstruction:
+        knowledge, like = seen.knowledge, next(iter(seen.observed.params.values()))
+        solved = seen.solve()
+        image = solved.image.clamp(*knowledge.value_range).to(like)
+        errors = [
+            _disagreement(seen.observed, knowledge, image, torch.tensor([label], device=image.device))
+            for label in range(knowledge.num_classes)
+        ]
+        label = min(range(len(errors)), key=errors.__getitem__)
+        notes = (
+            f"the gradients of A span {solved.rank} directions for {seen.tokens} tokens; {solved.equations} equations "
+            f"for {solved.unknowns} unknowns of a patch, which leave {solved.residual:.1e} of its size",
+            f"the update at this image differs from the observed one by {errors[label]:.1e} of its size",
+        )
+        return Reconstruction(
+            inputs=image,
+            labels=torch.tensor([label], device=image.device),
+            objective=torch.tensor([errors[label]], device=image.device),
+            certified=torch.tensor([errors[label] < self.tolerance], device=image.device),
+            cost={"evaluations": len(errors)},
+            notes=notes,
+        )
+
+
+def _check_rank(layer: AdaptedLayer, observed: Round, n: int) -> None:
+    rank = len(observed.params[layer.down])
+    if n > rank:
+        raise Inapplicable(
+            f"{n} examples are behind an adapter of rank {rank}, whose two gradients hold no more than {rank}",
+            f"attack a smaller batch, or use {MATCHING}",
+        )
+
+
+def _inside(inputs: Tensor, knowledge: Knowledge) -> Tensor:
+    low, high = knowledge.value_range
+    slack = 0.01 * (high - low)
+    return ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
+
+
+def _disagreement(observed: Round, knowledge: Knowledge, inputs: Tensor, labels: Tensor) -> float:
+    """How much the client's update at these inputs differs from the observed one, relatively, over what was sent."""
+    own = knowledge.client(knowledge.model, observed.params, Batch(inputs, labels), buffers=observed.buffers).tensors
+    sent = observed.update.tensors
+    off: Tensors = {name: own[name] - sent[name] for name in sent}
+    return float(norm(off) / dot(sent, sent).sqrt())

@@ -1,0 +1,207 @@
+"""The image behind adapters on a vision transformer's first block, from the span of its normalized tokens.
+
+Token p enters the block as `z_p = E u_p + c_p`: u_p are the d values that the patch embedding reads, and c_p is known,
+as E and the positions are frozen. The layer norm makes `h_p = g * (z_p - mean) / sigma_p + b` of it, and every adapted
+layer behind it has grad A in the span R of all h. With P the projector onto R's complement, h_p in R says
+
+    P (g * center(E u_p + c_p)) + sigma_p P b = 0
+
+which is linear in u_p and sigma_p: a small least-squares problem for each patch, in its own place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.attacks.base import MATCHING, Inapplicable
+from seepage.attacks.cpa.ica.spectrum import spectrum
+from seepage.core.adapters import AdaptedLayer
+from seepage.core.nn import LayerCall, calls_in_pass, generator
+from seepage.types import Knowledge, Round
+
+SAME = 1e-4
+"""Relative distance below which two tokens are the same but for rounding."""
+INDEPENDENT = 1e-6
+"""Share of the largest singular value below which equations say nothing of an unknown."""
+
+
+@dataclass(frozen=True)
+class Solved:
+    """An image, and the equations it was solved from.
+
+    Attributes:
+        image: `[1, C, H, W]`, float64, not cut to the value range.
+        rank: Dimension of R.
+        equations: For each patch, beyond those that the span leaves open.
+        unknowns: For each patch.
+        residual: What the equations leave, relative to the constants in them.
+    """
+
+    image: Tensor
+    rank: int
+    equations: int
+    unknowns: int
+    residual: float
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterTokens:
+    """Adapted layers behind one layer norm of the tokens.
+
+    Attributes:
+        knowledge: What the attacker is told.
+        observed: The round.
+        rows: `[sum of ranks, w]` the gradients of the layers' A.
+        tokens: Tokens behind the layer norm.
+        embedding: The convolution that embeds the patches.
+        norm: The layer norm.
+        places: `[P]` which token each patch is.
+        read: `[C, H, W]` what the embedding reads of an image of zeros.
+        entering: `[tokens, w]` what the layer norm reads of it.
+        scale: `[C, H, W]` what an image's values are multiplied with before the embedding.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+    rows: Tensor
+    tokens: int
+    embedding: nn.Conv2d
+    norm: nn.LayerNorm
+    places: Tensor
+    read: Tensor
+    entering: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, knowledge: Knowledge, observed: Round, layers: Sequence[AdaptedLayer]) -> "AdapterTokens":
+        """Find them by running the network on three images.
+
+        Raises:
+            Inapplicable: Where no adapted layer reads normalized tokens of image patches, or several images are mixed.
+        """
+        model, shape = knowledge.model, knowledge.input_shape
+        if len(shape) != 3:
+            raise _elsewhere()
+        norms = {name for name, module in model.named_modules() if isinstance(module, nn.LayerNorm)}
+        convolutions = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+        noise = torch.rand(shape, generator=generator(0, "probe"))
+        probes = torch.stack([torch.zeros(shape), torch.ones(shape), noise])
+        like = next(iter(observed.params.values()))
+        names = [*convolutions[:1], *norms, *(layer.name for layer in layers)]
+        with torch.no_grad():
+            calls = calls_in_pass(model, names, observed.params, probes.to(like), buffers=observed.buffers)
+        if not convolutions or convolutions[0] not in calls:
+            raise _elsewhere()
+        embedded = calls[convolutions[0]][0]
+        for name in (name for name in calls if name in norms):
+            normed = calls[name][0]
+            places = _places(embedded, normed)
+            behind = [one for one in layers if one.name in calls and _same(calls[one.name][0].input, normed.output)]
+            if places is not None and behind:
+                return cls._made(knowledge, observed, (convolutions[0], embedded), (name, normed), places, behind)
+        raise _elsewhere()
+
+    @classmethod
+    def _made(
+        cls,
+        knowledge: Knowledge,
+        observed: Round,
+        embedding: tuple[str, LayerCall],
+        norm: tuple[str, LayerCall],
+        places: Tensor,
+        behind: Sequence[AdaptedLayer],
+    ) -> "AdapterTokens":
+        if observed.batch_size != 1:
+            raise Inapplicable(
+                f"the tokens of one image are solved for, and {observed.batch_size} are mixed in this update",
+                f"use {MATCHING}",
+            )
+        sent = observed.gradient(knowledge.client)
+        rows = torch.cat([sent[layer.down].double() for layer in behind])  # [sum r, w]
+        tokens = norm[1].input.shape[1]
+        if len(rows) < tokens:
+            raise Inapplicable(
+                f"the adapters behind the first layer norm have {len(rows)} ranks together and read {tokens} tokens, "
+                "whose span is larger",
+                f"attack an update with ranks of {-(-tokens // len(behind))} or more, or use {MATCHING}",
+            )
+        convolution, layer_norm = (knowledge.model.get_submodule(name) for name, _ in (embedding, norm))
+        assert isinstance(convolution, nn.Conv2d)
+        assert isinstance(layer_norm, nn.LayerNorm)
+        read, entering = embedding[1].input.double(), norm[1].input.double()
+        zeros = read[0], entering[0]
+        return cls(knowledge, observed, rows, tokens, convolution, layer_norm, places, *zeros, read[1] - read[0])
+
+    def solve(self) -> Solved:
+        """The image, patch by patch.
+
+        Raises:
+            Inapplicable: Where a patch has more unknowns than the span leaves equations.
+        """
+        parts = spectrum(self.rows, sources=self.tokens)
+        span = parts.right[: min(self.tokens, max(parts.rank, 1))]  # [k, w]
+        width = span.shape[1]
+        weight = self.embedding.weight.detach().double().flatten(1)  # E [w, d]
+        ones = span.new_ones(width)
+        gain = ones if self.norm.weight is None else self.norm.weight.detach().double()
+        shift = 0 * ones if self.norm.bias is None else self.norm.bias.detach().double()
+
+        def outside(columns: Tensor) -> Tensor:
+            """`[w, k]` columns of tokens: centered, times the gain, and projected onto the complement of R."""
+            made = gain[:, None] * (columns - columns.mean(0))
+            return made - span.T @ (span @ made)
+
+        # c_p = z_p - E u_p for the image of zeros.
+        at_zero = self._unfolded(self.read)  # [d, P]
+        constant = outside(self.entering[self.places].T - weight @ at_zero)  # [w, P]
+        equations = outside(weight)  # [w, d]
+        if bool(shift.any()):  # the column of sigma_p
+            equations = torch.cat([equations, (shift - span.T @ (span @ shift))[:, None]], 1)
+        values = torch.linalg.svdvals(equations)
+        known, unknowns = int((values > INDEPENDENT * values[0]).sum()), equations.shape[1]
+        if known < unknowns:
+            raise Inapplicable(
+                f"a patch has {unknowns} unknowns, and the span of {len(span)} of {width} dimensions leaves {known} "
+                "equations for them",
+                f"use {MATCHING}",
+            )
+        solution = torch.linalg.lstsq(equations, -constant).solution  # [d (+ 1), P]
+        left = float((equations @ solution + constant).norm() / constant.norm())
+        patches = solution[: weight.shape[1]]
+        folded = F.fold(patches[None], self.read.shape[1:], self._kernel, stride=self.embedding.stride)
+        image = (folded - self.read) / self.scale
+        return Solved(image, len(span), width - len(span), unknowns, left)
+
+    @property
+    def _kernel(self) -> tuple[int, int]:
+        height, width = self.embedding.kernel_size
+        return height, width
+
+    def _unfolded(self, image: Tensor) -> Tensor:
+        return F.unfold(image[None], self._kernel, stride=self.embedding.stride)[0]
+
+
+def _elsewhere() -> Inapplicable:
+    return Inapplicable(
+        "no adapted layer reads the input itself, or the normalized tokens of image patches in a first block",
+        f"use {MATCHING}",
+    )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def _places(embedded: LayerCall, normed: LayerCall) -> Tensor | None:
+    """`[P]` which token each patch is: the one that moves as the patch's embedding does; None where none does."""
+    if normed.input.ndim != 3 or embedded.output.ndim != 4 or embedded.output.shape[1] != normed.input.shape[2]:
+        return None
+    out = embedded.output.flatten(2).transpose(1, 2)  # [3, P, w]
+    patches, tokens = (out[2] - out[0]).double(), (normed.input[2] - normed.input[0]).double()
+    distances = torch.cdist(patches, tokens, compute_mode="donot_use_mm_for_euclid_dist")
+    nearest, place = distances.min(1)
+    same = bool((nearest <= SAME * patches.norm(dim=1)).all())
+    return place if same and len(place.unique()) == len(place) else None

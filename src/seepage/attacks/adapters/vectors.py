@@ -1,0 +1,232 @@
+"""Examples behind an adapted layer that reads the input itself: the lifted gradient, unmixed and made to fit.
+
+    G = (1/n) D^T U        D: [n, m] errors in the layer's outputs, U: [n, d] what the layer reads of each example
+
+G has rank n <= r. Its row space is that of U. For one example U is known but for a factor; for several the rows are
+unmixed first. What is left, factors, labels and the errors of the unmixing, the network itself decides: D is what its
+own backward pass gives at U, and U is the least-squares solution of `D^T U = n G`, in turn.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Inapplicable, Progress
+from seepage.attacks.cpa import CocktailParty
+from seepage.attacks.cpa.ica.spectrum import spectrum
+from seepage.core.adapters import AdaptedLayer, lifted
+from seepage.core.nn import InputLayer, captured_calls, forward, in_mode
+from seepage.types import Knowledge, Round, Tensors, Transcript, Update
+
+FACTORS = 48
+"""Factors tried, of each sign, for an example of unknown scale."""
+MAX_TURNS = 60
+"""Turns of the fixed point; it halves the error, or more, in each."""
+REWEIGHTED = 12
+"""Solves for the inputs in each turn, of reweighted rows."""
+SETTLED = 1e-10
+"""Relative change of the inputs at which it ends."""
+
+
+@dataclass(frozen=True)
+class AdapterInputs:
+    """An adapted layer that reads the input.
+
+    Attributes:
+        knowledge: What the attacker is told.
+        observed: The round.
+        layer: The adapted layer.
+        reads: How it reads the model's input.
+        n: Examples.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+    layer: AdaptedLayer
+    reads: InputLayer
+    n: int
+
+    @cached_property
+    def _lift(self) -> tuple[Tensor, float]:
+        sent, params = self.observed.gradient(self.knowledge.client), self.observed.params
+        down, up = self.layer.down, self.layer.up
+        return lifted(sent[down], sent[up], params[down], params[up], self.layer.scale, self.n)
+
+    @property
+    def gradient(self) -> Tensor:
+        """`[m, d]` G, float64."""
+        return self._lift[0]
+
+    @property
+    def contradiction(self) -> float:
+        """How far the two gradients contradict each other."""
+        return self._lift[1]
+
+    @cached_property
+    def whole(self) -> Round:
+        """The round as if the frozen weight had been trained too: its gradient beside those that were sent."""
+        assert self.layer.base is not None
+        weight = self.knowledge.model.get_parameter(self.layer.base).detach()
+        more = {self.layer.base: self.gradient.to(weight)}
+        sent = Update({**self.observed.gradient(self.knowledge.client), **more})
+        return replace(self.observed, params={**self.observed.params, self.layer.base: weight}, update=sent)
+
+    def start(self, seed: int, progress: Progress) -> Tensor:
+        """`[n, d]` what the layer reads of each example, each up to a factor."""
+        row_space = spectrum(self.gradient, sources=self.n).right[: self.n]  # R [n, d]
+        if self.n == 1:
+            return row_space
+        assert self.layer.base is not None
+        party = CocktailParty(layer=self.layer.base.removesuffix(".weight"), polish=False)
+        rule = self.knowledge.client.first_order_rule()
+        seen: Transcript = _Single(replace(self.knowledge, client=rule), self.whole)
+        found = party(seen, seed=seed, progress=progress).inputs.double()
+        if len(found) != self.n:
+            raise Inapplicable(
+                f"unmixing gives {len(found)} of {self.n} examples", "use a matching attack such as inverting_gradients"
+            )
+        # Images were stretched to the value range; of what the layer reads of them only the row space is kept.
+        read = found.flatten(1) * self.reads.scale + self.reads.shift  # [n, d]
+        return read @ row_space.T @ row_space
+
+
+@dataclass(frozen=True)
+class _Single:
+    """A transcript of one round."""
+
+    knowledge: Knowledge
+    observed: Round
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, t: int) -> Round:
+        return self.observed
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Examples that the network's own backward pass agrees with, or not.
+
+    Attributes:
+        read: `[n, d]` what the layer reads.
+        labels: `[n]`.
+        mismatch: `[n]` relative difference of the errors in the layer's outputs that G shows of an example from those
+            of the network's own backward pass.
+        turns: Turns of the fixed point.
+    """
+
+    read: Tensor
+    labels: Tensor
+    mismatch: Tensor
+    turns: int
+
+
+class Fit:
+    """The fixed point of U and D for one adapted layer."""
+
+    def __init__(self, seen: AdapterInputs) -> None:
+        self.seen, self.n = seen, seen.n
+        self.rule, self.model = seen.knowledge.client, seen.knowledge.model
+        self.target = seen.n * seen.gradient  # D^T U [m, d]
+        self.basis = spectrum(seen.gradient, sources=self.n).right[: self.n]  # [n, d]
+        self.params: Tensors = {
+            **{name: p.detach().double() for name, p in self.model.named_parameters()},
+            **{name: p.double() for name, p in seen.observed.params.items()},
+        }
+        known = seen.observed.buffers or dict(self.model.named_buffers())
+        self.buffers = {name: b.double() if b.is_floating_point() else b for name, b in known.items()}
+
+    def __call__(self, start: Tensor) -> Fitted:
+        read, labels = self._scaled(start)
+        told = self.seen.observed.labels
+        if told is not None and self.n == 1:
+            labels = told
+        best = Fitted(read, labels, self._mismatch(read, labels), 0)
+        for turn in range(1, MAX_TURNS + 1):
+            errors = self._errors(read, labels)  # D [n, m]
+            following = self._inputs(errors)
+            moved = float((following - read).norm() / following.norm().clamp(min=1e-300))
+            read = following
+            if not bool(read.isfinite().all()):
+                break
+            now = Fitted(read, labels, self._mismatch(read, labels), turn)
+            if float(now.mismatch.max()) <= float(best.mismatch.max()):
+                best = now
+            if moved < SETTLED:
+                break
+        return best
+
+    def _inputs(self, errors: Tensor) -> Tensor:
+        """`[n, d]` U with `D^T U = n G`, by least absolute rows: with the right D exactly the inputs.
+
+        A unit that is on for a guess and off for the example behind it makes one row of D wrong, and no other.
+        """
+        rows, wanted = errors.T, self.target @ self.basis.T  # D^T [m, n], in the coordinates of G's row space [m, n]
+        weights = rows.new_ones(len(rows), 1)
+        for _ in range(REWEIGHTED):
+            found = torch.linalg.lstsq(weights * rows, weights * wanted).solution  # [n, n]
+            off = (rows @ found - wanted).norm(dim=1, keepdim=True)
+            # min sum_j |row_j|: weights 1 / sqrt(|row_j|) on rows of the square loss.
+            weights = (off + off.median() * 1e-2 + 1e-300).rsqrt()
+        inputs: Tensor = found @ self.basis
+        return inputs
+
+    def _shown(self, read: Tensor) -> Tensor:
+        """`[m, n]` the errors that G shows of each row: `D^T = (n G) U^+`."""
+        shown: Tensor = self.target @ torch.linalg.pinv(read)
+        return shown
+
+    def _mismatch(self, read: Tensor, labels: Tensor) -> Tensor:
+        shown, own = self._shown(read).T, self._errors(read, labels)
+        off: Tensor = (own - shown).norm(dim=1) / shown.norm(dim=1).clamp(min=1e-300)
+        return off.nan_to_num(nan=torch.inf)
+
+    def _scaled(self, start: Tensor) -> tuple[Tensor, Tensor]:
+        """For each row the factor, of either sign, and the label that fit best, where G alone leaves both open."""
+        low, high = self.seen.knowledge.value_range
+        ends = torch.stack([self.seen.reads.shift + self.seen.reads.scale * end for end in (low, high)]).double()
+        reach = float(ends.norm(dim=1).max())  # no example is longer than an image of the brightest values
+        unit = start / start.norm(dim=1, keepdim=True)
+        steps = reach * torch.logspace(-2.5, 0, FACTORS, dtype=torch.float64, device=start.device)
+        factors = torch.cat([steps, -steps])  # [F]
+        # If the input is f u, its errors are what G shows of u, over f.
+        shown = self._shown(unit).T[:, None] / factors[:, None]  # [n, F, m]
+        rows = (unit[:, None] * factors[:, None]).flatten(0, 1)  # [n F, d]
+        best = shown.new_full((self.n,), torch.inf)
+        place = labels = torch.zeros(self.n, dtype=torch.int64, device=start.device)
+        inside = self._inside(rows).reshape(self.n, -1)
+        for label, own in enumerate(self._errors_of_all(rows)):
+            off = (own.reshape(shown.shape) - shown).norm(dim=2) / shown.norm(dim=2)  # [n, F]
+            value, where = off.where(inside, 10 + off).nan_to_num(nan=1e9).min(1)
+            labels = torch.where(value < best, label, labels)
+            place, best = torch.where(value < best, where, place), torch.minimum(value, best)
+        return unit * factors[place][:, None], labels
+
+    def _inside(self, rows: Tensor) -> Tensor:
+        """`[k]` whether rows are those of examples in the value range, give or take a tenth of it."""
+        low, high = self.seen.knowledge.value_range
+        slack = 0.1 * (high - low)
+        inputs = self.seen.reads.to_inputs(rows, self.seen.knowledge.input_shape).flatten(1)
+        return ((inputs >= low - slack) & (inputs <= high + slack)).all(1)
+
+    def _errors(self, read: Tensor, labels: Tensor) -> Tensor:
+        """`[n, m]` the gradient of each example's loss in the adapted layer's output."""
+        output, logits = self._pass(read)
+        return torch.autograd.grad(self.rule.loss_of(logits, labels, reduction="sum"), output)[0].detach()
+
+    def _errors_of_all(self, read: Tensor) -> list[Tensor]:
+        """The same for every label in turn, from one pass."""
+        output, logits = self._pass(read)
+        labels = [torch.full((len(read),), label, device=read.device) for label in range(logits.shape[1])]
+        losses = [self.rule.loss_of(logits, label, reduction="sum") for label in labels]
+        return [torch.autograd.grad(loss, output, retain_graph=True)[0] for loss in losses]
+
+    def _pass(self, read: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = self.seen.reads.to_inputs(read, self.seen.knowledge.input_shape).requires_grad_()
+        name = self.seen.layer.name
+        with torch.enable_grad(), in_mode(self.model, training=False), captured_calls(self.model, [name]) as calls:
+            logits = forward(self.model, self.params, inputs, buffers=self.buffers)
+        return calls[self.seen.layer.name][0].output, logits
