@@ -19,6 +19,7 @@ import torch
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
 
 from seepage.metrics.interval import bootstrap_interval
+from seepage.metrics.membership import Rate
 from seepage.papers import find_item
 
 # docs/cafe.md
@@ -324,6 +325,44 @@ def patches() -> Lines:
     reasons = {reason for row in rows for reason in row["reasons"]}
     lines += [f"Not applicable: {reason}." for reason in sorted(reasons)]
     return [*lines, *commands(rows)]
+
+
+def membership() -> Lines:
+    """Membership tests, by network, data set and setting: seeds together."""
+    rows = rows_of("membership/tests")
+    lines: Lines = []
+    for title in dict.fromkeys((row["name"].partition(", n")[0].partition(", sum")[0], row["data"]) for row in rows):
+        network, data = title
+        found = [row for row in rows if row["data"] == data and row["name"].startswith(f"{network}, ")]
+        groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for row in found:
+            groups.setdefault((row["name"].removeprefix(f"{network}, "), row["test"]), []).append(row)
+        body = []
+        for (setting, test), group in groups.items():
+            areas = [row["auc"] for row in group]
+            ends = f" ({min(areas):.3f} to {max(areas):.3f})" if len(areas) > 1 else ""
+            body.append(
+                [
+                    setting,
+                    f"`{test}`",
+                    f"{sum(areas) / len(areas):.3f}{ends}",
+                    pooled(group, "named", "members"),
+                    pooled(group, "false", "others"),
+                    f"{sum(row['accuracy'] for row in group) / len(group):.0%}",
+                    f"{len(group)}",
+                    f"{sum(row['cpu_s'] for row in group) / len(group):.0f}",
+                ]
+            )
+        heads = ("", "test", "AUC", "members named", "others named", "accuracy", "seeds", "cpu_s")
+        lines += [f"{network}, `{data}`:", "", *table(heads, body), ""]
+    return [*lines, *commands(rows)]
+
+
+def pooled(group: list[dict[str, Any]], share: str, of: str) -> str:
+    """Hits of all seeds together, with the interval of their share."""
+    rate = Rate(sum(round(row[share] * row[of]) for row in group), sum(row[of] for row in group))
+    low, high = rate.interval
+    return f"{rate.hits} of {rate.trials} ({low:.1%} to {high:.1%})"
 
 
 def text() -> Lines:
@@ -716,6 +755,7 @@ PARTS: dict[str, Part] = {
     "secure-aggregation": Part("federation.md", secure_aggregation),
     "head": Part("features.md", head_features),
     "patches": Part("transformers.md", patches),
+    "membership": Part("membership.md", membership),
     "text": Part("text.md", text),
     "convolutions": Part("convolutions.md", convolutions),
     "residual": Part("convolutions.md", residual),

@@ -1,4 +1,5 @@
-"""Everything that has a name: attacks, defenses, clients, models, data sets, metrics, partitions.
+"""Everything that has a name: attacks, defenses, clients, models, data sets, metrics, partitions,
+membership tests.
 
 A part registers itself in its own file, and that is the only place to touch:
 
@@ -512,8 +513,15 @@ partitions: Registry[Any] = Registry(
     base="seepage.simulate.partition:Partition",
     group="seepage.partitions",
 )
+membership_tests: Registry[Any] = Registry(
+    "membership test",
+    "seepage.membership",
+    "membership_tests",
+    base="seepage.membership.base:MembershipTest",
+)
 KINDS = {
     "attacks": attacks,
+    "membership tests": membership_tests,
     "defenses": defenses,
     "clients": clients,
     "partitions": partitions,
@@ -521,4 +529,4 @@ KINDS = {
     "data": datasets,
     "metrics": metrics,
 }
-"""The seven registries, as `seepage list` calls them."""
+"""The eight registries, as `seepage list` calls them."""

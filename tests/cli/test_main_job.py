@@ -72,7 +72,17 @@ def test_a_recipe_is_validated_and_a_lost_report_written_again(cli: Cli, run: Pa
 
 def test_list_names_everything(cli: Cli) -> None:
     found = cli("list", "--json").json
-    assert set(found) == {"attacks", "defenses", "clients", "models", "data", "metrics", "partitions", "recipes"}
+    assert set(found) == {
+        "attacks",
+        "defenses",
+        "clients",
+        "models",
+        "data",
+        "membership tests",
+        "metrics",
+        "partitions",
+        "recipes",
+    }
     assert all({"name", "needs", "paper", "cost"} <= set(entry) for entry in found["attacks"])
     about = {entry["name"]: entry["about"] for entry in found["recipes"]}
     assert "seepage audit" in about["default"]

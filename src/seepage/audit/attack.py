@@ -16,12 +16,15 @@ import torch
 
 from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
+from seepage.audit.candidates import FILE
+from seepage.audit.membership import judge_members, save_judgment
 from seepage.audit.record import cell_folder, is_skipped, made_anew
 from seepage.audit.serving import served
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.nn import generator
 from seepage.core.progress import Doing, ProgressCallback, no_progress
 from seepage.errors import SeepageError
+from seepage.membership import MEMBERSHIP_TESTS, MembershipTest
 from seepage.recipe.case import Recipe
 from seepage.registry import Spec
 from seepage.transcript.foreign import Facts, read_facts
@@ -185,6 +188,31 @@ class Task:
     def serialized(self) -> "SerializedAttack | None":
         """The attack with the files it may read. Not possible where rounds are recomputed from the truth."""
         return SerializedAttack(self) if self.source.kept else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipTask(Task):
+    """One membership test on all rounds of a cell. It reads `observed/` only, as an attack does."""
+
+    @property
+    def outcome(self) -> Path:
+        """Path of the judgment's files, without suffix."""
+        return judgment_path(self.folder, self.cell, self.name)
+
+    def run(self, threads: int) -> None:
+        """Run the test and save the judgment."""
+        torch.set_num_threads(threads)
+        test: MembershipTest = MEMBERSHIP_TESTS.build(self.part)
+        with self.source.opened(self.device, threads) as transcript:
+            judgment = judge_members(
+                test, transcript, self.source.observed, seed=self.seed, device=self.device, progress=self.progress
+            )
+        save_judgment(judgment, self.outcome)
+
+
+def judgment_path(folder: Path, cell: str, test: str) -> Path:
+    """Path of a judgment's files in a run folder, without suffix."""
+    return folder / "membership" / cell / test.replace(":", ".")
 
 
 @dataclass(frozen=True)
@@ -353,6 +381,8 @@ def attack_cells(
                 continue
             rounds = range(source.rounds(attacks[repr(spec)]))
             tasks += [_task(source, name, spec, t, folder, recipe.seed, recipe.device) for t in rounds]
+        if recipe.membership is not None and only is None and (source.observed / FILE).exists():
+            tasks += [_membership_task(source, use, folder, recipe) for use in recipe.membership.tests]
     todo = [task for task in tasks if not task.done]
     executor = on or LocalExecutor()
     # Cells are grouped by device; the groups run in turn, each with the parallelism that suits its device.
@@ -366,6 +396,19 @@ def attack_cells(
                 if group:
                     executor.run(group, plans[device], folder, meter.finish)
     return plans[recipes[0].device]
+
+
+def _membership_task(source: Source, use: str, folder: Path, recipe: Recipe) -> MembershipTask:
+    return MembershipTask(
+        cell=source.name,
+        name=use.replace(":", "."),
+        part=Spec(use),
+        t=0,
+        seed=generator(recipe.seed, f"membership/{source.name}/{use}").initial_seed() % 2**31,
+        device=recipe.device,
+        source=source.for_attack(),
+        folder=folder,
+    )
 
 
 def _task(source: Source, name: str, part: Spec, t: int, folder: Path, seed: int, device: str) -> Task:

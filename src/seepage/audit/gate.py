@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from seepage.audit.row import SCORE_NAMES, Outcome, Row
+from seepage.audit.row import MEMBERSHIP_SCORES, SCORE_NAMES, MembershipRow, Outcome, Row
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError, unknown
 
@@ -51,8 +51,9 @@ def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
         raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
     score, sign, limit = match.groups()
     metric, _, part = score.rpartition("_")
-    if score not in (*SCORE_NAMES, *metrics) and not (metric in metrics and part in Summary.model_fields):
-        raise unknown("score in --fail-if", score, list(dict.fromkeys((*SCORE_NAMES, *metrics))))
+    known = (*SCORE_NAMES, *MEMBERSHIP_SCORES, *metrics)
+    if score not in known and not (metric in metrics and part in Summary.model_fields):
+        raise unknown("score in --fail-if", score, list(dict.fromkeys(known)))
     return Condition(score, sign, float(limit))
 
 
@@ -83,6 +84,22 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
             "score the run against the truth, name another score, or leave out cases that no attack applies to"
         )
     return []
+
+
+def member_violations(rows: Sequence[MembershipRow], condition: Condition) -> list[MembershipRow]:
+    """Membership tests that meet a `--fail-if` condition on one of their scores.
+
+    Raises:
+        SeepageError: If none meets it and none has that score: missing numbers must not let the gate pass.
+    """
+    values = [(row, row.value(condition.score)) for row in rows]
+    found = [row for row, value in values if value is not None and _COMPARE[condition.sign](value, condition.limit)]
+    if not found and all(value is None for _, value in values):
+        raise SeepageError(
+            f"--fail-if cannot be judged: no membership test has the score {condition.score!r}; add --membership, or "
+            "[membership] to the recipe, with enough data for it"
+        )
+    return found
 
 
 def _first(cells: Collection[str]) -> str:

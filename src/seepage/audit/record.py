@@ -9,6 +9,7 @@ import torch
 from pydantic_core import to_jsonable_python
 from torch import Tensor
 
+from seepage.audit.candidates import save_candidates
 from seepage.audit.row import Cell, DrawnRounds
 from seepage.clients import make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
@@ -134,11 +135,24 @@ def _record_cell(
     save_truth(truth, private)
     if isinstance(setting.dataset, TextDataset):
         write_json(private / PIECES, {"schema": SCHEMA, "pieces": list(setting.dataset.pieces)})
+    skipped = _record_membership(setting, observed, private)
     size = sum(p.nbytes for p in setting.state[0].values())
     kept = recipe.rounds is None or recipe.rounds.count * size <= keep
     check_space(observed, size * (len(transcript) if kept else 1))
     save_transcript(transcript, observed, rounds=kept, first=first)
-    write_json(private / "cell.json", _cell(setting, list(truth)).record())
+    cell = _cell(setting, list(truth))
+    write_json(private / "cell.json", cell.model_copy(update={"membership_skipped": skipped}).record())
+
+
+def _record_membership(setting: Setting, observed: Path, private: Path) -> str | None:
+    """Write the examples of the membership tests, if the recipe has any; returns why there are none."""
+    if setting.case.membership is None:
+        return None
+    try:
+        save_candidates(setting.membership_parts(), observed, private)
+    except Skipped as error:
+        return str(error)
+    return None
 
 
 def made_anew(recipe: Recipe, observed: Path, private: Path, device: str) -> IndexedTranscript:

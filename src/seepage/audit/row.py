@@ -345,6 +345,90 @@ def judge_outcome(
     )
 
 
+# --- membership --------------------------------------------------------------------------------------------------
+
+
+class Proportion(JsonRecord):
+    """A share with its 95 % interval by Clopper and Pearson.
+
+    Attributes:
+        hits: How many.
+        of: Of how many.
+        low: Lower end of the interval of `hits / of`.
+        high: Its upper end.
+    """
+
+    hits: int
+    of: int
+    low: float
+    high: float
+
+
+class MembershipRow(JsonRecord):
+    """The result of one membership test on one cell, over all of its batches. A field is None where it does not apply.
+
+    Attributes:
+        cell: The cell's name.
+        test: The test's name.
+        options: The test's `repr`.
+        status: `ok`, `inapplicable`, or `error` for an exception in its code.
+        reason: Why there is no result, and what to change.
+        members: Number of candidates that were in a batch.
+        others: Number of candidates that were not.
+        auc: P(a member's statistic exceeds another's); 0.5 is chance.
+        auc_low: Lower end of its 95 % bootstrap interval.
+        auc_high: Its upper end.
+        level: The share of others that may be named by mistake.
+        named: Members with a p-value up to the level: the true positive rate.
+        false: Others with a p-value up to the level: the false positive rate.
+        named_per_mille: As `named` at the level 0.001, where there are calibration examples enough.
+        false_per_mille: As `false` at that level.
+        reference: Number of public examples that taught the test.
+        calibration: Number of public examples that calibrated it.
+        seconds: Wall time.
+        cpu_seconds: Processor time.
+    """
+
+    cell: str
+    test: str
+    options: str = ""
+    status: Literal["ok", "inapplicable", "error"] = "ok"
+    reason: str | None = None
+    members: int | None = None
+    others: int | None = None
+    auc: float | None = None
+    auc_low: float | None = None
+    auc_high: float | None = None
+    level: float | None = None
+    named: Proportion | None = None
+    false: Proportion | None = None
+    named_per_mille: Proportion | None = None
+    false_per_mille: Proportion | None = None
+    reference: int | None = None
+    calibration: int | None = None
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+
+    def value(self, key: str) -> float | None:
+        """The number with this name in the gate, one of `MEMBERSHIP_SCORES`; shares for `named` and `false`."""
+        found = getattr(self, key)
+        return found.hits / found.of if isinstance(found, Proportion) else found
+
+    @property
+    def tells(self) -> bool:
+        """Whether it tells members from others: the interval of its area lies above chance."""
+        return self.auc_low is not None and self.auc_low > 0.5
+
+    @property
+    def tpr(self) -> float | None:
+        """Share of members that it names."""
+        return self.value("named")
+
+
+MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "named", "false")
+"""Scores of membership tests, which `--fail-if` accepts."""
+
+
 # --- the cell ----------------------------------------------------------------------------------------------------
 
 
@@ -386,6 +470,7 @@ class Cell(JsonRecord):
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
         skipped: Why the cell could not be recorded.
+        membership_skipped: Why its membership could not be tested.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -413,6 +498,7 @@ class Cell(JsonRecord):
     promise: Guarantee | None = None
     exposure: str | None = None
     skipped: str | None = None
+    membership_skipped: str | None = None
 
     @property
     def heading(self) -> str:
@@ -484,6 +570,7 @@ class Result(JsonRecord):
         rows: One per attack and cell, cheapest attack first.
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".
+        membership: One per membership test and cell; empty where the recipe asks for none.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -493,6 +580,7 @@ class Result(JsonRecord):
     rows: list[Row]
     cells: list[Cell]
     thresholds: Thresholds
+    membership: list[MembershipRow] = []
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""
@@ -513,6 +601,7 @@ class Result(JsonRecord):
             "rows": [row.record() for row in self.rows],
             "cells": [cell.record() for cell in self.cells],
             "thresholds": self.thresholds.model_dump(mode="json"),
+            **({"membership": [row.model_dump(mode="json") for row in self.membership]} if self.membership else {}),
         }
 
 

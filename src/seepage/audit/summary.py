@@ -9,13 +9,15 @@ import torch
 
 from seepage import data
 from seepage.attacks import Attack
-from seepage.audit.attack import Source, attack_names
+from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
+from seepage.audit.candidates import FILE, open_members
+from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
-from seepage.audit.row import Cell, Diagnostic, Result, Row, Thresholds
+from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
-from seepage.audit.verdict import verdict
+from seepage.audit.verdict import named_members, verdict
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, write_json, write_lines, write_tensors
@@ -66,7 +68,12 @@ def summarize(
     exposures = [part.exposure for part in found if part.exposure is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": exposures})
     rows, cells = [row for part in found for row in part.rows], [part.cell for part in found]
+    members = [
+        row for source, recipe in zip(sources, recipes, strict=True) for row in membership_rows(source, recipe, folder)
+    ]
     level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes))
+    said = named_members(members, cells)
+    words = f"{words} {said}" if said else words
     scoring = recipes[0].score
     result = Result(
         run=str(folder),
@@ -75,9 +82,24 @@ def summarize(
         rows=rows,
         cells=cells,
         thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
+        membership=members,
     )
     write_json(folder / "result.json", result.record())
     return result
+
+
+def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[MembershipRow]:
+    """The rows of a cell's membership tests; none where they were not asked for or could not be made."""
+    plan = recipe.membership
+    if plan is None or source.private is None or not (source.private / FILE).exists():
+        return []
+    members = open_members(source.private)
+    rows = []
+    for use in plan.tests:
+        judgment = open_judgment(judgment_path(folder, source.name, use))
+        name = use.replace(":", ".")
+        rows.append(make_membership_row(source.name, name, judgment, members, plan.level, seed=recipe.seed))
+    return rows
 
 
 def summarize_attack(source: Source, recipe: Recipe, folder: Path, name: str) -> tuple[Cell, Row]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from seepage.audit.row import Cell, Outcome, Row
+from seepage.audit.row import Cell, MembershipRow, Outcome, Row
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
@@ -198,6 +198,43 @@ def _quiet_verdict(best: Mapping[str, Row], traces: bool) -> str:
         f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks, with the steps they were given, recovered "
         "nothing. That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
     )
+
+
+def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
+    r"""Sentences on who was in the batches; empty where no membership test was asked for.
+
+    >>> rate = {"hits": 7, "of": 8, "low": 0.47, "high": 1.0}
+    >>> row = MembershipRow(cell="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
+    ...     named=rate, false=rate | {"hits": 0})
+    >>> named_members([row], [Cell(name="a", title="resnet")])
+    'NAMED. matched_filter tells members of the batch from others in 1 audited case; on resnet it names 7 of 8 members \
+and 0 of 8 others, at a level of 1 % (AUC 0.98).'
+    """
+    named = {cell.name: cell for cell in cells}
+    lacking = [cell.heading for cell in cells if cell.membership_skipped]
+    missing = f"Membership was not tested on {'; '.join(lacking[:LISTED_NAMES])}: see the report." if lacking else ""
+    judged = [row for row in rows if row.auc is not None]
+    if not judged:
+        silent = "No membership test gave a result; the reasons are listed with the results." if rows else ""
+        return " ".join(filter(None, (silent, missing)))
+    telling = [row for row in judged if row.tells]
+    tested = {row.cell for row in judged}
+    if not telling:
+        return (
+            f"NOBODY NAMED. In {_cases(len(tested))} no membership test told members from others better than chance. "
+            f"That is no proof that they cannot be told. {missing}"
+        ).strip()
+    best = max(telling, key=lambda row: (row.tpr or 0.0, row.auc or 0.0))
+    assert best.named is not None
+    assert best.false is not None
+    assert best.level is not None
+    leaking, where = len({row.cell for row in telling}), _cases(len(tested))
+    return (
+        f"NAMED. {best.test} tells members of the batch from others in "
+        f"{where if leaking == len(tested) else f'{leaking} of {where}'}; on {named[best.cell].heading} it names "
+        f"{best.named.hits} of {best.named.of} members and {best.false.hits} of {best.false.of} others, at a level of "
+        f"{100 * best.level:g} % (AUC {best.auc:.2f}). {missing}"
+    ).strip()
 
 
 # --- sentences beside the verdict --------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from seepage.cli.options import (
     GateOption,
     JobsOption,
     JsonOption,
+    MembershipOption,
     ModelOption,
     NoPicturesOption,
     OnOption,
@@ -98,6 +99,7 @@ def audit(
     out: OutOption = None,
     jobs: JobsOption = None,
     on: OnOption = None,
+    membership: MembershipOption = False,
     fail_if: GateOption = None,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
@@ -111,6 +113,8 @@ def audit(
         recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
         told=told, attacks=attack, defenses=defense, settings=settings,
     )  # fmt: skip
+    if membership:
+        tables.setdefault("membership", {})
     condition = condition_of(fail_if, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, on=runner, show=show, command=command_line())

@@ -56,7 +56,14 @@ NoPicturesOption = Annotated[
     typer.Option("--no-pictures", help="Leave every picture out of report.html, and write no grid.png."),
 ]
 GateOption = Annotated[
-    str | None, typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0'.")
+    str | None,
+    typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0' or 'named>0.1'."),
+]
+MembershipOption = Annotated[
+    bool,
+    typer.Option(
+        "--membership", help="Also test who was in the attacked batches, as the recipe or the default has it."
+    ),
 ]
 RecipeArgument = Annotated[
     str | None,

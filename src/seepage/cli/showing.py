@@ -85,13 +85,17 @@ def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | No
 
 def gate(result: "Result", condition: "Condition | None") -> None:
     """End with exit code 1 where a row meets the condition of `--fail-if`."""
-    from seepage.audit.gate import violations
+    from seepage.audit.gate import member_violations, violations
+    from seepage.audit.row import MEMBERSHIP_SCORES
 
-    found = violations(result.rows, condition) if condition is not None else []
-    if condition is not None and found:
-        titles = result.titles
-        worst = "; ".join(
-            f"{row.attack} on {titles[row.cell]}: {condition.score} {row.value(condition.score):g}" for row in found[:3]
-        )
-        print(f"failed: {len(found)} rows have {condition}: {printable(worst)}", file=sys.stderr)
+    if condition is None:
+        return
+    titles, score = result.titles, condition.score
+    if score in MEMBERSHIP_SCORES:
+        told = [(row.test, row.cell, row.value(score)) for row in member_violations(result.membership, condition)]
+    else:
+        told = [(row.attack, row.cell, row.value(score)) for row in violations(result.rows, condition)]
+    if told:
+        worst = "; ".join(f"{name} on {titles[cell]}: {score} {value:g}" for name, cell, value in told[:3])
+        print(f"failed: {len(told)} rows have {condition}: {printable(worst)}", file=sys.stderr)
         raise typer.Exit(1)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seepage.audit.observe import inferred_lines
-from seepage.audit.row import Cell, Outcome, Result, Row
+from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row
 from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.cli.console import open_console
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
@@ -114,6 +114,9 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print(_table(rows))
         for line in _beside(cell, rows):
             console.print(Text(line, style="dim"), soft_wrap=True)
+        members = [row for row in result.membership if row.cell == cell.name]
+        if members:
+            console.print(_members_table(members))
         console.print()
     titles = result.titles
     entries = [
@@ -123,7 +126,15 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
     ]
     for attack, words in reasons(entries, len(titles)):
         console.print(Text(f"{attack}, {words}", style="dim"))
-    if entries:
+    lacking = [(row.test, f"no result: {row.reason}") for row in result.membership if row.reason]
+    lacking += [
+        (cell.heading, f"membership not tested: {cell.membership_skipped}")
+        for cell in result.cells
+        if cell.membership_skipped
+    ]
+    for what, words in lacking:
+        console.print(Text(f"{what}, {words}", style="dim"))
+    if entries or lacking:
         console.print()
     if any(row.scored or row.outcome is Outcome.FEATURES_ONLY for row in result.rows):
         console.print(Text(_legend(result), style="dim"))
@@ -192,6 +203,26 @@ def _table(rows: Sequence[Row]) -> Table:
         ]
         style = "red" if row.mean("recovered") else "dim" if is_muted(row) else ""
         table.add_row(Text(row.attack), *(Text(plain_text(entry)) for entry in entries), style=style)
+    return table
+
+
+def _members_table(rows: Sequence[MembershipRow]) -> Table:
+    """One cell's membership tests."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("membership test", no_wrap=True)
+    for name in ("AUC", "members named", "others named", "level", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        if row.auc is None or row.named is None or row.false is None:
+            table.add_row(Text(row.test), "-", "-", "-", "-", "-", style="dim")
+            continue
+        entries = [
+            f"{row.auc:.3f} [{row.auc_low:.3f}, {row.auc_high:.3f}]",
+            *(f"{rate.hits}/{rate.of}" for rate in (row.named, row.false)),
+            f"{100 * (row.level or 0):g} %",
+            f"{row.seconds or 0:.1f}",
+        ]
+        table.add_row(Text(row.test), *map(Text, entries), style="red" if row.tells else "")
     return table
 
 

@@ -14,6 +14,7 @@
     [auxiliary] use = "photos", count = 500   `auxiliary.Auxiliary`: images of the attacker's own, none of them private
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
+    [membership] tests = ["matched_filter"]    `plans.MembershipPlan`: who was in the attacked batches is tested as well
     [score]     recovered_ssim = 0.6           `Scoring`: thresholds, further metrics
     [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
     [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
@@ -29,7 +30,7 @@ from seepage.clients import make_client
 from seepage.defenses import joined
 from seepage.errors import unknown
 from seepage.recipe.auxiliary import Auxiliary
-from seepage.recipe.plans import Batches, Federation, Rounds, Training
+from seepage.recipe.plans import Batches, Federation, MembershipPlan, Rounds, Training
 from seepage.registry import Spec, attacks, defenses
 from seepage.types import ClientUpdate, Defense
 
@@ -102,6 +103,7 @@ class Recipe:
     rounds: Rounds | None = None
     federation: Federation | None = None
     partition: Spec = Spec("iid")  # noqa: RUF009
+    membership: MembershipPlan | None = None
     # These two say which of a recipe's cells this is, and are not written down.
     cell: str = "cell"
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it

@@ -3,10 +3,12 @@
 Configuration alone. `seepage.simulate` does what these say.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from seepage.errors import SeepageError, unknown
+from seepage.registry import Spec, membership_tests
 from seepage.transcript.designs import DESIGNS, Design, check_rounds, make_design
 from seepage.transcript.vertical import ServerStep
 
@@ -143,3 +145,35 @@ class Rounds:
         for problem in check_rounds(design, self.count):
             raise SeepageError(f"{problem}; lower rounds.count")
         return design
+
+
+@dataclass(frozen=True, kw_only=True)
+class MembershipPlan:
+    """Whether candidates were in the attacked batches is tested as well: the `[membership]` of a recipe.
+
+    The candidates of a batch are its examples and as many others. Those others, and the public examples of the
+    attacker, are neither trained on nor attacked.
+
+    Args:
+        tests: Membership tests, each by its name or as `module:thing` of one's own.
+        public: Public examples at most; half of them teach a test, the others calibrate it.
+        level: Share of others that may be named by mistake; a p-value up to it names a candidate. With c calibration
+            examples no p-value is under 1 / (c + 1).
+    """
+
+    tests: Sequence[str] = ("matched_filter",)
+    public: int = 800
+    level: float = 0.01
+
+    def __post_init__(self) -> None:
+        if isinstance(self.tests, str) or not all(isinstance(use, str) for use in self.tests) or not self.tests:
+            raise SeepageError(f'membership.tests must be a list such as ["matched_filter"], got {self.tests!r}')
+        object.__setattr__(self, "tests", tuple(self.tests))  # a list, where it comes from TOML
+        if len(set(self.tests)) < len(self.tests):
+            raise SeepageError(f"membership.tests names a test twice: {list(self.tests)}; name each once")
+        if not 0 < self.level < 1:
+            raise SeepageError(f"membership.level must lie between 0 and 1, got {self.level}; 0.01 is usual")
+        if self.public < 4:
+            raise SeepageError(f"membership.public must be at least 4, got {self.public}; some hundreds are usual")
+        for use in self.tests:
+            membership_tests.problems(Spec(use), "membership.tests")

@@ -142,7 +142,7 @@ def _render(run: RunFolder, pictures: bool) -> str:
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
     exposed, level = open_exposed(run.folder), run.result.verdict_level
-    titles = run.result.titles
+    titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     return {
         "run": run,
         "pictures": pictures,
@@ -150,8 +150,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
-        "level": level if level in LEVELS else "unscored",
-        "level_words": LEVELS.get(level, "Not scored"),
+        "level": "traces" if members and level in ("nothing", "unscored") else level if level in LEVELS else "unscored",
+        "level_words": LEVELS.get(level, "Not scored") + "; members named" * members,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, cell)) for cell in run.cells]) for attack in run.attacks],
         "sections": sections,
         "told": _in_all([section.told for section in sections if section.told]),
@@ -162,6 +162,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "with_options": words.with_options,
         "is_muted": is_muted,
         "judged": _judged(run),
+        "members": [(titles.get(row.cell, row.cell), row) for row in run.result.membership],
+        "member_gaps": [(cell.heading, cell.membership_skipped) for cell in run.cells if cell.membership_skipped],
     }
 
 

@@ -9,6 +9,7 @@ a `Setting`.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -92,6 +93,21 @@ class ClientPartition:
     def facts(self, reached: FederationState) -> dict[str, Any]:
         """Facts for the report: the sizes of the parts, and the course of the training."""
         return {"holdings": sizes_of(self.parts), "accuracies": [list(pair) for pair in reached.accuracies]}
+
+
+@dataclass(frozen=True)
+class MembershipParts:
+    """The examples of a membership test.
+
+    Attributes:
+        candidates: For each attacked batch its examples and as many others, shuffled.
+        members: `[k]` bool for each of them: which of the candidates were in the batch. Private.
+        public: Examples that the attacker knows to be in no batch.
+    """
+
+    candidates: tuple[Batch, ...]
+    members: tuple[Tensor, ...]
+    public: Batch
 
 
 @dataclass(frozen=True)
@@ -200,6 +216,36 @@ class Setting:
     def batches(self) -> list[Batch]:
         """The attacked examples."""
         return [self.batch(part) for part in self.victims]
+
+    def membership_parts(self) -> "MembershipParts":
+        """The candidates of each attacked batch, and the attacker's public examples, for `[membership]`.
+
+        Raises:
+            Skipped: If too few examples are neither trained on nor attacked.
+        """
+        plan = self.case.membership
+        assert plan is not None
+        if self.case.rounds is not None:
+            raise Skipped(
+                "its rounds follow one data set, and a membership test is of single batches; leave [rounds] out"
+            )
+        others, draw = self.unseen, generator(self.case.seed, "membership")
+        others = others[torch.randperm(len(others), generator=draw)]
+        needed, least = sum(map(len, self.victims)), 2 * math.ceil(1 / plan.level - 1)
+        if len(others) < needed + least:
+            raise Skipped(
+                f"a membership test at level {plan.level:g} needs {needed} non-members and {least} public examples, "
+                f"and {self.dataset.name} has {len(others)} that are neither trained on nor attacked; lower "
+                "batch.size or batch.count, raise membership.level, or use more data"
+            )
+        chosen, public = others[:needed], others[needed : needed + plan.public]
+        candidates, members = [], []
+        for victims, rest in zip(self.victims, chosen.split([len(part) for part in self.victims]), strict=True):
+            both = torch.cat([victims, rest])
+            order = torch.randperm(len(both), generator=draw)
+            candidates.append(self.batch(both[order]))
+            members.append(order < len(victims))
+        return MembershipParts(tuple(candidates), tuple(members), self.batch(public))
 
     @cached_property
     def knowledge(self) -> Knowledge:

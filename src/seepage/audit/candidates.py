@@ -1,0 +1,58 @@
+"""The examples of a membership test in a run folder: candidates and public ones, and apart from them who is a member.
+
+observed/membership.safetensors    public/inputs, public/labels, 000000/inputs, 000000/labels (candidates of round 0)
+private/membership.safetensors     000000/member: [k] bool
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from seepage.core.storage import read_tensors, write_tensors
+from seepage.errors import SeepageError
+from seepage.simulate.setting import MembershipParts
+from seepage.types import Batch, Tensors
+
+FILE = "membership.safetensors"
+
+
+def save_candidates(parts: MembershipParts, observed: Path, private: Path) -> None:
+    """Write both files."""
+    tensors: Tensors = {"public/inputs": parts.public.inputs, "public/labels": parts.public.labels}
+    for t, batch in enumerate(parts.candidates):
+        tensors |= {f"{t:06d}/inputs": batch.inputs, f"{t:06d}/labels": batch.labels}
+    write_tensors(observed / FILE, tensors)
+    write_tensors(private / FILE, {f"{t:06d}/member": member for t, member in enumerate(parts.members)})
+
+
+def open_candidates(observed: Path, device: str = "cpu") -> tuple[list[Batch], Batch]:
+    """The candidates of each round, and the public examples.
+
+    Raises:
+        SeepageError: Where the file is missing or damaged.
+    """
+    path = observed / FILE
+    tensors = read_tensors(path)
+    try:
+        batches = {
+            part: Batch(tensors[f"{part}/inputs"], tensors[f"{part}/labels"]).to(device)
+            for part in sorted({name.partition("/")[0] for name in tensors})
+        }
+        public = batches.pop("public")
+    except KeyError as error:
+        raise SeepageError(f"{path} lacks {str(error)[:80]}; record it again") from error
+    return list(batches.values()), public
+
+
+def open_members(private: Path) -> list[Tensor]:
+    """For each round `[k]` bool: which of its candidates were in the batch.
+
+    Raises:
+        SeepageError: Where the file is missing or damaged.
+    """
+    path = private / FILE
+    tensors = read_tensors(path)
+    if any(tensor.dtype != torch.bool or tensor.ndim != 1 for tensor in tensors.values()):
+        raise SeepageError(f"{path} does not say of each candidate whether it was in the batch; record it again")
+    return [tensors[name] for name in sorted(tensors)]

@@ -1,0 +1,202 @@
+"""Membership tests of a run: one outcome on disk for each test and cell, and its row."""
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Progress
+from seepage.audit.candidates import open_candidates
+from seepage.audit.row import MembershipRow, Proportion
+from seepage.core.storage import SCHEMA, check_schema, read_json, read_tensors, write_json, write_tensors
+from seepage.errors import Inapplicable, SeepageError
+from seepage.membership import MembershipInference, MembershipTest, p_values
+from seepage.metrics.membership import Rate, area_interval, area_under_curve
+from seepage.types import Batch, Transcript
+
+PER_MILLE = 0.001
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """What a test says of the candidates of all rounds of a cell.
+
+    Attributes:
+        status: `ok`, `inapplicable`, or `error` for a fault in the test's code.
+        test: The test's `repr`.
+        statistics: For each round `[k]` of its candidates.
+        calibration: For each round `[c]` of the calibration examples.
+        reference: Number of public examples that taught the test.
+        reason: Why there is no result, and what to change.
+        seconds: Wall time.
+        cpu_seconds: Processor time.
+    """
+
+    status: Literal["ok", "inapplicable", "error"]
+    test: str
+    statistics: Sequence[Tensor] = ()
+    calibration: Sequence[Tensor] = ()
+    reference: int = 0
+    reason: str | None = None
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+def judge_members(
+    test: MembershipTest, transcript: Transcript, observed: Path, *, seed: int, device: str, progress: Progress
+) -> Judgment:
+    """Run a test on the candidates of every round. An exception in its code becomes part of the judgment.
+
+    Args:
+        test: The test.
+        transcript: What the server saw.
+        observed: The folder of the candidates and public examples.
+        seed: Seeds the test.
+        device: Where to compute.
+        progress: Is told how far it is.
+    """
+    candidates, public = open_candidates(observed, device)
+    clocks = time.perf_counter(), time.process_time()
+    try:
+        found = _inferred(test, transcript, candidates, public, seed, progress)
+    except Inapplicable as error:
+        return Judgment("inapplicable", repr(test), reason=str(error))
+    except SeepageError:
+        raise
+    except Exception as error:  # a test may be somebody's own code
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__}: {error} ({Path(place.filename).name} line {place.lineno})"
+        return Judgment("error", repr(test), reason=reason)
+    return Judgment(
+        "ok",
+        repr(test),
+        [one.statistics for one in found],
+        [one.calibration for one in found],
+        found[0].reference,
+        seconds=time.perf_counter() - clocks[0],
+        cpu_seconds=time.process_time() - clocks[1],
+    )
+
+
+def _inferred(
+    test: MembershipTest,
+    transcript: Transcript,
+    candidates: Sequence[Batch],
+    public: Batch,
+    seed: int,
+    progress: Progress,
+) -> list[Any]:
+    inference, found = None, []
+    for t, batch in enumerate(candidates):
+        observed = transcript[t]
+        if inference is None or not inference.fits(observed):
+            inference = MembershipInference(test, transcript, public, t=t, seed=seed, progress=progress)
+        found.append(inference.of(observed, batch, progress=progress))
+    return found
+
+
+def save_judgment(judgment: Judgment, path: Path) -> None:
+    """Write `PATH.safetensors` if there is a result, then `PATH.json`, whose presence marks completion."""
+    if judgment.status == "ok":
+        named = {"statistics": judgment.statistics, "calibration": judgment.calibration}
+        tensors = {f"{t:06d}/{name}": part for name, parts in named.items() for t, part in enumerate(parts)}
+        write_tensors(path.with_suffix(".safetensors"), tensors)
+    facts = {
+        "schema": SCHEMA,
+        "status": judgment.status,
+        "test": judgment.test,
+        "reason": judgment.reason,
+        "reference": judgment.reference,
+        "seconds": round(judgment.seconds, 3),
+        "cpu_seconds": round(judgment.cpu_seconds, 3),
+    }
+    write_json(path.with_suffix(".json"), facts)
+
+
+def open_judgment(path: Path) -> Judgment:
+    """Read what `save_judgment` wrote."""
+    facts: Mapping[str, Any] = read_json(path.with_suffix(".json"))
+    check_schema(facts, path.with_suffix(".json"))
+    try:
+        tensors = read_tensors(path.with_suffix(".safetensors")) if facts["status"] == "ok" else {}
+        parts = {
+            name: [tensors[key] for key in sorted(tensors) if key.endswith(f"/{name}")]
+            for name in ("statistics", "calibration")
+        }
+        return Judgment(
+            facts["status"],
+            facts["test"],
+            parts["statistics"],
+            parts["calibration"],
+            facts["reference"],
+            facts["reason"],
+            facts["seconds"],
+            facts["cpu_seconds"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SeepageError(
+            f"{path}.json is damaged ({type(error).__name__}: {error}); delete it and run again"
+        ) from error
+
+
+def make_membership_row(
+    cell: str, name: str, judgment: Judgment, members: Sequence[Tensor], level: float, *, seed: int
+) -> MembershipRow:
+    """One line of the membership table: one test on one cell.
+
+    Args:
+        cell: The cell's name.
+        name: The test's name.
+        judgment: What the test says.
+        members: For each round `[k]` bool: which of its candidates were in the batch.
+        level: Share of others that may be named by mistake.
+        seed: Seeds the bootstrap interval.
+    """
+    row = MembershipRow(
+        cell=cell,
+        test=name,
+        options=judgment.test,
+        status=judgment.status,
+        reason=judgment.reason,
+        level=level,
+        members=sum(int(part.sum()) for part in members),
+        others=sum(int((~part).sum()) for part in members),
+        seconds=judgment.seconds,
+        cpu_seconds=judgment.cpu_seconds,
+    )
+    if judgment.status != "ok":
+        return row
+    if [len(part) for part in members] != [len(part) for part in judgment.statistics]:
+        raise SeepageError(
+            f"the membership test {name} on {cell} judged other candidates; delete its files and run again"
+        )
+    own = torch.cat([s[m] for s, m in zip(judgment.statistics, members, strict=True)])
+    rest = torch.cat([s[~m] for s, m in zip(judgment.statistics, members, strict=True)])
+    pairs = zip(judgment.statistics, judgment.calibration, strict=True)
+    p, member = torch.cat([p_values(*pair) for pair in pairs]), torch.cat(list(members))
+    calibration = min(map(len, judgment.calibration))
+    low, high = area_interval(own, rest, seed=seed)
+    rates = {"named": _rate(p[member] <= level), "false": _rate(p[~member] <= level)}
+    if calibration + 1 >= 1 / PER_MILLE:
+        rates |= {"named_per_mille": _rate(p[member] <= PER_MILLE), "false_per_mille": _rate(p[~member] <= PER_MILLE)}
+    return row.model_copy(
+        update={
+            "auc": round(area_under_curve(own, rest), 4),
+            "auc_low": round(low, 4),
+            "auc_high": round(high, 4),
+            "reference": judgment.reference,
+            "calibration": calibration,
+            **rates,
+        }
+    )
+
+
+def _rate(hits: Tensor) -> Proportion:
+    rate = Rate(int(hits.sum()), len(hits))
+    low, high = rate.interval
+    return Proportion(hits=rate.hits, of=rate.trials, low=round(low, 4), high=round(high, 4))

@@ -1,0 +1,44 @@
+"""Membership inference: was this example in the batch behind that update?
+
+    weights of a Round + Knowledge        public examples: reference [r], calibration [c]
+              |                                    |                  |
+              +------> MembershipTest.fit <--------+                  |
+                              |                                       |
+                          Detector.templates <------ candidates [k] --+      one row for each example
+                              |
+    update of the Round -> Detector.statistics                              k + c numbers, larger for likelier members
+                              |
+                       p-value of each candidate: its rank among the calibration examples
+
+The template of a candidate is made as that of a calibration example is, so the p-values hold whatever the statistic
+is: of candidates that were in no batch and come from where the public examples come from, at most a share `p` has a
+p-value of `p` or less.
+"""
+
+from seepage.membership.base import (
+    Detector,
+    Membership,
+    MembershipInference,
+    MembershipTest,
+    infer_membership,
+    p_values,
+)
+from seepage.membership.cosine import GradientCosine, GradientDifference
+from seepage.membership.matched_filter import MatchedFilter
+from seepage.registry import Registry, membership_tests
+
+MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
+"""Every membership test that has a name."""
+
+__all__ = [
+    "MEMBERSHIP_TESTS",
+    "Detector",
+    "GradientCosine",
+    "GradientDifference",
+    "MatchedFilter",
+    "Membership",
+    "MembershipInference",
+    "MembershipTest",
+    "infer_membership",
+    "p_values",
+]

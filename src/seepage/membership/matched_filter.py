@@ -1,0 +1,137 @@
+"""The matched filter: the likelihood-ratio test for a known gradient in a sum of gradients like public ones."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seepage.errors import SeepageError
+from seepage.membership.base import Detector, Done, MembershipTest, nothing
+from seepage.membership.gradients import ExampleGradients
+from seepage.registry import membership_tests
+from seepage.types import Batch, Knowledge, Round
+
+CHUNK = 32
+"""Examples whose gradients are held at a time."""
+FLOOR = 1e-3
+"""Share of the mean standard deviation that is added to that of each entry."""
+
+
+@dataclass(frozen=True)
+class Whitening:
+    """A covariance `S = (1 - rho) Z'Z / m + rho mu I` of gradients, and products with its inverse.
+
+    rho is the shrinkage of Ledoit and Wolf (2004), which needs no choice; mu is the mean variance of an entry. With
+    fewer examples than entries only m x m systems are solved, by the Woodbury identity:
+
+        S^-1 = (1 / b) (I - Z' (Z Z' + (b / a) I)^-1 Z),    a = (1 - rho) / m,    b = rho mu
+
+    Attributes:
+        mean: `[d]` the mean gradient.
+        scale: `[d]` what each entry is multiplied by first.
+        rows: `[m, d]` the centered, scaled gradients Z.
+        inverse: `[m, m]` float64, (Z Z' + (b / a) I)^-1.
+        shrinkage: rho, between 0 and 1.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    rows: Tensor
+    inverse: Tensor
+    shrinkage: float
+
+    @classmethod
+    def of(cls, gradients: Tensor) -> "Whitening":
+        """The covariance of public examples' gradients.
+
+        Args:
+            gradients: `[m, d]`, one row for each example. They are centered and scaled in place.
+        """
+        m, d = gradients.shape
+        mean = gradients.mean(0)
+        gradients -= mean
+        # Each entry gets unit variance, or less where it hardly varies (a dead neuron): entries differ in scale by
+        # orders of magnitude, and shrinkage towards a multiple of I would keep what it has of the largest only.
+        deviation = gradients.square().mean(0).sqrt()
+        scale = 1 / (deviation + FLOOR * deviation.mean()).clamp_min(1e-30)
+        gradients *= scale
+        gram = (gradients @ gradients.T).double()  # [m, m] = Z Z'
+        # Ledoit and Wolf 2004, Section 3.2, from the Gram matrix alone: with S0 = Z'Z / m,
+        #   mu = tr S0 / d,  |S0|^2 = |Z Z'|^2 / m^2,  delta^2 = |S0|^2 - d mu^2,
+        #   beta^2 = (sum_i |z_i|^4 / m - |S0|^2) / m,  rho = min(beta^2, delta^2) / delta^2
+        mu = float(gram.diagonal().sum() / m / d)
+        squared = float((gram / m).square().sum())
+        delta = max(squared - d * mu**2, 1e-30)
+        beta = (float(gram.diagonal().square().sum()) / m - squared) / m
+        rho = min(max(beta / delta, 1e-6), 1 - 1e-6)
+        ridge = rho * mu * m / (1 - rho)  # b / a
+        inverse = torch.linalg.inv(gram + ridge * torch.eye(m, dtype=gram.dtype, device=gram.device))
+        return cls(mean, scale, gradients, inverse, rho)
+
+    def centered(self, gradients: Tensor) -> Tensor:
+        """`[k, d]` gradients less the mean, scaled."""
+        return (gradients - self.mean) * self.scale
+
+    def solved(self, centered: Tensor) -> Tensor:
+        """`[k, d]` rows x' S^-1 times b, of centered rows x."""
+        along = (centered @ self.rows.T).double() @ self.inverse  # [k, m]
+        return centered - along.to(centered.dtype) @ self.rows
+
+
+@dataclass(frozen=True)
+class _Filter(Detector):
+    """The matched filter at one set of weights."""
+
+    gradients: ExampleGradients
+    whitening: Whitening
+
+    def templates(self, examples: Batch, done: Done = nothing) -> Tensor:
+        """`[k, d]` rows g' S^-1 / sqrt(g' S^-1 g), of centered gradients g."""
+        rows = []
+        for part in torch.arange(len(examples)).split(CHUNK):
+            own = self.whitening.centered(self.gradients.of(Batch(examples.inputs[part], examples.labels[part]), done))
+            solved = self.whitening.solved(own)
+            rows.append(solved / (solved * own).sum(1, keepdim=True).clamp_min(1e-30).sqrt())
+        return torch.cat(rows)
+
+    def statistics(self, observed: Round, templates: Tensor) -> Tensor:
+        """`[k]` correlations, from -1 to 1."""
+        update = self.whitening.centered(self.gradients.entries_of(observed)[None])  # u - m
+        length = (self.whitening.solved(update) * update).sum().clamp_min(1e-30).sqrt()
+        return templates @ update[0] / length
+
+
+@membership_tests.register(
+    "matched_filter",
+    paper="none; the adaptive matched filter of signal detection (Robey et al. 1992) on gradients",
+    cost="a backward pass for each example",
+)
+@dataclass(frozen=True, kw_only=True)
+class MatchedFilter(MembershipTest):
+    """Correlate the update with the candidate's gradient, after whitening by the covariance of public gradients.
+
+    The update is the mean of n gradients. If the candidate c is among them, u = g_c / n + r, and r is a mean of others,
+    about Gaussian with the mean and a multiple of the covariance S of public examples' gradients. For a known signal in
+    such noise the most powerful statistic is linear in u (Neyman and Pearson 1933):
+
+        T(c) = g_c' S^-1 (u - m) / sqrt(g_c' S^-1 g_c  (u - m)' S^-1 (u - m))
+
+    with g_c centered by the mean gradient m as well. Whitening is what counts: gradients of examples share their large
+    directions, which say little about any one of them.
+
+    Args:
+        entries: Largest number of entries of each tensor that are used, drawn at random.
+    """
+
+    entries: int = 4096
+
+    def __post_init__(self) -> None:
+        if self.entries < 1:
+            raise SeepageError(f"entries must be at least 1, got {self.entries}; some thousands are usual")
+
+    def fit(
+        self, knowledge: Knowledge, observed: Round, reference: Batch, *, seed: int, done: Done = nothing
+    ) -> Detector:
+        """A detector with the covariance of the reference's gradients. See `MembershipTest.fit`."""
+        gradients = ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed)
+        return _Filter(gradients, Whitening.of(gradients.of(reference, done)))

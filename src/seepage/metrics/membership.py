@@ -1,0 +1,90 @@
+"""How well members are told from others: area under the ROC curve, and rates with exact intervals."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from seepage.errors import SeepageError
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A share of so many trials, with its 95 % interval of Clopper and Pearson (1934), which is exact.
+
+    Attributes:
+        hits: How many.
+        trials: Of how many.
+
+    >>> rate = Rate(6, 8)
+    >>> rate.share, [round(end, 3) for end in rate.interval]
+    (0.75, [0.349, 0.968])
+    """
+
+    hits: int
+    trials: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.hits <= self.trials or not self.trials:
+            raise SeepageError(f"a rate is of at least one trial, got {self.hits} of {self.trials}; count again")
+
+    @property
+    def share(self) -> float:
+        """Hits per trial."""
+        return self.hits / self.trials
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """`(low, high)` of the 95 % interval."""
+        from scipy.stats import binomtest
+
+        found = binomtest(self.hits, self.trials).proportion_ci(0.95, method="exact")
+        return float(found.low), float(found.high)
+
+
+def area_under_curve(members: Tensor, others: Tensor) -> float:
+    """P(a member's statistic exceeds another's) + half of P(they are equal): the area under the ROC curve.
+
+    Args:
+        members: `[m]` statistics of members, at least one.
+        others: `[o]` statistics of non-members, at least one.
+
+    >>> import torch
+    >>> area_under_curve(torch.tensor([2.0, 3.0]), torch.tensor([1.0, 2.0]))
+    0.875
+    """
+    if not len(members) or not len(others):
+        raise SeepageError("an area under the curve needs members and others; give candidates of both kinds")
+    from scipy.stats import mannwhitneyu
+
+    wins = mannwhitneyu(members.double().cpu().numpy(), others.double().cpu().numpy()).statistic
+    return float(wins) / (len(members) * len(others))
+
+
+def area_interval(
+    members: Tensor, others: Tensor, *, level: float = 0.95, seed: int = 0, resamples: int = 2000
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the area: members and others are drawn anew, each among themselves.
+
+    Args:
+        members: `[m]` statistics of members.
+        others: `[o]` statistics of non-members.
+        level: Share of resampled areas inside the interval.
+        seed: Seeds the resampling.
+        resamples: Number of resampled areas.
+
+    >>> import torch
+    >>> area_interval(torch.arange(4.0) + 10, torch.arange(4.0))
+    (1.0, 1.0)
+    """
+    own, rest = members.double().cpu().numpy(), others.double().cpu().numpy()
+    # wins[i, j] = 1 where member i exceeds other j; a resampled area is the mean over drawn rows and columns
+    wins = (own[:, None] > rest).astype(float) + 0.5 * (own[:, None] == rest)
+    draw = np.random.default_rng(seed)
+    areas = []
+    for _ in range(resamples):
+        rows = np.bincount(draw.integers(len(own), size=len(own)), minlength=len(own)) / len(own)
+        columns = np.bincount(draw.integers(len(rest), size=len(rest)), minlength=len(rest)) / len(rest)
+        areas.append(rows @ wins @ columns)
+    low, high = np.quantile(areas, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)

@@ -1,0 +1,97 @@
+"""Membership tests from the command line: run, report, gate, and what is said where they cannot be run."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+RECIPE = """
+name = "members"
+[data]
+use = "digits"
+size = 12
+[model]
+use = "resnet"
+depth = 10
+width = 4
+[batch]
+size = 6
+count = 2
+[membership]
+tests = ["matched_filter", "gradient_cosine"]
+public = 240
+level = 0.05
+[[attack]]
+use = "linear"
+"""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("membership") / "members.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.mark.slow
+def test_members_are_named_in_result_terminal_and_report(cli: Cli, made: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    found = cli("audit", made, "--out", run, "--jobs", "1", "--json").json
+    rows = {row["test"]: row for row in found["membership"]}
+    best = rows["matched_filter"]
+    assert (best["members"], best["others"], best["calibration"]) == (12, 12, 120)
+    assert best["named"]["hits"] >= 8
+    assert best["auc"] > 0.9
+    assert best["auc_low"] <= best["auc"] <= best["auc_high"]
+    assert "NAMED. " in found["verdict"]
+    page = (run / "report.html").read_text()
+    assert "Who was in it" in page
+    assert "members named" in page
+    assert f"<b>{best['named']['hits']}/12</b>" in page
+    shown = cli("score", run).out
+    assert "membership test" in shown
+    # The truth lies in private/ alone: what a test is given does not say who is a member.
+    seen = (run / "observed" / "membership.safetensors").read_bytes()
+    assert b"member" not in seen[:4096].replace(b"membership", b"")
+    # The gate takes the scores of the tests.
+    assert cli("audit", made, "--out", run, "--fail-if", "named>0.5").code == 1
+    assert cli("audit", made, "--out", run, "--fail-if", "auc>1").code == 0
+    # The same recipe gives the same numbers.
+    again = cli("audit", made, "--out", tmp_path / "again", "--jobs", "1", "--json").json
+    own = [{k: v for k, v in row.items() if "seconds" not in k} for row in found["membership"]]
+    assert own == [{k: v for k, v in row.items() if "seconds" not in k} for row in again["membership"]]
+
+
+def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    few = tmp_path / "few.toml"
+    few.write_text('name = "few"\n[batch]\nsize = 8\n[[attack]]\nuse = "linear"\n')
+    found = cli("audit", few, "--membership", "--out", run, "--json").json
+    assert found.get("membership", []) == []
+    assert "needs 8 non-members and 198 public examples" in json.dumps(found["cells"])
+    assert "Membership was not tested" in found["verdict"]
+    assert "not tested" in (run / "report.html").read_text()
+    gated = cli("audit", few, "--membership", "--out", run, "--fail-if", "named>0")
+    assert gated.code == 2
+    assert "no membership test has the score 'named'" in gated.err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('tests = ["matched_filt"]', "did you mean"),
+        ("tests = []", "must be a list"),
+        ('tests = ["matched_filter", "matched_filter"]', "twice"),
+        ("level = 0", "between 0 and 1"),
+        ("public = 1", "at least 4"),
+        ("publik = 1", "publik"),
+    ],
+)
+def test_mistakes_in_the_table_are_one_sentence(cli: Cli, tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(f'name = "x"\n[membership]\n{line}\n[[attack]]\nuse = "linear"\n')
+    found = cli("validate", path)
+    assert found.code == 2
+    assert words in found.err
+    assert "Traceback" not in found.err
