@@ -601,7 +601,7 @@ class Result(JsonRecord):
             "rows": [row.record() for row in self.rows],
             "cells": [cell.record() for cell in self.cells],
             "thresholds": self.thresholds.model_dump(mode="json"),
-            **({"membership": [row.model_dump(mode="json") for row in self.membership]} if self.membership else {}),
+            "membership": [row.model_dump(mode="json") for row in self.membership],
         }
 
 
