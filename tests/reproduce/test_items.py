@@ -75,6 +75,31 @@ def test_the_small_size_is_laid_over_the_recipe() -> None:
     assert [cell.batch.size for cell in cells(small)] == [4, 2]
 
 
+def test_a_data_set_of_the_paper_may_have_settings_of_its_own() -> None:
+    on = RECIPE.replace("[[expect.rows]]", "[expect.on.mnist]\n'attack.steps' = 9\n[[expect.rows]]")
+    item = of(on + "[small.on.mnist]\n'attack.steps' = 2\n")
+    steps = {
+        (size, data): [attack["steps"] for attack in item.at(size, "digits", 0, data)["attack"] if "steps" in attack]
+        for size in SIZES
+        for data in ("mnist", "")
+    }
+    assert steps == {("paper", "mnist"): [9], ("small", "mnist"): [2], ("paper", ""): [5], ("small", ""): [5]}
+    (job,) = plan([item], "small", {}, [0])[0]
+    assert [attack.get("steps") for attack in job.tables["attack"]] == [None, 2]
+    with pytest.raises(Problems, match=r"\[expect.on.cifar10\] is for a data set that no row has"):
+        of(on.replace("on.mnist", "on.cifar10"))
+
+
+def test_the_loops_of_cafe_have_the_constants_of_their_data() -> None:
+    """Table 9 has a row for each data set; at the paper's size every item of the loops takes it."""
+    for item in list_items().values():
+        for line in item.lines if item.expect.paper == "cafe" and not item.expect.no_claim else ():
+            for attack in item.at("paper", "", 0, line.data)["attack"]:
+                if attack["use"] == "cafe_published":
+                    assert attack["constants"] == line.data, (item.id, line.data)
+                    assert attack.get("alpha", 1e-2) in (0.0, 1e-2)
+
+
 def test_lists_and_grids_are_replaced_whole_and_empty_ones_taken_away() -> None:
     tables = {
         "attack": [{"use": "dlg"}, {"use": "linear"}],

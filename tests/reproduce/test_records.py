@@ -76,7 +76,7 @@ def test_a_random_cheap_number_comes_out_again(tmp_path: Path) -> None:
     kept = record.facts | record.facts.get("by_seed", {}).get(str(seed), {})
     found = next(
         recipe
-        for recipe in cells(item.at(record.size, record.data if record.paper_data else "", seed))
+        for recipe in cells(item.at(record.size, record.data if record.paper_data else "", seed, record.paper_data))
         if recipe.cell == record.facts["cell"]
     )
     part = next(

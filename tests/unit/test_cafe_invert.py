@@ -6,7 +6,7 @@ import torch
 from seepage.attacks.base import Checkpoint, Inapplicable, Silent
 from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
-from seepage.attacks.cafe.published import PublishedCafe, RowAdam
+from seepage.attacks.cafe.published import TABLE_9, TABLE_9_TILE, PublishedCafe, RowAdam
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.data import load
@@ -189,3 +189,27 @@ def test_batches_are_told_to_the_attack_and_nothing_else():
     observed = victim.transcript()[0]
     assert observed.labels is None
     assert isinstance(victim.batch(0), Batch)
+
+
+def test_constants_are_brought_to_another_batch_size_and_tile():
+    """Step I contracts as much at any batch size, and total variation is left alone at the same mean over values."""
+    for name, row in TABLE_9.items():
+        for batch, values in ((40, TABLE_9_TILE[name]), (5, 8 * 8), (2, 4 * 4 * 3)):
+            found = PublishedCafe(constants=name, scaled=True).constants_at(batch, values)
+            assert found["lr_one"] * batch == pytest.approx(row["lr_one"] * 40)
+            assert found["xi"] / values == pytest.approx(row["xi"] / TABLE_9_TILE[name])
+            assert (found["lr_two"], found["lr_three"]) == (row["lr_two"], row["lr_three"])
+    given = PublishedCafe(scaled=True, lr_one=0.01, xi=0.0).constants_at(5, 64.0)
+    assert (given["lr_one"], given["xi"]) == (0.01, 0.0), "what is given stays"
+    assert PublishedCafe().constants_at(5, 64.0) == TABLE_9["mnist"]
+
+
+def test_a_run_scales_by_its_own_batches_and_tiles():
+    victim = digits(4, 8, 2, parties=2, channels=2)
+    tile, batch = victim.data.inputs[0].numel() / 2, len(victim.design.indices(0))
+    options = {"iterations": (5, 5, 20), "alpha": 0.0}
+    own = PublishedCafe(constants="yale32", scaled=True, **options)
+    found = own.constants_at(batch, tile)
+    typed = PublishedCafe(constants="yale32", lr_one=found["lr_one"], xi=found["xi"], **options)
+    one, other = (attack(victim.transcript(), seed=0).inputs for attack in (own, typed))
+    assert torch.equal(one, other)

@@ -3,7 +3,9 @@
 [expect]           paper, item, title, setting, columns, kind, needs, note, by, no_claim
 [[expect.rows]]    name, data, attack, cell, metric, paper, better (`lines.py`)
 [[expect.claims]]  what the item is in the paper for (`claims.py`)
+[expect.on.DATA]   settings that one data set of the rows has at the paper's size: "attack.constants" = "mnist"
 [small]            laid over the recipe with `--size small`; needs, stand_in and columns are its own
+[small.on.DATA]    settings that one data set has at the small size
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,7 @@ from seepage.errors import Problems, SeepageError, unknown
 from seepage.papers.claims import Claim, read_claims
 from seepage.papers.lines import Line
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
-from seepage.recipe.overrides import copy_tables, overlay
+from seepage.recipe.overrides import copy_tables, overlay, put
 from seepage.signatures import fits, problems_with
 
 PAPERS: dict[str, str] = {
@@ -27,7 +29,7 @@ PAPERS: dict[str, str] = {
 Size = Literal["small", "paper"]
 SIZES: tuple[Size, ...] = ("small", "paper")
 
-_OWN = ("needs", "stand_in", "columns")
+_OWN = ("needs", "stand_in", "columns", "on")
 """What `[small]` says of itself; all else is laid over the recipe."""
 
 
@@ -77,6 +79,8 @@ class Expect:
         needs: What the paper's size takes.
         note: What differs from the paper, and what was tried.
         by: A function of its own in place of an audit: `module:function`.
+        on: Settings that one data set of the rows has, at the paper's size: `[expect.on.mnist]` with
+            `"attack.constants" = "mnist"`.
         rows: `Line`s.
         claims: What it is in the paper for: `claims.py`.
         no_claim: Why it makes no claim that can be measured; given where `claims` is empty.
@@ -94,6 +98,7 @@ class Expect:
     needs: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     by: str = ""
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     rows: Sequence[Mapping[str, Any]] = ()
     claims: Sequence[Mapping[str, Any]] = ()
     no_claim: str = ""
@@ -133,11 +138,16 @@ class Item:
         """The data sets of its rows."""
         return tuple(dict.fromkeys(line.data for line in self.lines))
 
+    def _on(self, size: Size) -> Mapping[str, Mapping[str, Any]]:
+        return self.expect.on if size == "paper" else self.tables.get("small", {}).get("on", {})
+
     def columns(self, size: Size) -> tuple[str, ...]:
         return self.small_columns if size == "small" else tuple(self.expect.columns)
 
-    def at(self, size: Size, data: str, seed: int) -> dict[str, Any]:
+    def at(self, size: Size, data: str, seed: int, paper_data: str = "") -> dict[str, Any]:
         """The recipe's tables at a size, on given data (a name or a file; empty: the recipe's own).
+
+        `paper_data` is the data set of the paper that they stand for: its own settings are laid over the recipe.
 
         >>> item = find_item("cafe/table-3")
         >>> "expect" in item.at("small", "digits", 0), item.at("small", "digits", 0)["data"]["use"]
@@ -149,6 +159,8 @@ class Item:
             tables = overlay(tables, {key: value for key, value in small.items() if key not in _OWN})
         if data:
             tables["data"] = {**tables.get("data", {}), "use": data}
+        for key, value in self._on(size).get(paper_data, {}).items():
+            put(tables, key, value)
         return {**tables, "seed": seed}
 
 
@@ -209,10 +221,17 @@ def item_of(recipe: str, tables: Mapping[str, Any]) -> Item:
         raise Problems(f"{what} has mistakes:", problems)
     expect = Expect(**table)
     lines = tuple(Line(**row) for row in expect.rows)
+    listed = {line.data for line in lines}
     columns = small.get("columns", expect.columns)
     problems = [problem for line in lines for problem in _lengths(line, len(expect.columns))]
     if not fits(columns, Sequence[str]) or len(columns) != len(expect.columns):
         problems.append("[small] columns needs as many heads as [expect]")
+    problems += [
+        f"[{where}.on.{name}] is for a data set that no row has"
+        for where, on in (("expect", expect.on), ("small", small.get("on", {})))
+        for name in on
+        if name not in listed
+    ]
     if expect.x and len(expect.x) != len(expect.columns):
         problems.append("x needs as many places as there are columns")
     claims, mistakes = read_claims(expect.claims, what)

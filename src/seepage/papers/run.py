@@ -108,7 +108,7 @@ def plan(
                 out.append(f"{item.id}: {name}")
                 continue
             for seed in seeds:
-                tables = {**item.at(size, used, seed), **(changes or {})}
+                tables = {**item.at(size, used, seed, name), **(changes or {})}
                 try:
                     if not item.expect.by:
                         cells(tables)

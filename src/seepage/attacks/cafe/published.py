@@ -27,6 +27,13 @@ TABLE_9: dict[str, Constants] = {
 }
 """The paper's constants by data set (supplement, table 9); alpha, beta, gamma are 1e-2, 1e-4, 1e-3 for all."""
 
+TABLE_9_BATCH = 40
+"""K of table 9."""
+
+TABLE_9_TILE = {"cifar10": 16 * 16 * 3, "mnist": 14 * 14, "linnaeus5": 16 * 16 * 3, "yale32": 16 * 16}
+"""Values of one of the four tiles for which table 9 has its xi. The paper does not say how large its images of
+Linnaeus 5 are; 32 pixels are assumed."""
+
 
 RECORD_INTERVAL = 100
 """Iterations between two records of the objective; each takes milliseconds."""
@@ -113,6 +120,9 @@ class PublishedCafe(Attack):
         thresholds: Single loop: step II starts once step I's objective was below the first, step III once step II's
             was below the second; () runs all three from the start, as the released code does.
         legacy_bias_correction: Correct Adam's bias as the released code does (see `RowAdam`).
+        scaled: Where table 9's lr_one and xi are taken, bring them to another batch size and another tile: lr_one
+            times 40 / K, for one visit of step I leaves `1 - 2 lr_one K` of its error, and xi times the values of a
+            tile over those of the paper's, for total variation is a sum over them.
         samples: N; None takes the largest index.
     """
 
@@ -131,20 +141,30 @@ class PublishedCafe(Attack):
     xi: float | None = None
     thresholds: Sequence[float] = (1e-9, 5e-9)
     legacy_bias_correction: bool = False
+    scaled: bool = False
     samples: int | None = None
 
-    def _constant(self, name: str) -> float:
-        given = getattr(self, name)
-        return float(TABLE_9[self.constants][name] if given is None else given)
+    def constants_at(self, batch: int, tile: float) -> Constants:
+        """lr_one, lr_two, lr_three and xi for batches of so many samples and tiles of so many values.
+
+        >>> PublishedCafe(constants="cifar10", scaled=True).constants_at(5, 8 * 8 * 3)
+        {'lr_one': 0.04, 'lr_two': 0.008, 'lr_three': 0.02, 'xi': 22.5}
+        """
+        own = dict(TABLE_9[self.constants])
+        if self.scaled:
+            own["lr_one"] *= TABLE_9_BATCH / batch
+            own["xi"] *= tile / TABLE_9_TILE[self.constants]
+        return {name: float(own[name] if (given := getattr(self, name)) is None else given) for name in own}
 
     def examine(self, transcript: Transcript) -> tuple[Transcript, Opening]:
         opening = open_rounds(transcript, self.samples)
         largest = max(len(batch) for batch in opening.batches)
         if len({len(batch) for batch in opening.batches}) > 1:
             raise Inapplicable("batches differ in size and V holds v / K", "drop the odd batches, or use Cafe")
-        if self._constant("lr_one") * largest >= 1:
+        lr_one = self.constants_at(largest, 1.0)["lr_one"]
+        if lr_one * largest >= 1:
             raise Inapplicable(
-                f"step I diverges with lr_one={self._constant('lr_one'):g} and batches of {largest}",
+                f"step I diverges with lr_one={lr_one:g} and batches of {largest}",
                 f"set lr_one below {1 / largest:g}",
             )
         return transcript, opening
@@ -181,9 +201,12 @@ class _PublishedRun:
         self.layers, self.batches = opening.layers, opening.batches
         self.tables = self._start(opening.samples, seed)
         legacy = plan.legacy_bias_correction
-        self._two = [RowAdam(h, plan._constant("lr_two"), legacy=legacy) for h in self.tables.h]
-        self._three = [RowAdam(x, plan._constant("lr_three"), legacy=legacy) for x in self.tables.x]
-        self._labels = RowAdam(self.tables.y, plan._constant("lr_three"), legacy=legacy)
+        # Parties may hold tiles of several sizes; the threshold is one for the mean of their variations.
+        tile = sum(x[0].numel() for x in self.tables.x) / len(self.layers)
+        self.constants = plan.constants_at(len(self.batches[0]), tile)
+        self._two = [RowAdam(h, self.constants["lr_two"], legacy=legacy) for h in self.tables.h]
+        self._three = [RowAdam(x, self.constants["lr_three"], legacy=legacy) for x in self.tables.x]
+        self._labels = RowAdam(self.tables.y, self.constants["lr_three"], legacy=legacy)
         self.read = 0
         self.steps = [0, 0, 0]
         self.opened = 1
@@ -274,7 +297,7 @@ class _PublishedRun:
             # Equation 7: |sum_n v_n - grad b|^2, with V holding v / K; the gradient is the same 2 * left for every
             # row. [d2]
             left = v[rows].sum(0) - found[layer.bias]
-            v[rows] -= self.plan._constant("lr_one") * 2 * left
+            v[rows] -= self.constants["lr_one"] * 2 * left
             total += float(left.pow(2).sum())
         return total / len(self.layers)
 
@@ -304,7 +327,7 @@ class _PublishedRun:
         )
         variation = torch.stack([_variation(block) for block in blocks]).mean()
         # Truncated term: max(TV, xi) has no gradient once the images are smoother than xi.
-        if self.plan.beta and float(variation.detach()) > self.plan._constant("xi"):
+        if self.plan.beta and float(variation.detach()) > self.constants["xi"]:
             objective = objective + self.plan.beta * variation * len(blocks)
         if self.plan.alpha:
             objective = objective + self.plan.alpha * self._gradient_distance(place, blocks, logits)
