@@ -47,7 +47,7 @@ class Setting:
     model: Architecture = SMALL
     texts: int = 8
     tokens: int = 16
-    seeds: int = 5
+    seeds: int = 3
     trained: int = 0
     client: ClientUpdate | None = None
     defense: Defense | None = None
@@ -68,9 +68,8 @@ PARTS: dict[str, Sequence[Setting]] = {
         Setting("BERT, 8 x 16", BERT, 8, 16, 1),
     ),
     "small": (
-        Setting("fresh"),
+        Setting("fresh", seeds=5),
         Setting("trained for 200 steps", trained=200),
-        Setting("trained for 1000 steps", trained=1000),
         Setting("16 x 16 (240 tokens)", texts=16),
         Setting("17 x 16 (255 tokens)", texts=17),
         Setting("20 x 16 (300 tokens)", texts=20),
@@ -86,7 +85,7 @@ PARTS: dict[str, Sequence[Setting]] = {
 
 
 def data_of(tokens: int, *, classes: bool) -> TextDataset:
-    found = seepage.data.load("python_reference", tokens=tokens, label="topic" if classes else None)
+    found = seepage.data.load("python_reference", tokens=tokens, label_column="topic" if classes else None)
     assert isinstance(found, TextDataset)
     return found
 

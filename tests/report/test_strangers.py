@@ -12,7 +12,7 @@ from PIL import Image
 
 from seepage.errors import SeepageError
 from seepage.report import write_grid, write_report
-from seepage.report.pictures import _inside, pixels
+from seepage.report.pictures import inside, pixels
 from seepage.transcript.truth import save_truth
 from seepage.types import Batch
 
@@ -61,7 +61,7 @@ def test_names_cannot_lead_out_of_the_run(tmp_path: Path, build_run: Build, repo
 @given(st.text(alphabet="ab./\\:\0", max_size=6) | st.text(max_size=20))
 def test_a_name_gives_a_file_right_inside_or_none(name: str) -> None:
     folder = Path("root/run")
-    found = _inside(folder, name)
+    found = inside(folder, name)
     assert found is None or (found.parent == folder and found.name == name and "\0" not in name)
     assert found is not None or not name.isalnum()
 

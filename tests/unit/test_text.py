@@ -64,7 +64,7 @@ class TestData:
         (tmp_path / "a.csv").write_text("note,y\n" + "\n".join(f'"{line}",x' for line in lines))
         plain = load(str(tmp_path / "a.txt"), tokens=6)
         for name in ("a.jsonl", "a.csv"):
-            data = load(str(tmp_path / name), tokens=6, column="note", label="y")
+            data = load(str(tmp_path / name), tokens=6, column="note", label_column="y")
             assert torch.equal(data.batch(torch.arange(3)).inputs, plain.batch(torch.arange(3)).inputs)
             assert data.classes == ("x",)
 

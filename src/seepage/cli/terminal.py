@@ -166,6 +166,11 @@ def _beside(cell: Cell, rows: Sequence[Row]) -> list[str]:
 
 def _legend(result: Result) -> str:
     limits, pictures = result.thresholds, _of_pictures(result.rows)
+    if all(row.of_text for row in result.rows if row.scored):
+        return (
+            "found: recovered of all texts; recovered is a ROUGE-2 of at least 0.5. exact: every token is right. "
+            "rouge_1, rouge_2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
+        )
     similar = f"SSIM of at least {limits.recovered_ssim:g} and " if pictures else ""
     own = "the example's own mean color" if pictures else "the example's own mean"
     words = (
@@ -185,7 +190,8 @@ def _table(rows: Sequence[Row]) -> Table:
     table.add_column("attack", no_wrap=True)
     if told:
         table.add_column("told", no_wrap=True)
-    for name in ("found", "median", "mean, dB", "SSIM", *further, "seconds"):
+    text = any(row.of_text for row in rows)
+    for name in ("found", *(() if text else ("median", "mean, dB", "SSIM")), *further, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
@@ -194,9 +200,7 @@ def _table(rows: Sequence[Row]) -> Table:
         entries = [
             *([texts.told or "-"] if told else []),
             texts.recovered,
-            texts.median,
-            f"{texts.mean}{interval}",
-            texts.ssim,
+            *([] if text else [texts.median, f"{texts.mean}{interval}", texts.ssim]),
             *texts.more,
             texts.seconds,
             texts.outcome,
@@ -227,6 +231,9 @@ def _members_table(rows: Sequence[MembershipRow]) -> Table:
 
 
 def _baselines(cell: Cell) -> str:
+    if cell.baseline("frequent", "rouge_1") is not None:
+        rouges = (number(cell.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
+        return f"without the update: the most frequent tokens of public text, ROUGE-1 and ROUGE-2 {', '.join(rouges)}"
     pictures = cell.baseline("mean_color", "ssim") is not None
     words = BASELINES if pictures else {"mean_color": "the example's mean", "grey": "mid-range", "random": "noise"}
     found = (f"{what} {plain_text(number(cell.baseline(name, 'psnr')))}" for name, what in words.items())

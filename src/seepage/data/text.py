@@ -97,7 +97,7 @@ def load_text(
     path: Path,
     tokens: int = 32,
     column: str = "text",
-    label: str | None = None,
+    label_column: str | None = None,
     tokenizer: str = "words",
     vocabulary: int = 4096,
 ) -> TextDataset:
@@ -108,7 +108,7 @@ def load_text(
         path: Where it lies. UTF-8.
         tokens: Longest sequence; texts are cut there.
         column: Name of the column that holds the text.
-        label: Name of the column that holds the class; None: the task is the next token.
+        label_column: Name of the column that holds the class; None: the task is the next token.
         tokenizer: `words`, made from the part to train on, or the path of a `tokenizer.json` or of its folder.
         vocabulary: Tokens that `words` has, 257 of them for single bytes.
 
@@ -122,7 +122,9 @@ def load_text(
         raise SeepageError(f"{path} is no text in UTF-8 (byte {error.start}); save it as UTF-8") from error
     rows = _rows(content, path)
     texts = [_cell(row, column, number, path) for number, row in enumerate(rows, 1)]
-    labels = None if label is None else [_cell(row, label, number, path) for number, row in enumerate(rows, 1)]
+    labels = (
+        None if label_column is None else [_cell(row, label_column, number, path) for number, row in enumerate(rows, 1)]
+    )
     source = f"{len(texts)} texts of the file {path.name}"
     return _dataset(path.stem, source, texts, labels, options, tokens, tokenizer, vocabulary)
 
@@ -132,7 +134,7 @@ def python_reference(
     options: Options,
     *,
     tokens: int = 32,
-    label: str | None = None,
+    label_column: str | None = None,
     tokenizer: str = "words",
     vocabulary: int = 4096,
 ) -> TextDataset:
@@ -141,14 +143,16 @@ def python_reference(
     Args:
         options: The split.
         tokens: Longest sequence; texts are cut there.
-        label: `topic`: the class is the chapter; None: the task is the next token.
+        label_column: `topic`: the class is the chapter; None: the task is the next token.
         tokenizer: `words`, made from the part to train on, or the path of a `tokenizer.json` or of its folder.
         vocabulary: Tokens that `words` has, 257 of them for single bytes.
     """
     from pydoc_data.topics import topics
 
-    if label not in (None, "topic"):
-        raise SeepageError(f"python_reference has no label {label!r}; use topic, or leave data.label out")
+    if label_column not in (None, "topic"):
+        raise SeepageError(
+            f"python_reference has no column {label_column!r}; use topic, or leave data.label_column out"
+        )
     found = [
         (" ".join(paragraph.split()), topic)
         for topic, text in sorted(topics.items())
@@ -156,7 +160,7 @@ def python_reference(
         if len(paragraph.split()) >= 8
     ]
     texts, chapters = [text for text, _ in found], [topic for _, topic in found]
-    labels = None if label is None else chapters
+    labels = None if label_column is None else chapters
     return _dataset("python_reference", REFERENCE, texts, labels, options, tokens, tokenizer, vocabulary)
 
 
@@ -217,6 +221,6 @@ def _cell(row: dict[str, Any], column: str, number: int, path: Path) -> str:
         names = ", ".join(str(name)[:30] for name in list(row)[:6])
         raise SeepageError(
             f"row {number} of {path} has no text in a column {column!r} (it has {names}); "
-            "name the columns with --set data.column=… and data.label=…"
+            "name the columns with --set data.column=… and data.label_column=…"
         )
     return str(value)

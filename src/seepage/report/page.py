@@ -16,6 +16,7 @@ from seepage.report.leakage import open_exposed
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import MatrixEntry, RowTexts, further_metrics, is_muted
+from seepage.report.texts import Texts, open_texts
 
 STRIP_LENGTH = 8
 """Examples shown per cell."""
@@ -66,6 +67,7 @@ class Section:
         further: Column headings of metrics that only this recipe requested.
         others: Attacks that do not apply, or failed.
         strips: Rows of pictures; empty where the data are not pictures.
+        texts: Texts; None where the data are none.
         remark: Sentence on how many of the examples the strips show.
     """
 
@@ -77,6 +79,7 @@ class Section:
     further: list[str]
     others: list[Row]
     strips: list[Strip]
+    texts: Texts | None
     remark: str
 
 
@@ -223,6 +226,7 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
         further=further,
         others=[row for row in rows if not _was_tried(row) or row.reason],
         strips=_strips(run, cell, tried, pictures),
+        texts=open_texts(run, cell) if shown else None,
         remark=_remark(pictures) if shown else "This page was written without pictures.",
     )
 

@@ -93,7 +93,7 @@ def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
     truth = {t: batch.inputs for t, batch in batches.items()} or None
     guesses = {}
     for row in run.rows_of(cell):
-        path = _inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
+        path = inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
         if row.status != "inapplicable" and path is not None and path.exists():
             found = _guesses(read_tensors(path), path)
             _check_pairs(found, truth, path)
@@ -105,18 +105,18 @@ def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
 def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
     # A run of one cell has no folder per cell, unless its truth was brought along under the cell's name.
     options = [
-        _inside(run.folder / "private", cell.name),
+        inside(run.folder / "private", cell.name),
         cell_folder(run.folder, "private", cell.name, len(run.cells)),
     ]
     # A stranger may have chosen the name, which must not lead out of the run's folder.
-    inside = [path for path in options if path is not None and _is_plain(cell.name)]
-    folder = next((path for path in inside if (path / "truth.safetensors").exists()), None)
+    known = [path for path in options if path is not None and _is_plain(cell.name)]
+    folder = next((path for path in known if (path / "truth.safetensors").exists()), None)
     if folder is None:
         return {}
     return {t: batch for t, batch in enumerate(open_truth(folder)) if _is_picture(batch.inputs)}
 
 
-def _inside(folder: Path, *names: str) -> Path | None:
+def inside(folder: Path, *names: str) -> Path | None:
     """`folder/names`, or None where a name, which may come from a foreign file, would lead out of the folder."""
     return folder.joinpath(*names) if all(map(_is_plain, names)) else None
 

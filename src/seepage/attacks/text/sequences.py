@@ -25,6 +25,8 @@ STEPS = 6
 """Steps of an encoder's search from one anchor."""
 ANCHORS = 4
 """Places whose tokens are tried as anchors: two sequences may share the token at a place, but hardly at four."""
+MOST_TRIES = 256
+"""Anchors that are tried in all; every length of a batch with padding has its own."""
 CONDITION = 1e-4
 """Relative size of singular values below which a direction of the search is left alone; a vector's rounding is 1e-6."""
 
@@ -122,8 +124,11 @@ def assemble(
         progress: Is told how many sequences are found.
     """
     found: list[Tensor] = []
+    tried, equations = 0, sum(check.span.width - check.span.rank for check in checks)
     longest = next((p for p, tokens in enumerate(places) if not len(tokens)), len(places))
     for length in range(longest, 0, -1):
+        if sum(len(tokens) - 1 for tokens in places[:length]) > equations:
+            continue  # more indicators than equations: nothing would be told
         # Few tokens at a place leave few anchors to try; a place with fewer than there are sequences misses some.
         enough = min(wanted or 1, max(map(len, places[:length])))
         anchors = sorted((p for p in range(length) if len(places[p]) >= enough), key=lambda p: len(places[p]))
@@ -132,6 +137,9 @@ def assemble(
                 progress.report(len(found), wanted or len(found) + 1, float(length))
                 if any(len(row) == length and row[anchor] == token for row in found):
                     continue
+                tried += 1
+                if tried > MOST_TRIES:
+                    return found
                 row = _from_anchor(reader, checks, places[:length], anchor, token, len(places))
                 if row is not None and not any(torch.equal(row, other) for other in found):
                     found.append(row)

@@ -171,10 +171,15 @@ def _without_repeats(found: list[Tensor]) -> list[Tensor]:
 
 
 def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool) -> list[Check]:
-    """The first layers of one kind whose gradient does not span everything: one of tokens alone, two in context."""
+    """The first layers of one kind whose gradient does not span everything: one of tokens alone, some in context.
+
+    A decoder's prefixes need two. In an encoder every number outside a span is an equation, and the third layer, behind
+    the activation, has the most.
+    """
     found: list[Check] = []
+    wanted = 1 if local else 2 if all(layer.causal for layer in layers) else 3
     for layer in layers:
-        if layer.local == local and len(found) < (1 if local else 2):
+        if layer.local == local and len(found) < wanted:
             span = Span.of(layer.mixtures(gradient))
             found += [Check(layer.module, span)] * span.informative
     return found
