@@ -23,6 +23,7 @@ from seepage.leakage.labels import LabelLeak, label_findings, label_leak
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
 from seepage.leakage.sent import SentParts, sent_parts
+from seepage.leakage.text import TextLeak, text_findings, text_leak
 from seepage.privacy.ledger import LedgerEntry, open_entry
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
@@ -72,6 +73,7 @@ class Exposure:
         features: What the head's equations say, in words, or None.
         convolutions: Equations about the images behind solved features, against their pixels, or None.
         patches: What the patch and position embeddings of a transformer say of its one example, or None.
+        text: What the first layers of a language model span of its tokens, or None.
         adapters: Layers with a low-rank adapter, and what its rank shows.
         behind_adapters: Examples that the adapters' gradients give away exactly.
         fingerprints: What the values of each tensor look like.
@@ -94,6 +96,7 @@ class Exposure:
     features: str | None
     convolutions: EquationCount | None
     patches: PatchLeak | None
+    text: TextLeak | None
     adapters: tuple[AdapterLeak, ...]
     behind_adapters: int
     fingerprints: tuple[Fingerprint, ...]
@@ -130,6 +133,8 @@ class Exposure:
             words.append("its one example but for noise")
         if any(layer.unmixable for layer in self.layers):
             words.append("fewer examples than neurons")
+        if self.text is not None:
+            words.append("its texts by token_sequences" if self.text.ordered else "its tokens")
         if self.labels is not None and self.labels.believed:
             words.append(f"{len(self.labels.present)} labels")
         return "; ".join([*words, *self.looks_like])
@@ -287,7 +292,7 @@ class UpdateAnalysis:
         norms = self._batch_norms()
         features, unsolved = self._head_features()
         count, uncounted = self._equation_count(features)
-        patches = patch_leak(OneRound(self.seen, self.t))
+        patches, text = patch_leak(OneRound(self.seen, self.t)), text_leak(OneRound(self.seen, self.t))
         adapters = tuple(adapter_leaks(self.observed, knowledge, self._read[0]))
         told, behind = adapter_findings(list(adapters), OneRound(self.seen, self.t))
         findings = (
@@ -297,6 +302,7 @@ class UpdateAnalysis:
             *batch_norm_findings(norms),
             *convolution_findings(count),
             *patch_findings(patches),
+            *text_findings(text),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
         return Exposure(
@@ -312,6 +318,7 @@ class UpdateAnalysis:
             features=features,
             convolutions=count,
             patches=patches,
+            text=text,
             adapters=adapters,
             behind_adapters=behind,
             fingerprints=self.fingerprints,

@@ -37,6 +37,7 @@ class Check:
 
     module: str
     span: Span
+    weights: tuple[str, ...] = ()
 
 
 def candidates(reader: Reader, first: Check, tokens: Tensor, length: int) -> list[Tensor]:

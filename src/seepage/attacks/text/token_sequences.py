@@ -181,7 +181,7 @@ def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool) -> list
     for layer in layers:
         if layer.local == local and len(found) < wanted:
             span = Span.of(layer.mixtures(gradient))
-            found += [Check(layer.module, span)] * span.informative
+            found += [Check(layer.module, span, tuple(name for name, _ in layer.weights))] * span.informative
     return found
 
 
