@@ -14,9 +14,12 @@ bootstrap's, that of a rate Clopper and Pearson's.
 """
 
 import argparse
+import hashlib
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,8 +107,12 @@ def split(path: str, public: int) -> tuple[Batch, Batch, Batch]:
     return one, two, three
 
 
-def fit(model: nn.Module, train: Batch, steps: int, seed: int) -> None:
-    """SGD with momentum 0.9 at rate 0.05 on batches of 64."""
+def fit(model: nn.Module, train: Batch, steps: int, seed: int, key: str) -> None:
+    """SGD with momentum 0.9 at rate 0.05 on batches of 64; weights of a key that were trained before are read."""
+    cache = Path(tempfile.gettempdir()) / f"seepage-{hashlib.sha256(key.encode()).hexdigest()[:12]}.pt"
+    if cache.exists():
+        model.load_state_dict(torch.load(cache, weights_only=True))
+        return
     optimizer, draw = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), generator(seed, "train")
     model.train()
     for _ in range(steps):
@@ -114,6 +121,8 @@ def fit(model: nn.Module, train: Batch, steps: int, seed: int) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    if steps:
+        torch.save(model.state_dict(), cache)
 
 
 def accuracy(model: nn.Module, batch: Batch) -> float:
@@ -179,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             train, public, private = split(given.data, setting.public)
             classes = int(max(part.labels.max() for part in (train, public, private))) + 1
             model = build(Architecture("resnet", network), tuple(train.inputs.shape[1:]), classes, seed=seed)
-            fit(model, train, setting.steps, seed)
+            fit(model, train, setting.steps, seed, f"membership/{file}/{title}/{setting.steps}/{seed}")
             seen = accuracy(model, public)
             for use in left:
                 facts = measure(model, setting, public, private, use, seed)

@@ -3,8 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from tests.cli.conftest import Cli
+
+from seepage import Batch, build, record
+from seepage.registry import Spec
+from seepage.transcript.recorded import save_transcript
 
 RECIPE = """
 name = "members"
@@ -95,3 +101,39 @@ def test_mistakes_in_the_table_are_one_sentence(cli: Cli, tmp_path: Path, line: 
     assert found.code == 2
     assert words in found.err
     assert "Traceback" not in found.err
+
+
+def npz(path: Path, inputs: torch.Tensor, labels: torch.Tensor) -> Path:
+    np.savez(path, x=(inputs * 255).round().byte().permute(0, 2, 3, 1).numpy(), y=labels.numpy())
+    return path
+
+
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An observed/ folder, its members and as many others as one file, and public examples."""
+    folder, draw = tmp_path_factory.mktemp("captured"), torch.Generator().manual_seed(0)
+    inputs = (torch.rand(112, 1, 6, 6, generator=draw) * 255).round() / 255
+    labels = torch.arange(112) % 3
+    private = Batch(inputs[:3], labels[:3])
+    seen = record(build(Spec("fc2", {"hidden": 8}), (1, 6, 6), 3), private, architecture=Spec("fc2", {"hidden": 8}))
+    save_transcript(seen, folder / "observed")
+    npz(folder / "candidates.npz", inputs[:12], labels[:12])
+    npz(folder / "public.npz", inputs[12:], labels[12:])
+    npz(folder / "two.npz", inputs[12:14], labels[12:14])
+    return folder
+
+
+def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) -> None:
+    given = ("membership", captured / "observed", "--candidates", captured / "candidates.npz", "--public")
+    found = cli(*given, captured / "public.npz", "--level", "0.05", "--json").json
+    assert [row["candidate"] for row in found["candidates"] if row["named"]][:3] == [0, 1, 2]
+    assert found["calibration"] == 50
+    assert all(0 < row["p_value"] <= 1 for row in found["candidates"])
+    assert "names" in cli(*given, captured / "public.npz", "--level", "0.05").out
+    few = cli(*given, captured / "two.npz")
+    assert few.code == 2
+    assert "2 classes and the model 3" in few.err
+    low = cli(*given, captured / "public.npz", "--level", "0.001")
+    assert (low.code, "nobody can be named at 0.001" in low.err) == (2, True)
+    late = cli(*given, captured / "public.npz", "--round", "7")
+    assert (late.code, "has 1 rounds" in late.err) == (2, True)

@@ -12,6 +12,7 @@ from seepage.cli.capturing import attack, observe
 from seepage.cli.exposing import exposure
 from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
+from seepage.cli.membership import membership
 from seepage.cli.options import (
     AttackOption,
     ClientOption,
@@ -194,6 +195,7 @@ app.command()(judge)
 app.command()(frontier)
 app.command()(reproduce)
 app.command()(exposure)
+app.command()(membership)
 
 
 @app.command()

@@ -1,0 +1,137 @@
+"""`seepage membership`: which candidates were in the batch behind a recorded update."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from seepage.cli.options import DeviceOption, JsonOption, ModelOption, QuietOption, SeedOption, SizeOption
+from seepage.errors import SeepageError, printable, unknown
+
+if TYPE_CHECKING:
+    from seepage.data import Dataset
+    from seepage.membership import Membership
+    from seepage.types import Batch
+
+
+def membership(
+    observed: Annotated[Path, typer.Argument(help="An observed/ folder, also somebody else's.")],
+    candidates: Annotated[
+        str, typer.Option("--candidates", help="Examples to test: a folder, zip, npz or name of data.")
+    ],
+    public: Annotated[
+        str, typer.Option("--public", help="Examples like them that were in no batch; some hundreds, with every class.")
+    ],
+    test: Annotated[str, typer.Option("--test", help="Membership test; see seepage list.")] = "matched_filter",
+    level: Annotated[float, typer.Option("--level", help="Share of non-members that may be named by mistake.")] = 0.01,
+    round_: Annotated[int, typer.Option("--round", min=0, help="The round to look at.")] = 0,
+    model: ModelOption = None,
+    batch_size: SizeOption = None,
+    seed: SeedOption = None,
+    device: DeviceOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Which candidates were in the batch behind a recorded update, each with a p-value. No truth is needed."""
+    from seepage.cli.terminal import progress_bar
+    from seepage.core.progress import Doing
+    from seepage.membership import MEMBERSHIP_TESTS, infer_membership
+    from seepage.registry import Spec
+    from seepage.transcript.recorded import open_transcript
+    from seepage.types import Architecture
+
+    chosen = MEMBERSHIP_TESTS.build(Spec(test))
+    if not 0 < level < 1:
+        raise SeepageError(f"--level must lie between 0 and 1, got {level}; 0.01 is usual")
+    where = device or "cpu"
+    seen = open_transcript(
+        observed, architecture=None if model is None else Architecture(model), batch_size=batch_size, device=where
+    )
+    if not 0 <= round_ < len(seen):
+        raise SeepageError(f"{observed} has {len(seen)} rounds, and round {round_} was asked for; they count from 0")
+    known, tested = (_load(use, seen.knowledge.input_shape) for use in (public, candidates))
+    classes = seen.knowledge.num_classes
+    if len(known.classes) != classes:
+        raise SeepageError(
+            f"{public} has {len(known.classes)} classes and the model {classes}; give public examples of every class, "
+            "so that labels are numbered as the model's are"
+        )
+    with progress_bar(off=as_json or quiet) as show:
+        found = infer_membership(
+            seen,
+            chosen,
+            _numbered(tested, known.classes, candidates).to(where),
+            _numbered(known, known.classes, public).to(where),
+            t=round_,
+            seed=seed or 0,
+            progress=_Shown(lambda done, total: show(done, total, Doing(test))),
+        )
+    names = [tested.classes[int(label)] for label in tested.labels]
+    _present(found, names, level, test, as_json=as_json, quiet=quiet)
+
+
+class _Shown:
+    """Progress of a test, for the progress bar; nothing is kept."""
+
+    def __init__(self, show: Any) -> None:
+        self.show = show
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        self.show(done, total)
+
+    def load(self) -> None:
+        return None
+
+    def save(self, checkpoint: Any) -> None:
+        pass
+
+
+def _load(use: str, shape: tuple[int, ...]) -> "Dataset":
+    from seepage import data
+
+    size, channels = (shape[-1], shape[0]) if len(shape) == 3 else (None, None)
+    return data.load(use, size=size, channels=channels)
+
+
+def _numbered(dataset: "Dataset", classes: tuple[str, ...], what: str) -> "Batch":
+    """All examples of a data set, with classes numbered by their names among `classes`."""
+    import torch
+
+    from seepage.types import Batch
+
+    for name in dataset.classes:
+        if name not in classes:
+            raise unknown(f"class in {what}", name, classes)
+    numbers = torch.tensor([classes.index(name) for name in dataset.classes])
+    whole = dataset.batch(torch.arange(len(dataset)))
+    return Batch(whole.inputs, numbers[whole.labels])
+
+
+def _present(found: "Membership", names: list[str], level: float, test: str, *, as_json: bool, quiet: bool) -> None:
+    named = found.named(level).tolist()
+    rows = [
+        {"candidate": place, "class": name, "statistic": round(float(value), 6), "p_value": float(p), "named": hit}
+        for place, (name, value, p, hit) in enumerate(zip(names, found.statistics, found.p_values, named, strict=True))
+    ]
+    if as_json:
+        facts = {"test": test, "level": level, "reference": found.reference, "calibration": len(found.calibration)}
+        print(json.dumps({"schema": 1, **facts, "candidates": rows}, allow_nan=False))
+        return
+    if not quiet:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        for title in ("candidate", "class", "statistic", "p-value", ""):
+            table.add_column(title, justify="left" if title in ("class", "") else "right", no_wrap=True)
+        for row in sorted(rows, key=lambda row: row["p_value"]):
+            words = ["named" if row["named"] else ""]
+            numbers = [str(row["candidate"]), printable(str(row["class"])), f"{row['statistic']:.3f}"]
+            table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["named"] else "dim")
+        Console().print(table)
+    mistakes = f"{level * len(rows):.2g} of {len(rows)}"
+    print(
+        f"{test} names {sum(named)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in the "
+        f"batch, it would name {mistakes} by mistake. A candidate that is not named is not proved absent."
+    )
