@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage import Batch, FedSGD, Inapplicable, Transcript, attack, dlg, observe, record
+from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, attack, build, dlg, observe, record
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.problem import Problem
+from seepage.attacks.text.layers import Reader
 from seepage.core.nn import captured_calls, forward, logits_in
 from seepage.core.second_derivatives import twice_differentiable
 from seepage.errors import SeepageError
@@ -232,6 +233,15 @@ def test_what_a_network_over_tokens_does_not_allow_is_refused(use: str) -> None:
             attack(seen(model, (5,)), use)
 
 
+def test_a_network_that_takes_no_shorter_texts_is_given_none() -> None:
+    """The search for shorter texts ended in an IndexError of the embedding: nothing stands for -1 there."""
+    ours = build(Architecture("gpt", {"width": 8}), (5,), 20)
+    for model, takes in ((Tagger(), False), (ours, True)):
+        labels = torch.zeros(1, 5, dtype=torch.int64) if takes else torch.tensor([1])
+        transcript = record(model, Batch(private((5,)), labels), client=EVAL)
+        assert Reader(transcript.knowledge, transcript[0]).takes_shorter is takes
+
+
 def test_an_update_over_tokens_can_be_observed() -> None:
     model = Tagger()
     transcript = seen(model, (5,))
@@ -247,3 +257,12 @@ def test_gauss_newton_says_that_layers_read_positions() -> None:
 def test_rgap_says_that_the_order_of_layers_is_not_known() -> None:
     with pytest.raises(Inapplicable, match=r"the model \(PointwiseLast\) is no nn.Sequential, and only that says"):
         attack(seen(PointwiseLast()), "rgap")
+
+
+@pytest.mark.parametrize("use", ["linear", "spear", "dlg", "patch_embedding"])
+def test_over_tokens_no_refusal_recommends_an_attack_that_refuses_too(use: str) -> None:
+    with pytest.raises(Inapplicable) as refused:
+        attack(seen(Recurrent(tokens=True), (5,)), use)
+    assert "inverting_gradients" not in refused.value.remedy
+    assert "gradient_matching" not in refused.value.remedy
+    assert "token_sequences" in refused.value.remedy

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
 
-from seepage.core.nn import first_layer, input_layer
+from seepage.core.nn import first_layer, input_layer, vocabulary_of
 from seepage.errors import Inapplicable, short
 from seepage.fitting import not_sent
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
@@ -15,6 +15,9 @@ __all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent"
 
 MATCHING = "a matching attack such as inverting_gradients"
 """What most refusals recommend: it applies to any model and any rule."""
+MATCHING_NAMES = ("inverting_gradients", "gradient_matching")
+TOKENS_INSTEAD = "use token_sequences, or audit the network behind the embedding with embedded inputs as its data"
+"""The same where inputs are token numbers, which matching cannot follow."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,7 @@ class Needs:
         if first is not None and isinstance(first[1], nn.Embedding | nn.EmbeddingBag):
             raise Inapplicable(
                 f"the model's first layer {first[0]!r} looks up whole numbers, which have no gradient to follow",
-                "audit the network behind the embedding, with embedded inputs as its data",
+                TOKENS_INSTEAD,
             )
 
     def _check_sent(self, knowledge: Knowledge, observed: Round) -> None:
@@ -216,9 +219,16 @@ class Attack(ABC):
         Raises:
             Inapplicable: Where the attack cannot say anything about this transcript.
         """
-        if self.rounds == "one":
-            self.needs.check(transcript.knowledge, transcript[0])
-        return self.examine(transcript)
+        try:
+            if self.rounds == "one":
+                self.needs.check(transcript.knowledge, transcript[0])
+            return self.examine(transcript)
+        except Inapplicable as refused:
+            matching = any(name in refused.remedy for name in MATCHING_NAMES)
+            if matching and vocabulary_of(transcript.knowledge.model) is not None:
+                # The attack that most refusals recommend would refuse in turn.
+                raise Inapplicable(refused.reason, TOKENS_INSTEAD) from None
+            raise
 
     @final
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:

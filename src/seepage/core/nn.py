@@ -98,19 +98,27 @@ def sorted_labels(labels: Tensor) -> Tensor:
 def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None) -> Tensor:
     """The model's logits at `params`, leaving the module and the given buffers as they were.
 
-    Buffers are copied first: batch norm in train mode writes to them; so are the inputs, which a model may normalize in
-    place: that would change a client's own batch, and cannot be differentiated. Recurrent layers run without cuDNN,
-    whose kernels have no backward pass in eval mode and no second derivative in any.
+    Buffers are copied first: batch norm in train mode writes to them. The rest is as in `called`.
+    """
+    copies = {name: b.clone() for name, b in (buffers or dict(model.named_buffers())).items()}
+    return called(model, {**params, **copies}, inputs)
+
+
+def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
+    """The logits of a model with these parameters and buffers, to which batch norm in train mode writes.
+
+    The inputs are copied first: a model may normalize them in place, which would change a client's own batch, and
+    cannot be differentiated. Recurrent layers run without cuDNN, whose kernels have no backward pass in eval mode and
+    no second derivative in any.
 
     Raises:
         SeepageError: Where batch norm in train mode is given one value per channel, and where no logits come out.
     """
-    copies = {name: b.clone() for name, b in (buffers or dict(model.named_buffers())).items()}
     with ExitStack() as stack:
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         try:
-            output = functional_call(model, {**params, **copies}, (inputs.clone(),))
+            output = functional_call(model, state, (inputs.clone(),))
         except ValueError as error:
             if ONE_VALUE not in str(error):
                 raise

@@ -39,7 +39,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
     """Run a block in which gradients of this model, made with `create_graph`, can be differentiated.
 
     PyTorch's fused kernels of attention have no second derivative, so the plain one is used; nor has the hard sigmoid
-    of squeeze-and-excitation in MobileNetV3, which is written out. (Recurrent layers: see `core.nn.forward`.)
+    of squeeze-and-excitation in MobileNetV3, which is written out. (Recurrent layers: see `core.nn.called`.)
 
     Args:
         model: The model that the block runs. It is not changed.

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from seepage.clients import WrappedRule
-from seepage.core.nn import forward, in_mode, without_hooks
+from seepage.core.nn import called, forward, in_mode, without_hooks
 from seepage.defenses.noise import gaussian
 from seepage.errors import Inapplicable, SeepageError
 from seepage.registry import defenses
@@ -207,8 +207,7 @@ def _loss(client: ClientView) -> Callable[[Tensors, Tensor, Tensor], Tensor]:
     state = dict(client.buffers or dict(model.named_buffers()))
 
     def loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
-        logits = functional_call(model, {**params, **state}, (x[None],))
-        return client.rule.loss_of(logits, y[None])
+        return client.rule.loss_of(called(model, {**params, **state}, x[None]), y[None])
 
     return loss
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seepage.clients import mean_update
 from seepage.clients.step import Client
-from seepage.core.nn import generator, has_batch_norm, in_mode
+from seepage.core.nn import called, generator, has_batch_norm, in_mode
 from seepage.core.storage import read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Diverged, SeepageError
 from seepage.fitting import check_fits
@@ -120,7 +120,7 @@ class Clients:
             return stage.buffers
         buffers = {name: tensor.clone() for name, tensor in stage.buffers.items()}
         with torch.no_grad(), in_mode(self.model, training=True):
-            torch.func.functional_call(self.model, {**stage.params, **buffers}, (batch.inputs,))
+            called(self.model, {**stage.params, **buffers}, batch.inputs)
         return buffers
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.core.nn import forward, generator, in_mode
+from seepage.core.nn import called, forward, generator, in_mode
 from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
 from seepage.fitting import check_fits
@@ -143,7 +143,7 @@ def train(
         batch = batches(chosen)
         with in_mode(model, training=True):
             # Not `forward`: training is meant to update the buffers.
-            logits = torch.func.functional_call(model, {**params, **buffers}, (batch.inputs,))
+            logits = called(model, {**params, **buffers}, batch.inputs)
         value = loss(logits, batch.labels)
         if not torch.isfinite(value):
             raise SeepageError(

@@ -208,7 +208,11 @@ class Chain:
         zero, one, half = seen[0].flatten(1).double()
         scale = one - zero
         if zero.numel() != torch.Size(input_shape).numel() or (scale == 0).any():
-            raise Inapplicable("what comes before the first layer is no scaling of the input", INSTEAD)
+            raise Inapplicable(
+                f"what comes before {steps[places[0]][0]!r}, the first fully connected layer or convolution of images, "
+                "is no scaling of each input value",
+                INSTEAD,
+            )
         if not torch.allclose(half, zero + 0.5 * scale, atol=1e-5):
             raise Inapplicable("what comes before the first layer is not linear", INSTEAD)
         return cls(tuple(maps), scale, zero)

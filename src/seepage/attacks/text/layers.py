@@ -9,6 +9,7 @@ so the gradient's columns, on the side of the layer's input, span what the layer
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -76,6 +77,24 @@ class Reader:
             with suppress(_Enough):
                 forward(model, self.observed.params, ids, buffers=self.observed.buffers)
         return seen
+
+    @cached_property
+    def takes_shorter(self) -> bool:
+        """Whether the network takes -1 behind the end of a shorter sequence; others read sequences of one length.
+
+        It is tried on the CPU: a GPU that looks up a row which is not there does not recover.
+        """
+        model, ids = self.knowledge.model, torch.zeros((1, *self.knowledge.input_shape), dtype=torch.int64)
+        ids[0, -1] = -1
+        params = dict(model.named_parameters()) | self.observed.params
+        buffers = dict(model.named_buffers()) | self.observed.buffers
+        on_cpu = [{name: tensor.detach().cpu() for name, tensor in one.items()} for one in (params, buffers)]
+        try:
+            with torch.no_grad(), in_mode(model, training=False):
+                forward(model, on_cpu[0], ids, buffers=on_cpu[1])
+        except (IndexError, RuntimeError):
+            return False
+        return True
 
     @property
     def device(self) -> torch.device:

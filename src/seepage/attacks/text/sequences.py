@@ -127,7 +127,7 @@ def assemble(
     found: list[Tensor] = []
     tried, equations = 0, sum(check.span.width - check.span.rank for check in checks)
     longest = next((p for p, tokens in enumerate(places) if not len(tokens)), len(places))
-    for length in range(longest, 0, -1):
+    for length in range(longest, 0 if reader.takes_shorter else len(places) - 1, -1):
         if sum(len(tokens) - 1 for tokens in places[:length]) > equations:
             continue  # more indicators than equations: nothing would be told
         # Few tokens at a place leave few anchors to try; a place with fewer than there are sequences misses some.

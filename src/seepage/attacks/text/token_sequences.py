@@ -109,7 +109,7 @@ class TokenSequences(Attack):
         if first is None:
             raise Inapplicable(
                 "no fully connected layer that reads single tokens sends a gradient that spans less than everything "
-                "(there are too many tokens in the batch, or query, key and value are withheld or noised)",
+                "(there is none, the batch has too many tokens, or query, key and value are withheld or noised)",
                 REMEDY,
             )
         causal = all(layer.causal for layer in layers)
@@ -129,6 +129,8 @@ class TokenSequences(Attack):
             found = decode(seen.reader, seen.deeper, places, progress)
         else:
             found = assemble(seen.reader, seen.deeper, places, wanted, progress)
+        if not seen.reader.takes_shorter:
+            found = [row for row in found if len(row) == length]
         if not found:
             return Reconstruction(
                 torch.empty(0, length, dtype=torch.int64, device=seen.reader.device), notes=tuple(notes)
