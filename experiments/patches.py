@@ -2,28 +2,37 @@ r"""One image of a vision transformer from one update, by the gradients of its p
 
 python experiments/patches.py photographs
 python experiments/patches.py small --data ../shared/data/cifar10.npz
+python experiments/patches.py batches --data ../shared/data/imagenet_sample_224.zip --sizes 2 3 4
 
 `photographs`: networks of torchvision and timm for 224 pixels, with random weights, on five photographs that
 scikit-image and scikit-learn ship, one gradient in float32 each. torchvision's heads start at zero, with which a first
 gradient holds nothing: theirs are drawn with a standard deviation of 0.02. `small`: `vit` on five CIFAR-10 images of 32
 pixels, by what the client does. Nothing was tuned on these images. One row of results/transformers/patches.jsonl per
 setting that is not there yet: the mean PSNR, between the least and the most, with the mean color beside it.
+
+`batches`: `patch_unmixing` on ViT-B/32, five batches of each size, of ImageNet photographs on which nothing was tuned
+(that was done on the photographs of scikit-image and scikit-learn): the median PSNR of all images, between the least
+and the most.
 """
 
 import argparse
+import io
 import time
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import skimage.data
 import sklearn.datasets
 import torch
 import torch.nn.functional as F
 from common import draw, fit, flat_square, parts
+from PIL import Image
 from torch import Tensor, nn
 
-from seepage import Architecture, Batch, GaussianNoise, build, record
+from seepage import Architecture, Batch, GaussianNoise, attack, build, record, score
 from seepage.attacks.base import ignore
 from seepage.attacks.patches import PatchEmbedding
 from seepage.clients import FedAvg
@@ -42,6 +51,7 @@ NETWORKS = (
     "timm:vit_small_patch14_reg4_dinov2",
 )
 SIZE, CLASSES, IMAGES = 224, 10, 5
+UNMIXED = "torchvision:vit_b_32"
 
 
 @dataclass(frozen=True)
@@ -111,12 +121,12 @@ def measure(model: nn.Module, batch: Batch, setting: Setting, seed: int) -> dict
         first = replace(first, update=Update(rounded, first.update.kind))
         seen = replace(seen, make_round=lambda t: first)
     cpu, mean_color = time.process_time(), float(psnr(flat_square(batch.inputs), batch.inputs))
-    attack = PatchEmbedding()
+    reader = PatchEmbedding()
     try:
-        view = attack.prepare(seen)
+        view = reader.prepare(seen)
     except Inapplicable as error:
         return {"mean_color": mean_color, "reason": error.reason, "cpu_s": time.process_time() - cpu}
-    found = attack.run(view, seed=0, progress=ignore)
+    found = reader.run(view, seed=0, progress=ignore)
     quality = float(psnr(found.inputs, batch.inputs))
     certified = bool(found.certified is not None and found.certified[0])
     return {
@@ -155,13 +165,54 @@ def mean(key: str, rows: list[dict[str, Any]]) -> float:
     return sum(float(one[key]) for one in rows) / len(rows)
 
 
+def batches(path: str, size: int) -> Iterator[Batch]:
+    """Five batches of different photographs, drawn once for all sizes."""
+    with zipfile.ZipFile(path) as archive:
+        names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
+        order = torch.randperm(len(names), generator=torch.Generator().manual_seed(size)).tolist()
+        for batch in range(IMAGES):
+            pictures = [archive.read(names[i]) for i in order[batch * size : (batch + 1) * size]]
+            images = [np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")) for picture in pictures]
+            inputs = torch.stack([torch.from_numpy(image.copy()).permute(2, 0, 1).float() / 255 for image in images])
+            yield Batch(inputs, torch.arange(size))
+
+
+def unmix_batches(path: str, size: int) -> None:
+    model, rows = network(UNMIXED, 0), []
+    for seed, batch in enumerate(batches(path, size)):
+        cpu, seen = time.process_time(), record(model, batch, seed=seed)
+        found = attack(seen, "patch_unmixing")
+        scores = score(found, batch)
+        flat = torch.cat([psnr(flat_square(image[None]), image[None]) for image in batch.inputs])
+        rows += [
+            {"psnr": float(one), "mean_color": float(color), "cpu_s": time.process_time() - cpu}
+            for one, color in zip(scores.values["psnr"].tolist(), flat.tolist(), strict=True)
+        ]
+        assert found.certified is not None
+        assert not found.certified.any()
+        print(f"{size} images, batch {seed}: {[round(row['psnr'], 1) for row in rows[-size:]]}", flush=True)
+    numbers = sorted(row["psnr"] for row in rows)
+    median = float(torch.tensor(numbers).quantile(0.5))
+    facts = {"images": len(rows), "batches": IMAGES, "batch_size": size, "mean_color": mean("mean_color", rows)}
+    facts |= {"cpu_s": mean("cpu_s", rows), "over_30": sum(one > 30 for one in numbers) / len(numbers)}
+    facts |= {"mean": mean("psnr", rows), "certified": 0, "false_certificates": 0, "patch": 32}
+    ends = (numbers[0], numbers[-1])
+    study, row = "transformers/batches", f"{UNMIXED}, batch of {size}"
+    keep_measured(study, row, "psnr", median, interval=ends, data=path.split("/")[-1], **facts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["photographs", "small"])
+    parser.add_argument("what", choices=["photographs", "small", "batches"])
     parser.add_argument("--data", default="../shared/data/cifar10.npz")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[2, 3, 4])
     parser.add_argument("--networks", nargs="+", default=NETWORKS)
     arguments = parser.parse_args()
     done = {record.row for record in read_file(RESULTS / "transformers" / "patches.jsonl")}
+    if arguments.what == "batches":
+        for size in arguments.sizes:
+            unmix_batches(arguments.data, size)
+        return
     if arguments.what == "photographs":
         for use in arguments.networks:
             if use in done:

@@ -15,6 +15,7 @@ import torch
 from fake_device import pretended
 from torch import Tensor, nn
 
+import seepage.data
 from seepage import (
     ATTACKS,
     Architecture,
@@ -70,9 +71,17 @@ def with_images() -> tuple[Transcript, Tensor]:
     return replace(seen, knowledge=own), planted
 
 
+def photographs() -> tuple[Transcript, Tensor]:
+    """Two tiles of photographs in a transformer of four patches: nothing smoother has independent patches."""
+    data = seepage.data.load("photos", size=64)
+    batch = data.batch(data.private[:2])
+    return record(build(PATCHES, (3, 64, 64), 13), batch, architecture=PATCHES), batch.inputs
+
+
+PATCHES = Architecture("vit", {"patch": 32, "width": 32, "depth": 1, "heads": 2, "hidden": 32})
 SETTLED = Architecture("convnet", {"width": 8, "batch_norm": True, "activation": "gelu"})
 FC2 = Architecture("fc2", {"hidden": 32})
-VICTIMS = {"settled": settled, "with_images": with_images}
+VICTIMS = {"settled": settled, "with_images": with_images, "photographs": photographs}
 DATA = Path(__file__).parents[1] / "attacks"
 """A file for each name in `ATTACKS`: what is planted for it. PSNRs are about 5 dB below what was measured."""
 

@@ -49,6 +49,13 @@ def faint(model: Spec) -> tuple[Transcript, Batch]:
     return record(build(model, (1, 8, 8), 10), batch, defense=GaussianNoise(sigma=1e-5)), batch
 
 
+def photographs(model: Spec) -> tuple[Transcript, Batch]:
+    """Two tiles of photographs, 64 x 64 pixels."""
+    data = seepage.data.load("photos", size=64)
+    batch = data.batch(data.private[:2])
+    return record(build(model, (3, 64, 64), 13), batch), batch
+
+
 def own_images(model: Spec) -> tuple[Transcript, Batch]:
     """The same, and 500 other digits that the attacker has."""
     data = seepage.data.load("digits", size=8)
@@ -84,6 +91,7 @@ def rounds(model: Spec) -> tuple[Transcript, Batch]:
 
 SETTINGS: dict[str, tuple[Callable[[Spec], tuple[Transcript, Batch]], Spec]] = {
     "one": (one, GELU),
+    "photographs": (photographs, Spec("vit", {"patch": 32, "width": 32, "depth": 1, "heads": 2, "hidden": 32})),
     "faint": (faint, Spec("convnet", {"width": 16})),
     "own_images": (own_images, GELU),
     "average": (average, Spec("fc2", {"hidden": 32})),

@@ -23,7 +23,7 @@ from seepage.attacks.matching import (
     inverting_gradients,
     sapag,
 )
-from seepage.attacks.patches import PatchEmbedding
+from seepage.attacks.patches import PatchEmbedding, PatchUnmixing
 from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
 from seepage.attacks.spear.spear import Spear
 from seepage.attacks.text import TokenSequences
@@ -44,6 +44,7 @@ __all__ = [
     "LinearLeak",
     "LoraLeak",
     "PatchEmbedding",
+    "PatchUnmixing",
     "PublishedCafe",
     "RGap",
     "Spear",

@@ -79,8 +79,9 @@ def on_grid(tokens: PatchTokens, measured: Measured, solved: Solved, count: int)
     It is returned only where every column explains its gradients up to their noise and lies in the range of levels.
     An image off the grid fails that: the whole numbers nearest to it miss its gradients by far more than noise.
 
-    Beside it stands whether no rounding was near: the least gap of the reduced basis is `CLEAR` times what was measured
-    of noise and guess. Where it is not, a column may be wrong, and what else is known of the image has to decide.
+    Beside it stands whether no rounding was near: the noise is that of float32, and the least gap of the reduced basis
+    is `CLEAR` times what was measured of noise and guess. Where not, a column may be wrong, and what else is known of
+    the image has to decide.
 
     Args:
         tokens: Which pixels the patches are made of.
@@ -102,7 +103,9 @@ def on_grid(tokens: PatchTokens, measured: Measured, solved: Solved, count: int)
         inside = ((whole >= 0) & (whole <= count)).all(0)
         # What was assumed of noise and guess is measured on what was rounded; a wrong column makes both larger.
         found, off = float(missed.max()), _off(measured, grid, guess.levels - whole, guess.noise)
-        clear = gap > CLEAR * max(found, off / guess.wide, 1.0)
+        # Of noise that is not the rounding of sums, as in a difference of weights, the tails are not known.
+        known = float(left.square().mean().sqrt()) < LARGEST * measured.rounding
+        clear = known and gap > CLEAR * max(found, off / guess.wide, 1.0)
         fits = bool(inside.all()) and found < LARGEST
         if fits and (clear or turn == ROUNDS - 1):
             values = whole / count * (measured.high - measured.low) + measured.low

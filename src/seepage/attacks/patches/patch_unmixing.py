@@ -1,0 +1,179 @@
+"""The images of a vision transformer's batch, unmixed from the gradients of its patch and position embeddings."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.patches.borders import Board, leveled, ordered
+from seepage.attacks.patches.tokens import PatchTokens
+from seepage.attacks.patches.unmixing import CLEAR, Mixture, separate
+from seepage.core.nn import generator
+from seepage.registry import attacks
+from seepage.types import Reconstruction, Transcript
+
+ROUNDS = 8
+"""Most times that patches are put in order and leveled with their neighbors."""
+SETTLED = 5e-3
+"""Mean change of a pixel, in units of the value range, at which that ends."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixedPatches:
+    """What the attack works on.
+
+    Attributes:
+        mixture: What the gradients say of all images' patches.
+        board: Where the patches lie.
+        pixels: `[P, d]` which value of the flattened image each entry of a patch is, in reading order of the board.
+        clear: How far the weakest direction of the differences stands above the noise.
+        low: Smallest value of an image.
+        high: Largest value.
+        shape: Of an image.
+        like: A parameter, for type and device.
+    """
+
+    mixture: Mixture
+    board: Board
+    pixels: Tensor
+    clear: float
+    low: float
+    high: float
+    shape: tuple[int, ...]
+    like: Tensor
+
+
+@attacks.register(
+    "patch_unmixing",
+    paper="none; its equations are in the docs",
+    cost="seconds to a minute (unmixing by independent components)",
+)
+@dataclass(frozen=True, kw_only=True)
+class PatchUnmixing(Attack):
+    """Unmixes the images of a vision transformer's batch out of the gradients of patch and position embedding.
+
+    The position embedding's gradient is the sum of the images' token gradients, S = sum_i D_i; that of the patch
+    embedding is G = sum_i D_i^T X_i. Outside the span of S, G's row space is exactly that of the differences of the
+    images' patches, with (n - 1) P directions, and outside these all images' patches are known, and the same. The rest,
+    n numbers for each direction and place, is found by independent components, as in the Cocktail Party Attack: pixel
+    differences of photographs are sparse, and nearly independent from patch to patch. What is known fixes the place
+    and the size of each component. Which of a place's patches belongs to which image, and how bright each is, follows
+    from its neighbors: images go on across the borders of patches.
+
+    At most (width - P) / P + 1 images can be told apart. The images are near, not exact, and none is certified.
+
+    Example:
+        >>> PatchUnmixing().needs.text
+        'an image transformer with learned positions, batch of 2 and more, large patches'
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        text="an image transformer with learned positions, batch of 2 and more, large patches",
+        images="the unmixing of patches",
+        differentiable=True,
+        linear_in_gradient="no gradient is a sum over patches",
+        uncoupled="no gradient a sum over images",
+        batch_size="the directions of the images' differences are counted by it",
+        instead="gradient_matching",
+    )
+
+    def examine(self, transcript: Transcript) -> MixedPatches:
+        knowledge, observed = transcript.knowledge, transcript[0]
+        images = observed.batch_size
+        assert images is not None
+        if images == 1:
+            raise Inapplicable("a single image is mixed with no other", "use patch_embedding")
+        tokens = PatchTokens.of(knowledge, observed)
+        gradient = observed.gradient(knowledge.client)
+        errors, products = tokens.errors(gradient), gradient[tokens.weight].double().cpu().flatten(1)
+        if not bool(errors.any()) or not bool(products.any()):
+            raise Inapplicable(
+                "the gradient of the position or the patch embedding is zero (the head is still zero, or they are "
+                "frozen or withheld)",
+                "look at the update of a later round",
+            )
+        pixels, order, inside, grid = _board(tokens, knowledge.input_shape)
+        count, width, size = len(errors), errors.shape[1], pixels.shape[1]
+        most = min(width // count, size // count)
+        if images > most:
+            raise Inapplicable(
+                f"{images} images of {count} patches are mixed in tokens of {width} numbers and patches of {size}, and "
+                f"at most {most} can be told apart",
+                "observe a smaller batch, or use gradient_matching",
+            )
+        # Columns of G in the order of the pixels, as if the network read them without shift and scale.
+        scale, shift = tokens.scale[order].gather(1, inside), tokens.shift[order].gather(1, inside)
+        errors, products = errors[order], products[:, inside[0]]
+        mixture, clear = Mixture.of(errors, (products - errors.T @ shift) / scale[0], images, grid)
+        if clear < CLEAR:
+            raise Inapplicable(
+                f"the weakest direction of the images' differences stands {clear:.1f} times above the noise of the "
+                f"update, and {CLEAR:g} are needed (it was quantized or noised, or images are the same in a patch)",
+                "use gradient_matching",
+            )
+        height, across = knowledge.input_shape[1] // grid[1], knowledge.input_shape[2] // grid[2]
+        low, high = knowledge.value_range
+        like = next(iter(observed.params.values()))
+        board = Board.of(height, across, grid)
+        return MixedPatches(mixture, board, pixels, clear, low, high, knowledge.input_shape, like)
+
+    def run(self, seen: MixedPatches, *, seed: int, progress: Progress) -> Reconstruction:
+        mixture, n = seen.mixture, seen.mixture.images
+        rows = separate(mixture, generator(seed, "patches"))
+        image = ordered(_patches(rows, mixture), seen.board, seen.high - seen.low)
+        unit = seen.high - seen.low
+        for turn in range(ROUNDS):
+            before = _patches(rows, mixture)
+            rows = leveled(mixture, rows, seen.board, image, unit)
+            patches = _patches(rows, mixture)
+            image = ordered(patches, seen.board, unit)
+            moved = float((patches - before).square().mean().sqrt()) / unit
+            progress.report(turn, ROUNDS, moved)
+            if moved < SETTLED:
+                break
+        places = torch.arange(len(patches))
+        found = torch.zeros(n, seen.pixels.numel(), dtype=torch.float64)
+        for i in range(n):
+            found[i, seen.pixels.flatten()] = patches[places, image[:, i]].flatten()
+        count, width = len(places), mixture.width
+        return Reconstruction(
+            inputs=found.reshape(n, *seen.shape).clamp(seen.low, seen.high).to(seen.like),
+            certified=torch.zeros(n, dtype=torch.bool, device=seen.like.device),
+            notes=(
+                f"{n} images of {count} patches were unmixed; tokens of {width} numbers allow {width // count}",
+                f"the weakest direction of their differences stands {seen.clear:.0f} times above the noise",
+            ),
+        )
+
+
+def _patches(rows: Tensor, mixture: Mixture) -> Tensor:
+    """`[P, n, d]`."""
+    patches: Tensor = (rows @ mixture.rows).unflatten(0, (-1, mixture.images))
+    return patches
+
+
+def _board(tokens: PatchTokens, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor, tuple[int, int, int]]:
+    """Patches in reading order: `[P, d]` their pixels, `[P]` their tokens, `[P, d]` their entries, and their grid.
+
+    Raises:
+        Inapplicable: Where the patches are no rectangles that cover the image once, all scaled alike.
+    """
+    inside = tokens.pixels.argsort(1)
+    pixels = tokens.pixels.gather(1, inside)
+    order = pixels[:, 0].argsort()
+    pixels, inside = pixels[order], inside[order]
+    channels, height, width = shape
+    first = pixels[0]
+    across = int((first % width).max() - (first % width).min()) + 1
+    down = int((first // width % height).max() - (first // width % height).min()) + 1
+    whole = torch.equal(pixels.flatten().sort().values, torch.arange(channels * height * width))
+    scale = tokens.scale[order].gather(1, inside)
+    even = bool(((scale - scale[0]).abs() <= 1e-6 * scale[0].abs()).all()) and bool((inside == inside[0]).all())
+    if not whole or not even or channels * down * across != pixels.shape[1] or height % down or width % across:
+        raise Inapplicable(
+            "the patches are no rectangles that cover the image once, all scaled alike, so no borders tell their order",
+            "use gradient_matching",
+        )
+    return pixels, order, inside, (channels, down, across)
