@@ -391,6 +391,41 @@ def text() -> Lines:
     return [*found, *commands(rows)]
 
 
+def adapters() -> Lines:
+    """Low-rank adapters: images behind vectors, behind tokens, and text, by rank and batch."""
+    rows = rows_of("transformers/adapters")
+    lines: Lines = []
+    for metric, title in (
+        ("psnr", "Images of CIFAR-10, attack `lora`; PSNR in dB, a batch for each seed:"),
+        ("exact", "Texts of 16 tokens, attack `token_sequences`; share of texts that are exactly right:"),
+    ):
+        body = []
+        for name in dict.fromkeys(
+            row["name"] for row in rows if metric in row and row["name"].startswith("text") == (metric == "exact")
+        ):
+            same = [row for row in rows if row["name"] == name]
+            found = [row[metric] for row in same if row[metric] is not None]
+            certified = sum(row.get("certified", 0) * row["size"] for row in same)
+            false = sum(row.get("false_certificates", 0) for row in same)
+            value = "not applicable"
+            if found:
+                spread = f" ({min(found):.1f} to {max(found):.1f})" if len(found) > 1 and metric == "psnr" else ""
+                value = f"{statistics.mean(found):.1f}{spread}" if metric == "psnr" else f"{statistics.mean(found):.0%}"
+            total = sum(row["size"] for row in same)
+            body.append(
+                [
+                    name,
+                    value,
+                    f"{certified:.0f} of {total}, {false} false",
+                    f"{len(same)}",
+                    f"{statistics.mean(row['cpu_s'] for row in same):.1f}",
+                ]
+            )
+        heads = ("", "PSNR" if metric == "psnr" else "exact", "certified", "seeds", "cpu_s")
+        lines += [title, "", *table(heads, body), ""]
+    return [*lines, *commands(rows)]
+
+
 def convolutions() -> Lines:
     """Batches read exactly through plain chains, by data, classes, training and batch size."""
     return _exact_batches(
@@ -756,6 +791,7 @@ PARTS: dict[str, Part] = {
     "head": Part("features.md", head_features),
     "patches": Part("transformers.md", patches),
     "membership": Part("membership.md", membership),
+    "adapters": Part("adapters.md", adapters),
     "text": Part("text.md", text),
     "convolutions": Part("convolutions.md", convolutions),
     "residual": Part("convolutions.md", residual),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from small_adapter import block, network
+from small_adapter import Adapted, block, network
 
 from seepage import (
     Architecture,
@@ -181,3 +181,21 @@ def test_peft_attaches_what_a_recipe_asks_for(tmp_path: Path) -> None:
         build(Architecture("fc2", {"adapter": {"targets": ["top"]}}), SHAPE, CLASSES)
     with pytest.raises(SeepageError, match="rank >= 1"):
         build(Architecture("fc2", {"adapter": {"rank": 0}}), SHAPE, CLASSES)
+
+
+@pytest.mark.parametrize("deviation", [0.0, 0.05])
+def test_text_comes_back_from_the_shadow_and_from_the_span(deviation: float) -> None:
+    """A first round's B sends A x alone, r numbers of a token, and a vocabulary is small enough to try."""
+    torch.manual_seed(0)
+    model = build(Architecture("gpt", {"width": 64, "depth": 2}), (6,), 90)
+    model.requires_grad_(False)
+    for layer in model.blocks:
+        layer.query, layer.value = (Adapted(one, 24, 1.0, deviation) for one in (layer.query, layer.value))
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]])
+    targets = torch.cat([ids[:, 1:], torch.full((2, 1), -100)], 1)
+    seen = record(model, Batch(ids, targets))
+    assert all("lora" in name for name in seen[0].update.tensors)
+    found = attack(seen, "token_sequences")
+    assert sorted(found.inputs.tolist()) == sorted(ids.tolist())
+    assert found.certified is not None
+    assert found.certified.all()

@@ -40,7 +40,7 @@ class LoraLeak(Attack):
     where the adapters' ranks together reach the tokens, and tokens and patch entries together stay below the width.
 
     In the first round B is zero and with it grad A: then the update shows the r numbers A x only, and the attack does
-    not apply. A guess is certified where the client's own update at it is the observed one.
+    not apply. A guess is certified where the client's own update at it is the observed one, and all tokens are shown.
 
     Args:
         tolerance: Largest relative difference of an example's errors, and of the whole update, for it to be certified.
@@ -120,7 +120,10 @@ class LoraLeak(Attack):
             inputs=image,
             labels=torch.tensor([label], device=image.device),
             objective=torch.tensor([errors[label]], device=image.device),
-            certified=torch.tensor([errors[label] < self.tolerance], device=image.device),
+            # A token outside of what is shown of the span makes every patch a little wrong, and the update hardly.
+            certified=torch.tensor(
+                [errors[label] < self.tolerance and solved.rank == seen.tokens], device=image.device
+            ),
             cost={"evaluations": len(errors)},
             notes=notes,
         )

@@ -123,8 +123,10 @@ class Reader:
             weight = names.get(id(parameter))
             if weight not in self.observed.update.tensors or weight is None or read.shape[:2] != ids.shape:
                 continue
-            if grouped and grouped[-1][0] is read:
-                grouped[-1][2].append((weight, axis))
+            # Between the A of two adapters that read the same, their B is called.
+            same = next((weights for other, _, weights in grouped if other is read), None)
+            if same is not None:
+                same.append((weight, axis))
             else:
                 grouped.append((read, name, [(weight, axis)]))
         return [_token_layer(read, name, weights, place) for read, name, weights in grouped]

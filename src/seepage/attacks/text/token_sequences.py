@@ -12,6 +12,8 @@ from seepage.attacks.text.layers import Reader, TokenLayer
 from seepage.attacks.text.sequences import Check, assemble, candidates, decode, deepest
 from seepage.attacks.text.span import Span
 from seepage.attacks.text.targets import Targets
+from seepage.attacks.text.unread import targets_by_direction
+from seepage.core.adapters import inside_adapters
 from seepage.core.nn import as_inputs, first_layer, forward, in_mode, next_tokens, norm, vocabulary_of
 from seepage.registry import attacks
 from seepage.types import Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
@@ -105,7 +107,8 @@ class TokenSequences(Attack):
             )
         reader, gradient = Reader(knowledge, observed), observed.gradient(knowledge.client)
         layers = [layer for layer in reader.layers(vocabulary) if layer.mixtures(gradient).any()]
-        first = next((check for check in _checks(layers, gradient, local=True)), None)
+        adapters = bool(inside_adapters(knowledge.model))
+        first = next((check for check in _checks(layers, gradient, local=True, adapters=adapters)), None)
         if first is None:
             raise Inapplicable(
                 "no fully connected layer that reads single tokens sends a gradient that spans less than everything "
@@ -113,7 +116,7 @@ class TokenSequences(Attack):
                 REMEDY,
             )
         causal = all(layer.causal for layer in layers)
-        deeper = _checks(layers, gradient, local=False)
+        deeper = _checks(layers, gradient, local=False, adapters=adapters)
         return TokenGradients(reader, gradient, _present(knowledge, gradient, vocabulary), first, deeper, causal)
 
     def run(self, seen: TokenGradients, /, *, seed: int, progress: Progress) -> Reconstruction:
@@ -172,19 +175,26 @@ def _without_repeats(found: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool) -> list[Check]:
+def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapters: bool = False) -> list[Check]:
     """The first layers of one kind whose gradient does not span everything: one of tokens alone, some in context.
 
     A decoder's prefixes need two. In an encoder every number outside a span is an equation, and the third layer, behind
-    the activation, has the most.
+    the activation, has the most. Of low-rank adapters those count that show the most of what was read: the query's does
+    not show the first token, and one whose every column is independent may show a part of the span alone.
     """
     found: list[Check] = []
     wanted = 1 if local else 2 if all(layer.causal for layer in layers) else 3
     for layer in layers:
-        if layer.local == local and len(found) < wanted:
-            span = Span.of(layer.mixtures(gradient))
-            found += [Check(layer.module, span, tuple(name for name, _ in layer.weights))] * span.informative
-    return found
+        if layer.local == local and (len(found) < wanted or adapters):
+            mixtures = layer.mixtures(gradient)
+            span = Span.of(mixtures)
+            usable = span.informative and (not adapters or span.rank < mixtures.shape[1])
+            found += [Check(layer.module, span, tuple(name for name, _ in layer.weights))] * usable
+    if not adapters:
+        return found
+    found.sort(key=lambda check: -check.span.width)  # A reads more numbers of a token than B
+    largest = max((check.span.rank for check in found), default=0)
+    return [check for check in found if check.span.rank == largest][:wanted]
 
 
 def _present(knowledge: Knowledge, gradient: Tensors, vocabulary: int) -> Tensor:
@@ -204,11 +214,17 @@ def _completed(seen: TokenGradients, ids: Tensor) -> Batch | None:
     ids = ids.to(seen.reader.device)
     targets, rows = Targets(knowledge, observed, seen.gradient), torch.arange(len(ids))
     lengths = (ids >= 0).sum(1)
+    adapters = bool(inside_adapters(knowledge.model))
     if not seen.causal or _one_label(seen):
         labels = targets.read(ids, None, len(ids))
+        if adapters:
+            labels = targets_by_direction(knowledge, observed, seen.gradient, ids, None)
         return None if labels is None else Batch(ids, labels)
     whole = lengths < ids.shape[1]
-    last = targets.read(ids, lengths - 1, int(lengths.sum()))
+    if adapters:
+        last: Tensor | None = targets_by_direction(knowledge, observed, seen.gradient, ids, lengths - 1)
+    else:
+        last = targets.read(ids, lengths - 1, int(lengths.sum()))
     if last is None or not whole.all():
         return None
     ids = ids.clone()

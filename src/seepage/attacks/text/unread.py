@@ -1,0 +1,67 @@
+"""Targets that no layer reads, where the last layer's own gradient was not sent, as with adapters: by direction.
+
+The gradient of a sum of cross-entropies is `sum_i J_i^T (softmax(z_i) - onehot(y_i))`, with J_i the derivative of the
+logits z_i in what is trained. All of it is known but for the unknown targets, so what is left of the update is
+
+    R = -sum_i J_i^T onehot(y_i)
+
+`-J_i R` is largest, or nearly so, at y_i; among the likeliest the one is taken that leaves the least of R.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from seepage.core.nn import forward, in_mode, next_tokens
+from seepage.types import Knowledge, Round, Tensors
+
+SHORTLIST = 8
+"""Targets, by their product with what is left, of which the gradient is computed."""
+
+
+def targets_by_direction(
+    knowledge: Knowledge, observed: Round, gradient: Tensors, ids: Tensor, places: Tensor | None
+) -> Tensor:
+    """`[n]` the unknown target of each sequence.
+
+    Args:
+        knowledge: The model.
+        observed: The round.
+        gradient: It, as a gradient of the mean loss over all targets.
+        ids: `[n, tokens]`.
+        places: `[n]` for logits of every token, which of them has the unknown target; None: logits of sequences.
+    """
+    names = list(gradient)
+    leaves = {name: observed.params[name].detach().requires_grad_() for name in names}
+    rest = {name: p.detach() for name, p in observed.params.items() if name not in leaves}
+    rows = torch.arange(len(ids), device=ids.device)
+    # PyTorch's other kernels of attention have no second derivative.
+    with torch.enable_grad(), in_mode(knowledge.model, training=False), sdpa_kernel(SDPBackend.MATH):
+        logits = forward(knowledge.model, {**leaves, **rest}, ids, buffers=observed.buffers)
+        chosen = logits if places is None else logits[rows, :, places.to(ids.device)]  # [n, classes]
+        known = chosen.new_zeros(())
+        count = len(ids)
+        if places is not None:
+            known = knowledge.client.loss_of(logits, next_tokens(ids), reduction="sum")
+            count = int((places + 1).sum())
+        total = known + (chosen.softmax(1).detach() * chosen).sum()
+        own = torch.autograd.grad(total, list(leaves.values()), retain_graph=True, materialize_grads=True)
+        left = [count * gradient[name] - part for name, part in zip(names, own, strict=True)]  # R
+        # J^T u as a function of u, whose derivative along R is J R: a product for every target at once.
+        u = torch.zeros_like(chosen).requires_grad_()
+        pulled = torch.autograd.grad(chosen, list(leaves.values()), u, create_graph=True, materialize_grads=True)
+        inner = torch.stack([(a * b).sum() for a, b in zip(pulled, left, strict=True)]).sum()
+        (products,) = torch.autograd.grad(inner, u, retain_graph=True)  # [n, classes]
+        found = torch.zeros(len(ids), dtype=torch.int64, device=ids.device)
+        for row in range(len(ids)):
+            best, value = left, torch.inf
+            for label in (-products[row]).topk(min(SHORTLIST, products.shape[1])).indices.tolist():
+                one = torch.autograd.grad(
+                    chosen[row, label], list(leaves.values()), retain_graph=True, allow_unused=True
+                )
+                after = [a if b is None else a + b for a, b in zip(left, one, strict=True)]
+                size = float(torch.stack([part.square().sum() for part in after]).sum())
+                if size < value:
+                    best, value, found[row] = after, size, label
+            left = best
+    return found
