@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pages_architectures
 import pages_runs
 import torch
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
@@ -788,6 +789,9 @@ PARTS: dict[str, Part] = {
     "stages": Part("federation.md", stages),
     "skew": Part("federation.md", skew),
     "secure-aggregation": Part("federation.md", secure_aggregation),
+    "one example": Part("architectures.md", partial(pages_architectures.cells, "one example, eval mode")),
+    "two examples": Part("architectures.md", partial(pages_architectures.cells, "two examples, train mode")),
+    "refusals": Part("architectures.md", pages_architectures.refusals),
     "head": Part("features.md", head_features),
     "patches": Part("transformers.md", patches),
     "membership": Part("membership.md", membership),
