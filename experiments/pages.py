@@ -289,6 +289,25 @@ def head_features() -> Lines:
     return [*lines, *commands(rows)]
 
 
+def batches() -> Lines:
+    """Batches of a vision transformer, by their size."""
+    rows = rows_of("transformers/batches")
+    body = [
+        [
+            row["name"],
+            f"{row['psnr']:.1f} ({row['low']:.1f} to {row['high']:.1f})",
+            f"{row['over_30']:.0%}",
+            f"{row['certified']}, {row['false_certificates']} false",
+            f"{row['mean_color']:.1f}",
+            f"{row['cpu_s']:.0f}",
+        ]
+        for row in rows
+    ]
+    heads = ("", "PSNR, median (least to most)", "over 30 dB", "certified", "mean color", "cpu_s")
+    title = "Five batches of different ImageNet photographs of 224 pixels, random weights, one gradient in float32:"
+    return [title, "", *table(heads, body), "", *commands(rows)]
+
+
 def patches() -> Lines:
     """Vision transformers: by network at 224 pixels, then by what the client does at 32."""
     rows = rows_of("transformers/patches")
@@ -794,6 +813,7 @@ PARTS: dict[str, Part] = {
     "refusals": Part("architectures.md", pages_architectures.refusals),
     "head": Part("features.md", head_features),
     "patches": Part("transformers.md", patches),
+    "batches": Part("transformers.md", batches),
     "membership": Part("membership.md", membership),
     "adapters": Part("adapters.md", adapters),
     "text": Part("text.md", text),

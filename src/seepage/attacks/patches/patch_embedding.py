@@ -21,7 +21,7 @@ CERTAIN = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
 KNOWN = 1e-2
 """Expected error of a value, in units of the value range, up to which an image is certified: 40 dB."""
-NEARER = 0.1
+NEARER = 0.01
 """Share of the smooth image's disagreement at which a rounded image is taken, although a rounding was near."""
 
 
