@@ -408,7 +408,11 @@ def text() -> Lines:
     reasons = {reason for row in rows for reason in row["reasons"]}
     found = table(heads, body)
     found += ["", *(f"Not applicable: {reason}." for reason in sorted(reasons))] if reasons else []
-    return [*found, *commands(rows)]
+    title = (
+        "Paragraphs of Python's language reference, random weights, one gradient in float32. GPT-2 and BERT in their "
+        "published sizes (12 blocks of width 768); the others `gpt` of width 256 with 4 blocks, so at most 254 tokens:"
+    )
+    return [title, "", *found, *commands(rows)]
 
 
 def adapters() -> Lines:

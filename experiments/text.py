@@ -57,13 +57,13 @@ class Setting:
 
 PARTS: dict[str, Sequence[Setting]] = {
     "gpt2": (
-        Setting("GPT-2, 8 x 32", GPT2, 8, 32, 3),
+        Setting("GPT-2, 8 x 32", GPT2, 8, 32, 1),
         Setting("GPT-2, 16 x 32", GPT2, 16, 32, 3),
         Setting("GPT-2, 24 x 32", GPT2, 24, 32, 1),
         Setting("GPT-2, 32 x 32", GPT2, 32, 32, 1),
     ),
     "bert": (
-        Setting("BERT, 2 x 16", BERT, 2, 16, 3),
+        Setting("BERT, 2 x 16", BERT, 2, 16, 1),
         Setting("BERT, 4 x 16", BERT, 4, 16, 3),
         Setting("BERT, 8 x 16", BERT, 8, 16, 1),
     ),

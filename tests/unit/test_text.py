@@ -132,6 +132,12 @@ class TestSpan:
         assert span.rank == 20
         assert span.inside(x).all()
 
+    def test_a_gradient_of_full_rank_tells_nothing(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        x, d = torch.randn(40, 64, generator=draw), torch.randn(40, 32, generator=draw)
+        assert not Span.of(x.T @ d).informative  # of 40 vectors, 32 mixtures
+        assert Span.of(x[:20].T @ d[:20]).informative
+
     def test_noise_of_half_precision_is_known(self) -> None:
         draw = torch.Generator().manual_seed(0)
         exact = torch.randn(10, 64, generator=draw).T @ torch.randn(10, 96, generator=draw)

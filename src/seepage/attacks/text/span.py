@@ -68,11 +68,13 @@ class Span:
         basis: `[d, r]` orthonormal columns, float64.
         values: `[r]` singular values.
         floor: Size of the singular values that are noise.
+        most: Largest rank that a gradient of this shape can have.
     """
 
     basis: Tensor
     values: Tensor
     floor: float
+    most: int
 
     @classmethod
     def of(cls, mixtures: Tensor) -> "Span":
@@ -81,7 +83,7 @@ class Span:
         floor = noise_of(mixtures, found.values)
         rank = int((found.values > CLEAR * floor).sum())
         left, values = (part[..., :rank].to(mixtures.device) for part in (found.left, found.values))
-        return cls(left, values, floor)
+        return cls(left, values, floor, min(mixtures.shape))
 
     @property
     def width(self) -> int:
@@ -95,8 +97,8 @@ class Span:
 
     @property
     def informative(self) -> bool:
-        """Whether it leaves room outside: a layer norm alone takes one direction from what is read."""
-        return self.rank < self.width - 1
+        """Whether all that was read can lie in it, with room outside: a layer norm alone takes one direction away."""
+        return self.rank < self.most - 1
 
     def excess(self, vectors: Tensor) -> Tensor:
         """`[k]` distance of vectors `[k, d]` from the span, in units of what noise explains; up to 1: inside."""
