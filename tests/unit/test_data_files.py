@@ -251,7 +251,7 @@ def test_folders_without_classes_or_images(tmp_path: Path, folder: Path) -> None
 
 def test_other_files_are_refused_with_the_list_of_what_works(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"x")
-    with pytest.raises(SeepageError, match=r"\.zip with images and labels\.csv, or an \.npz"):
+    with pytest.raises(SeepageError, match=r"\.zip with images and labels\.csv, an \.npz with x and y, or text"):
         load(str(tmp_path / "x.tar"))
 
 

@@ -226,7 +226,7 @@ def test_it_says_what_is_missing() -> None:
         with pytest.raises(Inapplicable, match="7 images"):
             use.check(seen_of(image, planted_inputs(7, SHAPE)))
     table = record(build(Architecture("fc2"), (5,), 3), Batch(torch.rand(1, 5), torch.tensor([0])))
-    with pytest.raises(Inapplicable, match="is for images"):
+    with pytest.raises(Inapplicable, match="needs images"):
         ggl().check(table)
     with pytest.raises(Inapplicable, match="without derivatives"):
         ggl(labels="joint").check(seen_of(image, planted_inputs(20, SHAPE)))

@@ -154,7 +154,7 @@ def test_models_without_what_a_prior_needs_are_refused_by_name() -> None:
     with pytest.raises(Inapplicable, match=r"no running statistics such as 'norm.running_mean'"):
         matching(BatchNormStatistics(1.0)).check(bare)
     linear = record(nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES)), Batch(planted_inputs(1, SHAPE), LABELS[:1]))
-    with pytest.raises(Inapplicable, match="set activation to 0"):
+    with pytest.raises(Inapplicable, match="set the attack's activation to 0"):
         fedleak().check(linear)
 
 

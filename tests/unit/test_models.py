@@ -14,7 +14,8 @@ from seepage import MODELS, Architecture, SeepageError, build
 from seepage.models import Normalize, trusted
 
 SHAPE, CLASSES = (3, 32, 32), 5
-NAMES = [*MODELS, "torchvision:resnet18", "timm:resnet10t", "our_models:small"]
+TEXT = ("gpt", "text_encoder")
+NAMES = [*(name for name in MODELS if name not in TEXT), "torchvision:resnet18", "timm:resnet10t", "our_models:small"]
 
 
 def small(input_shape: tuple[int, ...], num_classes: int, *, hidden: int = 4) -> nn.Module:
@@ -130,7 +131,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "nothing like it": (
         "???",
         {},
-        "Known: cnn6, convnet, fc2, lenet, mlp3, module:factory, resnet, timm:NAME, torchvision:NAME",
+        "Known: causal_lm:NAME, cnn6, convnet, fc2, gpt, lenet, mlp3, module:factory, resnet, text_classifier:NAME",
     ),
     "torchvision name": ("torchvision:resnet81", {}, "did you mean 'resnet18'"),
     "segmentation": ("torchvision:fcn_resnet50", {}, "unknown torchvision model"),
@@ -227,3 +228,15 @@ def test_options_of_a_residual_network_reach_every_block() -> None:
     assert nn.BatchNorm2d not in kinds
     assert all(module.bias is not None for module in model.modules() if isinstance(module, nn.Conv2d))
     assert model(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("use", TEXT)
+def test_a_text_network_takes_tokens_and_its_weights_follow_the_seed(use: str) -> None:
+    spec = Architecture(use, {"vocabulary": 50, "width": 16, "heads": 2})
+    first, again, other = (build(spec, (8,), 5, seed=seed) for seed in (0, 0, 1))
+    with torch.no_grad():
+        output = first.eval()(torch.randint(50, (2, 8)))
+    assert len(output) == 2
+    assert output.isfinite().all()
+    assert torch.equal(weights(first), weights(again))
+    assert not torch.equal(weights(first), weights(other))

@@ -109,7 +109,7 @@ def test_the_exact_norm_is_that_of_numpy() -> None:
 
 @pytest.mark.parametrize("parameters", [MultiScale(), UntrainedGenerator()], ids=["pyramid", "generator"])
 def test_tables_are_refused(parameters: Parameterization) -> None:
-    with pytest.raises(Inapplicable, match="is for images"):
+    with pytest.raises(Inapplicable, match="needs images"):
         parameters.check(knowing(9))
 
 

@@ -99,6 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "quantize": {"bits": 4},
     "soteria": {"ratio": 0.5},
     "sparsify": {"keep": 0.5},
+    "withhold": {"tensors": ["head.*"]},
 }
 
 

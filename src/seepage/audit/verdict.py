@@ -206,9 +206,9 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
     >>> rate = {"hits": 7, "of": 8, "low": 0.47, "high": 1.0}
     >>> row = MembershipRow(cell="a", test="matched_filter", members=8, others=8, auc=0.98, auc_low=0.9, level=0.01,
     ...     named=rate, false=rate | {"hits": 0})
-    >>> named_members([row], [Cell(name="a", title="resnet")])
-    'NAMED. matched_filter tells members of the batch from others in 1 audited case; on resnet it names 7 of 8 members \
-and 0 of 8 others, at a level of 1 % (AUC 0.98).'
+    >>> print(named_members([row], [Cell(name="a", title="net")]).replace("; ", ";\n"))
+    NAMED. matched_filter tells members of the batch from others in 1 audited case;
+    on net it names 7 of 8 members and 0 of 8 others, at a level of 1 % (AUC 0.98).
     """
     named = {cell.name: cell for cell in cells}
     lacking = [cell.heading for cell in cells if cell.membership_skipped]

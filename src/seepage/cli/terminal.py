@@ -166,7 +166,8 @@ def _beside(cell: Cell, rows: Sequence[Row]) -> list[str]:
 
 def _legend(result: Result) -> str:
     limits, pictures = result.thresholds, _of_pictures(result.rows)
-    if all(row.of_text for row in result.rows if row.scored):
+    scored = [row for row in result.rows if row.scored]
+    if scored and all(row.of_text for row in scored):
         return (
             "found: recovered of all texts; recovered is a ROUGE-2 of at least 0.5. exact: every token is right. "
             "rouge_1, rouge_2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."

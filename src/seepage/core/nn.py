@@ -124,8 +124,8 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
                 raise
             raise SeepageError(
                 f"batch norm in train mode needs more than one value per channel, and a layer of this model is given "
-                f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more, larger "
-                "inputs, or a client in eval mode"
+                f"one by {len(inputs)} example of shape {tuple(inputs.shape[1:])}; take two examples or more "
+                "(--batch-size 2), larger inputs, or a client in eval mode (--set client.mode=eval)"
             ) from error
     return logits_in(output)
 

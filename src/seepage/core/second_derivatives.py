@@ -48,6 +48,7 @@ def twice_differentiable(model: nn.Module) -> Iterator[None]:
         Inapplicable: Where the block differentiates an operation that has no second derivative.
 
     Example:
+        >>> import torch
         >>> net, x = nn.Hardsigmoid(), torch.tensor([0.5], requires_grad=True)
         >>> with twice_differentiable(net):
         ...     (slope,) = torch.autograd.grad(net(x).square(), x, create_graph=True)

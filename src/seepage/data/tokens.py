@@ -40,7 +40,7 @@ class WordTokenizer:
 
     >>> tokenizer = WordTokenizer.of(["to be or not to be"], 260)
     >>> tokenizer.words, tokenizer.encode("to be")
-    ((' be', 'to', ' or'), [258, 257])
+    ((' be', ' not', ' or'), [117, 112, 257])
     >>> "".join(tokenizer.pieces[token] for token in tokenizer.encode("to bee"))
     'to bee'
     """
