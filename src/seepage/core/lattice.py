@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import solve_triangular
 
 Matrix = NDArray[np.float64]
 
@@ -115,6 +114,8 @@ def _size_reduce(triangle: Matrix, change: Matrix, first: int = 0, last: int | N
     Of a triangle [[A, B], [0, C]] both halves are reduced first; then B becomes B - A round(A^-1 B). With A reduced,
     multiples stay small, where one column after another would let them grow beyond what is exact.
     """
+    from scipy.linalg import solve_triangular
+
     last = len(triangle) if last is None else last
     if last - first < 2:
         return

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from seepage.attacks.patches.unmixing import WIDTH, Mixture
@@ -107,6 +106,8 @@ def _cost_at(p: int, image: Tensor, board: Board, costs: Tensor) -> Tensor:
 
 def _best(cost: Tensor) -> tuple[Tensor, float]:
     """The cheapest assignment, and how much dearer it becomes where one of its pairs is forbidden."""
+    from scipy.optimize import linear_sum_assignment
+
     columns = torch.as_tensor(linear_sum_assignment(cost.numpy())[1])
     rows = torch.arange(len(cost))
     least, margin = float(cost[rows, columns].sum()), float("inf")

@@ -15,7 +15,6 @@ part outside R is that of Y's row p.
 from dataclasses import dataclass
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica import balanced, difference_fields, unmix
@@ -92,6 +91,8 @@ def separate(mixture: Mixture, draw: Generator) -> Tensor:
 
 def _by_patch(rows: Tensor, mixture: Mixture) -> Tensor:
     """Rows sorted by patch, n for each, and scaled so that Y's row of that patch counts once and no other at all."""
+    from scipy.optimize import linear_sum_assignment
+
     patches, n = len(mixture.common), mixture.images
     shares = rows[:, :patches].square()
     shares = shares / shares.sum(1, keepdim=True).clamp(min=1e-300)
