@@ -57,13 +57,13 @@ class Setting:
 
 PARTS: dict[str, Sequence[Setting]] = {
     "gpt2": (
-        Setting("GPT-2, 8 x 32", GPT2, 8, 32, 1),
+        Setting("GPT-2, 8 x 32", GPT2, 8, 32, 3),
         Setting("GPT-2, 16 x 32", GPT2, 16, 32, 3),
         Setting("GPT-2, 24 x 32", GPT2, 24, 32, 1),
         Setting("GPT-2, 32 x 32", GPT2, 32, 32, 1),
     ),
     "bert": (
-        Setting("BERT, 2 x 16", BERT, 2, 16, 1),
+        Setting("BERT, 2 x 16", BERT, 2, 16, 5),
         Setting("BERT, 4 x 16", BERT, 4, 16, 3),
         Setting("BERT, 8 x 16", BERT, 8, 16, 1),
     ),
@@ -164,11 +164,13 @@ def keep(setting: Setting, rows: list[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=list(PARTS))
-    part = parser.parse_args().part
+    parser.add_argument("--only", nargs="+", help="names of settings")
+    given = parser.parse_args()
+    part = given.part
     path = RESULTS / f"{STUDY}.jsonl"
     kept = {one.row for one in read_file(path)} if path.exists() else set()
     for setting in PARTS[part]:
-        if setting.name in kept:
+        if setting.name in kept or (given.only and setting.name not in given.only):
             continue
         rows = []
         for seed in range(setting.seeds):
