@@ -8,7 +8,6 @@ import argparse
 import io
 import time
 import zipfile
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,24 +15,11 @@ import torch.nn.functional as F
 from common import keep
 from torch import Tensor, nn
 
+from seepage.attacks.base import SingleRound
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, generator
 from seepage.types import Knowledge, Round, Update
-
-
-@dataclass(frozen=True)
-class Handmade:
-    """A transcript of one round made without recording: the backbone is frozen, so only the head's gradient is sent."""
-
-    knowledge: Knowledge
-    observed: Round
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, t: int) -> Round:
-        return self.observed
 
 
 class Standardized(nn.Module):
@@ -95,7 +81,7 @@ def main() -> None:
             slopes = torch.autograd.grad(F.cross_entropy(head(truth), labels), list(head.parameters()))
             params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
             observed = Round(0, params, Update(dict(zip(params, slopes, strict=True))), {}, n)
-            seen = Handmade(Knowledge(model, FedSGD(mode="eval"), (3, 224, 224), 1000), observed)
+            seen = SingleRound(Knowledge(model, FedSGD(mode="eval"), (3, 224, 224), 1000), observed)
             for method, polished in (("sparsest rows", False), ("with polish", True)):
                 cpu = time.process_time()
                 found = CocktailParty(polish=polished)(seen, seed=0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from seepage import Batch, GaussianNoise, Inapplicable, Reconstruction, SeepageError, attack, build, record
+from seepage.attacks.base import SingleRound
 from seepage.attacks.cpa.cocktail_party import CocktailParty
 from seepage.attacks.mixing_layer import DownstreamNetwork, find_layer
 from seepage.attacks.spear import Spear
@@ -19,7 +20,7 @@ from seepage.metrics.align import align
 from seepage.metrics.image import psnr
 from seepage.models import fc2, mlp3
 from seepage.testing import planted_inputs
-from seepage.types import Architecture, ClientUpdate, Knowledge, LocalProblem, Round, Tensors, Transcript, Update
+from seepage.types import Architecture, ClientUpdate, LocalProblem, Tensors, Transcript, Update
 
 SHAPE = (3, 32, 32)
 
@@ -126,23 +127,9 @@ def test_nothing_is_certified_when_the_update_is_not_what_the_model_would_send()
     batch = photographs(8)
     seen = record(model(), batch)
     wrong = {name: p + 0.05 * p.std() * torch.randn_like(p) for name, p in seen[0].params.items()}
-    found = attack(_One(seen.knowledge, replace(seen[0], params=wrong)), CocktailParty())
+    found = attack(SingleRound(seen.knowledge, replace(seen[0], params=wrong)), CocktailParty())
     decibels, sure = quality(found, batch)
     assert not (sure & (decibels < 40)).any()
-
-
-@dataclass(frozen=True)
-class _One:
-    """A transcript of one round, made by hand."""
-
-    knowledge: Knowledge
-    observed: Round
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, t: int) -> Round:
-        return self.observed
 
 
 @dataclass(frozen=True)
@@ -181,7 +168,7 @@ def test_a_difference_of_weights_is_polished_but_not_certified() -> None:
 def test_an_unknown_batch_size_is_read_from_the_spectrum() -> None:
     batch = photographs(10)
     seen = record(model(), batch)
-    found = attack(_One(seen.knowledge, replace(seen[0], batch_size=None)), CocktailParty())
+    found = attack(SingleRound(seen.knowledge, replace(seen[0], batch_size=None)), CocktailParty())
     assert len(found) == 10
     assert "the spectrum says 10 examples" in found.notes
     assert quality(found, batch)[0].min() > 60
@@ -212,7 +199,7 @@ def test_noise_is_noticed_and_nothing_is_certified() -> None:
 def sent_as(seen: Transcript, change: Callable[[Tensor], Tensor]) -> Transcript:
     """The same transcript with every tensor of its update changed on the way."""
     tensors = {name: change(tensor) for name, tensor in seen[0].update.tensors.items()}
-    return _One(seen.knowledge, replace(seen[0], update=Update(tensors)))
+    return SingleRound(seen.knowledge, replace(seen[0], update=Update(tensors)))
 
 
 def in_levels(tensor: Tensor, levels: int) -> Tensor:
@@ -249,7 +236,7 @@ def test_a_gradient_of_lower_rank_than_the_batch_is_not_vouched_for() -> None:
     whole = seen[0].update.tensors
     left, values, right = torch.linalg.svd(whole["2.weight"], full_matrices=False)
     poor = Update({**whole, "2.weight": (left[:, :3] * values[:3]) @ right[:3]})
-    found = attack(_One(seen.knowledge, replace(seen[0], update=poor)), CocktailParty())
+    found = attack(SingleRound(seen.knowledge, replace(seen[0], update=poor)), CocktailParty())
     _, sure = quality(found, batch)
     assert not sure.any()
 
@@ -273,7 +260,7 @@ def test_examples_without_loss_are_counted_as_not_identifiable() -> None:
 
 def test_an_unknown_batch_may_be_larger_than_the_layer() -> None:
     seen = record(model(8), photographs(12))
-    found = attack(_One(seen.knowledge, replace(seen[0], batch_size=None)), CocktailParty())
+    found = attack(SingleRound(seen.knowledge, replace(seen[0], batch_size=None)), CocktailParty())
     assert any("or more: the layer has no more than 8 active units" in note for note in found.notes)
 
 

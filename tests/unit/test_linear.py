@@ -1,6 +1,6 @@
 """The closed form: exact for one example, and for more no row is returned that is not an example."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,9 +23,10 @@ from seepage import (
     build,
     record,
 )
+from seepage.attacks.base import SingleRound
 from seepage.testing import planted_inputs, recovered_db
 from seepage.testing.watch import Changed
-from seepage.types import Knowledge, Round, Transcript, Update
+from seepage.types import Transcript, Update
 
 EXACT = 60.0
 """dB at which a row is the example and no mixture; rounding alone leaves more than 100."""
@@ -88,23 +89,9 @@ def test_rows_that_agree_on_a_wrong_input_are_not_certified(factor: float, seed:
     seen = record(model, Batch(inputs_of("noise", 1, (1, 4, 4), seed), torch.tensor([1])))
     tensors = {name: t * factor if t.shape == (16, 16) else t for name, t in seen[0].update.tensors.items()}
     observed = replace(seen[0], update=Update(tensors))
-    found = attack(_Seen(seen.knowledge, observed), "linear")
+    found = attack(SingleRound(seen.knowledge, observed), "linear")
     assert found.certified is not None
     assert found.certified.tolist() == [False]
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """A transcript of one round, made by hand."""
-
-    knowledge: Knowledge
-    observed: Round
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, t: int) -> Round:
-        return self.observed
 
 
 CASES = st.fixed_dictionaries(

@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
 from seepage.attacks.matching.adaptive import known_noise
 from seepage.core.nn import norm
 from seepage.errors import SeepageError, unknown
 from seepage.registry import Spec, attacks
-from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript, Update
+from seepage.types import Reconstruction, Round, Tensors, Transcript, Update
 
 MIN_NOISE_RATIO = 1e-9
 """Least deviation of a round's noise, over that of the first round, that rounds are weighed by."""
@@ -94,7 +94,7 @@ def averaged(*, attack: str = "linear", options: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class _OneOfMany:
+class _OneOfMany(SingleRound):
     """A transcript of one round that many were averaged into.
 
     Attributes:
@@ -103,17 +103,7 @@ class _OneOfMany:
         notes: What a reader should know about it.
     """
 
-    knowledge: Knowledge
-    observed: Round
     notes: tuple[str, ...] = field(default=())
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, t: int) -> Round:
-        if t != 0:
-            raise IndexError(t)
-        return self.observed
 
 
 def _average(transcript: Transcript) -> _OneOfMany:

@@ -1,6 +1,7 @@
 """What an attack is, what it needs of a transcript, and how it tells how far it has come."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
@@ -56,6 +57,37 @@ class Silent:
 
 
 ignore = Silent()
+
+
+class Shown(Silent):
+    """Progress for a callable with (done, total); nothing is kept."""
+
+    def __init__(self, show: Callable[[int, int], None]) -> None:
+        self._show = show
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        self._show(done, total)
+
+
+@dataclass(frozen=True)
+class SingleRound:
+    """A transcript of one round that an attack made of what it saw, to hand to another attack.
+
+    Attributes:
+        knowledge: What the other attack is told.
+        observed: The round.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, t: int) -> Round:
+        if t != 0:
+            raise IndexError(t)
+        return self.observed
 
 
 @dataclass(frozen=True, kw_only=True)

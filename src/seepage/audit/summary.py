@@ -73,7 +73,8 @@ def summarize(
     ]
     level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes))
     said = named_members(members, cells)
-    words = f"{words} {said}" if said else words
+    first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
+    words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
     scoring = recipes[0].score
     result = Result(
         run=str(folder),

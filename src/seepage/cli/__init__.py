@@ -38,7 +38,12 @@ def main() -> None:
 
 def _stopped(code: int) -> NoReturn:
     word = "terminated" if code == TERMINATED else "interrupted"
-    print(f"{word}; what is finished is kept, and the same command goes on from there", file=sys.stderr)
+    kept = (
+        "nothing was written"
+        if sys.argv[1:2] == ["membership"]
+        else ("what is finished is kept, and the same command goes on from there")
+    )
+    print(f"{word}; {kept}", file=sys.stderr)
     sys.exit(code)
 
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -34,6 +34,7 @@ def membership(
     quiet: QuietOption = False,
 ) -> None:
     """Which candidates were in the batch behind a recorded update, each with a p-value. No truth is needed."""
+    from seepage.attacks.base import Shown
     from seepage.cli.terminal import progress_bar
     from seepage.core.progress import Doing
     from seepage.membership import MEMBERSHIP_TESTS, infer_membership
@@ -65,26 +66,10 @@ def membership(
             _numbered(known, known.classes, public).to(where),
             t=round_,
             seed=seed or 0,
-            progress=_Shown(lambda done, total: show(done, total, Doing(test))),
+            progress=Shown(lambda done, total: show(done, total, Doing(test))),
         )
     names = [tested.classes[int(label)] for label in tested.labels]
     _present(found, names, level, test, as_json=as_json, quiet=quiet)
-
-
-class _Shown:
-    """Progress of a test, for the progress bar; nothing is kept."""
-
-    def __init__(self, show: Any) -> None:
-        self.show = show
-
-    def report(self, done: int, total: int, objective: float) -> None:
-        self.show(done, total)
-
-    def load(self) -> None:
-        return None
-
-    def save(self, checkpoint: Any) -> None:
-        pass
 
 
 def _load(use: str, shape: tuple[int, ...]) -> "Dataset":

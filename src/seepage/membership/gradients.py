@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from seepage.core.nn import captured_calls, forward, generator, in_mode
-from seepage.errors import Inapplicable
 from seepage.types import Batch, Knowledge, Round, Tensors
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -100,13 +99,7 @@ def _public_statistics(knowledge: Knowledge, observed: Round, reference: Batch) 
     with torch.no_grad(), in_mode(model, training=True):
         for inputs in batches:
             with captured_calls(model, tracked) as calls:
-                try:
-                    forward(model, observed.params, inputs.to(device), buffers=observed.buffers or None)
-                except ValueError as error:  # one value per channel
-                    raise Inapplicable(
-                        f"batch norm cannot take batches of {size} public examples ({error})",
-                        "give larger examples, or say that the client trains in eval mode",
-                    ) from error
+                forward(model, observed.params, inputs.to(device), buffers=observed.buffers or None)
             for name, (call, *_) in calls.items():
                 over = [axis for axis in range(call.input.ndim) if axis != 1]
                 # What the layer normalizes by in train mode: mean and biased variance of this batch.

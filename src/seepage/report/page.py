@@ -33,6 +33,9 @@ LEVELS = {
 }
 """The verdict in words; any other level means that nothing could be scored."""
 
+STRONG = ("certified", "exact", "recognizable")
+"""Levels at which examples came back."""
+
 NO_REASON = "no reason was recorded"
 
 
@@ -149,11 +152,13 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     return {
         "run": run,
         "pictures": pictures,
+        "of_text": bool(run.rows) and all(row.of_text for row in run.rows if row.scored) and run.scored,
         "promises": guarantee_lines(run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
-        "level": "traces" if members and level in ("nothing", "unscored") else level if level in LEVELS else "unscored",
+        # Somebody who was named was harmed, whatever came back of the examples themselves.
+        "level": "recognizable" if members and level not in STRONG else level if level in LEVELS else "unscored",
         "level_words": LEVELS.get(level, "Not scored") + "; members named" * members,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, cell)) for cell in run.cells]) for attack in run.attacks],
         "sections": sections,

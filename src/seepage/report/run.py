@@ -82,6 +82,11 @@ class RunFolder:
         """Whether any attack of this run was scored against a truth."""
         return any(row.scored for row in self.rows)
 
+    @property
+    def has_truth(self) -> bool:
+        """Whether the private examples are at hand: what is scored without an attack was scored against them."""
+        return self.scored or any(cell.baselines for cell in self.cells)
+
     @cached_property
     def attacks(self) -> list[str]:
         """Names of the attacks, in row order."""

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from seepage.attacks.base import Inapplicable, Progress
+from seepage.attacks.base import Inapplicable, Progress, SingleRound
 from seepage.attacks.cpa import CocktailParty
 from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.core.adapters import AdaptedLayer, lifted
@@ -81,7 +81,7 @@ class AdapterInputs:
         assert self.layer.base is not None
         party = CocktailParty(layer=self.layer.base.removesuffix(".weight"), polish=False)
         rule = self.knowledge.client.first_order_rule()
-        seen: Transcript = _Single(replace(self.knowledge, client=rule), self.whole)
+        seen: Transcript = SingleRound(replace(self.knowledge, client=rule), self.whole)
         found = party(seen, seed=seed, progress=progress).inputs.double()
         if len(found) != self.n:
             raise Inapplicable(
@@ -90,20 +90,6 @@ class AdapterInputs:
         # Images were stretched to the value range; of what the layer reads of them only the row space is kept.
         read = found.flatten(1) * self.reads.scale + self.reads.shift  # [n, d]
         return read @ row_space.T @ row_space
-
-
-@dataclass(frozen=True)
-class _Single:
-    """A transcript of one round."""
-
-    knowledge: Knowledge
-    observed: Round
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, t: int) -> Round:
-        return self.observed
 
 
 @dataclass(frozen=True, eq=False)

@@ -137,13 +137,7 @@ class PatchEmbedding(Attack):
         knowledge, observed = transcript.knowledge, transcript[0]
         tokens = PatchTokens.of(knowledge, observed)
         gradient = observed.gradient(knowledge.client)
-        errors, products = tokens.errors(gradient), gradient[tokens.weight].double().cpu().flatten(1)
-        if not bool(errors.any()) or not bool(products.any()):
-            raise Inapplicable(
-                "the gradient of the position or the patch embedding is zero (the head is still zero, or they are "
-                "frozen or withheld)",
-                "look at the update of a later round",
-            )
+        errors, products = tokens.equations(gradient)
         return PatchGradients(knowledge, observed, tokens, errors, products, self.levels)
 
     def run(self, seen: PatchGradients, *, seed: int, progress: Progress) -> Reconstruction:

@@ -87,13 +87,7 @@ class PatchUnmixing(Attack):
             raise Inapplicable("a single image is mixed with no other", "use patch_embedding")
         tokens = PatchTokens.of(knowledge, observed)
         gradient = observed.gradient(knowledge.client)
-        errors, products = tokens.errors(gradient), gradient[tokens.weight].double().cpu().flatten(1)
-        if not bool(errors.any()) or not bool(products.any()):
-            raise Inapplicable(
-                "the gradient of the position or the patch embedding is zero (the head is still zero, or they are "
-                "frozen or withheld)",
-                "look at the update of a later round",
-            )
+        errors, products = tokens.equations(gradient)
         pixels, order, inside, grid = _board(tokens, knowledge.input_shape)
         count, width, size = len(errors), errors.shape[1], pixels.shape[1]
         most = min(width // count, size // count)

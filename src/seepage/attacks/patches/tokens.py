@@ -79,6 +79,21 @@ class PatchTokens:
             REMEDY,
         )
 
+    def equations(self, gradient: Tensors) -> tuple[Tensor, Tensor]:
+        """`[P, width]` errors D of the patches' tokens, and `[width, d]` the patch embedding's gradient G = D^T X.
+
+        Raises:
+            Inapplicable: Where one of them is zero.
+        """
+        errors, products = self.errors(gradient), gradient[self.weight].double().cpu().flatten(1)
+        if not bool(errors.any()) or not bool(products.any()):
+            raise Inapplicable(
+                "the gradient of the position or the patch embedding is zero (the head is still zero, or they are "
+                "frozen or withheld)",
+                "look at the update of a later round",
+            )
+        return errors, products
+
     def errors(self, gradient: Tensors) -> Tensor:
         """`[P, width]` the gradient of the loss in each patch's token, in float64."""
         return _flat(gradient[self.position].double().cpu(), self.axis)[self.rows]
