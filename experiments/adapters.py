@@ -135,7 +135,7 @@ def run(setting: Setting, train: Batch, test: Batch, data: str, seed: int) -> di
 
 def text(rank: int, size: int, steps: int, seed: int) -> dict[str, Any]:
     """Texts of 16 tokens behind the adapters of a decoder of width 256 and 3 blocks."""
-    data = seepage.data.load("python_reference", tokens=16, label=None)
+    data = seepage.data.load("python_reference", tokens=16)
     options = {"width": 256, "depth": 3, "adapter": {"rank": rank, "targets": ["query", "value"]}}
     model = build(Architecture("gpt", options), data.input_shape, len(data.pieces), seed=seed)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -164,9 +164,15 @@ def text(rank: int, size: int, steps: int, seed: int) -> dict[str, Any]:
 TEXTS = [(rank, size, steps) for rank, size in ((8, 1), (16, 1), (64, 1), (64, 3), (256, 4)) for steps in (0, 1)]
 
 
+def measured() -> set[tuple[str, int]]:
+    """Rows and seeds that are there."""
+    path = RESULTS / f"{ITEM}.jsonl"
+    return {(one.row, int(seed)) for one in read_file(path) for seed in one.seeds} if path.exists() else set()
+
+
 def texts() -> None:
     for seed in range(SEEDS):
-        done = {(one.row, one.flat.get("seed")) for one in read_file(RESULTS / f"{ITEM}.jsonl")}
+        done = measured()
         for rank, size, steps in TEXTS:
             name = f"text, rank {rank}, {size} x 16 tokens, adapter trained {steps} steps"
             if (name, seed) not in done:
@@ -184,8 +190,7 @@ def main() -> None:
     train, test = parts(arguments.data)
     name = arguments.data.split("/")[-1]
     for seed in range(SEEDS):
-        path = RESULTS / "transformers" / "adapters.jsonl"
-        done = {(one.row, one.flat.get("seed")) for one in read_file(path)} if path.exists() else set()
+        done = measured()
         for setting in SETTINGS[arguments.what]:
             if (setting.name, seed) not in done:
                 row = run(setting, train, test, name, seed)
