@@ -29,3 +29,6 @@ def test_hostile_texts_are_shown_as_they_are(tmp_path: Path) -> None:
     assert not {"\u202e", "\x1b", "\x07"} & set(page)
     assert "<strong><bdi>a plain line</bdi></strong>" in page
     assert "plain line" not in write_report(found.folder, pictures=False).read_text(encoding="utf-8")
+    assert "PSNR" not in page.partition('id="numbers"')[0]  # a text has none
+    assert "ROUGE-1" in page
+    assert "rouge_1" not in page

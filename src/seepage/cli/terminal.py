@@ -20,7 +20,7 @@ from seepage.cli.console import open_console
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
 from seepage.report.formatting import number
-from seepage.report.table import RowTexts, further_metrics, is_muted, plain_text
+from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
@@ -170,7 +170,7 @@ def _legend(result: Result) -> str:
     if scored and all(row.of_text for row in scored):
         return (
             "found: recovered of all texts; recovered is a ROUGE-2 of at least 0.5. exact: every token is right. "
-            "rouge_1, rouge_2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
+            "ROUGE-1, ROUGE-2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
         )
     similar = f"SSIM of at least {limits.recovered_ssim:g} and " if pictures else ""
     own = "the example's own mean color" if pictures else "the example's own mean"
@@ -192,7 +192,7 @@ def _table(rows: Sequence[Row]) -> Table:
     if told:
         table.add_column("told", no_wrap=True)
     text = any(row.of_text for row in rows)
-    for name in ("found", *(() if text else ("median", "mean, dB", "SSIM")), *further, "seconds"):
+    for name in ("found", *(() if text else ("median", "mean, dB", "SSIM")), *(HEADINGS.get(name, name) for name in further), "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:

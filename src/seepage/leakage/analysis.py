@@ -127,14 +127,14 @@ class Exposure:
         """One line for a log."""
         size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
         words = [f"gives away {self.examples} of {size} examples exactly"]
+        if self.text is not None and not self.examples:
+            words = [f"gives away {'its texts, by token_sequences' if self.text.ordered else 'its tokens'}"]
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
         if any(layer.noisy for layer in self.layers):
             words.append("its one example but for noise")
         if any(layer.unmixable for layer in self.layers):
             words.append("fewer examples than neurons")
-        if self.text is not None:
-            words.append("its texts by token_sequences" if self.text.ordered else "its tokens")
         if self.labels is not None and self.labels.believed:
             words.append(f"{len(self.labels.present)} labels")
         return "; ".join([*words, *self.looks_like])

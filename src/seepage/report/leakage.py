@@ -36,6 +36,12 @@ class LabelExposure(JsonRecord):
     sound: bool = False
 
 
+class TextExposure(JsonRecord):
+    """What the first layers of a language model reveal."""
+
+    ordered: bool = False
+
+
 class CellExposure(JsonRecord):
     """One case; the fields are keys of `exposure.json`."""
 
@@ -49,6 +55,7 @@ class CellExposure(JsonRecord):
     tensors: list[TensorExposure] = []
     norms: list[BatchNormExposure] = []
     labels: LabelExposure | None = None
+    text: TextExposure | None = None
     sent_words: str = ""
     stated: dict[str, JsonValue] | None = None
 
@@ -62,7 +69,9 @@ class CellExposure(JsonRecord):
 
     @property
     def count(self) -> str:
-        """Number of examples that are revealed exactly, and of all examples."""
+        """Number of examples that are revealed exactly, and of all examples; of texts, what is revealed of them."""
+        if self.text is not None and not self.examples:
+            return "the span of its texts, which token_sequences reads" if self.text.ordered else "the span of its tokens"
         if self.batch_size is not None:
             return f"{self.examples}/{self.batch_size}"
         return f"{self.examples} of at least {self.at_least}" if self.at_least else f"{self.examples}"

@@ -15,7 +15,7 @@ from seepage.report.human_study import Judged, JudgedRow, open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import RunFolder, open_run
-from seepage.report.table import MatrixEntry, RowTexts, further_metrics, is_muted
+from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
 from seepage.report.texts import Texts, open_texts
 
 STRIP_LENGTH = 8
@@ -67,6 +67,7 @@ class Section:
         told: Facts that every attacker of this cell knows.
         told_more: Whether an attacker of this cell has side information besides.
         rows: The attacks that were run, as texts.
+        of_text: Whether the examples are texts, which have neither PSNR nor SSIM.
         further: Column headings of metrics that only this recipe requested.
         others: Attacks that do not apply, or failed.
         strips: Rows of pictures; empty where the data are not pictures.
@@ -79,6 +80,7 @@ class Section:
     told: list[str]
     told_more: bool
     rows: list[RowTexts]
+    of_text: bool
     further: list[str]
     others: list[Row]
     strips: list[Strip]
@@ -169,6 +171,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "warnings": len({flag.message for flag in run.flags if flag.severity == "warning"}),
         "with_options": words.with_options,
         "is_muted": is_muted,
+        "headings": HEADINGS,
         "judged": _judged(run),
         "members": [(titles.get(row.cell, row.cell), row) for row in run.result.membership],
         "member_gaps": [(cell.heading, cell.membership_skipped) for cell in run.cells if cell.membership_skipped],
@@ -228,6 +231,7 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
         told=[item for item in told if all(item in map(str, row.told) for row in tried)],
         told_more=any(row.told_extra for row in tried),
         rows=[RowTexts.of(row, further) for row in tried],
+        of_text=any(row.of_text for row in tried),
         further=further,
         others=[row for row in rows if not _was_tried(row) or row.reason],
         strips=_strips(run, cell, tried, pictures),
@@ -240,6 +244,8 @@ def _accuracy(cell: Cell) -> str:
     examples = cell.accuracy_examples or 0
     if cell.accuracy is None or examples < FEWEST_TESTED:
         return ""
+    if cell.baseline("frequent", "rouge_1") is not None and not cell.classes:  # a model of the next token
+        return f"{words.percent(cell.accuracy)} of the next tokens in {words.plural(examples, 'unseen text')} named right"
     return f"{words.percent(cell.accuracy)} of {words.plural(examples, 'unseen example')} named right"
 
 

@@ -115,6 +115,9 @@ def further_metrics(rows: Iterable[Row]) -> list[str]:
     return [name for name in names if name not in common]
 
 
+HEADINGS = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "lpips": "LPIPS"}
+"""What people call a metric, where that is not its name here."""
+
 _COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest"}
 """Scores of a row that have no column of their own among the further metrics."""
 
