@@ -191,8 +191,8 @@ def _table(rows: Sequence[Row]) -> Table:
     table.add_column("attack", no_wrap=True)
     if told:
         table.add_column("told", no_wrap=True)
-    text = any(row.of_text for row in rows)
-    for name in ("found", *(() if text else ("median", "mean, dB", "SSIM")), *(HEADINGS.get(name, name) for name in further), "seconds"):
+    text, more = any(row.of_text for row in rows), (HEADINGS.get(name, name) for name in further)
+    for name in ("found", *(() if text else ("median", "mean, dB", "SSIM")), *more, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:

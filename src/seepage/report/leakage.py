@@ -71,7 +71,7 @@ class CellExposure(JsonRecord):
     def count(self) -> str:
         """Number of examples that are revealed exactly, and of all examples; of texts, what is revealed of them."""
         if self.text is not None and not self.examples:
-            return "the span of its texts, which token_sequences reads" if self.text.ordered else "the span of its tokens"
+            return "the span of its tokens" if not self.text.ordered else "its texts' span, which token_sequences reads"
         if self.batch_size is not None:
             return f"{self.examples}/{self.batch_size}"
         return f"{self.examples} of at least {self.at_least}" if self.at_least else f"{self.examples}"

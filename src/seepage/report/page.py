@@ -244,9 +244,10 @@ def _accuracy(cell: Cell) -> str:
     examples = cell.accuracy_examples or 0
     if cell.accuracy is None or examples < FEWEST_TESTED:
         return ""
+    what = words.plural(examples, "unseen example")
     if cell.baseline("frequent", "rouge_1") is not None and not cell.classes:  # a model of the next token
-        return f"{words.percent(cell.accuracy)} of the next tokens in {words.plural(examples, 'unseen text')} named right"
-    return f"{words.percent(cell.accuracy)} of {words.plural(examples, 'unseen example')} named right"
+        what = f"the next tokens in {words.plural(examples, 'unseen text')}"
+    return f"{words.percent(cell.accuracy)} of {what} named right"
 
 
 def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
