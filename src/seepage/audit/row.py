@@ -429,6 +429,40 @@ MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "named", "false")
 """Scores of membership tests, which `--fail-if` accepts."""
 
 
+# --- the sides of a verdict --------------------------------------------------------------------------------------
+
+SideName = Literal["came_back", "named", "cannot_exceed", "measured_epsilon"]
+"""What a verdict says in its four parts."""
+
+
+class Side(JsonRecord):
+    """One side of a verdict: the worst of all cases, with its interval.
+
+    Attributes:
+        name: `came_back` (what attacks rebuilt), `named` (who was in it), `cannot_exceed` (upper bounds that hold for
+            every attacker) or `measured_epsilon` (how private the defense is, by calling it).
+        tried: Whether there is a finding; otherwise `words` says why not, and how to ask for it.
+        words: The finding in words.
+        cell: The case that it is about.
+        value: The number of the finding.
+        low: Lower end of its 95 % interval.
+        high: Its upper end.
+    """
+
+    name: SideName
+    tried: bool
+    words: str
+    cell: str | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The name for people."""
+        return self.name.replace("_", " ")
+
+
 # --- the cell ----------------------------------------------------------------------------------------------------
 
 
@@ -571,6 +605,7 @@ class Result(JsonRecord):
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".
         membership: One per membership test and cell; empty where the recipe asks for none.
+        sides: The sides of the verdict.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -581,6 +616,7 @@ class Result(JsonRecord):
     cells: list[Cell]
     thresholds: Thresholds
     membership: list[MembershipRow] = []
+    sides: list[Side] = []
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""
@@ -602,6 +638,7 @@ class Result(JsonRecord):
             "cells": [cell.record() for cell in self.cells],
             "thresholds": self.thresholds.model_dump(mode="json"),
             "membership": [row.model_dump(mode="json") for row in self.membership],
+            "sides": [side.model_dump(mode="json") for side in self.sides],
         }
 
 

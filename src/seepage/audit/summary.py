@@ -17,6 +17,7 @@ from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
+from seepage.audit.sides import sides
 from seepage.audit.verdict import named_members, verdict
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
@@ -84,6 +85,7 @@ def summarize(
         cells=cells,
         thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
         membership=members,
+        sides=sides(rows, members, cells),
     )
     write_json(folder / "result.json", result.record())
     return result

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seepage.audit.observe import inferred_lines
-from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row
+from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Side
 from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.cli.console import open_console
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
@@ -144,6 +144,9 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
     for line in guarantee_lines(result.cells):
         console.print(Text(line, style="bold"), soft_wrap=True)
     console.print()
+    if result.sides:
+        console.print(_sides_table(result.sides))
+        console.print()
     if note_old:
         console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
     console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
@@ -228,6 +231,16 @@ def _members_table(rows: Sequence[MembershipRow]) -> Table:
             f"{row.seconds or 0:.1f}",
         ]
         table.add_row(Text(row.test), *map(Text, entries), style="red" if row.tells else "")
+    return table
+
+
+def _sides_table(found: Sequence[Side]) -> Table:
+    """The sides of the verdict, one line each."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for side in found:
+        table.add_row(Text(side.title, style="bold"), Text(side.words), style="" if side.tried else "dim")
     return table
 
 
