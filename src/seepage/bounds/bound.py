@@ -1,0 +1,114 @@
+"""What a bound is: a number that no attacker of a stated kind can exceed, and the sentence that it rests on."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+Measure = Literal["psnr_db", "exact_share", "tpr", "auc", "rank", "unseen_share"]
+"""What is bounded: the first five from above, what no attacker sees (`unseen_share`) from below."""
+
+Method = Literal["van_trees", "rero", "membership", "rank", "count"]
+
+WORDS: dict[Measure, str] = {
+    "psnr_db": "PSNR of the batch",
+    "exact_share": "examples rebuilt exactly",
+    "tpr": "members named",
+    "auc": "area under the curve of a membership test",
+    "rank": "numbers about the batch that can be read",
+    "unseen_share": "energy that no attacker sees",
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A number that no attacker of the stated kind can exceed.
+
+    Attributes:
+        measure: What is bounded.
+        method: How it was found.
+        value: The bound: decibels, a share from 0 to 1, or a count. `unseen_share` is a lower limit of what is
+            hidden, all others are upper limits of what can be reached.
+        interval: `(low, high)` 95 % interval of the bound's own estimation; both equal to `value` where it is computed
+            and not estimated.
+        assumption: What it rests on, one sentence.
+        binds: Which attackers it binds.
+        at: The false positive rate of a `tpr`, or the PSNR from which on a picture counts as exact; None for others.
+        examples: The same for each example of the batch, where it is known.
+        pixels: `[n, *shape]` share of each input value that is hidden, where it is known.
+
+    >>> Bound("tpr", "membership", 0.04, (0.04, 0.04), "clip 1.", "all", at=0.01).line
+    'members named: at most 4 % at 1 % false alarms'
+    """
+
+    measure: Measure
+    method: Method
+    value: float
+    interval: tuple[float, float]
+    assumption: str
+    binds: str
+    at: float | None = None
+    examples: tuple[float, ...] = ()
+    pixels: Tensor | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether it forbids nothing."""
+        if self.measure == "unseen_share":
+            return self.value <= 0
+        return self.measure in ("tpr", "auc", "exact_share") and self.interval[1] >= 0.9995
+
+    @property
+    def line(self) -> str:
+        """One line for a log."""
+        words = WORDS[self.measure]
+        if self.vacuous:
+            return f"{words}: not bounded"
+        if self.measure == "psnr_db":
+            return f"{words}: at most {self.value:.1f} dB"
+        if self.measure == "rank":
+            return f"{words}: at most {self.value:,.0f}"
+        if self.measure == "auc":
+            return f"{words}: at most {self.value:.3f}"
+        share = f"{100 * self.value:.3g} %"
+        if self.measure == "unseen_share":
+            return f"{words}: at least {share}"
+        if self.measure == "tpr":
+            return f"{words}: at most {share} at {100 * (self.at or 0):g} % false alarms"
+        return f"{words}: at most {share} on average (from {self.at:g} dB)"
+
+    def table(self) -> dict[str, Any]:
+        """As JSON; the map of pixels is left out."""
+        return {
+            "measure": self.measure,
+            "method": self.method,
+            "value": self.value,
+            "interval": list(self.interval),
+            "at": self.at,
+            "assumption": self.assumption,
+            "binds": self.binds,
+            "examples": list(self.examples),
+        }
+
+
+@dataclass(frozen=True)
+class UpperBounds:
+    """All bounds that hold for one update, and why others do not.
+
+    Attributes:
+        bounds: Those that hold.
+        reasons: Why a kind of bound is not there, one sentence each.
+    """
+
+    bounds: tuple[Bound, ...]
+    reasons: tuple[str, ...] = ()
+
+    def of(self, measure: Measure) -> Bound | None:
+        """The tightest bound on a measure; None where none holds."""
+        found = [bound for bound in self.bounds if bound.measure == measure]
+        tightest = max if measure == "unseen_share" else min
+        return tightest(found, key=lambda bound: bound.value, default=None)
+
+    def table(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"bounds": [bound.table() for bound in self.bounds], "reasons": list(self.reasons)}
