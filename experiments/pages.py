@@ -378,6 +378,31 @@ def membership() -> Lines:
     return [*lines, *commands(rows)]
 
 
+def identification() -> Lines:
+    """Top-1 identification of faces beside PSNR, seeds together."""
+    rows = rows_of("identification/faces")
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["name"], []).append(row)
+    names = ("identified", "identified_ssim", "identified_features", "person", "person_features")
+    body = []
+    for setting, group in groups.items():
+        faces = sum(row["faces"] for row in group)
+        entries = []
+        for name in names:
+            rate = Rate(sum(round(row[name] * row["faces"]) for row in group), faces)
+            low, high = rate.interval
+            entries.append(f"{rate.share:.0%} ({low:.0%} to {high:.0%})")
+        recovered = sum(round(row["recovered"] * row["faces"]) for row in group)
+        psnr = span((row["psnr"] for row in group), "{:.1f}")
+        body.append([setting, psnr, f"{recovered} of {faces}", *entries, f"{len(group)}"])
+    for base in ("mean_color", "chance"):
+        shares = [f"{sum(row[f'{base}_{name}'] for row in rows) / len(rows):.0%}" for name in names]
+        body.append(["the own mean color" if base == "mean_color" else "chance", "", "", *shares, ""])
+    heads = ("", "PSNR, median dB", "recovered", *(f"`{name}`" for name in names), "seeds")
+    return [*table(heads, body), *commands(rows)]
+
+
 def pooled(group: list[dict[str, Any]], share: str, of: str) -> str:
     """Hits of all seeds together, with the interval of their share."""
     rate = Rate(sum(round(row[share] * row[of]) for row in group), sum(row[of] for row in group))
@@ -819,6 +844,7 @@ PARTS: dict[str, Part] = {
     "patches": Part("transformers.md", patches),
     "batches": Part("transformers.md", batches),
     "membership": Part("membership.md", membership),
+    "identification": Part("identification.md", identification),
     "adapters": Part("adapters.md", adapters),
     "text": Part("text.md", text),
     "convolutions": Part("convolutions.md", convolutions),

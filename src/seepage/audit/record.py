@@ -10,6 +10,7 @@ from pydantic_core import to_jsonable_python
 from torch import Tensor
 
 from seepage.audit.candidates import save_candidates
+from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.row import Cell, DrawnRounds
 from seepage.clients import make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
@@ -136,6 +137,8 @@ def _record_cell(
     if isinstance(setting.dataset, TextDataset):
         write_json(private / PIECES, {"schema": SCHEMA, "pieces": list(setting.dataset.pieces)})
     skipped = _record_membership(setting, observed, private)
+    if wants_gallery(recipe.score) and not isinstance(setting.dataset, TextDataset):
+        save_gallery(setting.gallery(), private)
     size = sum(p.nbytes for p in setting.state[0].values())
     kept = recipe.rounds is None or recipe.rounds.count * size <= keep
     check_space(observed, size * (len(transcript) if kept else 1))

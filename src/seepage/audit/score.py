@@ -11,6 +11,7 @@ from seepage.audit.attempt import Attempt
 from seepage.audit.row import PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
 from seepage.core.schema import Summary
 from seepage.metrics import METRICS, Alignment, Scores, align_guess, default_metrics, find_metric, lpips_missing, score
+from seepage.metrics.identify import Gallery
 from seepage.metrics.image import psnr
 from seepage.metrics.text import TextAlignment, align_text, score_text
 from seepage.models.vertical import VerticalModel
@@ -56,6 +57,7 @@ def score_attempts(
     value_range: tuple[float, float],
     scoring: Scoring,
     *,
+    gallery: Gallery | None = None,
     seed: int = 0,
 ) -> ScoredAttack | None:
     """Scores of one attack over all batches of a cell; None if there are no guesses, or only of features.
@@ -67,6 +69,7 @@ def score_attempts(
         truth: The batches.
         value_range: Smallest and largest value of an input.
         scoring: Thresholds, and the metrics to measure.
+        gallery: What guesses are ranked against.
         seed: Seed of the noise baseline.
     """
     found = [attempt.reconstruction for attempt in attempts]
@@ -89,6 +92,7 @@ def score_attempts(
             recovered_gain_db=scoring.recovered_gain_db,
             exact_db=scoring.exact_db,
             aligned=aligned,
+            gallery=gallery,
             seed=seed,
         )
         nearest = _nearest_psnr(aligned, batch, value_range)

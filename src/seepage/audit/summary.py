@@ -12,6 +12,7 @@ from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.candidates import FILE, open_members
+from seepage.audit.gallery import open_gallery
 from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds
@@ -278,7 +279,10 @@ def _score_attack(
     if truth is not None:
         batches = [truth.whole if everything else truth.of_round(t) for t in attempts]
     value_range, found = transcript.knowledge.value_range, list(attempts.values())
-    scored = None if batches is None else score_attempts(found, batches, value_range, recipe.score, seed=recipe.seed)
+    scored = None
+    if batches is not None:
+        gallery = open_gallery(one.source.private, recipe.score, value_range)
+        scored = score_attempts(found, batches, value_range, recipe.score, gallery=gallery, seed=recipe.seed)
     tensors: Tensors = {}
     if scored is not None and truth is not None:
         for t, place, attempt in zip(attempts, scored.alignments, found, strict=True):

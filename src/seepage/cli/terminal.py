@@ -199,7 +199,7 @@ def _table(rows: Sequence[Row]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
-        texts = RowTexts.of(row, further, mean_digits=0)
+        texts = RowTexts.of(row, further, mean_digits=0, brief=True)
         interval = f" [{', '.join(texts.interval)}]" if texts.interval else ""
         entries = [
             *([texts.told or "-"] if told else []),

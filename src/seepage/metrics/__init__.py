@@ -2,6 +2,7 @@
 
 from seepage.metrics.align import METHODS, Alignment, align
 from seepage.metrics.baselines import baselines
+from seepage.metrics.identify import Gallery, identified, identified_features, identified_ssim, person, person_features
 from seepage.metrics.image import (
     correlation,
     cosine,
@@ -30,6 +31,7 @@ __all__ = [
     "METHODS",
     "METRICS",
     "Alignment",
+    "Gallery",
     "Metric",
     "Risk",
     "Score",
@@ -42,6 +44,9 @@ __all__ = [
     "cosine",
     "default_metrics",
     "find_metric",
+    "identified",
+    "identified_features",
+    "identified_ssim",
     "is_image",
     "label_accuracy",
     "label_hits",
@@ -50,6 +55,8 @@ __all__ = [
     "lpips_missing",
     "lpips_weights",
     "mse",
+    "person",
+    "person_features",
     "psnr",
     "risk",
     "score",

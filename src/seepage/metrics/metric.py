@@ -14,9 +14,11 @@ from dataclasses import dataclass, fields
 from torch import Tensor
 
 from seepage.errors import SeepageError
+from seepage.metrics.identify import Gallery
 from seepage.registry import metrics
 
-Measure = Callable[[Tensor, Tensor], Tensor | None]
+Measure = Callable[..., Tensor | None]
+"""(guesses, truth), and (guesses, truth, gallery) where the metric's facts say `gallery`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Metric:
         images_only: Whether it is measured on images alone.
         by_default: Whether every audit measures it; the others are measured where a recipe asks for them.
         of_labels: Whether it compares labels, not inputs: measured wherever labels were guessed.
+        gallery: Whether it ranks guesses against others, and takes the scorer's `Gallery` as a third argument.
+        share: Whether its values are 0 and 1, so that its mean is a share, with the interval of Clopper and Pearson.
         digits: Decimals of its summary.
     """
 
@@ -41,15 +45,17 @@ class Metric:
     images_only: bool = False
     by_default: bool = False
     of_labels: bool = False
+    gallery: bool = False
+    share: bool = False
     digits: int = 4
 
-    def __call__(self, guesses: Tensor, truth: Tensor) -> Tensor | None:
+    def __call__(self, guesses: Tensor, truth: Tensor, gallery: Gallery | None = None) -> Tensor | None:
         """The values `[n]`, float64.
 
         Raises:
             SeepageError: Where the function returns something else.
         """
-        found = self.measure(guesses, truth)
+        found = self.measure(guesses, truth, gallery) if self.gallery else self.measure(guesses, truth)
         if found is not None and (not isinstance(found, Tensor) or found.shape != (len(truth),)):
             what = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise SeepageError(

@@ -10,9 +10,11 @@ from seepage.errors import SeepageError
 from seepage.metrics import image
 from seepage.metrics.align import Alignment, align
 from seepage.metrics.baselines import baselines
+from seepage.metrics.identify import Gallery, features_missing
 from seepage.metrics.labels import label_accuracy, label_hits
 from seepage.metrics.metric import Metric, find_metric
 from seepage.metrics.scores import Scores
+from seepage.registry import metrics as registered
 from seepage.types import Batch, Reconstruction
 
 _FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
@@ -29,6 +31,7 @@ def score(
     recovered_gain_db: float = 3.0,
     exact_db: float = 40.0,
     aligned: Alignment | None = None,
+    gallery: Gallery | None = None,
     seed: int = 0,
 ) -> Scores:
     """Match guesses with examples and measure each pair, beside three guesses that need no attack.
@@ -54,6 +57,7 @@ def score(
         recovered_gain_db: Gain over the own mean color in dB from which an example counts as recovered.
         exact_db: PSNR in dB above which an example counts as exact.
         aligned: What `align_guess` made of the two, where it is known already.
+        gallery: What `identified` and `person` rank guesses against; without one they are not measured.
         seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
             picture, so that `random` differs between them only by the truth.
 
@@ -80,7 +84,8 @@ def score(
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
     guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
     limits = Limits(recovered_ssim, recovered_gain_db, exact_db)
-    return _with_inputs(blank, guesses, inputs, wanted, limits, seed)
+    own = None if gallery is None else gallery.of(truth.labels)
+    return _with_inputs(blank, guesses, inputs, wanted, limits, seed, own)
 
 
 def align_guess(
@@ -142,16 +147,33 @@ class Limits:
 
 
 def _with_inputs(
-    blank: Scores, guesses: Tensor, truth: Tensor, wanted: Mapping[str, Metric], limits: Limits, seed: int
+    blank: Scores,
+    guesses: Tensor,
+    truth: Tensor,
+    wanted: Mapping[str, Metric],
+    limits: Limits,
+    seed: int,
+    gallery: Gallery | None,
 ) -> Scores:
     """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
     shape = tuple(truth.shape[1:])
     always = {name: find_metric(name) for name in ("mse", "psnr")}
-    values = _measure(guesses, truth, [*always.values(), *(m for m in wanted.values() if m.name not in always)])
+    rest = [metric for metric in wanted.values() if metric.name not in always]
+    values = _measure(guesses, truth, [*always.values(), *rest], gallery)
+    ranked = [metric for metric in rest if metric.gallery and metric.name in values]
+    for metric in ranked:  # the mid-grey that stands in for a missing guess identifies nobody
+        values[metric.name] = values[metric.name].where(blank.matched | values[metric.name].isnan(), 0.0)
+    compared = [find_metric(metric) for metric in ("psnr", "ssim") if metric in values]
     floors = {
-        name: _measure(guess, truth, [find_metric(metric) for metric in ("psnr", "ssim") if metric in values])
+        name: _measure(guess, truth, [*compared, *ranked], gallery)
         for name, guess in baselines(truth, seed=seed).items()
     }
+    if gallery is not None and ranked:
+        matched = blank.alignment.partition("+")[0] != "identity"
+        floors["chance"] = {
+            metric.name: torch.full((len(truth),), gallery.chance(metric.name, matched), dtype=torch.float64)
+            for metric in ranked
+        }
     recovered = blank.matched & (values["psnr"] - floors["mean_color"]["psnr"] >= limits.gain_db)
     if "ssim" in values:
         recovered &= values["ssim"] >= limits.ssim
@@ -161,7 +183,7 @@ def _with_inputs(
         baseline_values=floors,
         recovered_each=None if image.is_image(shape) and "ssim" not in values else recovered,
         exact_each=blank.matched & (values["psnr"] > limits.exact_db),
-        notes=_notes(blank.metrics, values, shape),
+        notes=_notes(blank.metrics, values, shape, gallery),
     )
 
 
@@ -191,21 +213,30 @@ def _to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
     return ((values - low) / (high - low)).clamp(0.0, 1.0)
 
 
-def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric]) -> dict[str, Tensor]:
+def _measure(
+    guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], gallery: Gallery | None = None
+) -> dict[str, Tensor]:
     """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
     image_like = image.is_image(tuple(truth.shape[1:]))
     fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
-    found = {metric.name: metric(guesses, truth) for metric in fitting}
+    found = {metric.name: metric(guesses, truth, gallery) for metric in fitting}
     return {name: values for name, values in found.items() if values is not None}
 
 
-def _notes(metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...]) -> tuple[str, ...]:
+def _notes(
+    metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], gallery: Gallery | None
+) -> tuple[str, ...]:
     notes = []
     if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:
         notes.append(
             f"SSIM uses a window of {window} instead of {image.SSIM_WINDOW}, since the images are "
             f"{shape[1]} x {shape[2]}; do not compare it with the SSIM of larger images."
         )
+    ranked = [name for name in metrics if name in registered and registered[name].facts.get("gallery")]
+    if ranked and gallery is None:
+        notes.append(f"No gallery was drawn for {', '.join(ranked)}: name them in score.metrics of an audit.")
+    if any(name.endswith("_features") and name not in values for name in ranked) and gallery is not None:
+        notes.append(features_missing(None) or "Features are of images with 1 or 3 channels.")
     if "lpips" in metrics and (missing := image.lpips_missing(shape)):
         notes.append(missing)
     return tuple(notes)

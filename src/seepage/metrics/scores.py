@@ -12,6 +12,7 @@ from torch import Tensor
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError
 from seepage.metrics.interval import bootstrap_interval
+from seepage.metrics.membership import Rate
 from seepage.registry import metrics
 
 BASELINE_NAMES = ("mean_color", "grey", "random")
@@ -138,7 +139,7 @@ class Scores:
         found = {
             "recovered": _share(self.recovered_each),
             "exact": _share(self.exact_each),
-            **{name: self._summary(values) for name, values in self.values.items() if name != "label"},
+            **{name: self._of_metric(name, values) for name, values in self.values.items() if name != "label"},
             "gain_db": self._summary(self._gains),
             "label_accuracy": self._labels,
         }
@@ -203,6 +204,15 @@ class Scores:
         weights = self.batches.bincount(minlength=len(self.label_shares)).double()
         share = float((self.label_shares * weights).sum() / weights.sum())
         return Summary(mean=share, n=self.examples)
+
+    def _of_metric(self, name: str, values: Tensor) -> Summary | None:
+        """The summary of a metric: for shares with an exact interval, which takes examples as independent."""
+        known = _known(values)
+        if known is None or name not in metrics or not metrics[name].facts.get("share"):
+            return self._summary(values)
+        rate = Rate(int(known.sum()), len(known))
+        low, high = rate.interval
+        return Summary(mean=rate.share, low=low, high=high, n=rate.trials)
 
     def _summary(self, values: Tensor | None) -> Summary | None:
         """Mean, median and interval of what is known.

@@ -24,11 +24,12 @@ All mistakes are reported at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from seepage.attacks.base import Attack
 from seepage.clients import make_client
 from seepage.defenses import joined
-from seepage.errors import unknown
+from seepage.errors import SeepageError, unknown
 from seepage.recipe.auxiliary import Auxiliary
 from seepage.recipe.plans import Batches, Federation, MembershipPlan, Rounds, Training
 from seepage.registry import Spec, attacks, defenses
@@ -65,6 +66,7 @@ class Scoring:
         exact_db: PSNR over which an example counts as exact.
         lpips: Also compute LPIPS, where its weights are on this machine.
         metrics: Further metrics, each by its name or as `module:function` of one's own.
+        features: Weights of torchvision's `squeezenet1_1` for metrics of features; default: torchvision's own file.
     """
 
     recovered_ssim: float = 0.6
@@ -72,9 +74,12 @@ class Scoring:
     exact_db: float = 40.0
     lpips: bool = False
     metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
+    features: str | None = field(default=None, metadata={"quiet": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
+        if self.features is not None and not Path(self.features).is_file():
+            raise SeepageError(f"score.features names {self.features}, and there is no such file; correct the path")
         if self.metrics:
             from seepage.metrics import find_metric
 

@@ -45,7 +45,7 @@ class RowTexts:
         outcome: The outcome in words, with what the score fitted.
         status: How the attack ended.
         told: Side information.
-        more: The mean of each further metric.
+        more: The mean of each further metric; a share that chance has a part in with its interval, and chance.
     """
 
     row: Row
@@ -65,13 +65,14 @@ class RowTexts:
     more: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, row: Row, further: Sequence[str] = (), *, mean_digits: int = 1) -> "RowTexts":
+    def of(cls, row: Row, further: Sequence[str] = (), *, mean_digits: int = 1, brief: bool = False) -> "RowTexts":
         """Format a row.
 
         Args:
             row: The row.
             further: Metrics beside those that every table has.
             mean_digits: Decimals of the mean PSNR and its interval.
+            brief: Without the interval of further metrics.
         """
         psnr = row.scores.get("psnr")
         interval = None
@@ -92,7 +93,7 @@ class RowTexts:
             outcome=_outcome(row),
             status=STATUSES[row.status],
             told=", ".join(row.told_extra),
-            more=[number(row.mean(name), 3) for name in further],
+            more=[_further(row, name, brief) for name in further],
         )
 
     @property
@@ -100,6 +101,16 @@ class RowTexts:
         """The risk tier of an attack on pictures; None where it was not scored."""
         psnr, gain = self.row.mean("psnr"), self.row.mean("gain_db")
         return None if psnr is None or gain is None or "ssim" not in self.row.scores else risk(psnr, gain)
+
+
+def _further(row: Row, name: str, brief: bool) -> str:
+    """A further metric in a table's cell."""
+    found, chance = row.scores.get(name), row.baselines.get("chance", {}).get(name)
+    if found is None or found.low is None or found.high is None or chance is None:
+        return number(row.mean(name), 3)
+    if brief:
+        return percent(found.mean)
+    return f"{percent(found.mean)} [{percent(found.low)}, {percent(found.high)}], chance {percent(chance)}"
 
 
 def _outcome(row: Row) -> str:
