@@ -5,9 +5,16 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
-from seepage.audit.row import MEMBERSHIP_SCORES, SCORE_NAMES, MembershipRow, Outcome, Row
+from seepage.audit.row import MEMBERSHIP_SCORES, SCORE_NAMES, EpsilonRow, Outcome, Result, Row
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError, unknown
+
+BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_named": "tpr", "bound_exact": "exact_share"}
+"""Bounds in a condition, and what they bound."""
+EPSILON_SCORES = ("measured_epsilon", "fitted_epsilon", "contradicted")
+"""Measurements of a defense's epsilon in a condition; `contradicted` is how many claims are."""
+SIDE_SCORES = (*MEMBERSHIP_SCORES, *BOUND_SCORES, *EPSILON_SCORES)
+"""Scores that no attack has."""
 
 LISTED_CELLS = 3
 """Number of cells that a message names; the rest are counted."""
@@ -51,7 +58,7 @@ def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
         raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
     score, sign, limit = match.groups()
     metric, _, part = score.rpartition("_")
-    known = (*SCORE_NAMES, *MEMBERSHIP_SCORES, *metrics)
+    known = (*SCORE_NAMES, *SIDE_SCORES, *metrics)
     if score not in known and not (metric in metrics and part in Summary.model_fields):
         raise unknown("score in --fail-if", score, list(dict.fromkeys(known)))
     return Condition(score, sign, float(limit))
@@ -86,20 +93,59 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
     return []
 
 
-def member_violations(rows: Sequence[MembershipRow], condition: Condition) -> list[MembershipRow]:
-    """Membership tests that meet a `--fail-if` condition on one of their scores.
+class Judged(NamedTuple):
+    """A score of one side of the verdict.
+
+    Attributes:
+        name: The test, the bound or the measurement.
+        cell: The cell.
+        value: The score.
+    """
+
+    name: str
+    cell: str
+    value: float
+
+
+def side_violations(result: Result, condition: Condition) -> list[Judged]:
+    """Membership tests, bounds and measured epsilons that meet a `--fail-if` condition on one of `SIDE_SCORES`.
 
     Raises:
-        SeepageError: If none meets it and none has that score: missing numbers must not let the gate pass.
+        SeepageError: If none meets it, and none has that score or a case that was bounded or measured lacks it: missing
+            numbers must not let the gate pass.
     """
-    values = [(row, row.value(condition.score)) for row in rows]
-    found = [row for row, value in values if value is not None and _COMPARE[condition.sign](value, condition.limit)]
-    if not found and all(value is None for _, value in values):
-        raise SeepageError(
-            f"--fail-if cannot be judged: no membership test has the score {condition.score!r}; add --membership, or "
-            "[membership] to the recipe, with enough data for it"
-        )
+    score = condition.score
+    values, lacking, remedy = _side_values(result, score)
+    found = [one for one in values if _COMPARE[condition.sign](one.value, condition.limit)]
+    if not found and (lacking or not values):
+        where = f" in {_first(lacking)}" if lacking else ""
+        raise SeepageError(f"--fail-if cannot be judged: there is no {score!r}{where}; {remedy}")
     return found
+
+
+def _side_values(result: Result, score: str) -> tuple[list[Judged], list[str], str]:
+    """All values of a score, the cells that were asked for one and have none, and what to do about it."""
+    if score in MEMBERSHIP_SCORES:
+        pairs = [(row, row.value(score)) for row in result.membership]
+        values = [Judged(row.test, row.cell, value) for row, value in pairs if value is not None]
+        return values, [], "add --membership, or [membership] to the recipe, with enough data for it"
+    if score in BOUND_SCORES:
+        rows = [row for row in result.bounds if row.measure == BOUND_SCORES[score] and row.value is not None]
+        values = [Judged(row.words, row.cell, row.value) for row in rows if row.value is not None]
+        lacking = dict.fromkeys(row.cell for row in result.bounds if row.cell not in {one.cell for one in values})
+        return values, list(lacking), "add --bounds, and use a defense that can be bounded: the report says which"
+    values = [
+        Judged("the defense", row.cell, number)
+        for row in result.epsilons
+        if row.measured is not None and (number := _epsilon(row, score)) is not None
+    ]
+    lacking = dict.fromkeys(row.cell for row in result.epsilons if row.cell not in {one.cell for one in values})
+    return values, list(lacking), "add --prove, with a defense that can be called on canaries"
+
+
+def _epsilon(row: EpsilonRow, score: str) -> float | None:
+    found = {"measured_epsilon": row.measured, "fitted_epsilon": row.fitted, "contradicted": len(row.contradicted)}
+    return found[score]
 
 
 def _first(cells: Collection[str]) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from seepage.audit.candidates import save_candidates
 from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.row import Cell, DrawnRounds
+from seepage.audit.unseen import save_unseen
 from seepage.clients import make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse
@@ -139,6 +140,7 @@ def _record_cell(
     skipped = _record_membership(setting, observed, private)
     if wants_gallery(recipe.score) and not isinstance(setting.dataset, TextDataset):
         save_gallery(setting.gallery(), private)
+    save_unseen(setting, private)
     size = sum(p.nbytes for p in setting.state[0].values())
     kept = recipe.rounds is None or recipe.rounds.count * size <= keep
     check_space(observed, size * (len(transcript) if kept else 1))

@@ -429,6 +429,83 @@ MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "named", "false")
 """Scores of membership tests, which `--fail-if` accepts."""
 
 
+# --- bounds and measured privacy ---------------------------------------------------------------------------------
+
+
+class BoundRow(JsonRecord):
+    """A number that no attacker on one cell can exceed: the loosest over the cell's batches.
+
+    Attributes:
+        cell: The cell's name.
+        measure: `psnr_db`, `exact_share`, `tpr`, `auc` or `rank`, bounded from above; `unseen_share`, from below.
+        method: How it was found.
+        value: The bound; None where none holds, and `reason` says why.
+        low: Lower end of the 95 % interval of its own estimation.
+        high: Its upper end.
+        at: The false positive rate of `tpr`; the PSNR from which on a copy counts as exact, of `exact_share`.
+        words: The bound in words.
+        assumption: What it rests on.
+        binds: Which attackers it binds.
+        batches: Number of batches it was found for.
+        reason: Why there is no bound of a kind.
+    """
+
+    cell: str
+    measure: str = ""
+    method: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    at: float | None = None
+    words: str = ""
+    assumption: str = ""
+    binds: str = ""
+    batches: int = 0
+    reason: str | None = None
+
+
+class EpsilonRow(JsonRecord):
+    """The measured privacy of one cell's defense, beside what is stated and computed. A field is None without a value.
+
+    Attributes:
+        cell: The cell's name.
+        defense: The defense's `repr`.
+        delta: The delta of all epsilons.
+        rounds: Rounds that they are over.
+        unit: What joins or leaves: a client's `update`, or one `example`.
+        stated: What somebody stated.
+        computed: What an accountant computed from the defense's options.
+        measured: Lower bound that exceeds the true epsilon in 5 % of measurements at most, without assumptions.
+        ceiling: The largest bound that so many calls could have given.
+        fitted: Epsilon of Gaussian noise that was fitted to the outputs, where its tests pass: by assumption.
+        fitted_low: Lower end of its 95 % interval.
+        fitted_high: Its upper end.
+        contradicted: Which claims the measurement contradicts, in words; empty: none.
+        calls: Calls of the defense.
+        seconds: Wall time.
+        words: The measurement in words.
+        reason: Why nothing was measured.
+    """
+
+    cell: str
+    defense: str = ""
+    delta: float | None = None
+    rounds: int | None = None
+    unit: str = ""
+    stated: float | None = None
+    computed: float | None = None
+    measured: float | None = None
+    ceiling: float | None = None
+    fitted: float | None = None
+    fitted_low: float | None = None
+    fitted_high: float | None = None
+    contradicted: list[str] = []
+    calls: int = 0
+    seconds: float | None = None
+    words: str = ""
+    reason: str | None = None
+
+
 # --- the sides of a verdict --------------------------------------------------------------------------------------
 
 SideName = Literal["came_back", "named", "cannot_exceed", "measured_epsilon"]
@@ -606,6 +683,8 @@ class Result(JsonRecord):
         thresholds: The thresholds for "recovered" and "exact".
         membership: One per membership test and cell; empty where the recipe asks for none.
         sides: The sides of the verdict.
+        bounds: What no attacker can exceed, one per cell and bound.
+        epsilons: The measured privacy of each cell's defense.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -617,6 +696,8 @@ class Result(JsonRecord):
     thresholds: Thresholds
     membership: list[MembershipRow] = []
     sides: list[Side] = []
+    bounds: list[BoundRow] = []
+    epsilons: list[EpsilonRow] = []
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""
@@ -639,6 +720,8 @@ class Result(JsonRecord):
             "thresholds": self.thresholds.model_dump(mode="json"),
             "membership": [row.model_dump(mode="json") for row in self.membership],
             "sides": [side.model_dump(mode="json") for side in self.sides],
+            "bounds": [row.model_dump(mode="json") for row in self.bounds],
+            "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
         }
 
 

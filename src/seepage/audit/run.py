@@ -26,6 +26,8 @@ import torch
 
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cells, attack_names, own_source
+from seepage.audit.bounded import bound_cells
+from seepage.audit.measured import measure_cells
 from seepage.audit.record import record_cells
 from seepage.audit.row import Cell, Result, Row
 from seepage.audit.summary import summarize, summarize_attack
@@ -110,6 +112,8 @@ def run(
         record_cells(recipes, folder, show)
     sources = [own_source(recipe, recipes, folder) for recipe in recipes]
     plan = attack_cells(sources, recipes, folder, jobs, show, on=on)
+    bound_cells(sources, recipes, show)
+    measure_cells(sources, recipes, folder, show)
     found = environment(command, started, recipes[0].device, plan.jobs)
     write_json(folder / "env.json", found | {"threads": plan.threads})
     result = summarize(sources, recipes, folder, show)

@@ -5,20 +5,33 @@ Each side states the worst of all cases with its interval, or that it was not tr
 
 from collections.abc import Mapping, Sequence
 
-from seepage.audit.row import Cell, MembershipRow, Row, Side
+from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, Side
 from seepage.metrics.membership import Rate
 
 
-def sides(rows: Sequence[Row], members: Sequence[MembershipRow], cells: Sequence[Cell]) -> list[Side]:
+def sides(
+    rows: Sequence[Row],
+    members: Sequence[MembershipRow],
+    bounds: Sequence[BoundRow],
+    epsilons: Sequence[EpsilonRow],
+    cells: Sequence[Cell],
+) -> list[Side]:
     """All sides of a run, in the order in which they are shown.
 
     Args:
         rows: The attacks' rows.
         members: The membership tests' rows.
+        bounds: The bounds' rows.
+        epsilons: The rows of measured defenses.
         cells: All cells.
     """
     headings = {cell.name: cell.heading for cell in cells}
-    return [came_back(rows, headings), named(members, headings)]
+    return [
+        came_back(rows, headings),
+        named(members, headings),
+        cannot_exceed(bounds, headings),
+        measured_epsilon(epsilons, headings),
+    ]
 
 
 def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
@@ -73,6 +86,76 @@ def named(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> Side
         f"{headings[worst.cell]}"
     )
     return Side(name="named", tried=True, words=words, cell=worst.cell, value=worst.tpr, low=hit.low, high=hit.high)
+
+
+def cannot_exceed(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Side:
+    """The bounds of the case where they forbid least.
+
+    >>> cannot_exceed([], {}).words
+    'not tried: ask with --bounds'
+    """
+    if not bounds:
+        return Side(name="cannot_exceed", tried=False, words="not tried: ask with --bounds")
+    # A bound that says "not bounded" forbids nothing.
+    telling = [row for row in bounds if row.value is not None and not row.words.endswith("not bounded")]
+    if not telling:
+        why = next((row.reason for row in bounds if row.reason), "no bound forbids anything")
+        return Side(name="cannot_exceed", tried=False, words=f"no bound: {why}")
+    first = next((kind for kind in BOUND_ORDER if any(row.measure == kind for row in telling)), telling[0].measure)
+    pick = min if first == "unseen_share" else max
+    worst = pick((row for row in telling if row.measure == first), key=lambda row: row.value or 0.0)
+    beside = [row.words for row in telling if row.cell == worst.cell and row is not worst and row.measure != "auc"]
+    bare = len({row.cell for row in bounds} - {row.cell for row in telling})
+    less = f"; no bound in {bare} of {len({row.cell for row in bounds})} such cases" if bare else ""
+    words = f"{'; '.join([_bound_words(worst), *beside])}, on {headings[worst.cell]}{less}"
+    return Side(
+        name="cannot_exceed",
+        tried=True,
+        words=words,
+        cell=worst.cell,
+        value=worst.value,
+        low=worst.low,
+        high=worst.high,
+    )
+
+
+BOUND_ORDER = ("psnr_db", "exact_share", "tpr", "unseen_share", "rank")
+"""Bounds in the order in which they are told."""
+
+
+def _bound_words(row: BoundRow) -> str:
+    if row.measure != "psnr_db" or row.low is None or row.high is None:
+        return row.words
+    return f"{row.words} [{row.low:.1f}, {row.high:.1f}], to first order"
+
+
+def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]) -> Side:
+    """The defense whose claim is contradicted, or else the least private one.
+
+    >>> measured_epsilon([], {}).words
+    'not tried: ask with --prove'
+    """
+    if not epsilons:
+        return Side(name="measured_epsilon", tried=False, words="not tried: ask with --prove")
+    judged = [row for row in epsilons if row.measured is not None]
+    if not judged:
+        return Side(name="measured_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
+    worst = max(judged, key=lambda row: (bool(row.contradicted), row.fitted or row.measured or 0.0))
+    claims = [
+        f"{name} {value:.3g}" for name, value in (("stated", worst.stated), ("computed", worst.computed)) if value
+    ]
+    verdict = "; ".join(worst.contradicted) or (f"{' and '.join(claims)} not contradicted" if claims else "no claim")
+    over = f"over {worst.rounds} round{'' if worst.rounds == 1 else 's'} at delta {worst.delta:g}"
+    words = f"{worst.words.removeprefix('measured epsilon ')}; {verdict}; {over}, on {headings[worst.cell]}"
+    return Side(
+        name="measured_epsilon",
+        tried=True,
+        words=words,
+        cell=worst.cell,
+        value=worst.measured,
+        low=worst.measured,
+        high=worst.fitted_high,
+    )
 
 
 def _range(low: float, high: float) -> str:

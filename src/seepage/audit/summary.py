@@ -11,8 +11,10 @@ from seepage import data
 from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
+from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.gallery import open_gallery
+from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds
@@ -73,6 +75,9 @@ def summarize(
     members = [
         row for source, recipe in zip(sources, recipes, strict=True) for row in membership_rows(source, recipe, folder)
     ]
+    bounds = [row for source, recipe in zip(sources, recipes, strict=True) for row in bound_rows(source, recipe)]
+    measured = (epsilon_row(source, recipe, folder) for source, recipe in zip(sources, recipes, strict=True))
+    epsilons = [row for row in measured if row is not None]
     level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes))
     said = named_members(members, cells)
     first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
@@ -86,7 +91,9 @@ def summarize(
         cells=cells,
         thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
         membership=members,
-        sides=sides(rows, members, cells),
+        sides=sides(rows, members, bounds, epsilons, cells),
+        bounds=bounds,
+        epsilons=epsilons,
     )
     write_json(folder / "result.json", result.record())
     return result
@@ -151,13 +158,14 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]
-    rows, lines = [], []
+    rows, lines, bounds = [], [], bound_rows(source, recipe)
     for name, attack in _named_attacks(recipe):
         own = AttackedCell(source, name, attack, folder)
         row, scores = _score_attack(own, transcript, truth, recipe)
         row = row.model_copy(update={"told": [item for item in row.told if item not in said]})
         rows.append(row)
         findings = [*attack_diagnostics(row), *outline_diagnostics(row), *alignment_diagnostics(row)]
+        findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     return CellSummary(cell, rows, flags, lines, look)
@@ -226,14 +234,11 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
 
 
 def _guarantee(recipe: Recipe) -> Guarantee | None:
-    defense, rounds, size = recipe.make_defense(), recipe.rounds, recipe.batch.size
-    once = guarantee_of(defense)
-    if once is None:  # checked before thousands of rounds are read
+    defense = recipe.make_defense()
+    if guarantee_of(defense) is None:  # checked before thousands of rounds are read
         return None
-    taken: Sequence[int] = range(1 if rounds is None else rounds.count)
-    if rounds is not None and once.unit == "example":  # every round sends an update, but an example takes part in some
-        taken = rounds.drawn(size, recipe.seed).busiest(rounds.count)
-    return guarantee_of(defense, taken, participations=recipe.make_client().max_participations(size))
+    most = recipe.make_client().max_participations(recipe.batch.size)
+    return guarantee_of(defense, rounds_taken(recipe), participations=most)
 
 
 def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:

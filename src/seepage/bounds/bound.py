@@ -80,6 +80,7 @@ class Bound:
     def table(self) -> dict[str, Any]:
         """As JSON; the map of pixels is left out."""
         return {
+            "line": self.line,
             "measure": self.measure,
             "method": self.method,
             "value": self.value,

@@ -15,6 +15,7 @@ from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.membership import membership
 from seepage.cli.options import (
     AttackOption,
+    BoundsOption,
     ClientOption,
     DataOption,
     DefenseOption,
@@ -27,6 +28,7 @@ from seepage.cli.options import (
     NoPicturesOption,
     OnOption,
     OutOption,
+    ProveOption,
     QuietOption,
     RecipeArgument,
     SeedOption,
@@ -34,11 +36,12 @@ from seepage.cli.options import (
     SizeOption,
     ToldOption,
     WeightsOption,
+    ask_for,
     running_on,
     tables_of,
 )
 from seepage.cli.reproducing import reproduce
-from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
+from seepage.cli.showing import check_asked, command_line, condition_of, gate, present, write_pages
 from seepage.errors import SeepageError, printable, unknown
 
 
@@ -101,6 +104,8 @@ def audit(
     jobs: JobsOption = None,
     on: OnOption = None,
     membership: MembershipOption = False,
+    bounds: BoundsOption = False,
+    prove: ProveOption = False,
     fail_if: GateOption = None,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
@@ -114,9 +119,9 @@ def audit(
         recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
         told=told, attacks=attack, defenses=defense, settings=settings,
     )  # fmt: skip
-    if membership:
-        tables.setdefault("membership", {})
+    ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
     condition = condition_of(fail_if, tables)
+    check_asked(condition, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, on=runner, show=show, command=command_line())
         write_pages(finished.folder, show, again=False, pictures=not no_pictures)

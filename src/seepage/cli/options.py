@@ -57,13 +57,23 @@ NoPicturesOption = Annotated[
 ]
 GateOption = Annotated[
     str | None,
-    typer.Option("--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0' or 'named>0.1'."),
+    typer.Option(
+        "--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0', 'named>0.1', 'contradicted>0'."
+    ),
 ]
 MembershipOption = Annotated[
     bool,
     typer.Option(
         "--membership", help="Also test who was in the attacked batches, as the recipe or the default has it."
     ),
+]
+BoundsOption = Annotated[
+    bool,
+    typer.Option("--bounds", help="Also bound what no attacker can exceed. With --defense this is done anyway."),
+]
+ProveOption = Annotated[
+    bool,
+    typer.Option("--prove", help="Also measure the epsilon of the defense, by calling it many thousand times."),
 ]
 RecipeArgument = Annotated[
     str | None,
@@ -143,3 +153,23 @@ def tables_of(
     if weights is not None:
         put(tables, "training.steps", 0)  # given weights are used without further training
     return change(tables, settings or [])
+
+
+def ask_for(tables: dict[str, Any], *, membership: bool, bounds: bool, prove: bool, defended: bool) -> None:
+    """Ask a recipe's tables for further sides of the verdict, with the recipe's own settings where it has them.
+
+    Args:
+        tables: The recipe's tables, which are changed.
+        membership: Test who was in the batches.
+        bounds: Bound what no attacker can exceed, with or without a defense.
+        prove: Measure the epsilon of the defense.
+        defended: A defense was named on the command line, which is bounded in any case.
+    """
+    if membership:
+        tables.setdefault("membership", {})
+    if bounds or defended:
+        tables.setdefault("bounds", {})
+    if bounds and isinstance(tables["bounds"], dict):
+        tables["bounds"] = {"where": "all", **tables["bounds"]}
+    if prove:
+        tables.setdefault("epsilon", {})

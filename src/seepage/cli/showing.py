@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from seepage.errors import printable
+from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.gate import Condition
@@ -83,17 +83,32 @@ def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | No
     return parse_condition(text, (*METRICS, *own))
 
 
+def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> None:
+    """Raise where a gate's score is of a side of the verdict that the recipe's tables do not ask for."""
+    from seepage.audit.gate import BOUND_SCORES, EPSILON_SCORES
+    from seepage.audit.row import MEMBERSHIP_SCORES
+
+    sides = (
+        (MEMBERSHIP_SCORES, "membership", "--membership"),
+        (BOUND_SCORES, "bounds", "--bounds"),
+        (EPSILON_SCORES, "epsilon", "--prove"),
+    )
+    cases = tables.get("case")
+    asked = [tables, *(case for case in cases if isinstance(case, Mapping))] if isinstance(cases, list) else [tables]
+    for scores, table, option in sides:
+        if condition is not None and condition.score in scores and not any(table in one for one in asked):
+            raise SeepageError(f"--fail-if {condition} needs what was not asked for; add {option}, or [{table}]")
+
+
 def gate(result: "Result", condition: "Condition | None") -> None:
     """End with exit code 1 where a row meets the condition of `--fail-if`."""
-    from seepage.audit.gate import member_violations, violations
-    from seepage.audit.row import MEMBERSHIP_SCORES
+    from seepage.audit.gate import SIDE_SCORES, side_violations, violations
 
     if condition is None:
         return
     titles, score = result.titles, condition.score
-    if score in MEMBERSHIP_SCORES:
-        told = [(row.test, row.cell, row.value(score)) for row in member_violations(result.membership, condition)]
-    else:
+    told: list[tuple[str, str, float | None]] = [*side_violations(result, condition)] if score in SIDE_SCORES else []
+    if score not in SIDE_SCORES:
         told = [(row.attack, row.cell, row.value(score)) for row in violations(result.rows, condition)]
     if told:
         worst = "; ".join(f"{name} on {titles[cell]}: {score} {value:g}" for name, cell, value in told[:3])

@@ -11,6 +11,7 @@ class Phase(StrEnum):
     RECORDING = "recording"
     TRAINING = "training"
     ATTACKING = "attacking"
+    MEASURING = "measuring"
     SCORING = "scoring"
     WRITING = "writing"
 

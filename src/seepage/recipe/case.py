@@ -15,6 +15,8 @@
     [[defense]] use = "sparsify", keep = 0.1   none or more, applied left to right
     [[attack]]  use = "dlg", steps = 20        one or more
     [membership] tests = ["matched_filter"]    `plans.MembershipPlan`: who was in the attacked batches is tested as well
+    [bounds]    where = "all"                  `plans.BoundsPlan`: what no attacker can exceed is bounded as well
+    [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
     [score]     recovered_ssim = 0.6           `Scoring`: thresholds, further metrics
     [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
     [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
@@ -31,7 +33,7 @@ from seepage.clients import make_client
 from seepage.defenses import joined
 from seepage.errors import SeepageError, unknown
 from seepage.recipe.auxiliary import Auxiliary
-from seepage.recipe.plans import Batches, Federation, MembershipPlan, Rounds, Training
+from seepage.recipe.plans import Batches, BoundsPlan, EpsilonPlan, Federation, MembershipPlan, Rounds, Training
 from seepage.registry import Spec, attacks, defenses
 from seepage.types import ClientUpdate, Defense
 
@@ -109,6 +111,8 @@ class Recipe:
     federation: Federation | None = None
     partition: Spec = Spec("iid")  # noqa: RUF009
     membership: MembershipPlan | None = None
+    bounds: BoundsPlan | None = None
+    epsilon: EpsilonPlan | None = None
     # These two say which of a recipe's cells this is, and are not written down.
     cell: str = "cell"
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it
@@ -122,6 +126,11 @@ class Recipe:
 
     def make_defense(self) -> Defense | None:
         return joined([defenses.build(part) for part in self.defense])
+
+    @property
+    def bounded(self) -> bool:
+        """Whether what no attacker can exceed is asked for here."""
+        return self.bounds is not None and (self.bounds.where == "all" or bool(self.defense))
 
     def make_attack(self, part: Spec) -> Attack:
         attack: Attack = attacks.build(part)

@@ -148,6 +148,73 @@ class Rounds:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BoundsPlan:
+    """What no attacker can exceed is bounded as well: the `[bounds]` of a recipe.
+
+    Args:
+        where: `defended`: where clients use a defense; `all`: everywhere, so that numbers sent are counted against
+            private numbers where there is none.
+        level: The false positive rate at which membership is bounded.
+        candidates: The attacker knows that each example is one of so many, equally likely ones; None: how likely a
+            blind guess is follows from examples that are neither trained on nor attacked.
+        public: Such examples at most; they are the prior of bounds in decibels.
+        seconds: Time for the bounds of one update that are estimated.
+    """
+
+    where: Literal["defended", "all"] = "defended"
+    level: float = 0.01
+    candidates: int | None = None
+    public: int = 512
+    seconds: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.where not in ("defended", "all"):
+            raise SeepageError(f"bounds.where must be defended or all, got {self.where!r}; correct the recipe")
+        wrong = []
+        if not 0 < self.level < 1:
+            wrong.append(f"level between 0 and 1, got {self.level}")
+        if self.candidates is not None and self.candidates < 1:
+            wrong.append(f"candidates >= 1, got {self.candidates}")
+        if self.public < 0:
+            wrong.append(f"public >= 0, got {self.public}")
+        if not 0 < self.seconds < float("inf"):
+            wrong.append(f"seconds > 0, got {self.seconds}")
+        if wrong:
+            raise SeepageError(f"[bounds] needs {'; '.join(wrong)}; correct the recipe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpsilonPlan:
+    """The epsilon of each defense is measured as well, by calling it on canaries: the `[epsilon]` of a recipe.
+
+    Args:
+        stated: The epsilon that somebody states for the defense, over all rounds; None: only what is computed from its
+            options is compared with the measurement.
+        delta: The delta of both.
+        calls: Calls of the defense, at most. The measured epsilon cannot exceed about the logarithm of them.
+        seconds: Time for one defense.
+    """
+
+    stated: float | None = None
+    delta: float = 1e-5
+    calls: int = 60_000
+    seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.stated is not None and not 0 <= self.stated < float("inf"):
+            wrong.append(f"stated >= 0, got {self.stated}")
+        if not 0 < self.delta < 1:
+            wrong.append(f"delta between 0 and 1, got {self.delta}")
+        if self.calls < 1000:
+            wrong.append(f"calls >= 1000, got {self.calls}")
+        if not 0 < self.seconds < float("inf"):
+            wrong.append(f"seconds > 0, got {self.seconds}")
+        if wrong:
+            raise SeepageError(f"[epsilon] needs {'; '.join(wrong)}; correct the recipe")
+
+
+@dataclass(frozen=True, kw_only=True)
 class MembershipPlan:
     """Whether candidates were in the attacked batches is tested as well: the `[membership]` of a recipe.
 

@@ -17,7 +17,7 @@ from seepage.recipe.auxiliary import Auxiliary
 from seepage.recipe.case import Recipe, Scoring, Told
 from seepage.recipe.overrides import choose, copy_tables, overlay
 from seepage.recipe.parts import problems_of, seed_problems
-from seepage.recipe.plans import Batches, Federation, MembershipPlan, Rounds, Training
+from seepage.recipe.plans import Batches, BoundsPlan, EpsilonPlan, Federation, MembershipPlan, Rounds, Training
 from seepage.registry import Spec
 from seepage.signatures import problems_with
 
@@ -29,6 +29,8 @@ _TABLES: dict[str, type] = {
     "knowledge": Told,
     "auxiliary": Auxiliary,
     "membership": MembershipPlan,
+    "bounds": BoundsPlan,
+    "epsilon": EpsilonPlan,
     "score": Scoring,
 }
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}

@@ -174,6 +174,9 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "headings": HEADINGS,
         "judged": _judged(run),
         "members": [(titles.get(row.cell, row.cell), row) for row in run.result.membership],
+        "bounds": [(titles.get(row.cell, row.cell), row) for row in run.result.bounds if row.value is not None],
+        "bound_gaps": [(titles.get(row.cell, row.cell), row.reason) for row in run.result.bounds if row.reason],
+        "epsilons": [(titles.get(row.cell, row.cell), row) for row in run.result.epsilons],
         "member_gaps": [(cell.heading, cell.membership_skipped) for cell in run.cells if cell.membership_skipped],
     }
 

@@ -1,0 +1,139 @@
+"""What no attacker can exceed, for the cells of a run: found by the audit, which holds the truth, beside the attacks.
+
+private/[CELL/]bounds.json    the bounds of each batch, and why others do not hold
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from seepage.audit.attack import Source
+from seepage.audit.row import BoundRow, Row
+from seepage.audit.unseen import open_unseen
+from seepage.bounds import BoundOptions, UpperBounds, upper_bounds
+from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
+from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
+from seepage.errors import SeepageError
+from seepage.leakage.finding import Finding
+from seepage.recipe.case import Recipe
+from seepage.transcript.truth import open_truth
+
+FILE = "bounds.json"
+MOST_BATCHES = 4
+"""Batches of a cell that are bounded; one takes seconds."""
+SLACK_DB = 0.5
+"""Decibels over a bound from which on an attack is said to exceed it: a score of few examples varies by as much."""
+
+
+def bound_cells(sources: Sequence[Source], recipes: Sequence[Recipe], show: ProgressCallback = no_progress) -> None:
+    """Find the bounds of every cell that asks for them and has none yet."""
+    todo = [
+        (source, recipe)
+        for source, recipe in zip(sources, recipes, strict=True)
+        if recipe.bounded and not source.skipped and source.private and not (source.private / FILE).exists()
+    ]
+    for number, (source, recipe) in enumerate(todo):
+        show(number, len(todo), Doing(f"what none can exceed on {source.name}", Phase.MEASURING))
+        assert source.private is not None
+        batches, reasons = _bounds(source, recipe)
+        table = {"schema": SCHEMA, "batches": [found.table() for found in batches], "reasons": reasons}
+        write_json(source.private / FILE, table)
+
+
+def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str]]:
+    """The bounds of each batch, and reasons why a cell has none at all."""
+    plan = recipe.bounds
+    assert plan is not None
+    assert source.private is not None
+    if recipe.rounds is not None:
+        return [], ["its rounds draw from one data set, and bounds are of single batches; leave [rounds] out"]
+    transcript, truth = source.open("cpu"), open_truth(source.private)
+    options = BoundOptions(
+        public=open_unseen(source.private),
+        candidates=plan.candidates,
+        level=plan.level,
+        exact_db=recipe.score.exact_db,
+        value_range=transcript.knowledge.value_range,
+        seed=recipe.seed,
+        budget_seconds=plan.seconds,
+    )
+    found = []
+    for t in range(min(len(transcript), MOST_BATCHES)):
+        seen = transcript[t]
+        found.append(
+            upper_bounds(
+                transcript.knowledge.model,
+                truth.of_round(t),
+                client=recipe.make_client(),
+                defense=recipe.make_defense(),
+                params=seen.params,
+                buffers=seen.buffers,
+                options=options,
+            )
+        )
+    return found, []
+
+
+def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
+    """The rows of a cell: for each kind of bound the loosest over its batches, and why others do not hold.
+
+    Raises:
+        SeepageError: For a damaged file.
+    """
+    if not recipe.bounded or source.private is None or not (source.private / FILE).exists():
+        return []
+    path = source.private / FILE
+    facts: Mapping[str, Any] = read_json(path)
+    check_schema(facts, path)
+    try:
+        found = [one for batch in facts["batches"] for one in batch["bounds"]]
+        reasons = [*facts["reasons"], *(why for batch in facts["batches"] for why in batch["reasons"])]
+        rows = []
+        for measure in dict.fromkeys(one["measure"] for one in found):
+            alike = [one for one in found if one["measure"] == measure]
+            # The loosest: of what is hidden the least, of all others the most.
+            pick = min if measure == "unseen_share" else max
+            rows.append(_row(source.name, pick(alike, key=lambda one: float(one["value"])), len(alike)))
+        return [*rows, *(BoundRow(cell=source.name, reason=why) for why in dict.fromkeys(reasons))]
+    except (KeyError, TypeError, ValueError) as error:
+        raise SeepageError(f"{path} is damaged ({type(error).__name__}: {error}); delete it and run again") from error
+
+
+def _row(cell: str, one: Mapping[str, Any], batches: int) -> BoundRow:
+    low, high = one["interval"]
+    return BoundRow(
+        cell=cell,
+        measure=one["measure"],
+        method=one["method"],
+        value=round(float(one["value"]), 4),
+        low=round(float(low), 4),
+        high=round(float(high), 4),
+        at=one["at"],
+        words=one["line"],
+        assumption=one["assumption"],
+        binds=one["binds"],
+        batches=batches,
+    )
+
+
+def bound_diagnostics(row: Row, bounds: Sequence[BoundRow]) -> list[Finding]:
+    """Whether an attack did better than a bound allows, so that an assumption of the bound fails here."""
+    bound = next((one for one in bounds if one.cell == row.cell and one.measure == "psnr_db"), None)
+    error = row.mean("mse")
+    if bound is None or bound.high is None or not error:
+        return []
+    # A bound is on the mean squared error of a batch; the mean of its examples' decibels would lie above.
+    reached = -10 * float(torch.tensor(error).log10())
+    if reached <= bound.high + SLACK_DB:
+        return []
+    message = (
+        f"{row.attack} reached {reached:.1f} dB (of the mean squared error), and the bound is {bound.value:.1f} dB: an "
+        "assumption of the bound does not hold here, or the attack knows more than the bound's prior; do not rely on "
+        "that bound"
+    )
+    evidence = {"reached_db": round(reached, 2), "bound_db": bound.value}
+    finding = Finding(
+        name="bound-exceeded", severity="warning", message=message, evidence=evidence, limit=bound.assumption
+    )
+    return [finding]

@@ -1,0 +1,131 @@
+"""The sides of a verdict from the command line: what came back, who was named, bounds, and measured epsilon."""
+
+import json
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Cli
+
+from seepage.audit import run as audit
+from seepage.report import write_report
+
+NOISY = """
+name = "noisy"
+[data]
+use = "digits"
+size = 8
+split = 0.3
+[model]
+use = "fc2"
+hidden = 16
+[batch]
+size = 2
+count = 2
+[[defense]]
+use = "gaussian_noise"
+clip = 1.0
+sigma = 1.0
+[bounds]
+seconds = 2.0
+[epsilon]
+calls = 4000
+stated = 0.2
+[[attack]]
+use = "linear"
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with all that was asked for."""
+    home = tmp_path_factory.mktemp("sides")
+    folder = audit.run(tomllib.loads(NOISY), out=home / "run", jobs=1).folder
+    write_report(folder)
+    return folder
+
+
+def test_all_sides_stand_in_json_terminal_and_page(run: Path, cli: Cli) -> None:
+    found = json.loads((run / "result.json").read_text())
+    sides = {side["name"]: side for side in found["sides"]}
+    assert list(sides) == ["came_back", "named", "cannot_exceed", "measured_epsilon"]
+    assert [side["tried"] for side in sides.values()] == [True, False, True, True]
+    assert "ask with --membership" in sides["named"]["words"]
+    assert sides["came_back"]["low"] == 0 < sides["came_back"]["high"] < 1
+    assert sides["cannot_exceed"]["low"] <= sides["cannot_exceed"]["value"] <= sides["cannot_exceed"]["high"]
+    shown = " ".join(cli("score", str(run)).out.split())
+    page = (run / "report.html").read_text(encoding="utf-8")
+    for side in sides.values():
+        assert " ".join(side["words"].split()) in shown
+    for title in ("What no attacker can exceed", "How private the defense measures", "Cannot exceed"):
+        assert title in page
+
+
+def test_a_bound_of_membership_is_that_of_the_noise(run: Path) -> None:
+    rows = json.loads((run / "result.json").read_text())["bounds"]
+    named = next(row for row in rows if row["measure"] == "tpr")
+    # Two batches that differ by an example lie 2 clips apart: mu = 2 / 1. TPR <= Phi(Phi^-1(0.01) + mu).
+    assert named["value"] == pytest.approx(0.5 * math.erfc((2.3263479 - 2) / math.sqrt(2)), abs=1e-4)
+    assert named["batches"] == 2
+
+
+def test_a_stated_epsilon_that_is_too_small_is_contradicted_and_gated(run: Path, cli: Cli) -> None:
+    (row,) = json.loads((run / "result.json").read_text())["epsilons"]
+    assert row["measured"] > row["stated"] == 0.2
+    assert row["measured"] < row["computed"] < row["fitted_high"]
+    assert row["contradicted"] == ["the stated epsilon of 0.2 is contradicted"]
+    assert cli("score", str(run), "--fail-if", "contradicted>0").code == 1
+    assert cli("score", str(run), "--fail-if", "measured_epsilon>4.5").code == 0
+    assert cli("score", str(run), "--fail-if", "bound_psnr>20").code == 0
+    assert cli("score", str(run), "--fail-if", "bound_psnr>1").code == 1
+
+
+def test_a_side_that_was_not_tried_cannot_pass_a_gate(cli: Cli) -> None:
+    for score, remedy in (("bound_psnr", "--bounds"), ("measured_epsilon", "--prove"), ("named", "--membership")):
+        found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--fail-if", f"{score}>0")
+        assert found.code == 2
+        assert remedy in found.err
+    assert not Path("run").exists()  # it is said before anything is computed
+
+
+def test_a_finished_run_without_a_side_cannot_pass_a_gate(run: Path, cli: Cli) -> None:
+    found = cli("score", str(run), "--fail-if", "named>0.5")
+    assert found.code == 2
+    assert "--membership" in found.err
+
+
+def test_bounds_and_measurements_are_kept_when_a_run_goes_on(run: Path, cli: Cli) -> None:
+    kept = [run / "private" / "bounds.json", run / "epsilon" / "cell.json"]
+    before, times = (run / "result.json").read_text(), [path.stat().st_mtime_ns for path in kept]
+    (run / "result.json").unlink()
+    again = cli("audit", str(run / "recipe.toml"), "--out", str(run), "--quiet")
+    assert again.code == 0, again.err
+    assert [path.stat().st_mtime_ns for path in kept] == times
+    assert json.loads((run / "result.json").read_text())["sides"] == json.loads(before)["sides"]
+
+
+def test_without_a_defense_bounds_count_numbers_sent_and_none_is_measured(cli: Cli) -> None:
+    found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--bounds", "--prove", "--json")
+    assert found.code == 0, found.err
+    measures = {row["measure"] for row in found.json["bounds"]}
+    assert {"rank", "unseen_share"} <= measures
+    assert found.json["epsilons"] == []
+    assert not found.json["sides"][3]["tried"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("bounds.where=some", "'defended', 'all'"),
+        ("bounds.level=0", "level between 0 and 1"),
+        ("bounds.candidates=0", "candidates >= 1"),
+        ("epsilon.calls=10", "calls >= 1000"),
+        ("epsilon.delta=1", "delta between 0 and 1"),
+        ("epsilon.stated=-1", "stated >= 0"),
+    ],
+)
+def test_mistakes_in_the_tables_are_one_sentence(cli: Cli, setting: str, words: str) -> None:
+    found = cli("validate", "tiny.toml", "--set", setting)
+    assert found.code == 2
+    assert words in found.err
