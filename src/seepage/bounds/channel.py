@@ -119,8 +119,9 @@ def channel_of(
             f"{type(looking).__name__} looks at the private examples again behind the noise",
             "leave it out, or put it before the noise",
         )
-    told = client if noisy is None or not noisy.from_batch else noisy.defended_rule(client, model, {})
-    rules = tuple(told.per_client.for_round(seed, t * len(parts) + k) for k in range(len(parts)))
+    rules = tuple(client.per_client.for_round(seed, t * len(parts) + k) for k in range(len(parts)))
+    if noisy is not None and noisy.from_batch:
+        rules = tuple(noisy.defended_rule(rule, model, {}) for rule in rules)
     steps = max(len(rule.batches(len(part))) for rule, part in zip(rules, parts, strict=True))
     if steps > MOST_STEPS:
         raise Inapplicable(

@@ -21,8 +21,8 @@ class GaussianPrior:
 
     Of images the attacker is *granted* the mean color m_i and the contrast e_i = ||x_i - m_i||^2 of each: that makes
     every bound more careful, it is what a score may fit from the truth, and behind endless noise the bound is then the
-    PSNR of the mean color. R = U diag(s) U^T + r (I - U U^T) on what is left: U from half of the public examples, s
-    and r from the other half, so that no variance is that of the examples that the direction was chosen on.
+    PSNR of the mean color. R = U diag(s) U^T + r (I - U U^T) on what is left: the space of U from half of the public
+    examples, its axes, s and r from the other half, so that what lies outside the space is not underrated.
 
     Attributes:
         energies: `[n]` the variance e_i of each example, summed over its values.
@@ -110,8 +110,11 @@ def _directions(rows: Tensor, free: int, *, whiten: bool) -> tuple[Tensor, Tenso
     found = torch.linalg.svd(fitted, full_matrices=False)
     # Beyond the rank of the examples come directions of no meaning, such as the mean colors.
     count = min(int((1e-9 * found.S[0] < found.S).sum()), MOST_DIRECTIONS, free)
-    basis = found.Vh[:count]
-    shares = (held @ basis.T).square().mean(0)
+    along = held @ found.Vh[:count].T  # [m / 2, k]
+    # Within that space the axes are those of the held-out half: few wide axes, as an attacker may know them, and no
+    # average over axes that were turned by chance, which would make the prior, and so the error, too wide.
+    shares, turn = torch.linalg.eigh(along.T @ along / len(held))
+    shares, basis = shares.clamp(min=0), turn.T @ found.Vh[:count]
     left = max(float(held.square().sum(1).mean() - shares.sum()), 0.0)
     rest = left / (free - count) if free > count else 0.0
     total = float(shares.sum()) + rest * (free - count)

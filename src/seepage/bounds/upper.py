@@ -12,7 +12,7 @@ from seepage.bounds.jacobian import UpdateJacobian
 from seepage.bounds.prior import GaussianPrior
 from seepage.bounds.rank import RankAccount, dense_account, limited_account
 from seepage.bounds.tradeoff import gaussian_auc, gaussian_mu, gaussian_tpr
-from seepage.bounds.van_trees import DENSE, LeastError, Spectrum, counted_error, decibels, estimated_error
+from seepage.bounds.van_trees import DENSE, SMALL, LeastError, Spectrum, counted_error, decibels, estimated_error
 from seepage.clients import FedSGD
 from seepage.errors import Inapplicable, SeepageError
 from seepage.types import Batch, ClientUpdate, Defense, GaussianMechanism, Tensors
@@ -203,7 +203,7 @@ def _first_order(
 def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
     deviation = channel.deviation / options.rounds**0.5
     error: LeastError | None
-    if jacobian.values <= DENSE:
+    if jacobian.values <= SMALL:
         error = Spectrum.of(jacobian.dense_gram(), prior).least_error(deviation)
     else:
         error = estimated_error(jacobian, prior, deviation, budget_seconds=options.budget_seconds, seed=options.seed)

@@ -23,13 +23,16 @@ from seepage.bounds.prior import GaussianPrior
 from seepage.core.nn import generator
 from seepage.core.solvers import conjugate_gradients
 
-DENSE = 1600
-"""Private numbers up to which the matrix is decomposed; that takes seconds."""
+DENSE = 2048
+"""Private numbers up to which a rank is computed; that takes some twenty seconds."""
+
+SMALL = 512
+"""Private numbers up to which the error under noise is computed, too; it is estimated sooner for more."""
 
 ROUNDING = 2.0**-23
 """Relative size, over the largest, of a singular value that the rounding of single precision hides."""
 
-LEAST_PROBES, MOST_PROBES, MOST_ITERATIONS = 4, 64, 400
+LEAST_PROBES, MOST_PROBES, LEAST_STEPS, MOST_ITERATIONS = 4, 64, 10, 400
 ENOUGH = 0.01
 """Relative standard error of the trace at which no further probes are taken."""
 
@@ -112,7 +115,7 @@ def estimated_error(
     jacobian.gram(probe)
     once = max(time.monotonic() - start, 1e-6)
     steps = min(MOST_ITERATIONS, int(budget_seconds / (LEAST_PROBES * once)))
-    if steps < 10:
+    if steps < LEAST_STEPS:
         return None
 
     def system(z: Tensor) -> Tensor:
