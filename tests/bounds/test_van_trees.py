@@ -16,6 +16,9 @@ from seepage.bounds.van_trees import Spectrum, decibels, estimated_error
 from seepage.clients import Aggregate, FedAvg, FedSGD
 from seepage.core.nn import generator, state_of
 from seepage.defenses import DPSGD, Compose, GaussianNoise, LaplaceNoise, Quantize, Soteria, Sparsify
+from seepage.defenses.guardian import Guardian
+from seepage.defenses.noise import DecayingNoise
+from seepage.defenses.outpost import Outpost
 from seepage.defenses.partial import Withhold
 from seepage.types import Batch, ClientUpdate, Defense
 
@@ -236,9 +239,8 @@ def test_rounds_with_fresh_noise_are_less_noise() -> None:
 @pytest.mark.parametrize(
     ("defense", "words"),
     [
-        (Quantize(bits=4), "what Quantize sends has no derivative"),
-        (Compose((Quantize(bits=4), GaussianNoise(sigma=1.0))), "what Quantize sends has no derivative"),
         (Compose((DPSGD(sigma=1.0), Soteria(ratio=0.5))), "Soteria looks at the private examples again"),
+        (Guardian(beta=10.0), "what Guardian makes of the private examples is not followed"),
     ],
 )
 def test_no_bound_in_decibels_without_its_reason(defense: Defense, words: str) -> None:
@@ -246,6 +248,30 @@ def test_no_bound_in_decibels_without_its_reason(defense: Defense, words: str) -
     found = upper_bounds(model.float(), Batch(batch.inputs.float(), batch.labels), defense=defense)
     assert found.of("psnr_db") is None
     assert any(words in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(
+    "defense",
+    [Quantize(bits=4), Compose((Quantize(bits=4), GaussianNoise(sigma=1.0))), Outpost(prune=0.0, noise=0.1)],
+    ids=repr,
+)
+def test_rounding_is_no_noise(defense: Defense) -> None:
+    """It has no derivative, so it is left out with all behind it: what is left is the account of the exact numbers."""
+    model, batch = network()
+    found, bare = upper_bounds(model, batch, defense=defense), upper_bounds(model, batch)
+    for measure in ("rank", "unseen_share", "psnr_db"):
+        one, other = found.of(measure), bare.of(measure)  # type: ignore[arg-type]
+        assert one is not None
+        assert other is not None
+        assert one.value == pytest.approx(other.value)
+        assert "is left out, which can only hide more" in one.assumption
+
+
+def test_noise_that_decays_counts_each_round() -> None:
+    model, batch = network()
+    decaying = DecayingNoise(sigma=0.2, decay=0.5)
+    whole = channel_of(model, batch, FedSGD(), decaying, t=1, rounds=2).deviation
+    assert whole == pytest.approx((0.1**-2 + 0.05**-2) ** -0.5)
 
 
 def test_rounding_behind_the_noise_changes_nothing() -> None:

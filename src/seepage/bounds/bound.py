@@ -10,6 +10,9 @@ Measure = Literal["psnr_db", "exact_share", "tpr", "auc", "rank", "unseen_share"
 
 Method = Literal["van_trees", "rero", "membership", "rank", "count"]
 
+SAME_DB = 100.0
+"""A PSNR that no eye and no 16 bits tell from equality: a bound above it forbids nothing."""
+
 WORDS: dict[Measure, str] = {
     "psnr_db": "PSNR of the batch",
     "exact_share": "examples rebuilt exactly",
@@ -56,6 +59,8 @@ class Bound:
         """Whether it forbids nothing."""
         if self.measure == "unseen_share":
             return self.value <= 0
+        if self.measure == "psnr_db":
+            return self.value >= SAME_DB
         return self.measure in ("tpr", "auc", "exact_share") and self.interval[1] >= 0.9995
 
     @property

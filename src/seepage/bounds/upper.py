@@ -14,6 +14,7 @@ from seepage.bounds.rank import RankAccount, dense_account, limited_account
 from seepage.bounds.tradeoff import gaussian_auc, gaussian_mu, gaussian_tpr
 from seepage.bounds.van_trees import DENSE, SMALL, LeastError, Spectrum, counted_error, decibels, estimated_error
 from seepage.clients import FedSGD
+from seepage.core.second_derivatives import twice_differentiable
 from seepage.errors import Inapplicable, SeepageError
 from seepage.types import Batch, ClientUpdate, Defense, GaussianMechanism, Tensors
 
@@ -34,6 +35,7 @@ class BoundOptions:
         candidates: If an attacker knows that the examples are among so many, equally likely ones: the blind chance is
             1 / candidates.
         rounds: How often the batch is sent at these weights, each time with noise of its own.
+        t: The (first) round, which a decaying noise and a client's order of examples depend on.
         level: The false positive rate at which membership is bounded.
         exact_db: PSNR from which on an example counts as exact.
         value_range: Smallest and largest value of an input.
@@ -44,6 +46,7 @@ class BoundOptions:
     public: Batch | None = None
     candidates: int | None = None
     rounds: int = 1
+    t: int = 0
     level: float = 0.01
     exact_db: float = 40.0
     value_range: tuple[float, float] = (0.0, 1.0)
@@ -123,7 +126,7 @@ Found = tuple[list[Bound], list[str]]
 def _private(batch: Batch, client: ClientUpdate, defense: Defense | None, options: BoundOptions) -> Found:
     """Bounds from the clip and the noise multiplier alone."""
     stages = () if defense is None else defense.stages()
-    stated = [stage.mechanism(range(options.rounds)) for stage in stages]
+    stated = [stage.mechanism(range(options.t, options.t + options.rounds)) for stage in stages]
     place = next((number for number, one in enumerate(stated) if one is not None), None)
     none = "membership and exact copies are not bounded: "
     if place is None:
@@ -172,7 +175,8 @@ def _exact(mu: float, sentence: str, batch: Batch, options: BoundOptions) -> Fou
     # The scorer gives each example the best of as many guesses as there are examples.
     kappa = min(1.0, len(batch) * blind)
     value = gaussian_tpr(kappa, mu)
-    words = f"{sentence}; {source}, so a blind guess is right with chance {blind:.3g}, one of {len(batch)} {kappa:.3g}"
+    guess = f"a blind guess is right with chance {blind:.3g}, one of {len(batch)} guesses with {kappa:.3g}"
+    words = f"{sentence}; {source}, so {guess}"
     return [Bound("exact_share", "rero", value, (value, value), f"{words}.", PRIOR, at=options.exact_db)], []
 
 
@@ -188,20 +192,31 @@ def _first_order(
 ) -> Found:
     """Bounds from the Jacobian at the truth."""
     try:
-        channel = channel_of(
-            model, batch, client, defense, params=params, buffers=buffers, seed=options.seed, sent=sent
-        )
+        with twice_differentiable(model):
+            channel = channel_of(
+                model,
+                batch,
+                client,
+                defense,
+                params=params,
+                buffers=buffers,
+                sent=sent,
+                seed=options.seed,
+                t=options.t,
+                rounds=options.rounds,
+            )
+            jacobian = UpdateJacobian(channel, channel.batch.inputs.flatten())
+            public = None if options.public is None else options.public.inputs
+            prior = GaussianPrior.of(batch, public, options.value_range)
+            if channel.deviation > 0:
+                return _noisy(channel, jacobian, prior, options)
+            return _silent(channel, jacobian, prior, options)
     except Inapplicable as error:
         return [], [f"the PSNR is not bounded: {error.reason}; {error.remedy}"]
-    jacobian = UpdateJacobian(channel, channel.batch.inputs.flatten())
-    prior = GaussianPrior.of(batch, None if options.public is None else options.public.inputs, options.value_range)
-    if channel.deviation > 0:
-        return _noisy(channel, jacobian, prior, options)
-    return _silent(channel, jacobian, prior, options)
 
 
 def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
-    deviation = channel.deviation / options.rounds**0.5
+    deviation = channel.deviation
     error: LeastError | None
     if jacobian.values <= SMALL:
         error = Spectrum.of(jacobian.dense_gram(), prior).least_error(deviation)
@@ -222,19 +237,21 @@ def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, opt
 
 def _silent(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, options: BoundOptions) -> Found:
     inputs, numbers = channel.batch.inputs, channel.numbers_sent
+    # Rounding is not taken for noise: it is left out, so that the account is that of the exact numbers.
+    left = "".join(f"; {name} is left out, which can only hide more" for name in channel.left_out)
     if jacobian.values > DENSE:
         account = limited_account(jacobian, inputs, numbers, seed=options.seed)
-        left = counted_error(account.rank, prior)
-        bounds = _account_bounds(account)
-        if account.rank < jacobian.values and left > 0:
-            error = LeastError(left, (left, left), prior.energies[:0], exact=True)
-            words = f"{account.rank:,} numbers are read of {account.private:,}; {_prior_words(prior)}"
+        least = counted_error(account.rank, prior)
+        bounds = _account_bounds(account, left)
+        if account.rank < jacobian.values and least > 0:
+            error = LeastError(least, (least, least), prior.energies[:0], exact=True)
+            words = f"{account.rank:,} numbers are read of {account.private:,}{left}; {_prior_words(prior)}"
             bounds.append(_in_decibels(error, words, options))
         return bounds, [f"the rank of a Jacobian of {jacobian.values:,} values is not computed, only limited by counts"]
     gram = jacobian.dense_gram()
-    bounds = _account_bounds(dense_account(gram, inputs, numbers))
+    bounds = _account_bounds(dense_account(gram, inputs, numbers), left)
     error = Spectrum.of(gram, prior).least_error(0.0)
-    words = f"no noise, numbers in single precision; {_prior_words(prior)}; the update is near its linearization"
+    words = f"no noise, numbers in single precision{left}; {_prior_words(prior)}; the update is near its linearization"
     return [*bounds, _in_decibels(error, words, options)], []
 
 
@@ -254,10 +271,10 @@ def _in_decibels(error: LeastError, words: str, options: BoundOptions) -> Bound:
     return Bound("psnr_db", "van_trees", psnr(error.mean), (low, high), f"{words}.", FIRST_ORDER, examples=examples)
 
 
-def _account_bounds(account: RankAccount) -> list[Bound]:
+def _account_bounds(account: RankAccount, left_out: str) -> list[Bound]:
     method: Method = "rank" if account.exact else "count"
     how = "singular values below 2^-23 of the largest count as 0" if account.exact else "by counting alone"
-    words = f"{account.sent:,} numbers were sent of {account.private:,} private ones; {how}"
+    words = f"{account.sent:,} numbers were sent of {account.private:,} private ones; {how}{left_out}"
     shares = tuple(float(share) for share in account.hidden)
     hidden = sum(shares) / len(shares)
     binds = "every attacker that reads the update alone, to first order"
