@@ -52,6 +52,7 @@ class Setting:
     defense: tuple[Spec, ...] = ()
     tests: tuple[str, ...] = ("matched_filter",)
     public: int = PUBLIC
+    told: bool = False
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -93,6 +94,15 @@ SMALL = (
             ("clip 1, noise 0.01", "gaussian_noise", {"clip": 1.0, "sigma": 0.01}),
             ("clip 1, noise 0.1", "gaussian_noise", {"clip": 1.0, "sigma": 0.1}),
         )
+    ),
+    *(
+        Setting(
+            f"n = 8, 300 steps, clip 1, noise {sigma:g}, known",
+            steps=300,
+            defense=(Spec("gaussian_noise", {"clip": 1.0, "sigma": sigma}),),
+            told=True,
+        )
+        for sigma in (0.001, 0.01, 0.1)
     ),
 )
 
@@ -142,7 +152,7 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
     inference, clock = None, time.process_time()
     for places in order.split(2 * setting.n)[: setting.batches]:
         batch = Batch(private.inputs[places[: setting.n]], private.labels[places[: setting.n]])
-        seen = record(model, batch, client=client, defense=defense, seed=seed)
+        seen = record(model, batch, client=client, defense=defense, seed=seed, told=["defense"] * setting.told)
         inference = inference or MembershipInference(MEMBERSHIP_TESTS.build(Spec(use)), seen, public, seed=seed)
         found = inference.of(seen[0], Batch(private.inputs[places], private.labels[places]))
         members.append(found.statistics[: setting.n])

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
 from seepage import GaussianNoise, SeepageError
 from seepage.audit.row import Row
@@ -488,3 +489,33 @@ def test_a_defense_of_one_file_has_its_own_row_for_who_knows_its_bytes_and_no_ep
     assert json.loads(facts.read_text())["defense"] == [{"use": "toy_defense:Halved"}]
     with pytest.raises(SeepageError, match="somebody's own code"):
         open_transcript(facts.parent)
+
+
+def test_members_named_stand_beside_what_was_recovered(tmp_path: Path) -> None:
+    """With `[membership]` each row has its best test; who knows of the noise is tested apart; too few are said."""
+    tables = {
+        **TABLES,
+        "attack": [{"use": "linear"}],
+        "batch": {"size": 4, "count": 2},
+        "federation": {"clients": 4, "examples": 8},
+        "utility": {"rounds": 1},
+        "membership": {"level": 0.02, "tests": ["gradient_cosine", "matched_filter"]},
+        "frontier": [{"use": "gaussian_noise", "clip": 1.0, "sigma": 0.01}],
+    }
+    found = run_frontier(tables, out=tmp_path / "run", jobs=1)
+    assert [row.attacker for row in found.rows] == ["oblivious", "oblivious", "knows"]
+    bare, _, known = found.rows
+    assert (bare.members, bare.others, bare.named_level) == (8, 8, 0.02)
+    for row in found.rows:
+        assert row.named is not None
+        assert row.members is not None
+        assert row.named_low == pytest.approx(binomtest(row.named, row.members).proportion_ci().low, abs=1e-4)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "frontier.jsonl").read_text().splitlines()]
+    assert [line["named"] for line in lines] == [row.named for row in found.rows]
+    page = (tmp_path / "run" / "frontier.html").read_text()
+    assert "Members named" in page
+    assert f"{known.named}/8<small>" in page
+    price = {"promise": None, "reason": None, "accuracy": None, "accuracy_examples": None, "seconds": None}
+    entry, price = sweep_of(tables).entries[0], {**price, "bytes": None, "bytes_plain": None}
+    (few,) = rows_of([entry], [price], [], untested={entry.recipe.cell: "too few examples"})
+    assert (few.untested, few.named) == ("too few examples", None)

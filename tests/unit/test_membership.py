@@ -10,8 +10,9 @@ from sklearn.covariance import LedoitWolf
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from seepage import Batch, build, record
+from seepage import Batch, GaussianNoise, build, record
 from seepage.clients import FedAvg, FedSGD
+from seepage.defenses import DPSGD
 from seepage.errors import Inapplicable, SeepageError
 from seepage.membership import (
     MEMBERSHIP_TESTS,
@@ -24,9 +25,10 @@ from seepage.membership import (
 )
 from seepage.membership.gradients import ExampleGradients
 from seepage.membership.matched_filter import Whitening
+from seepage.membership.noise import KnownNoise
 from seepage.metrics.membership import Rate, area_interval, area_under_curve
 from seepage.registry import Spec
-from seepage.types import Knowledge, Round, Update
+from seepage.types import Knowledge, Round, Transcript, Update
 
 SHAPE, CLASSES = (1, 16, 16), 4
 
@@ -137,6 +139,75 @@ def test_whitening_is_the_inverse_of_ledoit_and_wolfs_covariance() -> None:
     got = whitening.solved(x).numpy()
     ratio = wanted / got
     assert np.allclose(ratio, ratio[0, 0], rtol=1e-6)  # equal up to the constant b
+
+
+def test_whitening_with_known_noise_is_the_inverse_of_the_sum() -> None:
+    """Products agree with (S + v D^2)^-1, S by scikit-learn's estimate, written out."""
+    draw = torch.Generator().manual_seed(0)
+    raw = torch.randn(30, 12, generator=draw, dtype=torch.float64) * torch.logspace(-1, 1, 12, dtype=torch.float64)
+    whitening = Whitening.of(raw.clone(), 0.3)
+    scaled = ((raw - raw.mean(0)) * whitening.scale).numpy()
+    whole = LedoitWolf(assume_centered=True).fit(scaled).covariance_ + 0.3 * np.diag(whitening.scale.numpy() ** 2)
+    x = whitening.centered(torch.randn(3, 12, generator=draw, dtype=torch.float64))
+    wanted, got = x.numpy() @ np.linalg.inv(whole), whitening.solved(x).numpy()
+    factor = (wanted * got).sum() / (got * got).sum()  # b, which normalized statistics do not see
+    assert np.allclose(wanted, factor * got, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+    # What is left of an update after its share of the mean gradient is orthogonal to that in the metric of S^-1.
+    mean = (whitening.mean * whitening.scale)[None]
+    left = whitening.residual(3 * whitening.mean + x[0] / whitening.scale)
+    assert float((whitening.solved(mean) * left).sum()) == pytest.approx(0, abs=1e-8)
+
+
+def noisy(seed: int, sigma: float, told: tuple[str, ...]) -> tuple[Transcript, Batch]:
+    private = some(8, 1 + seed)
+    return record(small_resnet(), private, defense=GaussianNoise(clip=0.5, sigma=sigma), told=told, seed=seed), private
+
+
+def test_who_knows_the_noise_names_more() -> None:
+    """Behind a clip and noise the test that is told of both names members that the other does not."""
+    named = {}
+    for told in ((), ("defense",)):
+        hits = 0
+        for seed in range(2):
+            seen, private = noisy(10 * seed, 0.01, told)
+            found = infer_membership(seen, MatchedFilter(), joined(private, some(24, 900 + seed)), some(160, 3))
+            hits += int(found.named(0.02)[:8].sum())
+        named[told] = hits
+    assert named[("defense",)] > named[()] + 3
+
+
+def test_p_values_hold_where_the_noise_is_known() -> None:
+    model, draws = nn.Sequential(nn.Flatten(), nn.Linear(256, CLASSES)), []
+    for s in range(5):
+        seen = record(model, some(4, 1 + s), defense=GaussianNoise(clip=0.1, sigma=0.05), told=["defense"], seed=s)
+        draws.append(infer_membership(seen, MatchedFilter(), some(200, 50 + s), some(240, 100 + s)).p_values)
+    p = torch.cat(draws)
+    for level in (0.01, 0.05, 0.1, 0.5):
+        hits = int((p <= level).sum())
+        assert beta.ppf(1e-4, max(hits, 1), len(p) - hits + 1) < level
+    assert kstest(p.numpy(), "uniform").statistic < 0.1
+
+
+def test_noise_is_counted_in_units_of_one_example() -> None:
+    """n (u - m) / s has n times the covariance of one gradient and (n sigma / s)^2 in every entry: here drawn."""
+    draw = torch.Generator().manual_seed(0)
+    rows, n, sigma, length = torch.randn(400, 50, generator=draw) + 1, 8, 0.02, 2.0
+    norm = float(rows.mean(0).norm())
+    found = KnownNoise(sigma, length).variance(rows, torch.ones(50), n)
+    assert found == pytest.approx(n * (sigma * norm / length) ** 2, rel=0.15)
+    assert KnownNoise(sigma).variance(rows, torch.ones(50), n) == pytest.approx(n * sigma**2)
+    assert MatchedFilter().adapts(noisy(0, 0.01, ("defense",))[0].knowledge)
+    assert not MatchedFilter().adapts(noisy(0, 0.01, ())[0].knowledge)
+
+
+def test_examples_are_clipped_as_a_client_is_known_to_do() -> None:
+    private = some(5, 1)
+    seen = record(
+        small_resnet(), private, client=FedSGD(mode="eval"), defense=DPSGD(sigma=0.0, clip=0.3), told=["defense"]
+    )
+    gradients = ExampleGradients.at(seen.knowledge, seen[0], some(6, 2), entries=10**6, seed=0)
+    assert gradients.of(private).norm(dim=1).max() <= 0.3 + 1e-6
+    assert torch.allclose(gradients.of(private).mean(0), gradients.entries_of(seen[0]), atol=1e-6)
 
 
 def test_gradients_of_single_examples_average_to_the_update_in_eval_mode() -> None:

@@ -13,6 +13,7 @@ from seepage.cli.options import (
     DeviceOption,
     JobsOption,
     JsonOption,
+    MembershipOption,
     ModelOption,
     OnOption,
     OutOption,
@@ -47,6 +48,7 @@ def frontier(
     ] = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
+    membership: MembershipOption = False,
     settings: SetOption = None,
     out: OutOption = None,
     jobs: JobsOption = None,
@@ -63,6 +65,8 @@ def frontier(
         recipe or "frontier", data=data, model=model, weights=weights, client=client, batch_size=batch_size,
         seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
     )  # fmt: skip
+    if membership:
+        tables.setdefault("membership", {})
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         found = run_frontier(
             tables, only=defense or (), out=out, jobs=jobs, on=runner, show=show, command=command_line()
@@ -88,12 +92,13 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("defense", overflow="fold")
-    for name in ("accuracy", "found", "median", "SSIM", "epsilon", "ms", "kB"):
+    tested = any(row.members or row.untested for row in rows)
+    for name in ("accuracy", "found", *(["named"] if tested else []), "median", "SSIM", "epsilon", "ms", "kB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best attack", overflow="fold")
     for i, row in enumerate(rows):
         first = i == 0 or rows[i - 1].defense != row.defense
-        table.add_row(*map(Text, _entries(row, first)), style="red" if row.recovered else "")
+        table.add_row(*map(Text, _entries(row, first, tested)), style="red" if row.recovered else "")
     console = open_console()
     console.print(table)
     console.print(Text(_legend(rows), style="dim"))
@@ -107,6 +112,10 @@ def _legend(rows: "Sequence[DefenseRow]") -> str:
         "accuracy: after federated training with it. found: examples recovered by the best attack. median: PSNR in dB. "
         "ms: one client's update. kB: sent by it. A second line: the attacker knows the defense."
     )
+    tested = next((row for row in rows if row.members), None)
+    if tested is not None:
+        level = f"{100 * (tested.named_level or 0):g} %"
+        words += f" named: members of the batches that the best membership test names at {level} false alarms."
     none = [row for row in rows if row.recovered == 0 and row.recovered_high is not None]
     if none:
         highest, examples = max((row.recovered_high or 0.0, row.examples) for row in none)
@@ -117,13 +126,16 @@ def _legend(rows: "Sequence[DefenseRow]") -> str:
 
 
 def _print_lacking(rows: "Sequence[DefenseRow]") -> None:
-    """Why no epsilon could be counted, where that is a matter of this machine and not of the defense."""
+    """Why no epsilon could be counted, where that is a matter of this machine; why membership was not tested."""
     doubts = [doubt for row in rows if row.promise is not None for doubt in row.promise.doubts]
+    lacking = [row.untested for row in rows if row.untested]
+    for reason in dict.fromkeys(lacking):
+        print(f"membership was not tested: {reason}\n")
     for doubt in dict.fromkeys(doubt for doubt in doubts if "not installed" in doubt):
         print(f"{doubt}\n")
 
 
-def _entries(row: "DefenseRow", first: bool) -> list[str]:
+def _entries(row: "DefenseRow", first: bool, tested: bool) -> list[str]:
     from seepage.report.formatting import number, scientific
     from seepage.report.table import plain_text
 
@@ -138,6 +150,7 @@ def _entries(row: "DefenseRow", first: bool) -> list[str]:
         row.defense if first else "  attacker knows it",
         accuracy if first else "",
         count,
+        *([f"{row.named}/{row.members}" if row.members else "-"] if tested else []),
         number(row.psnr_median),
         number(row.ssim, 2),
         *(price if first else ["", "", ""]),

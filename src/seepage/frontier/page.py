@@ -52,6 +52,8 @@ def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Cel
         facts=facts,
         rounds=rounds,
         groups=_groups(rows, best),
+        tested=next((row for row in rows if row.members), None),
+        untested=list(dict.fromkeys(row.untested for row in rows if row.untested)),
         untried=untried(rows),
         plot=b64encode(plot).decode(),
     )

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from seepage.audit.row import Outcome, Row
+from seepage.audit.row import MembershipRow, Outcome, Row
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA
 from seepage.frontier.sweep import SweepEntry
@@ -27,6 +27,15 @@ class DefenseRow:
         ssim: Mean SSIM.
         psnr_median: Median PSNR in dB.
         gain_db: Mean PSNR in dB over that of each example's mean color.
+        membership_test: The membership test that named most; None where none was asked for, or none could be run.
+        named: Number of members that it named, at the level of the recipe's `[membership]`.
+        members: Number of members.
+        named_low: Lower end of the 95 % interval (Clopper and Pearson) of the share named, as if they were independent.
+        named_high: Its upper end.
+        named_level: Share of others that may be named by mistake.
+        false_named: Number of others that it named.
+        others: Number of others.
+        untested: Why membership was not tested, though it was asked for.
         reason: Why there is no score.
         zero: Whether there is no score because every update is zero everywhere.
         untried: Attacks without a result here, or on some batches, that had one without a defense; with the reason.
@@ -52,6 +61,15 @@ class DefenseRow:
     ssim: float | None = None
     psnr_median: float | None = None
     gain_db: float | None = None
+    membership_test: str | None = None
+    named: int | None = None
+    members: int | None = None
+    named_low: float | None = None
+    named_high: float | None = None
+    named_level: float | None = None
+    false_named: int | None = None
+    others: int | None = None
+    untested: str | None = None
     reason: str | None = None
     zero: bool = False
     untried: Mapping[str, str] = field(default_factory=dict)
@@ -76,7 +94,11 @@ class DefenseRow:
 
 
 def rows_of(
-    entries: Sequence[SweepEntry], prices: Sequence[Mapping[str, Any]], results: Sequence[Row]
+    entries: Sequence[SweepEntry],
+    prices: Sequence[Mapping[str, Any]],
+    results: Sequence[Row],
+    tests: Sequence[MembershipRow] = (),
+    untested: Mapping[str, str] | None = None,
 ) -> list[DefenseRow]:
     """One row for each defense and kind of attacker.
 
@@ -84,6 +106,8 @@ def rows_of(
         entries: Defenses.
         prices: Cost of each defense.
         results: Rows of the audit.
+        tests: Its rows of membership tests.
+        untested: Name of a cell to why its membership could not be tested.
     """
     rows = []
     bare = {row.attack: row for row in results if row.cell == entries[0].recipe.cell}
@@ -96,6 +120,7 @@ def rows_of(
             if recipe is not None:
                 own = [row for row in results if row.cell == recipe.cell]
                 found = _best(own) | _lacking(own, bare) | {"failed": price["reason"]}
+                found |= _members([row for row in tests if row.cell == recipe.cell], (untested or {}).get(recipe.cell))
                 rows.append(DefenseRow(defense=entry.name, attacker=attacker, cell=recipe.cell, **found, **paid))
     return rows
 
@@ -116,6 +141,25 @@ def _best(results: Sequence[Row]) -> dict[str, Any]:
         "recovered_low": low,
         "recovered_high": high,
         **{key: best.value(key) for key in ("ssim", "psnr_median", "gain_db")},
+    }
+
+
+def _members(tests: Sequence[MembershipRow], untested: str | None) -> dict[str, Any]:
+    """The membership test that named most members."""
+    scored = [row for row in tests if row.named is not None]
+    if not scored:
+        return {"untested": untested or next((row.reason for row in tests if row.reason), None)}
+    best = max(scored, key=lambda row: (row.named.hits if row.named else 0, row.auc or 0.0))
+    assert best.named is not None
+    return {
+        "membership_test": best.test,
+        "named": best.named.hits,
+        "members": best.named.of,
+        "named_low": best.named.low,
+        "named_high": best.named.high,
+        "named_level": best.level,
+        "false_named": None if best.false is None else best.false.hits,
+        "others": None if best.false is None else best.false.of,
     }
 
 

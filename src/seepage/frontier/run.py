@@ -62,8 +62,10 @@ def run_frontier(
     folder = out or Path("runs") / run_name(text, f"{plain.name}-{Path(plain.data.use).stem}")
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())
-    rows = rows_of(sweep.entries, prices, finished.result.rows)
-    facts = next(cell for cell in finished.result.cells if not cell.skipped)  # the first that could be recorded
+    result = finished.result
+    untested = {cell.name: cell.membership_skipped for cell in result.cells if cell.membership_skipped}
+    rows = rows_of(sweep.entries, prices, result.rows, result.membership, untested)
+    facts = next(cell for cell in result.cells if not cell.skipped)  # the first that could be recorded
     words = advice(rows, classes=len(facts.classes))
     write_lines(folder / "frontier.jsonl", [row.record() for row in rows])
     write_page(folder, rows, words, facts, sweep.utility.rounds)

@@ -2,6 +2,7 @@
 
 [utility]    rounds = 100                                   federated training that the accuracy is measured after
 [[frontier]] use = "gaussian_noise", clip = 1.0, sigma = [0.001, 0.01]   a list sweeps that option
+[membership]                                                             who was in each batch is tested as well
 [[frontier]] parts = [{ use = "dp_sgd", sigma = 0.5 }, { use = "soteria", ratio = 0.5 }]   several, left to right
 """
 
@@ -15,7 +16,7 @@ from torch import nn
 from seepage.errors import Problems, SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
-from seepage.registry import Spec
+from seepage.registry import Spec, membership_tests
 from seepage.signatures import problems_with
 from seepage.types import Defense, Knowledge
 
@@ -182,9 +183,18 @@ def _known(case: Mapping[str, Any], plain: Recipe, told: list[str]) -> dict[str,
         own = {"client": {**plain.client.table(), "clients": group}, "batch": _pooled(plain, group)}
         return {**case, **own, "name": f"{case['name']}_known", "knowledge": {"told": told}}
     attacks = [part.table() for part in plain.attack if _adapts(plain, part, defense)]
+    if not attacks and _tests_adapt(plain, defense):
+        attacks = [part.table() for part in plain.attack]  # none makes anything of it, and a cell has one at least
     return (
         {**case, "name": f"{case['name']}_known", "attack": attacks, "knowledge": {"told": told}} if attacks else None
     )
+
+
+def _tests_adapt(recipe: Recipe, defense: Defense) -> bool:
+    """Whether a membership test of the recipe makes anything of the defense."""
+    told = _told_of(recipe, defense)
+    uses = () if recipe.membership is None else recipe.membership.tests
+    return any(membership_tests.build(Spec(use)).adapts(told) for use in uses)
 
 
 def _pooled(plain: Recipe, group: int) -> dict[str, int]:
@@ -193,5 +203,9 @@ def _pooled(plain: Recipe, group: int) -> dict[str, int]:
 
 def _adapts(recipe: Recipe, part: Spec, defense: Defense) -> bool:
     """Whether an attack behaves differently if the defense is known."""
+    return recipe.make_attack(part).adapts(_told_of(recipe, defense))
+
+
+def _told_of(recipe: Recipe, defense: Defense) -> Knowledge:
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))  # has a layer for every defense to prune
-    return recipe.make_attack(part).adapts(Knowledge(model, recipe.make_client(), (1,), 1, defense=defense))
+    return Knowledge(model, recipe.make_client(), (1,), 1, defense=defense)

@@ -92,6 +92,10 @@ class MembershipTest(ABC):
             Inapplicable: Where the test can say nothing about this round.
         """
 
+    def adapts(self, knowledge: Knowledge) -> bool:
+        """Whether it makes anything of a defense that the attacker is told of."""
+        return False
+
 
 class MembershipInference:
     """A test with its public examples, at the weights of one round; it judges every update made at these weights.

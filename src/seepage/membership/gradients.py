@@ -1,12 +1,14 @@
 """Gradients of single examples at the weights that were sent, on a subset of the parameters' entries."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import captured_calls, forward, generator, in_mode
+from seepage.core.nn import captured_calls, forward, generator, in_mode, norm
+from seepage.membership.noise import example_clip
 from seepage.types import Batch, Knowledge, Round, Tensors
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -25,12 +27,14 @@ class ExampleGradients:
         observed: The round.
         buffers: The model's buffers, with public statistics where batch norm is in train mode.
         chosen: Name of each tensor that was sent to the places `[e]` of the entries that are used.
+        clip: Each example's whole gradient is scaled down to this norm, as the client is known to do.
     """
 
     knowledge: Knowledge
     observed: Round
     buffers: Tensors
     chosen: dict[str, Tensor]
+    clip: float = math.inf
 
     @classmethod
     def at(
@@ -51,7 +55,15 @@ class ExampleGradients:
             size = tensor.numel()
             places = torch.randperm(size, generator=draw)[:entries] if size > entries else torch.arange(size)
             chosen[name] = places.sort().values.to(tensor.device)
-        return cls(knowledge, observed, _public_statistics(knowledge, observed, reference), chosen)
+        statistics = _public_statistics(knowledge, observed, reference)
+        return cls(knowledge, observed, statistics, chosen, example_clip(knowledge, observed))
+
+    @property
+    def weights(self) -> Tensor:
+        """`[d]` how many entries of its tensor each chosen entry stands for."""
+        sent = self.observed.update.tensors
+        shares = [torch.full((len(places),), sent[n].numel() / len(places)) for n, places in self.chosen.items()]
+        return torch.cat(shares).to(next(iter(sent.values())).device)
 
     def entries_of(self, observed: Round) -> Tensor:
         """`[d]` the chosen entries of an update at these weights, read as a gradient of the mean loss."""
@@ -77,9 +89,13 @@ class ExampleGradients:
                 loss = client.loss_of(logits, y.to(logits.device))
                 found = torch.autograd.grad(loss, wanted, allow_unused=True)
                 named = zip(self.chosen, wanted, found, strict=True)
-                rows.append(self._entries({n: torch.zeros_like(p) if g is None else g for n, p, g in named}))
+                gradient = {n: torch.zeros_like(p) if g is None else g for n, p, g in named}
+                rows.append(self._entries(gradient) * self._shrink(gradient))
                 done()
         return torch.stack(rows)
+
+    def _shrink(self, gradient: Tensors) -> float:
+        return 1.0 if self.clip == math.inf else min(1.0, self.clip / max(float(norm(gradient)), 1e-30))
 
     def _entries(self, tensors: Tensors) -> Tensor:
         return torch.cat([tensors[name].detach().reshape(-1)[places] for name, places in self.chosen.items()]).float()

@@ -5,9 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.attacks.matching.adaptive import known_noise
 from seepage.errors import SeepageError
 from seepage.membership.base import Detector, Done, MembershipTest, nothing
 from seepage.membership.gradients import ExampleGradients
+from seepage.membership.noise import KnownNoise
 from seepage.registry import membership_tests
 from seepage.types import Batch, Knowledge, Round
 
@@ -26,12 +28,17 @@ class Whitening:
 
         S^-1 = (1 / b) (I - Z' (Z Z' + (b / a) I)^-1 Z),    a = (1 - rho) / m,    b = rho mu
 
+    Known white noise adds `v D^2` to S, where D scales the entries: then with W = b / (b + v D^2), a diagonal,
+
+        (S + v D^2)^-1 = (1 / b) (W - W Z' (Z W Z' + (b / a) I)^-1 Z W)
+
     Attributes:
         mean: `[d]` the mean gradient.
         scale: `[d]` what each entry is multiplied by first.
-        rows: `[m, d]` the centered, scaled gradients Z.
+        rows: `[m, d]` the centered, scaled gradients Z, or Z W.
         inverse: `[m, m]` float64, (Z Z' + (b / a) I)^-1.
         shrinkage: rho, between 0 and 1.
+        weights: `[d]` the diagonal of W; None: all 1.
     """
 
     mean: Tensor
@@ -39,13 +46,15 @@ class Whitening:
     rows: Tensor
     inverse: Tensor
     shrinkage: float
+    weights: Tensor | None = None
 
     @classmethod
-    def of(cls, gradients: Tensor) -> "Whitening":
+    def of(cls, gradients: Tensor, noise: float = 0.0) -> "Whitening":
         """The covariance of public examples' gradients.
 
         Args:
             gradients: `[m, d]`, one row for each example. They are centered and scaled in place.
+            noise: v, the variance that known noise adds to every entry, in units of one example's gradient.
         """
         m, d = gradients.shape
         mean = gradients.mean(0)
@@ -65,8 +74,12 @@ class Whitening:
         beta = (float(gram.diagonal().square().sum()) / m - squared) / m
         rho = min(max(beta / delta, 1e-6), 1 - 1e-6)
         ridge = rho * mu * m / (1 - rho)  # b / a
+        weights = None
+        if noise > 0:
+            weights = rho * mu / (rho * mu + noise * scale.square())  # [d]
+            gram = ((gradients * weights) @ gradients.T).double()  # Z W Z'
         inverse = torch.linalg.inv(gram + ridge * torch.eye(m, dtype=gram.dtype, device=gram.device))
-        return cls(mean, scale, gradients, inverse, rho)
+        return cls(mean, scale, gradients if weights is None else gradients * weights, inverse, rho, weights)
 
     def centered(self, gradients: Tensor) -> Tensor:
         """`[k, d]` gradients less the mean, scaled."""
@@ -75,15 +88,27 @@ class Whitening:
     def solved(self, centered: Tensor) -> Tensor:
         """`[k, d]` rows x' S^-1 times b, of centered rows x."""
         along = (centered @ self.rows.T).double() @ self.inverse  # [k, m]
-        return centered - along.to(centered.dtype) @ self.rows
+        direct = centered if self.weights is None else centered * self.weights
+        return direct - along.to(centered.dtype) @ self.rows
+
+    def residual(self, update: Tensor) -> Tensor:
+        """`[1, d]` an update less its share of the mean gradient, where a clip has scaled it by nobody knows what.
+
+        The share is that of generalized least squares: s = m' S^-1 u / m' S^-1 m.
+        """
+        mean, own = (self.mean * self.scale)[None], (update * self.scale)[None]
+        solved = self.solved(mean)
+        share = (solved * own).sum() / (solved * mean).sum().clamp_min(1e-30)
+        return own - share * mean
 
 
 @dataclass(frozen=True)
 class _Filter(Detector):
-    """The matched filter at one set of weights."""
+    """The matched filter at one set of weights; `scaled`: the update was clipped, so that its length says nothing."""
 
     gradients: ExampleGradients
     whitening: Whitening
+    scaled: bool = False
 
     def templates(self, examples: Batch, done: Done = nothing) -> Tensor:
         """`[k, d]` rows g' S^-1 / sqrt(g' S^-1 g), of centered gradients g."""
@@ -96,7 +121,9 @@ class _Filter(Detector):
 
     def statistics(self, observed: Round, templates: Tensor) -> Tensor:
         """`[k]` correlations, from -1 to 1."""
-        update = self.whitening.centered(self.gradients.entries_of(observed)[None])  # u - m
+        entries = self.gradients.entries_of(observed)
+        # u - m, or u - s m
+        update = self.whitening.residual(entries) if self.scaled else self.whitening.centered(entries[None])
         length = (self.whitening.solved(update) * update).sum().clamp_min(1e-30).sqrt()
         return templates @ update[0] / length
 
@@ -119,6 +146,9 @@ class MatchedFilter(MembershipTest):
     with g_c centered by the mean gradient m as well. Whitening is what counts: gradients of examples share their large
     directions, which say little about any one of them.
 
+    An attacker who is told of the client's defense adds the variance of its Gaussian noise to S, clips examples as the
+    client does, and takes the scale that a clip of the whole update gave it for unknown (`seepage.membership.noise`).
+
     Args:
         entries: Largest number of entries of each tensor that are used, drawn at random.
     """
@@ -134,4 +164,14 @@ class MatchedFilter(MembershipTest):
     ) -> Detector:
         """A detector with the covariance of the reference's gradients. See `MembershipTest.fit`."""
         gradients = ExampleGradients.at(knowledge, observed, reference, entries=self.entries, seed=seed)
-        return _Filter(gradients, Whitening.of(gradients.of(reference, done)))
+        rows, known = gradients.of(reference, done), KnownNoise.of(knowledge, observed)
+        if known is None:
+            return _Filter(gradients, Whitening.of(rows))
+        variance = known.variance(rows, gradients.weights, observed.batch_size or 1)
+        return _Filter(gradients, Whitening.of(rows, variance), known.length is not None)
+
+    def adapts(self, knowledge: Knowledge) -> bool:
+        """Whether it is told of noise, or of a clip of examples."""
+        defense = knowledge.defense
+        mechanism = None if defense is None else defense.mechanism([0])
+        return known_noise(knowledge) is not None or (mechanism is not None and mechanism.unit == "example")
