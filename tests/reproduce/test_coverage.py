@@ -1,0 +1,59 @@
+"""The page of what is here of the three papers names what is there, and is what its command writes."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def script() -> ModuleType:
+    """`experiments/pages_coverage.py`, which is no part of the package."""
+    spec = importlib.util.spec_from_file_location("seepage_coverage", ROOT / "experiments" / "pages_coverage.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / "experiments"))  # where it finds its own parts, as it does when it is run
+    sys.modules["seepage_coverage"] = module  # a dataclass looks its module up
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "experiments"))
+    return module
+
+
+COVERAGE = script()
+
+
+def test_every_command_test_and_row_that_is_named_is_there() -> None:
+    assert COVERAGE.problems() == []
+
+
+def test_the_page_is_what_its_command_writes() -> None:
+    assert COVERAGE.PAGE.read_text(encoding="utf-8") == COVERAGE.page(), "python experiments/pages_coverage.py"
+
+
+def test_every_attack_defense_rule_and_partition_of_the_papers_parts_is_named() -> None:
+    words = (ROOT / "experiments" / "coverage.toml").read_text(encoding="utf-8")
+    ours = {"averaged", "spear", "linear", "gauss_newton", "patch_embedding", "patch_unmixing", "lora"}
+    ours |= {"token_sequences", "fedleak_guided", "cafe_published", "fedleak", "cafe"}  # ours, or named by their papers
+    for name in set(COVERAGE.attacks) - ours:
+        assert name in words, f"{name} stands in no line"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ({"command": "seepage audit --attack nothing"}, "not registered"),
+        ({"command": "seepage reproduce cafe/table-99"}, "no item"),
+        ({"command": "python experiments/nothing.py"}, "there is no"),
+        ({"test": "tests/unit/test_risk.py::test_nothing"}, "no test"),
+        ({"row": "cpa/unmix#nothing"}, "no row"),
+        ({"command": "seepage audit"}, "says no reason"),
+    ],
+)
+def test_what_is_not_there_is_found(line: dict[str, str], problem: str) -> None:
+    assert any(problem in said for said in COVERAGE.Line("x", **line).problems())
