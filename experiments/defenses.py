@@ -33,7 +33,7 @@ GRID: list[Parts] = [
     *[[{"use": "gaussian_noise", "sigma": s, "clip": 1.0}] for s in (1e-3, 1e-2)],
     *[[{"use": "soteria", "ratio": r}] for r in (0.5, 0.9)],
     *[[{"use": "outpost", "prune": p}] for p in (0.1, 0.9)],
-    *[[{"use": "guardian", "beta": b}] for b in (10.0, 1000.0)],
+    *[[{"use": "jacobian_damping", "beta": b}] for b in (10.0, 1000.0)],
     *[[{"use": "quantize", "bits": b}] for b in (8, 1)],
     *[[{"use": "sparsify", "keep": k}] for k in (0.5, 0.1)],
     *[[{"use": "dp_sgd", "sigma": s, "clip": 1.0}] for s in (0.01, 0.1)],

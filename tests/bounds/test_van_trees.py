@@ -16,7 +16,7 @@ from seepage.bounds.van_trees import Spectrum, decibels, estimated_error
 from seepage.clients import Aggregate, FedAvg, FedSGD
 from seepage.core.nn import generator, state_of
 from seepage.defenses import DPSGD, Compose, GaussianNoise, LaplaceNoise, Quantize, Soteria, Sparsify
-from seepage.defenses.guardian import Guardian
+from seepage.defenses.jacobian_damping import JacobianDamping
 from seepage.defenses.noise import DecayingNoise
 from seepage.defenses.outpost import Outpost
 from seepage.defenses.partial import Withhold
@@ -240,7 +240,7 @@ def test_rounds_with_fresh_noise_are_less_noise() -> None:
     ("defense", "words"),
     [
         (Compose((DPSGD(sigma=1.0), Soteria(ratio=0.5))), "Soteria looks at the private examples again"),
-        (Guardian(beta=10.0), "what Guardian makes of the private examples is not followed"),
+        (JacobianDamping(beta=10.0), "what JacobianDamping makes of the private examples is not followed"),
     ],
 )
 def test_no_bound_in_decibels_without_its_reason(defense: Defense, words: str) -> None:

@@ -114,5 +114,5 @@ def test_mistakes_are_one_sentence(refused: "object", home: Path) -> None:
     assert callable(refused)
     (home / "frontier.toml").write_text(TINY)
     assert "one setting" in refused("frontier", "default")
-    assert "sweeps no" in refused("frontier", "frontier.toml", "--defense=guardian")
+    assert "sweeps no" in refused("frontier", "frontier.toml", "--defense=jacobian_damping")
     assert "at least 1" in refused("frontier", "frontier.toml", "--set=utility.rounds=0")

@@ -15,7 +15,7 @@ from seepage.core.nn import generator
 from seepage.defenses import (
     DPSGD,
     DecayingNoise,
-    Guardian,
+    JacobianDamping,
     LaplaceNoise,
     Outpost,
     PartialAccess,
@@ -280,13 +280,13 @@ CASES: dict[str, list[DefenseCase]] = {
         DefenseCase(defense=DPSGD(sigma=0.0, clip=0.1, chunk=1), promise=dp_sgd_of(0.0, 0.1), deltas=False),
         DefenseCase(defense=DPSGD(sigma=0.0, clip=1e6), promise=dp_sgd_of(0.0, 1e6), deltas=False),
     ],
-    "guardian": [
+    "jacobian_damping": [
         DefenseCase(
-            defense=Guardian(beta=10.0),
+            defense=JacobianDamping(beta=10.0),
             promise=leaks_less,
             refuses=({"beta": -1.0}, {"beta": float("nan")}, {"steps": 0}, {"tolerance": 0.0}, {"tolerance": 1.0}),
         ),
-        DefenseCase(defense=Guardian(beta=0.0), neutral=True),
+        DefenseCase(defense=JacobianDamping(beta=0.0), neutral=True),
     ],
     "laplace_noise": [
         DefenseCase(

@@ -23,7 +23,7 @@ from seepage.core.nn import generator
 from seepage.defenses import (
     Compose,
     GaussianNoise,
-    Guardian,
+    JacobianDamping,
     LaplaceNoise,
     Outpost,
     PartialAccess,
@@ -159,7 +159,7 @@ def test_a_rounded_entry_counts_by_what_it_lies_outside_its_interval(seed: int, 
     ("defense", "inner", "client"),
     [
         (None, L2(), FedSGD()),
-        (Guardian(beta=1.0), L2(), FedSGD()),
+        (JacobianDamping(beta=1.0), L2(), FedSGD()),
         (GaussianNoise(sigma=0.1), L2(), FedSGD()),
         (GaussianNoise(sigma=0.1, clip=1.0), Cosine(), FedSGD()),
         (GaussianNoise(sigma=0.1, clip=1.0), L2(), FedAvg(lr=0.1)),

@@ -1,4 +1,4 @@
-"""Soteria, Guardian, OUTPOST, quantization, partial access and masks that cancel, each against a slow or exact form."""
+"""Soteria, Jacobian damping, OUTPOST, quantization, partial access, masks that cancel: against slow or exact forms."""
 
 import math
 from dataclasses import replace
@@ -15,7 +15,7 @@ from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.defenses import (
     DecayingNoise,
     GaussianNoise,
-    Guardian,
+    JacobianDamping,
     Outpost,
     PartialAccess,
     Quantize,
@@ -25,7 +25,7 @@ from seepage.defenses import (
     UnitNormNoise,
     ZeroSumNoise,
 )
-from seepage.defenses.guardian import derivatives
+from seepage.defenses.jacobian_damping import derivatives
 from seepage.defenses.soteria import sensitivity
 from seepage.errors import Inapplicable
 from seepage.testing import DefenseCase, random_update
@@ -133,7 +133,7 @@ def test_soteria_works_behind_batch_norm_and_leaves_its_statistics() -> None:
     assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
 
 
-# --- Guardian ------------------------------------------------------------------------------------------------------
+# --- Jacobian damping ------------------------------------------------------------------------------------------------
 
 
 def dense_jacobian(client: ClientView) -> Tensor:
@@ -156,14 +156,14 @@ def exact_client(rule: FedSGD | FedAvg | None = None) -> ClientView:
 
 
 @pytest.mark.parametrize("rule", [FedSGD(), FedAvg(lr=0.5, steps=3, batch_size=1)], ids=["fedsgd", "fedavg"])
-def test_guardian_solves_its_problem(rule: FedSGD | FedAvg) -> None:
+def test_jacobian_damping_solves_its_problem(rule: FedSGD | FedAvg) -> None:
     client = exact_client(rule)
     jacobian, update = dense_jacobian(client), gradient(client)
     g = flat(update.tensors)
     for beta in (0.1, 1.0, 100.0):
         weight = beta * g.dot(g) / (jacobian.T @ g).square().sum()
         expected = torch.linalg.solve(torch.eye(len(g), dtype=g.dtype) + weight * jacobian @ jacobian.T, g)
-        sent = Guardian(beta=beta, steps=200, tolerance=1e-9)(update, client, generator=generator(0, "none"))
+        sent = JacobianDamping(beta=beta, steps=200, tolerance=1e-9)(update, client, generator=generator(0, "none"))
         assert float((flat(sent.tensors) - expected).norm() / g.norm()) < 1e-5
 
 
@@ -180,7 +180,7 @@ def test_more_beta_leaks_less_and_strays_further() -> None:
     update, (pull, _) = gradient(client), derivatives(client)
     leaks, strays = [], []
     for beta in (0.0, 0.1, 1.0, 10.0, 1000.0):
-        sent = Guardian(beta=beta, steps=200)(update, client, generator=generator(0, "none")).tensors
+        sent = JacobianDamping(beta=beta, steps=200)(update, client, generator=generator(0, "none")).tensors
         leaks.append(float(pull(sent).norm()))
         strays.append(float((flat(sent) - flat(update.tensors)).norm()))
     assert leaks == sorted(leaks, reverse=True)

@@ -16,7 +16,16 @@ from scipy.stats import binomtest
 from seepage import GaussianNoise, SeepageError
 from seepage.audit.row import Row
 from seepage.clients import Aggregate, FedSGD
-from seepage.defenses import DPSGD, Compose, DecayingNoise, Guardian, Quantize, SelectiveEncryption, Soteria, Sparsify
+from seepage.defenses import (
+    DPSGD,
+    Compose,
+    DecayingNoise,
+    JacobianDamping,
+    Quantize,
+    SelectiveEncryption,
+    Soteria,
+    Sparsify,
+)
 from seepage.frontier.advising import advice, untried
 from seepage.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of, wilson
 from seepage.frontier.run import run_frontier
@@ -68,8 +77,8 @@ def test_the_clip_of_examples_is_known_to_every_matching_attack() -> None:
     assert [part.use for part in known.attack] == ["inverting_gradients", "bayes"]
 
 
-def test_guardian_is_known_to_every_matching_attack() -> None:
-    known = sweep_of({**TABLES, "frontier": [{"use": "guardian", "beta": 1.0}]}).entries[1].known
+def test_jacobian_damping_is_known_to_every_matching_attack() -> None:
+    known = sweep_of({**TABLES, "frontier": [{"use": "jacobian_damping", "beta": 1.0}]}).entries[1].known
     assert known is not None
     assert [part.use for part in known.attack] == ["inverting_gradients", "bayes"]
 
@@ -130,8 +139,8 @@ def test_a_mistake_is_one_sentence(change: dict[str, Any], words: str) -> None:
 
 
 def test_a_defense_that_is_not_swept_is_refused() -> None:
-    with pytest.raises(SeepageError, match="sweeps no 'guardian'"):
-        sweep_of(TABLES, only=["guardian"])
+    with pytest.raises(SeepageError, match="sweeps no 'jacobian_damping'"):
+        sweep_of(TABLES, only=["jacobian_damping"])
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
@@ -429,7 +438,7 @@ def test_where_no_epsilon_holds_it_says_so() -> None:
         (GaussianNoise(sigma=0.0, clip=1.0), "no noise"),
         (DecayingNoise(sigma=0.0, clip=1.0), "no noise"),
         (Compose((DPSGD(sigma=1.0), Soteria(ratio=0.5))), "Soteria looks at the private examples again"),
-        (Compose((GaussianNoise(sigma=1.0, clip=1.0), Guardian(beta=1.0))), "Guardian looks at"),
+        (Compose((GaussianNoise(sigma=1.0, clip=1.0), JacobianDamping(beta=1.0))), "JacobianDamping looks at"),
     ):
         found = guarantee_of(defense)
         assert found is not None

@@ -25,7 +25,7 @@ from seepage.defenses import (
     Compose,
     DecayingNoise,
     GaussianNoise,
-    Guardian,
+    JacobianDamping,
     Soteria,
     Sparsify,
     UnitNormNoise,
@@ -222,14 +222,16 @@ def test_zero_sum_noise_is_gone_from_the_sum_that_an_attacker_who_knows_attacks(
 def guarded(client: ClientUpdate, beta: float) -> tuple[Transcript, Batch]:
     data = seepage.data.load("digits", size=8)
     batch = data.batch(data.private[:1])
-    defense = Guardian(beta=beta, steps=100, tolerance=1e-6)
+    defense = JacobianDamping(beta=beta, steps=100, tolerance=1e-6)
     model = network(hidden=32, classes=10)
     return record(model, batch, client=client, defense=defense, told=["labels", "defense"]), batch
 
 
 @pytest.mark.parametrize("beta", [0.1, 10.0])
 @pytest.mark.parametrize("client", [FedSGD(), FedAvg(lr=0.1, steps=2, batch_size=1)], ids=["fedsgd", "fedavg"])
-def test_the_truth_solves_guardians_equation_and_another_batch_does_not(client: ClientUpdate, beta: float) -> None:
+def test_the_truth_solves_jacobian_dampings_equation_and_another_batch_does_not(
+    client: ClientUpdate, beta: float
+) -> None:
     seen, batch = guarded(client, beta)
     sent = flat(seen[0].update.tensors)
     rule, params = defended_rule(seen.knowledge, seen[0]), seen[0].params
@@ -239,24 +241,26 @@ def test_the_truth_solves_guardians_equation_and_another_batch_does_not(client: 
     assert float((wrong - sent).norm() / sent.norm()) > 0.1
 
 
-def test_guardians_equation_holds_where_a_layer_is_not_used() -> None:
+def test_jacobian_dampings_equation_holds_where_a_layer_is_not_used() -> None:
     model = network(hidden=32, classes=10)
     model.spare = nn.Linear(3, 3)
     model.forward = lambda x: model[:4](x)  # type: ignore[index]
     data = seepage.data.load("digits", size=8)
     batch = data.batch(data.private[:1])
-    seen = record(model, batch, defense=Guardian(beta=1.0, steps=100, tolerance=1e-6), told=["labels", "defense"])
+    seen = record(
+        model, batch, defense=JacobianDamping(beta=1.0, steps=100, tolerance=1e-6), told=["labels", "defense"]
+    )
     right = flat(defended_rule(seen.knowledge, seen[0])(model, seen[0].params, batch).tensors)
     sent = flat(seen[0].update.tensors)
     assert float((right - sent).norm() / sent.norm()) < 1e-3
 
 
-def test_the_slopes_through_guardians_equation_are_those_of_finite_differences() -> None:
+def test_the_slopes_through_jacobian_dampings_equation_are_those_of_finite_differences() -> None:
     model = network(inputs=6, hidden=5, classes=3).double()
     params, buffers = state_of(model)
     private = Batch(torch.rand((2, 6), generator=generator(0, "x")).double(), torch.tensor([0, 2]))
     update = FedSGD()(model, params, private)
-    knowledge = Knowledge(model, FedSGD(), (6,), 3, defense=Guardian(beta=2.0))
+    knowledge = Knowledge(model, FedSGD(), (6,), 3, defense=JacobianDamping(beta=2.0))
     problem = Problem.of(Round(0, params, update, buffers, 2), knowledge, L2(), None)
     guess = torch.rand((2, 6), generator=generator(1, "x")).double()
     gradients = problem.evaluate(guess, private.labels).by_inputs
@@ -267,7 +271,7 @@ def test_the_slopes_through_guardians_equation_are_those_of_finite_differences()
         assert float(gradients[place]) == pytest.approx((up - down) / 2e-6, rel=1e-4)
 
 
-def test_guardian_stops_only_those_who_do_not_know_of_it() -> None:
+def test_jacobian_damping_stops_only_those_who_do_not_know_of_it() -> None:
     seen, batch = guarded(FedSGD(), 1.0)
     knows = score(attack(seen, precise(L2())), batch).psnr or 0.0
     bare = SimulatedTranscript(replace(seen.knowledge, defense=None), lambda t: seen[t], 1)
@@ -279,10 +283,10 @@ def test_guardian_stops_only_those_who_do_not_know_of_it() -> None:
 @pytest.mark.parametrize(
     ("defense", "client"),
     [
-        (Guardian(beta=0.0), FedSGD()),
-        (Guardian(beta=1.0), Aggregate(rule=FedSGD(), clients=2)),
-        (Compose((Guardian(beta=1.0), Sparsify(keep=0.5))), FedSGD()),
+        (JacobianDamping(beta=0.0), FedSGD()),
+        (JacobianDamping(beta=1.0), Aggregate(rule=FedSGD(), clients=2)),
+        (Compose((JacobianDamping(beta=1.0), Sparsify(keep=0.5))), FedSGD()),
     ],
 )
-def test_guardian_behind_others_is_not_followed(defense: Defense, client: ClientUpdate) -> None:
+def test_jacobian_damping_behind_others_is_not_followed(defense: Defense, client: ClientUpdate) -> None:
     assert defended_rule(Knowledge(network(), client, (1, 8, 8), 4, defense=defense)) is client

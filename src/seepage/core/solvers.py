@@ -27,7 +27,7 @@ def conjugate_gradients(
     >>> conjugate_gradients(lambda x: matrix @ x, torch.ones(2), lambda x: x, steps=5, tolerance=1e-6)
     tensor([1.0000, 0.2500])
     """
-    # Hestenes and Stiefel 1952. `defenses.guardian` has one of its own: unknowns by name, from nearly the answer.
+    # Hestenes and Stiefel 1952. `defenses.jacobian_damping` has its own: unknowns by name, from nearly the answer.
     solution, rest = torch.zeros_like(target), target.clone()
     better = precondition(rest)
     direction, power = better, (rest * better).sum()

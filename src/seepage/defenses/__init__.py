@@ -6,7 +6,7 @@ from typing import Any
 from seepage.defenses.compose import Compose
 from seepage.defenses.dp_sgd import DPSGD
 from seepage.defenses.fake_gradients import FakeGradients
-from seepage.defenses.guardian import Guardian
+from seepage.defenses.jacobian_damping import JacobianDamping
 from seepage.defenses.noise import DecayingNoise, GaussianNoise, LaplaceNoise, UnitNormNoise
 from seepage.defenses.outpost import Outpost
 from seepage.defenses.partial import PartialAccess, SelectiveEncryption, Withhold
@@ -60,7 +60,7 @@ __all__ = [
     "DecayingNoise",
     "FakeGradients",
     "GaussianNoise",
-    "Guardian",
+    "JacobianDamping",
     "LaplaceNoise",
     "Outpost",
     "PartialAccess",

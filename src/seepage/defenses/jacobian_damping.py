@@ -1,4 +1,4 @@
-"""Guardian: trade closeness to the true gradient against what the update tells about small changes of the input."""
+"""Trade closeness to the true gradient against what the update tells about small changes of the input."""
 
 import math
 from collections.abc import Callable
@@ -14,14 +14,15 @@ from seepage.registry import defenses
 from seepage.types import Batch, ClientUpdate, ClientView, Defense, LocalProblem, Tensors, Update
 
 
-@defenses.register("guardian")
+@defenses.register("jacobian_damping")
 @dataclass(frozen=True, kw_only=True)
-class Guardian(Defense):
-    """Send the update that best trades closeness to the true one against its leakage (after Fan et al. 2024).
+class JacobianDamping(Defense):
+    """Send the update that best trades closeness to the true one against its leakage (a method of this package).
 
-    Guardian makes its update by jointly optimizing a measure of performance and one of privacy; FedLeak (Figure 4)
-    sweeps its weight beta over 0.1, 1, 10, 100 and 1000. The paper's formulas were not at hand. Chosen here, with
-    J the derivative of the update with respect to the client's inputs and g the update:
+    It stands where FedLeak (Figure 4) has Guardian (Fan et al. 2024), which jointly optimizes a measure of performance
+    and one of privacy with a weight beta of 0.1, 1, 10, 100 and 1000. Guardian's formulas are in no public text that
+    was found, so this is another method with the same aim. With J the derivative of the update with respect to the
+    client's inputs and g the update:
 
         minimize over u   ||u - g||^2 / ||g||^2  +  beta ||J^T u||^2 / ||J^T g||^2.
 
@@ -29,8 +30,8 @@ class Guardian(Defense):
     inputs moves the update towards u. The problem is convex with the one solution of
     `(I + beta ||g||^2 / ||J^T g||^2 J J^T) u = g`, found here by conjugate gradients from g without ever
     forming J. So beta = 0 sends g, and the closeness lost and the leakage left are both monotone in beta. Figures
-    found with this are figures of this method, not of the published one. It is deterministic, and an attacker who knows
-    of it solves its equation (`GuardianRule`): it stops only those who do not. It prunes nothing.
+    found with this say nothing of Guardian. It is deterministic, and an attacker who knows
+    of it solves its equation (`JacobianDampingRule`): it stops only those who do not. It prunes nothing.
 
     Args:
         beta: Weight of privacy, at least 0.
@@ -45,13 +46,13 @@ class Guardian(Defense):
     def __post_init__(self) -> None:
         if not 0 <= self.beta < math.inf or self.steps < 1 or not 0 < self.tolerance < 1:
             raise SeepageError(
-                f"Guardian needs beta >= 0, steps >= 1 and tolerance in (0, 1), got beta={self.beta}, "
+                f"JacobianDamping needs beta >= 0, steps >= 1 and tolerance in (0, 1), got beta={self.beta}, "
                 f"steps={self.steps}, tolerance={self.tolerance}; correct the recipe"
             )
 
     def defended_rule(self, rule: ClientUpdate, model: nn.Module, sent: Tensors) -> ClientUpdate:
         """Of the sum of several clients' updates there is no such equation."""
-        return GuardianRule(rule, self.beta, sent) if self.beta > 0 and rule.per_client is rule else rule
+        return JacobianDampingRule(rule, self.beta, sent) if self.beta > 0 and rule.per_client is rule else rule
 
     def __call__(self, update: Update, client: ClientView, *, generator: Generator) -> Update:
         true = {name: update.tensors[name].to(client.params[name]) for name in client.params}
@@ -78,7 +79,7 @@ def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callab
     outputs = {name: tensor for name, tensor in made.items() if tensor.requires_grad}
     if not outputs:
         raise Inapplicable(
-            "Guardian differentiates the update with respect to the inputs, and this one does not depend on them",
+            "JacobianDamping differentiates the update by the inputs, and this one does not depend on them",
             "use another model or client rule",
         )
     # J^T u is linear in u, so its derivative there is J: two backward passes in place of a forward one.
@@ -97,8 +98,8 @@ def derivatives(client: ClientView) -> tuple[Callable[[Tensors], Tensor], Callab
 
 
 @dataclass(frozen=True, eq=False)
-class GuardianRule(WrappedRule):
-    """The rule of an attacker who knows of `guardian`: the batch must solve the defense's equation for the sent update.
+class JacobianDampingRule(WrappedRule):
+    """The rule of an attacker who knows of `jacobian_damping`: the batch must solve its equation for the sent update.
 
     The sent u and the client's own g fulfill `u = g - weight J J^T u`, with g, J and the weight those of the private
     batch. For a dummy batch the right side is the update here; it is u where the dummy is the truth, to the tolerance
