@@ -3,12 +3,14 @@
 from seepage.privacy.measured.canaries import SHAPES, Batched, Filter, InRounds, Pair, pairs_of
 from seepage.privacy.measured.defended import filter_of, measure_defense
 from seepage.privacy.measured.gaussian import GaussianFit
-from seepage.privacy.measured.measure import CALLS, MeasuredEpsilon, Verdict, measure_epsilon, measure_pairs
+from seepage.privacy.measured.measure import CALLS, Claim, MeasuredEpsilon, Verdict, measure_epsilon, measure_pairs
+from seepage.privacy.measured.samples import measure_outputs
 
 __all__ = [
     "CALLS",
     "SHAPES",
     "Batched",
+    "Claim",
     "Filter",
     "GaussianFit",
     "InRounds",
@@ -18,6 +20,7 @@ __all__ = [
     "filter_of",
     "measure_defense",
     "measure_epsilon",
+    "measure_outputs",
     "measure_pairs",
     "pairs_of",
 ]

@@ -18,10 +18,14 @@ Filter: TypeAlias = Callable[[Tensors], Mapping[str, Tensor]]
 """Gives what is sent for an update: named tensors for named tensors."""
 Neighbors = Literal["join", "replace"]
 
-SHAPES: Mapping[str, tuple[int, ...]] = {"weight": (6, 8), "bias": (6,), "scale": ()}
-"""Shapes of the update that a filter is called on. The last one is a single number, as a learned temperature is."""
+SHAPES: Mapping[str, tuple[int, ...]] = {"weight": (6, 8), "bias": (6,)}
+"""Shapes of the update that a filter is called on."""
 MAX_ENTRIES = 4096
 """Largest number of entries of an update that is measured on; a filter treats a small one as it does a large one."""
+NEARLY_ZERO = 1e-6
+"""What stands for the zero update where a filter fails on that, over the canary: closer to it, if anything."""
+SINGLE = "single"
+"""Name of the parameter that is a single number."""
 LONG = 1e4
 """Length of the canary that is far longer than the clip, over the clip."""
 
@@ -97,13 +101,38 @@ def pairs_of(
     if not 0 < clip < math.inf:
         raise SeepageError(f"clip must be a number above 0, got {clip}; give the norm that the filter clips to")
     layout = Layout({name: tuple(shape) for name, shape in shapes.items()})
-    found = []
-    for name, canary in _canaries(layout, clip, seed):
-        base = -canary if neighbors == "replace" else np.zeros_like(canary)
-        found.append(
-            Pair(name, _Calls(call, layout, base), _Calls(call, layout, canary), layout.extended(canary - base))
+    canaries = list(_canaries(layout, clip, seed))
+    base, beside = (-1.0, "") if neighbors == "replace" else (0.0, "")
+    try:
+        sent = layout.with_extras(_Calls(call, layout, layout, base * canaries[0][1]).sent(0))
+    except ArithmeticError:  # some clips divide by the norm
+        base, beside = NEARLY_ZERO, f" (against {NEARLY_ZERO:g} of it: of zero the filter makes an error)"
+        sent = layout.with_extras(_Calls(call, layout, layout, base * canaries[0][1]).sent(0))
+    return [
+        Pair(
+            name + beside,
+            _Calls(call, layout, sent, base * canary),
+            _Calls(call, layout, sent, canary),
+            sent.extended(canary - base * canary),
         )
-    return found
+        for name, canary in canaries
+    ]
+
+
+def passes_single_numbers(call: Filter | InRounds | Batched, shapes: Mapping[str, Sequence[int]], clip: float) -> bool:
+    """Whether a parameter that is a single number, as a learned temperature is, leaves as it is.
+
+    Code that changes arrays in place leaves such alone, since NumPy makes new numbers of them.
+    """
+    wider = Layout({**{name: tuple(shape) for name, shape in shapes.items()}, SINGLE: ()})
+    canary = np.zeros(wider.size)
+    canary[-1] = clip
+    canary[0] = clip / 2
+    try:
+        found = _Calls(call, wider, wider, canary)(5, 1)[:, 0, len(canary) - 1]
+    except Exception:  # a filter may know its own tensors alone
+        return False
+    return bool(np.all(found == np.float32(clip)))
 
 
 def _canaries(layout: "Layout", clip: float, seed: int) -> Iterator[tuple[str, Array]]:
@@ -136,9 +165,19 @@ class Layout:
             )
         self.single = np.concatenate([np.full(n, self.shapes[name] == ()) for name, n in self.sizes.items()])
 
+    def with_extras(self, sent: Mapping[str, Tensor]) -> "Layout":
+        """With what a filter sends besides, such as a metric: entries of their own, behind the others.
+
+        Raises:
+            SeepageError: Where it sent no named tensors.
+        """
+        _check_named(sent)
+        extras = {name: tuple(np.shape(_numbers(sent[name]))) for name in sent if name not in self.shapes}
+        return Layout({**self.shapes, **extras}) if extras else self
+
     def extended(self, row: Array) -> Array:
-        """A row of entries with the code of a regular output, which is 0."""
-        return np.append(row, 0.0)
+        """A row of a filter's input as one of its output: nothing besides, and the code 0 of a regular output."""
+        return np.append(row, np.zeros(self.size + 1 - len(row)))
 
     def tensors(self, row: Array) -> Tensors:
         """A row of entries as new named tensors, in single precision as models have."""
@@ -152,10 +191,7 @@ class Layout:
             sent: Named tensors, each with a leading dimension where `count` is given.
             count: How many outputs they hold; None: one.
         """
-        if not isinstance(sent, Mapping):
-            raise SeepageError(
-                f"the filter returned {short(str(type(sent).__name__))} and not named tensors; return a dict of them"
-            )
+        _check_named(sent)
         n = 1 if count is None else count
         out = np.full((n, self.size + 1), np.nan)
         start, odd = 0, sum(name not in self.sizes for name in sent)
@@ -179,23 +215,33 @@ def _numbers(sent: object) -> npt.NDArray[Any]:
     return np.asarray(sent)
 
 
+def _check_named(sent: object) -> None:
+    if not isinstance(sent, Mapping):
+        raise SeepageError(
+            f"the filter returned {short(str(type(sent).__name__))} and not named tensors; return a dict of them"
+        )
+
+
 @dataclass(frozen=True)
 class _Calls:
     """Calls of a filter on one update; each call is given tensors of its own, which it may write into."""
 
     call: Filter | InRounds | Batched
-    layout: Layout
+    given: Layout
+    out: Layout
     row: Array
 
     def __call__(self, trials: int, rounds: int) -> Array:
         count = trials * rounds
         if isinstance(self.call, Batched):
-            found = self.layout.rows(self.call.call(self.layout.tensors(self.row), count), count)
+            found = self.out.rows(self.call.call(self.given.tensors(self.row), count), count)
         else:
-            found = np.concatenate([self._once(i % rounds) for i in range(count)])
+            found = np.concatenate([self.out.rows(self.sent(i % rounds)) for i in range(count)])
         return found.reshape(trials, rounds, -1)
 
-    def _once(self, t: int) -> Array:
-        update = self.layout.tensors(self.row)
-        sent = self.call.call(update, t) if isinstance(self.call, InRounds) else self.call(update)  # type: ignore[operator]
-        return self.layout.rows(sent)
+    def sent(self, t: int) -> Mapping[str, Tensor]:
+        """What one call sends."""
+        update = self.given.tensors(self.row)
+        if isinstance(self.call, Batched):
+            return {name: tensor[0] for name, tensor in self.call.call(update, 1).items()}
+        return self.call.call(update, t) if isinstance(self.call, InRounds) else self.call(update)

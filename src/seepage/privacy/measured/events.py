@@ -83,7 +83,15 @@ def lower_bound(
     return np.maximum(found, 0.0)
 
 
-def best_event(without: Array, included: Array, trials: float, delta: float, *, quick: bool = False) -> Event:
+def best_event(
+    without: Array,
+    included: Array,
+    trials: float,
+    delta: float,
+    *,
+    quick: bool = False,
+    shares: tuple[float, float] | None = None,
+) -> Event:
     """The event with the largest expected bound, by the scores of trials that are not counted afterwards.
 
     Args:
@@ -92,12 +100,14 @@ def best_event(without: Array, included: Array, trials: float, delta: float, *, 
         trials: How many trials will be counted, of both sides together.
         delta: In (0, 1).
         quick: Try one division of the trials only, for comparing statistics.
+        shares: The parts of the trials that are with and without the canary, where that cannot be chosen.
     """
-    shares, errors = ((0.2,), (0.01,)) if quick else (SHARES, ERRORS)
+    tried, errors = ((0.2,), (0.01,)) if quick else (SHARES, ERRORS)
     best: Event | None = None
     for likely, sign in ((1, 1), (0, -1), (1, -1), (0, 1)):
         mine, other = (included, without) if likely else (without, included)
-        found = _best_threshold(sign * mine, sign * other, trials, delta, shares, errors)
+        fixed = tried if shares is None else (shares[1 - likely],)
+        found = _best_threshold(sign * mine, sign * other, trials, delta, fixed, errors)
         threshold, share, error, expected = found
         if best is None or expected > best.expected:
             best = Event(likely, sign, threshold, share, error, expected)
@@ -108,7 +118,7 @@ def best_event(without: Array, included: Array, trials: float, delta: float, *, 
 def _best_threshold(
     mine: Array, other: Array, trials: float, delta: float, shares: tuple[float, ...], errors: tuple[float, ...]
 ) -> tuple[float, float, float, float]:
-    thresholds = _thresholds(mine, other)[:: 1 if len(shares) > 1 else 2]
+    thresholds = _thresholds(mine, other)[:: 1 if len(errors) > 1 else 2]
     apart = (thresholds > other.max()) & (thresholds <= mine.min())
     p1, p0 = _share_above(mine, thresholds, apart), _share_above(other, thresholds, apart)
     share, error = (axis.ravel()[:, None] for axis in np.meshgrid(shares, errors))
@@ -172,7 +182,7 @@ def p_normal(scores: Array) -> float:
     """
     from scipy.stats import normaltest, shapiro
 
-    if len(scores) < 20 or not scores.std() > 1e-12 * np.abs(scores).max():
+    if len(scores) < 8 or not scores.std() > 1e-12 * np.abs(scores).max():
         return 0.0
     centered = (scores - scores.mean()) / scores.std()
     found = float((shapiro if len(scores) <= 5000 else normaltest)(centered).pvalue)

@@ -78,7 +78,7 @@ def fitted(
 
     m, n = len(without), len(included)
     free = m + n - 2
-    if free < 40:
+    if free < 10:
         return None
     pooled = math.sqrt((without.var(ddof=1) * (m - 1) + included.var(ddof=1) * (n - 1)) / free)
     shift = abs(float(included.mean() - without.mean()))
@@ -105,7 +105,10 @@ def fitted(
 
 def _epsilon(mu: float, delta: float) -> float:
     # The total variation of N(0, 1) and N(mu, 1) is at most mu / sqrt(2 pi); within delta it is (0, delta)-private.
-    return 0.0 if mu / math.sqrt(2 * math.pi) <= delta else epsilon(sigma=1 / mu, delta=delta)
+    if mu / math.sqrt(2 * math.pi) <= delta:
+        return 0.0
+    with np.errstate(all="ignore"):
+        return epsilon(sigma=1 / mu, delta=delta)
 
 
 def _p_spread(a: Array, b: Array) -> float:

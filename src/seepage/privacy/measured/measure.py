@@ -14,7 +14,17 @@ from typing import Any, Literal
 import numpy as np
 
 from seepage.errors import SeepageError
-from seepage.privacy.measured.canaries import SHAPES, Array, Batched, Filter, InRounds, Neighbors, Pair, pairs_of
+from seepage.privacy.measured.canaries import (
+    SHAPES,
+    Array,
+    Batched,
+    Filter,
+    InRounds,
+    Neighbors,
+    Pair,
+    pairs_of,
+    passes_single_numbers,
+)
 from seepage.privacy.measured.events import ERROR, Event, best_event, lower_bound
 from seepage.privacy.measured.gaussian import GaussianFit, fitted
 from seepage.privacy.measured.statistics import Statistic, statistics_of
@@ -32,6 +42,10 @@ FEWEST = 1000
 """Fewest calls with which anything is measured."""
 FEW = 8000
 """Calls that the Gaussian fit is given, as long as they are at most 40 % of all."""
+SINGLE_NUMBERS = (
+    "a parameter that is a single number leaves as it is, neither clipped nor noised: no epsilon holds for a model "
+    "with such, as a learned temperature or the counter of batch norm is"
+)
 DOUBT = 1.25
 """A score that was learned is chosen where it promises so much more than one that was not."""
 
@@ -61,6 +75,7 @@ class MeasuredEpsilon:
         calls: Calls made.
         seconds: How long they took.
         tried: Pairs of inputs that were tried.
+        notes: What else was seen, one sentence each.
     """
 
     delta: float
@@ -81,6 +96,7 @@ class MeasuredEpsilon:
     calls: int
     seconds: float
     tried: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
     def verdict(self, claimed: float) -> Verdict:
         """What the measurement says of an epsilon claimed for the filter."""
@@ -130,6 +146,25 @@ class MeasuredEpsilon:
         fit = None if self.fit is None else self.fit.table()
         found: dict[str, Any] = _words({**asdict(self), "fit": fit, **verdicts, "line": self.line})
         return found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed of a filter by its own options.
+
+    Attributes:
+        stated: The epsilon that it states; None: nothing.
+        computed: The epsilon that an accountant computes from its options; None: nothing.
+        clip: The norm that it clips to; None: unknown.
+        delta: The delta that it states; None: none.
+        by: Who states it.
+    """
+
+    stated: float | None = None
+    computed: float | None = None
+    clip: float | None = None
+    delta: float | None = None
+    by: str = ""
 
 
 def measure_epsilon(
@@ -186,10 +221,13 @@ def measure_epsilon(
         ('contradicted', True, True)
     """
     pairs = pairs_of(call, shapes=shapes, clip=clip, neighbors=neighbors, seed=seed)
-    return measure_pairs(
+    found = measure_pairs(
         pairs, delta=delta, stated=stated, computed=computed, rounds=rounds, alike=alike, calls=calls, seconds=seconds,
         neighbors=neighbors, progress=progress,
     )  # fmt: skip
+    if () not in map(tuple, shapes.values()) and passes_single_numbers(call, shapes, clip):
+        found = replace(found, notes=(*found.notes, SINGLE_NUMBERS))
+    return found
 
 
 def measure_pairs(

@@ -1,0 +1,366 @@
+"""`seepage prove`: the epsilon of the filter that really runs, beside what is stated and what is computed."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from seepage.cli.options import JsonOption, QuietOption, SeedOption
+from seepage.errors import SeepageError, printable, short
+
+if TYPE_CHECKING:
+    from seepage.privacy.measured import Claim, MeasuredEpsilon
+    from seepage.privacy.measured.measure import Progress
+
+KNOWN = ("flwr", "nvflare", "opacus", "seepage")
+"""Packages whose code is called without `--trust`."""
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def prove(
+    function: Annotated[
+        str | None,
+        typer.Option("--function", help="module:function of yours: named tensors for named tensors; with --trust."),
+    ] = None,
+    mod: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mod", help="A Flower client mod, module:thing[:OPTION=VALUE,...]. Repeatable, outermost first."
+        ),
+    ] = None,
+    filter_: Annotated[
+        list[str] | None,
+        typer.Option("--filter", help="An NVFlare filter, module:Class[:OPTION=VALUE,...]. Repeatable, in order."),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine", help="module:function of yours that returns Opacus' model, optimizer, loss, inputs and labels."
+        ),
+    ] = None,
+    defense: Annotated[
+        list[str] | None,
+        typer.Option("--defense", help="A defense, such as gaussian_noise:sigma=1,clip=1. Repeatable, in order."),
+    ] = None,
+    recorded: Annotated[
+        Path | None, typer.Option("--recorded", help="A recorder's folder, of rounds with canaries; with --canaries.")
+    ] = None,
+    canaries: Annotated[
+        Path | None, typer.Option("--canaries", help='JSON or TOML: {"with": [...], "without": [...], "canary": FILE}.')
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option("--epsilon", help="The stated epsilon, over all rounds.")] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="The delta of all epsilons; default 1e-5.")] = None,
+    sigma: Annotated[
+        float | None, typer.Option("--sigma", help="Noise multiplier, to compute an epsilon where no option tells it.")
+    ] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that the epsilons are over.")] = 1,
+    clip: Annotated[float | None, typer.Option("--clip", help="Norm that the filter clips to; default 1.")] = None,
+    neighbors: Annotated[
+        str, typer.Option("--neighbors", help="join: the update is there or not. replace: any or any other.")
+    ] = "join",
+    shapes: Annotated[
+        str | None, typer.Option("--shapes", help="Tensors of the update, such as weight=6x8,bias=6; a number is =1.")
+    ] = None,
+    config: Annotated[
+        list[str] | None, typer.Option("--config", help="KEY=VALUE of the server's message to a mod. Repeatable.")
+    ] = None,
+    calls: Annotated[int | None, typer.Option("--calls", help="Most calls; default 120,000.")] = None,
+    seconds: Annotated[float, typer.Option("--seconds", help="Stop calling after this time.")] = 50.0,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the code that --function and the like name.")] = False,
+    fail_if: Annotated[
+        str | None,
+        typer.Option("--fail-if", help="Exit with code 1 if: contradicted, or measured>NUMBER."),
+    ] = None,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Measure the epsilon of the filter that really runs, and say whether it contradicts what is claimed."""
+    from seepage.cli.terminal import progress_bar
+    from seepage.core.progress import Doing, Phase
+    from seepage.privacy.measured import CALLS, SHAPES
+
+    if neighbors not in ("join", "replace"):
+        raise SeepageError(f"--neighbors takes join or replace, got {neighbors!r}")
+    limit = _limit_of(fail_if)
+    asked = _Asked(
+        epsilon=epsilon, delta=delta, sigma=sigma, rounds=rounds, clip=clip,
+        neighbors="join" if neighbors == "join" else "replace", shapes=_shapes(shapes) if shapes else SHAPES,
+        config=dict(_pair(one, "--config") for one in config or []), calls=calls or CALLS, seconds=seconds,
+        trust=trust, seed=seed or 0,
+    )  # fmt: skip
+    kinds: dict[str, Callable[[Progress | None], MeasuredEpsilon]] = {}
+    if function is not None:
+        kinds["--function"] = lambda show: asked.of_function(function, show)
+    if mod:
+        kinds["--mod"] = lambda show: asked.of_mods(mod, show)
+    if filter_:
+        kinds["--filter"] = lambda show: asked.of_filters(filter_, show)
+    if engine is not None:
+        kinds["--engine"] = lambda show: asked.of_engine(engine, show)
+    if defense:
+        kinds["--defense"] = lambda show: asked.of_defense(defense, show)
+    if recorded is not None:
+        kinds["--recorded"] = lambda show: asked.of_recorded(recorded, canaries)
+    if len(kinds) != 1:
+        raise SeepageError(
+            f"prove measures one thing, got {' and '.join(kinds) or 'none'}; give --function, --mod, --filter, "
+            "--engine, --defense or --recorded"
+        )
+    what, measure = next(iter(kinds.items()))
+    with progress_bar(off=as_json or quiet) as show:
+        found = measure(lambda done, total: show(done, total, Doing(f"calls of the {what[2:]}", Phase.MEASURING)))
+    _present(found, as_json=as_json, quiet=quiet)
+    _gate(found, fail_if, limit)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The options, and how each kind of thing is measured with them."""
+
+    epsilon: float | None
+    delta: float | None
+    sigma: float | None
+    rounds: int
+    clip: float | None
+    neighbors: Literal["join", "replace"]
+    shapes: Mapping[str, Any]
+    config: Mapping[str, Any]
+    calls: int
+    seconds: float
+    trust: bool
+    seed: int
+
+    def of_function(self, name: str, show: "Progress | None") -> "MeasuredEpsilon":
+        from seepage.privacy.measured import Claim
+
+        return self._called(self._made(name), Claim(), show)
+
+    def of_mods(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
+        from seepage.integrations.flower_filter import claim_of, mod_filter
+
+        mods = [self._made(name) for name in names]
+        claim = claim_of(mods[0], rounds=self.rounds) if len(mods) == 1 else _no_claim()
+        return self._called(mod_filter(*mods, config=self.config), claim, show)
+
+    def of_filters(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
+        from seepage.integrations.nvflare_filter import claim_of, dxo_filter
+
+        filters = [self._made(name) for name in names]
+        claim = (
+            claim_of(filters[0], rounds=self.rounds, shapes=self.shapes) if len(filters) == 1 else _no_claim()
+        )  # fmt: skip
+        return self._called(dxo_filter(*filters), claim, show)
+
+    def of_engine(self, name: str, show: "Progress | None") -> "MeasuredEpsilon":
+        from seepage.integrations.opacus_steps import step_pairs
+        from seepage.privacy.measured import measure_pairs
+
+        model, optimizer, loss, inputs, labels = self._made(name, call=True)
+        noise = float(optimizer.noise_multiplier) if self.sigma is None else self.sigma
+        return measure_pairs(
+            step_pairs(model, optimizer, loss, inputs, labels, seed=self.seed), delta=self._delta(),
+            stated=self.epsilon, computed=self._computed(noise), rounds=self.rounds, calls=self.calls,
+            seconds=self.seconds, unit="example", progress=show,
+        )  # fmt: skip
+
+    def of_defense(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
+        from seepage.defenses import DEFENSES, joined
+        from seepage.privacy.measured import measure_defense
+        from seepage.registry import Spec
+
+        parts = []
+        for name in names:
+            use, options = parsed(name, registered=True)
+            self._check_trust(use)
+            parts.append(DEFENSES.build(Spec(use, options)))
+        defense = joined(parts)
+        assert defense is not None
+        return measure_defense(
+            defense, delta=self._delta(), rounds=self.rounds, stated=self.epsilon, calls=self.calls,
+            seconds=self.seconds, neighbors=self.neighbors, seed=self.seed, progress=show,
+        )  # fmt: skip
+
+    def of_recorded(self, folder: Path, listed: Path | None) -> "MeasuredEpsilon":
+        from seepage.integrations.recorded_rounds import CanaryList, measure_recorded
+
+        if listed is None:
+            raise SeepageError("--recorded needs --canaries FILE, which says in which rounds the canary was; add it")
+        return measure_recorded(
+            folder, CanaryList.read(listed), delta=self._delta(), stated=self.epsilon,
+            computed=None if self.sigma is None else self._computed(self.sigma), rounds=self.rounds, seed=self.seed,
+        )  # fmt: skip
+
+    def _called(self, call: Any, claim: "Claim", show: "Progress | None") -> "MeasuredEpsilon":
+        from seepage.privacy.measured import measure_epsilon
+
+        computed = claim.computed if self.sigma is None else self._computed(self.sigma)
+        return measure_epsilon(
+            call, delta=self.delta or claim.delta or 1e-5,
+            stated=claim.stated if self.epsilon is None else self.epsilon,
+            computed=computed if self.neighbors == "join" else None, rounds=self.rounds, calls=self.calls,
+            seconds=self.seconds, clip=self.clip or claim.clip or 1.0, shapes=self.shapes, neighbors=self.neighbors,
+            seed=self.seed, progress=show,
+        )  # fmt: skip
+
+    def _delta(self) -> float:
+        return 1e-5 if self.delta is None else self.delta
+
+    def _computed(self, sigma: float) -> float:
+        from seepage.privacy.accounting import epsilon
+
+        return epsilon(sigma=sigma, rounds=self.rounds, delta=self._delta())
+
+    def _made(self, text: str, *, call: bool = False) -> Any:
+        """What a name stands for: a class is called with the options, a function is not, unless it is to be."""
+        from seepage.registry import import_dotted
+
+        use, options = parsed(text)
+        self._check_trust(use)
+        found = import_dotted(use)
+        if isinstance(found, type) or options or call:
+            try:
+                return found(**options)
+            except TypeError as error:
+                raise SeepageError(f"{use} cannot be made with these options ({error}); correct them") from error
+        return found
+
+    def _check_trust(self, use: str) -> None:
+        if ":" in use and not self.trust and use.partition(".")[0].partition(":")[0] not in KNOWN:
+            raise SeepageError(f"{short(use)} is code that would be run; add --trust if it is yours")
+
+
+def _no_claim() -> "Claim":
+    from seepage.privacy.measured import Claim
+
+    return Claim()
+
+
+def parsed(text: str, *, registered: bool = False) -> tuple[str, dict[str, Any]]:
+    """A name with options, `name:a=1,b=2` or `module:thing:a=1,b=2`.
+
+    Args:
+        text: What was typed.
+        registered: A name without a module may stand for a part of this package.
+
+    >>> parsed("gaussian_noise:sigma=1,clip=0.5", registered=True)
+    ('gaussian_noise', {'sigma': 1, 'clip': 0.5})
+    >>> parsed("mymodule:Mod:level='high'")
+    ('mymodule:Mod', {'level': 'high'})
+    """
+    parts = text.split(":", 2)
+    named = registered and (len(parts) == 1 or "=" in parts[1])
+    use, rest = (parts[0], ":".join(parts[1:])) if named else (":".join(parts[:2]), ":".join(parts[2:]))
+    return use, dict(_pair(one, text) for one in rest.split(",") if one)
+
+
+def _pair(text: str, where: str) -> tuple[str, Any]:
+    """`KEY=VALUE`, where the value is as TOML has it, or a word."""
+    import tomllib
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise SeepageError(f"{short(where)} takes KEY=VALUE, got {short(text)}")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def _shapes(text: str) -> Shapes:
+    """`weight=6x8,bias=6`; `=1` is a single number without a dimension."""
+    found = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([\w.]+)\s*=\s*(\d+(?:x\d+)*)\s*", part)
+        if match is None:
+            raise SeepageError(f"--shapes takes NAME=6x8,... with sizes, got {short(part)}")
+        sizes = tuple(int(size) for size in match[2].split("x"))
+        found[match[1]] = () if sizes == (1,) else sizes
+    return found
+
+
+def _limit_of(fail_if: str | None) -> float | None:
+    """The number of `measured>NUMBER`; None for the other condition, or none."""
+    if fail_if is None or fail_if.strip() == "contradicted":
+        return None
+    match = re.fullmatch(r"\s*measured\s*>\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*", fail_if)
+    if match is None:
+        raise SeepageError(f"--fail-if takes contradicted or measured>NUMBER, got {fail_if!r}")
+    return float(match[1])
+
+
+def _present(found: "MeasuredEpsilon", *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print(json.dumps({"schema": 1, **found.table()}, allow_nan=False))
+        return
+    if not quiet:
+        from rich.console import Console
+
+        Console().print(_rows(found))
+        for line in _beside(found):
+            print(printable(line))
+    print(printable(_verdict(found)))
+
+
+def _rows(found: "MeasuredEpsilon") -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("epsilon", "value", "95 %", ""):
+        table.add_column(title, justify="right" if title == "value" else "left", no_wrap=title != "")
+    for name, value, verdict in (
+        ("stated", found.stated, found.stated_verdict),
+        ("computed", found.computed, found.computed_verdict),
+    ):
+        bad = verdict not in (None, "not contradicted")
+        table.add_row(name, "-" if value is None else f"{value:.4g}", "", verdict or "", style="red" if bad else "")
+    hits, false = found.hits, found.false_hits
+    seen = f"{hits[0]}/{hits[1]} against {false[0]}/{false[1]}; could show {found.ceiling:.3g}"
+    table.add_row("measured", f"{found.low:.4g}", f"[{found.low:.4g}, ...]", seen)
+    fit = found.fit
+    if found.deterministic:
+        table.add_row("by sameness", "inf", "", "outputs of one input never differed")
+    if fit is not None:
+        low, middle, high = fit.epsilon
+        refused = "" if fit.plausible else "refused: the noise is not Gaussian"
+        words = refused or f"if it is Gaussian; mu {fit.mu[1]:.3g}"
+        table.add_row("by Gaussian fit", f"{middle:.4g}", f"[{low:.4g}, {high:.4g}]", words)
+    return table
+
+
+def _beside(found: "MeasuredEpsilon") -> list[str]:
+    over = "one round" if found.rounds == 1 else f"{found.rounds} rounds"
+    how = {"join": "joins or leaves", "replace": "is replaced by another"}[found.neighbors]
+    lines = [
+        f"delta {found.delta:g}, {over}, {found.calls} calls in {found.seconds:.0f} s. One {found.unit} {how}.",
+        f"Canary: {found.canary}. What tells it: {found.statistic}.",
+    ]
+    if found.fit is not None and found.fit.alike:
+        lines.append("The fit measured one round and takes the others to be alike and independent.")
+    return lines + [f"Note: {note}." for note in found.notes]
+
+
+def _verdict(found: "MeasuredEpsilon") -> str:
+    if found.stated is None and found.computed is None:
+        return f"Nothing is claimed; the epsilon is at least {found.low:.4g}."
+    claims = (("stated", found.stated_verdict), ("computed", found.computed_verdict))
+    told = [f"{name}: {verdict}" for name, verdict in claims if verdict]
+    words = "; ".join(told)
+    end = "" if found.contradicted else " That is no proof: another canary, or more calls, may tell more."
+    return f"{words[0].upper()}{words[1:]}.{end}"
+
+
+def _gate(found: "MeasuredEpsilon", fail_if: str | None, limit: float | None) -> None:
+    import sys
+
+    if fail_if is None:
+        return
+    if limit is None and found.stated is None and found.computed is None:
+        raise SeepageError("--fail-if contradicted cannot be judged: nothing is claimed; give --epsilon or --sigma")
+    if found.contradicted if limit is None else found.low > limit:
+        print(f"failed: {fail_if.strip()}", file=sys.stderr)
+        raise typer.Exit(1)

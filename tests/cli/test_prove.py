@@ -1,0 +1,177 @@
+"""`seepage prove` in a terminal, as JSON, as a gate, and on somebody's own function and recordings."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seepage import Architecture, FedAvg, build
+from seepage.cli import main
+from seepage.cli.proving import parsed
+from seepage.integrations.recorder import Recorder
+
+OWN = """
+import torch
+
+def honest(update):
+    norm = torch.cat([t.flatten() for t in update.values()]).norm()
+    return {name: t / max(1.0, norm) + torch.randn(t.shape) for name, t in update.items()}
+
+class Forgets:
+    def __init__(self, clip):
+        self.clip = clip
+    def __call__(self, update):
+        norm = torch.cat([t.flatten() for t in update.values()]).norm()
+        return {name: t / max(1.0, norm / self.clip) for name, t in update.items()}
+
+def numbers(update):
+    return {name: t if t.ndim == 0 else t + torch.randn(t.shape) for name, t in update.items()}
+"""
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    """The exit code of `seepage prove`."""
+    monkeypatch.setattr(sys, "argv", ["seepage", "prove", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert ran(monkeypatch, *words, "--json") == 0
+    table: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return table
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_filters.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_filters", raising=False)
+
+
+def test_a_defense_is_measured_beside_what_is_computed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--defense", "gaussian_noise:sigma=1,clip=1", "--epsilon", "1", "--calls", "3000")
+    assert ran(monkeypatch, *words) == 0
+    shown = capsys.readouterr().out
+    assert "4.377" in shown
+    assert "computed: not contradicted" in shown
+    assert "Stated: contradicted" in shown
+    assert ran(monkeypatch, *words, "--quiet", "--fail-if", "contradicted") == 1
+    said = capsys.readouterr()
+    assert said.out.startswith("Stated: contradicted")
+    assert said.err == "failed: contradicted\n"
+
+
+def test_the_gate_measures_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("--defense", "gaussian_noise:sigma=3,clip=1", "--calls", "1500", "--quiet")
+    assert ran(monkeypatch, *words, "--fail-if", "contradicted") == 0
+    assert ran(monkeypatch, *words, "--fail-if", "measured>5") == 0
+    assert ran(monkeypatch, "--defense", "gaussian_noise:sigma=0,clip=1", *words[2:], "--fail-if", "measured>3") == 1
+
+
+@pytest.mark.usefixtures("own")
+def test_code_is_called_where_it_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(monkeypatch, "--function", "own_filters:honest") == 2
+    assert "add --trust" in capsys.readouterr().err
+    options = ("--trust", "--calls", "2000", "--epsilon", "5")
+    assert (
+        found(monkeypatch, capsys, "--function", "own_filters:honest", *options)["stated_verdict"] == "not contradicted"
+    )
+    broken = found(monkeypatch, capsys, "--function", "own_filters:Forgets:clip=1", *options)
+    assert broken["stated_verdict"] == "contradicted"
+    assert broken["deterministic"] is True
+    assert broken["schema"] == 1
+    shapes = ("--shapes", "temperature=1")
+    single = found(monkeypatch, capsys, "--function", "own_filters:numbers", *options, *shapes)
+    assert (single["canary"], single["stated_verdict"]) == ("a single number", "contradicted")
+    noted = found(monkeypatch, capsys, "--function", "own_filters:numbers", *options)
+    assert "single number leaves as it is" in noted["notes"][0]
+
+
+def test_recorded_rounds_with_canaries_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Forty rounds behind noise that is a tenth of what was promised."""
+    net = Architecture("fc2", {"hidden": 4})
+    recorder = Recorder(
+        tmp_path / "seen", architecture=net, input_shape=(1, 2, 2), num_classes=2, client=FedAvg(lr=0.1)
+    )
+    before = {name: t.clone() for name, t in build(net, (1, 2, 2), 2).state_dict().items()}
+    canary = {name: torch.zeros_like(t) for name, t in before.items()}
+    next(iter(canary.values())).view(-1)[0] = 1.0
+    names: dict[str, Any] = {"with": [], "without": [], "canary": "canary.safetensors"}
+    for t in range(40):
+        after = {name: w + 0.1 * torch.randn(w.shape) + (t % 2) * canary[name] for name, w in before.items()}
+        folder = recorder.record(before, after, t=t, client=0).folder
+        assert folder is not None
+        names["with" if t % 2 else "without"].append(folder.name)
+    save_file(canary, tmp_path / "canary.safetensors")
+    (tmp_path / "list.json").write_text(json.dumps(names))
+    words = ("--recorded", str(tmp_path / "seen"), "--canaries", str(tmp_path / "list.json"), "--sigma", "1")
+    table = found(monkeypatch, capsys, *words)
+    assert table["computed_verdict"] == "contradicted by Gaussian fit"
+    assert table["fit"]["mu"][0] < 10 < table["fit"]["mu"][2]
+    assert 0 < table["low"] == table["ceiling"] < 4.4
+
+    (tmp_path / "list.toml").write_text(f"with = {names['with'][:2]}\nwithout = {names['without']}")
+    assert ran(monkeypatch, *words[:3], str(tmp_path / "list.toml")) == 2
+    assert "record more rounds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        "[]",
+        "{",
+        '{"with": 3}',
+        '{"with": [], "without": []}',
+        '{"with": ["../x"], "without": []}',
+        '{"with": ["a"], "without": ["a"]}',
+        '{"with": ["a"], "without": ["b"], "canary": "/etc/passwd"}',
+    ],
+)
+def test_a_damaged_list_is_one_sentence(
+    listed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "list.json").write_text(listed)
+    assert ran(monkeypatch, "--recorded", str(tmp_path), "--canaries", str(tmp_path / "list.json")) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--defense", "gaussian_noise:sigma=1", "--function", "a:b"),
+        ("--defense", "gaussian_noise:sigma"),
+        ("--defense", "gaussian_noise:sigma=1", "--neighbors", "far"),
+        ("--defense", "gaussian_noise:sigma=1", "--fail-if", "epsilon<3"),
+        ("--defense", "gaussian_noise:sigma=1", "--calls", "3"),
+        ("--defense", "gaussian_noise:sigma=1", "--fail-if", "contradicted", "--calls", "1000"),
+        ("--defense", "soteria:ratio=0.5"),
+        ("--function", "own:f", "--shapes", "w=ax2"),
+        ("--recorded", "nowhere"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ran(monkeypatch, *words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert "Traceback" not in said
+
+
+def test_options_are_read_as_toml_has_them() -> None:
+    assert parsed("a.b:Thing:x=1e-4,on=true,word=max") == ("a.b:Thing", {"x": 1e-4, "on": True, "word": "max"})
+    assert parsed("quantize:bits=8", registered=True) == ("quantize", {"bits": 8})
+    assert parsed("mine:Defense:bits=8", registered=True) == ("mine:Defense", {"bits": 8})
