@@ -2,15 +2,17 @@ r"""Who was in a batch, from one update: membership tests on networks on which r
 
 python experiments/membership.py small --data ../shared/data/cifar10.npz
 python experiments/membership.py large --data ../shared/data/cifar10.npz
+python experiments/membership.py perceptron --data ../shared/data/cifar10.npz
 python experiments/membership.py small --data ../shared/data/cifar100.npz --only "n = 8, fresh" "n = 8, 300 steps"
 
 `small`: ResNet-10 of width 16, by batch size, training, client rule and defense; `large`: ResNet-18 of width 64. Both
-have ReLU and batch norm in train mode. Of the file's images a third trains the network, 800 are public (400 teach the
-test, 400 calibrate it), and the private batches and as many non-members are drawn from the others. A candidate is named
-where its p-value is 0.01 or less: the threshold comes from the calibration examples, never from the scored ones. The
-scaling of the matched filter was chosen on 16 batches of ResNet-10 with other seeds on CIFAR-10; nothing else was
-chosen. One row of results/membership/tests.jsonl per setting, test and seed that is not there yet; its interval is the
-bootstrap's, that of a rate Clopper and Pearson's.
+have ReLU and batch norm in train mode. `perceptron`: two fully connected layers, 256 neurons. FedMIA compares each
+batch with the setting's other batches, as other clients of the round. Of the file's images a third trains the network,
+800 are public (400 teach the test, 400 calibrate it), and the private batches and as many non-members are drawn from
+the others. A candidate is named where its p-value is 0.01 or less: the threshold comes from the calibration examples,
+never from the scored ones. The scaling of the matched filter was chosen on 16 batches of ResNet-10 with other seeds on
+CIFAR-10; nothing else was chosen. One row of results/membership/tests.jsonl per setting, test and seed that is not
+there yet; its interval is the bootstrap's, that of a rate Clopper and Pearson's.
 """
 
 import argparse
@@ -37,7 +39,7 @@ from seepage.metrics.membership import Rate, area_interval, area_under_curve
 from seepage.papers.records import RESULTS, keep_measured, read_file
 from seepage.registry import Spec, defenses
 
-PUBLIC, LEVEL = 800, 0.01
+PUBLIC, LEVEL, PER_MILLE = 800, 0.01, 0.001
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,27 @@ class Setting:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+SPAN = ("first_layer_span", "matched_filter", "gradient_cosine")
 ALL = ("matched_filter", "gradient_cosine", "gradient_difference")
 EPOCHS = Spec("fedavg", {"lr": 0.01, "epochs": 5, "batch_size": 8})
 
+PERCEPTRON = (
+    *(
+        Setting(f"n = {n}, {trained}", n, steps, max(2, 128 // n), tests=SPAN)
+        for n in (8, 16, 32, 64)
+        for steps, trained in ((0, "fresh"), (300, "300 steps"))
+    ),
+    Setting("n = 16, 5 local epochs, 300 steps", 16, 300, 8, client=EPOCHS, tests=SPAN),
+    Setting(
+        "n = 16, 300 steps, clip 1, noise 0.001, known",
+        16,
+        300,
+        8,
+        defense=(Spec("gaussian_noise", {"clip": 1.0, "sigma": 0.001}),),
+        tests=SPAN,
+        told=True,
+    ),
+)
 LARGE = (
     Setting("n = 8, fresh", tests=ALL[:2], batches=12),
     Setting("n = 8, 300 steps", steps=300, tests=ALL[:2], batches=12),
@@ -68,11 +88,11 @@ LARGE = (
     Setting("n = 8, 5 local epochs, 300 steps", steps=300, client=EPOCHS, batches=12),
 )
 SMALL = (
-    Setting("n = 8, fresh", tests=ALL),
+    Setting("n = 8, fresh", tests=(*ALL, "fedmia")),
     Setting("n = 8, 100 steps", steps=100, tests=ALL),
-    Setting("n = 8, 300 steps", steps=300, tests=ALL),
-    Setting("n = 32, fresh", 32, batches=8, tests=ALL),
-    Setting("n = 32, 300 steps", 32, 300, batches=8, tests=ALL),
+    Setting("n = 8, 300 steps", steps=300, tests=(*ALL, "fedmia")),
+    Setting("n = 32, fresh", 32, batches=8, tests=(*ALL, "fedmia")),
+    Setting("n = 32, 300 steps", 32, 300, batches=8, tests=(*ALL, "fedmia")),
     Setting("n = 64, fresh", 64, batches=6),
     Setting("n = 64, 300 steps", 64, 300, batches=6),
     Setting("n = 128, fresh", 128, batches=3),
@@ -103,6 +123,11 @@ SMALL = (
             told=True,
         )
         for sigma in (0.001, 0.01, 0.1)
+    ),
+    *(
+        Setting(f"n = {n}, {trained}, 2,400 public", n, steps, batches, public=2400)
+        for n, batches in ((8, 16), (32, 8))
+        for steps, trained in ((0, "fresh"), (300, "300 steps"))
     ),
 )
 
@@ -149,19 +174,32 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
     others: list[Tensor] = []
     named: list[Tensor] = []
     false: list[Tensor] = []
+    small: list[Tensor] = []
     inference, clock = None, time.process_time()
-    for places in order.split(2 * setting.n)[: setting.batches]:
-        batch = Batch(private.inputs[places[: setting.n]], private.labels[places[: setting.n]])
-        seen = record(model, batch, client=client, defense=defense, seed=seed, told=["defense"] * setting.told)
+    drawn = [places for places in order.split(2 * setting.n) if len(places) == 2 * setting.n][: setting.batches]
+    batches = [Batch(private.inputs[places[: setting.n]], private.labels[places[: setting.n]]) for places in drawn]
+    together = record(model, batches, client=client, defense=defense, seed=seed) if use == "fedmia" else None
+    for t, (places, batch) in enumerate(zip(drawn, batches, strict=True)):
+        seen = together or record(
+            model, batch, client=client, defense=defense, seed=seed, told=["defense"] * setting.told
+        )
         inference = inference or MembershipInference(MEMBERSHIP_TESTS.build(Spec(use)), seen, public, seed=seed)
-        found = inference.of(seen[0], Batch(private.inputs[places], private.labels[places]))
+        found = inference.of(seen[t if together else 0], Batch(private.inputs[places], private.labels[places]))
+        if len(found.calibration) + 1 >= 1 / PER_MILLE:
+            small.append(found.named(PER_MILLE))
         members.append(found.statistics[: setting.n])
         others.append(found.statistics[setting.n :])
         named.append(found.named(LEVEL)[: setting.n])
         false.append(found.named(LEVEL)[setting.n :])
     own, rest = torch.cat(members), torch.cat(others)
     hit, wrong = (Rate(int(torch.cat(part).sum()), sum(map(len, part))) for part in (named, false))
+    more: dict[str, Any] = {}
+    if small:
+        for name, part in (("named", [p[: setting.n] for p in small]), ("false", [p[setting.n :] for p in small])):
+            rate = Rate(int(torch.cat(part).sum()), sum(map(len, part)))
+            more |= {f"{name}_per_mille": rate.share, f"{name}_per_mille_interval": list(rate.interval)}
     return {
+        **more,
         "auc": area_under_curve(own, rest),
         "interval": area_interval(own, rest),
         "named": hit.share,
@@ -176,28 +214,31 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["small", "large"])
+    parser.add_argument("what", choices=["small", "large", "perceptron"])
     parser.add_argument("--data", default="../shared/data/cifar10.npz")
     parser.add_argument("--only", nargs="+", help="names of settings")
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args(arguments)
-    network = {"small": {"depth": 10, "width": 16}, "large": {"depth": 18, "width": 64}}[given.what]
+    network, title, settings = {
+        "small": (Architecture("resnet", {"depth": 10, "width": 16}), "ResNet-10 of width 16", SMALL),
+        "large": (Architecture("resnet", {"depth": 18, "width": 64}), "ResNet-18 of width 64", LARGE),
+        "perceptron": (Architecture("fc2", {"hidden": 256}), "Perceptron of width 256", PERCEPTRON),
+    }[given.what]
     file = given.data.rsplit("/", 1)[-1]
-    title = f"ResNet-{network['depth']} of width {network['width']}"
     done = {
         (record.row, record.data, seed, record.facts["test"])
         for record in read_file(RESULTS / "membership" / "tests.jsonl")
         for seed in record.seeds
     }
     for seed in range(given.seeds):
-        for setting in SMALL if given.what == "small" else LARGE:
+        for setting in settings:
             row = f"{title}, {setting.name}"
             left = [use for use in setting.tests if (row, file, str(seed), use) not in done]
             if not left or (given.only and setting.name not in given.only):
                 continue
             train, public, private = split(given.data, setting.public)
             classes = int(max(part.labels.max() for part in (train, public, private))) + 1
-            model = build(Architecture("resnet", network), tuple(train.inputs.shape[1:]), classes, seed=seed)
+            model = build(network, tuple(train.inputs.shape[1:]), classes, seed=seed)
             fit(model, train, setting.steps, seed, f"membership/{file}/{title}/{setting.steps}/{seed}")
             seen = accuracy(model, public)
             for use in left:

@@ -20,11 +20,14 @@ from seepage.membership.base import (
     Membership,
     MembershipInference,
     MembershipTest,
+    combined,
     infer_membership,
     p_values,
 )
 from seepage.membership.cosine import GradientCosine, GradientDifference
+from seepage.membership.fedmia import FedMIA
 from seepage.membership.matched_filter import MatchedFilter
+from seepage.membership.span import FirstLayerSpan
 from seepage.registry import Registry, membership_tests
 
 MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
@@ -33,12 +36,15 @@ MEMBERSHIP_TESTS: Registry[MembershipTest] = membership_tests
 __all__ = [
     "MEMBERSHIP_TESTS",
     "Detector",
+    "FedMIA",
+    "FirstLayerSpan",
     "GradientCosine",
     "GradientDifference",
     "MatchedFilter",
     "Membership",
     "MembershipInference",
     "MembershipTest",
+    "combined",
     "infer_membership",
     "p_values",
 ]

@@ -1,8 +1,9 @@
 """What a membership test is, and how its statistics become p-values that hold."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -57,6 +58,13 @@ class Membership:
 
 class Detector(ABC):
     """A test at one set of weights: what it learned from public examples there."""
+
+    reads_others: ClassVar[bool] = False
+    """Whether it compares an update with the other updates of the transcript at the same weights."""
+
+    def beside(self, others: Sequence[Round]) -> "Detector":
+        """The detector for an update beside others at the same weights; itself, where it does not read them."""
+        return self
 
     @abstractmethod
     def templates(self, examples: Batch, done: Done = nothing) -> Tensor:
@@ -128,7 +136,7 @@ class MembershipInference:
         seed: int = 0,
         progress: Progress = ignore,
     ) -> None:
-        self._knowledge, self._first = transcript.knowledge, transcript[t]
+        self._knowledge, self._first, self._transcript = transcript.knowledge, transcript[t], transcript
         _check(public, "public examples", self._knowledge)
         if len(public) < 4 or not 0 < reference_share < 1:
             raise SeepageError(
@@ -147,6 +155,11 @@ class MembershipInference:
         """Whether a round starts from the weights that this inference is for."""
         own = self._first.params
         return observed is self._first or all(torch.equal(observed.params[name], own[name]) for name in own)
+
+    def _others(self, observed: Round) -> list[Round]:
+        """The other updates at these weights, in the order of the transcript."""
+        rounds = (self._transcript[t] for t in range(len(self._transcript)) if t != observed.t)
+        return [one for one in rounds if self.fits(one)]
 
     def of(self, observed: Round, candidates: Batch, *, progress: Progress = ignore) -> Membership:
         """Test each candidate against the update of a round.
@@ -174,8 +187,9 @@ class MembershipInference:
                 "check that the client trained, or use another round",
             )
         templates = self._detector.templates(candidates, _Counter(len(candidates), progress))
+        detector = self._detector.beside(self._others(observed)) if self._detector.reads_others else self._detector
         found, null = (
-            self._detector.statistics(observed, rows).detach().double().cpu() for rows in (templates, self._calibration)
+            detector.statistics(observed, rows).detach().double().cpu() for rows in (templates, self._calibration)
         )
         return Membership(found, p_values(found, null), null, self._reference)
 
@@ -186,12 +200,15 @@ def infer_membership(
     candidates: Batch,
     public: Batch,
     *,
-    t: int = 0,
+    t: int | Sequence[int] = 0,
     reference_share: float = 0.5,
     seed: int = 0,
     progress: Progress = ignore,
 ) -> Membership:
     """Test each candidate against the update of round `t`; arguments as of `MembershipInference`.
+
+    With several rounds the question is whether a candidate was in all of them, as an example of a client is that
+    trains on the same data in every round: see `combined`.
 
     Returns:
         Statistics and p-values in the order of the candidates.
@@ -212,10 +229,62 @@ def infer_membership(
     >>> found.named(0.05)
     tensor([ True,  True, False, False])
     """
-    inference = MembershipInference(
-        test, transcript, public, t=t, reference_share=reference_share, seed=seed, progress=progress
+    parts, inference = [], None
+    for place in [t] if isinstance(t, int) else t:
+        observed = transcript[place]
+        if inference is None or not inference.fits(observed):
+            inference = MembershipInference(
+                test, transcript, public, t=place, reference_share=reference_share, seed=seed, progress=progress
+            )
+        parts.append(inference.of(observed, candidates, progress=progress))
+    return combined(parts)
+
+
+def combined(parts: Sequence[Membership]) -> Membership:
+    """One test from those of several updates that the same candidates may all be in.
+
+    The statistics are standardized update by update and added up (Stouffer et al. 1949): for Gaussian statistics
+    that a member shifts by as many deviations in each, this is the likelihood ratio's order. The calibration examples
+    go through all updates as a candidate does, and their sums calibrate it, so the p-values hold however the updates
+    depend on each other. For that the deviation of an update is that of its calibration examples *and* the candidate,
+    which treats them alike:
+
+        p = (1 + #{i: sum_t (c_ti - x_t) / d_t(x) >= 0}) / (1 + c)
+
+    Args:
+        parts: What one test with the same public examples and seed says, update by update.
+
+    Returns:
+        Statistics in deviations, and p-values.
+
+    Raises:
+        SeepageError: For no part, or parts of other candidates or other calibration examples.
+
+    >>> one = Membership(torch.tensor([3.0, 0.0]), torch.ones(2), torch.tensor([0.0, 1.0, -1.0]), 5)
+    >>> combined([one, one]).p_values
+    tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    if not parts:
+        raise SeepageError("there is no round to test; name one at least")
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if any((len(part), len(part.calibration)) != (len(first), len(first.calibration)) for part in parts):
+        raise SeepageError(
+            "tests of several rounds can be combined for the same candidates and calibration examples only; use one "
+            "seed and the same examples"
+        )
+    low = torch.finfo(torch.float32).min
+    found, null = (
+        torch.stack([getattr(part, name).double().nan_to_num(low) for part in parts])  # [t, k] and [t, c]
+        for name in ("statistics", "calibration")
     )
-    return inference.of(transcript[t], candidates, progress=progress)
+    both = torch.cat([null[:, None].expand(-1, found.shape[1], -1), found[:, :, None]], 2)  # [t, k, c + 1]
+    deviations = both.std(2).clamp_min(1e-30)  # [t, k]
+    ahead = ((null[:, None] - found[:, :, None]) / deviations[:, :, None]).sum(0)  # [k, c]
+    p = (1 + (ahead >= 0).sum(1)).double() / (1 + null.shape[1])
+    scale = null.std(1, keepdim=True).clamp_min(1e-30)
+    return Membership((found / scale).sum(0), p, (null / scale).sum(0), first.reference)
 
 
 class _Counter:
