@@ -518,6 +518,7 @@ membership_tests: Registry[Any] = Registry(
     "seepage.membership",
     "membership_tests",
     base="seepage.membership.base:MembershipTest",
+    own="Test",
 )
 KINDS = {
     "attacks": attacks,

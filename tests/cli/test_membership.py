@@ -80,13 +80,14 @@ def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path
     assert "not tested" in (run / "report.html").read_text()
     gated = cli("audit", few, "--membership", "--out", run, "--fail-if", "named>0")
     assert gated.code == 2
-    assert "no membership test has the score 'named'" in gated.err
+    assert "there is no 'named'" in gated.err
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ('tests = ["matched_filt"]', "did you mean"),
+        ('tests = ["x"]', "module:Test"),
         ("tests = []", "must be a list"),
         ('tests = ["matched_filter", "matched_filter"]', "twice"),
         ("level = 0", "between 0 and 1"),
@@ -130,6 +131,16 @@ def test_candidates_of_a_captured_update_get_p_values(cli: Cli, captured: Path) 
     assert found["calibration"] == 50
     assert all(0 < row["p_value"] <= 1 for row in found["candidates"])
     assert "names" in cli(*given, captured / "public.npz", "--level", "0.05").out
+    assert found["resized"] is None
+    large = captured / "large.npz"
+    with np.load(captured / "candidates.npz") as held:
+        np.savez(large, x=held["x"].repeat(2, 1).repeat(2, 2), y=held["y"])
+    given_large = ("membership", captured / "observed", "--candidates", large, "--public", captured / "public.npz")
+    said = cli(*given_large, "--level", "0.05")
+    assert "brought from 1 x 12 x 12 to 1 x 6 x 6" in said.out
+    assert "smallest p-value that 50 calibration examples allow is 0.02" in said.out
+    twice = cli(*given, captured / "public.npz", "--level", "0.05", "--round", "0", "--round", "0", "--json").json
+    assert [row["p_value"] for row in twice["candidates"]] == [row["p_value"] for row in found["candidates"]]
     few = cli(*given, captured / "two.npz")
     assert few.code == 2
     assert "2 classes and the model 3" in few.err

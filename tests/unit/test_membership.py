@@ -276,6 +276,21 @@ def test_the_areas_interval_covers() -> None:
     assert 175 <= held <= 199
 
 
+def test_a_perfect_area_is_no_certainty() -> None:
+    """Of samples that happen to be told apart perfectly the interval still holds the true area."""
+    own, rest = torch.arange(5.0) + 10, torch.arange(8.0)
+    assert area_interval(own, rest) == pytest.approx((beta.ppf(0.025, 5, 1), 1.0))
+    assert area_interval(rest, own) == pytest.approx((0.0, beta.ppf(0.975, 1, 5)))
+    held = total = 0
+    for seed in range(400):  # normals 2 deviations apart: the area is 0.921
+        draw = torch.Generator().manual_seed(seed)
+        own, rest = torch.randn(4, generator=draw) + 2, torch.randn(4, generator=draw)
+        if own.min() > rest.max():
+            low, high = area_interval(own, rest)
+            held, total = held + (low <= 0.921 <= high), total + 1
+    assert held == total > 50
+
+
 @pytest.mark.parametrize(("hits", "trials"), [(0, 10), (3, 10), (10, 10)])
 def test_rates_have_clopper_and_pearsons_interval(hits: int, trials: int) -> None:
     low, high = Rate(hits, trials).interval

@@ -113,14 +113,17 @@ def audit(
     quiet: QuietOption = False,
 ) -> None:
     """Record real updates, attack them, score what came back, and write a report."""
-    from seepage.audit.run import run
-    from seepage.cli.terminal import progress_bar
+    from seepage.recipe.resolve import cells
 
     tables = tables_of(
         recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
         told=told, attacks=attack, defenses=defense, settings=settings,
     )  # fmt: skip
     ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
+    cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
+    from seepage.audit.run import run
+    from seepage.cli.terminal import progress_bar
+
     condition = condition_of(fail_if, tables)
     check_asked(condition, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
@@ -257,16 +260,17 @@ def validate(
     ] = False,
 ) -> None:
     """Check a recipe or a recorded folder without running anything."""
-    from seepage.audit.run import validate_folder
+    if Path(path).is_dir():
+        from seepage.audit.run import validate_folder
+
+        for line in validate_folder(Path(path)):
+            print(printable(line))
+        return
     from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change
     from seepage.recipe.resolve import cells
     from seepage.recipe.trust import refuse_code
 
-    if Path(path).is_dir():
-        for line in validate_folder(Path(path)):
-            print(printable(line))
-        return
     tables = read_recipe(find_recipe(path))
     if not trust:
         refuse_code(tables, path, models=False)  # which are built by an audit, and not here

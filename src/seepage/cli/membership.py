@@ -1,6 +1,7 @@
 """`seepage membership`: which candidates were in the batch behind a recorded update."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,10 @@ def membership(
     ],
     test: Annotated[str, typer.Option("--test", help="Membership test; see seepage list.")] = "matched_filter",
     level: Annotated[float, typer.Option("--level", help="Share of non-members that may be named by mistake.")] = 0.01,
-    round_: Annotated[int, typer.Option("--round", min=0, help="The round to look at.")] = 0,
+    round_: Annotated[
+        list[int] | None,
+        typer.Option("--round", min=0, help="The round to look at, or several with the same data behind them."),
+    ] = None,
     model: ModelOption = None,
     batch_size: SizeOption = None,
     seed: SeedOption = None,
@@ -49,9 +53,11 @@ def membership(
     seen = open_transcript(
         observed, architecture=None if model is None else Architecture(model), batch_size=batch_size, device=where
     )
-    if not 0 <= round_ < len(seen):
-        raise SeepageError(f"{observed} has {len(seen)} rounds, and round {round_} was asked for; they count from 0")
-    known, tested = (_load(use, seen.knowledge.input_shape) for use in (public, candidates))
+    rounds = round_ or [0]
+    for t in rounds:
+        if not 0 <= t < len(seen):
+            raise SeepageError(f"{observed} has {len(seen)} rounds, and round {t} was asked for; they count from 0")
+    (known, _), (tested, resized) = (_load(use, seen.knowledge.input_shape) for use in (public, candidates))
     classes = seen.knowledge.num_classes
     if len(known.classes) != classes:
         raise SeepageError(
@@ -64,19 +70,26 @@ def membership(
             chosen,
             _numbered(tested, known.classes, candidates).to(where),
             _numbered(known, known.classes, public).to(where),
-            t=round_,
+            t=rounds,
             seed=seed or 0,
             progress=Shown(lambda done, total: show(done, total, Doing(test))),
         )
     names = [tested.classes[int(label)] for label in tested.labels]
-    _present(found, names, level, test, as_json=as_json, quiet=quiet)
+    _present(found, names, level, test, resized, as_json=as_json, quiet=quiet)
 
 
-def _load(use: str, shape: tuple[int, ...]) -> "Dataset":
+def _load(use: str, shape: tuple[int, ...]) -> tuple["Dataset", str | None]:
+    """A data set in the model's shape, and in words what was done to bring it there; None: nothing."""
     from seepage import data
 
+    plain = None
+    with suppress(SeepageError):  # such as images of several sizes
+        plain = data.load(use)
+    if plain is not None and tuple(plain.input_shape) == shape:
+        return plain, None
     size, channels = (shape[-1], shape[0]) if len(shape) == 3 else (None, None)
-    return data.load(use, size=size, channels=channels)
+    before = "several sizes" if plain is None else " x ".join(map(str, plain.input_shape))
+    return data.load(use, size=size, channels=channels), f"{before} to {' x '.join(map(str, shape))}"
 
 
 def _numbered(dataset: "Dataset", classes: tuple[str, ...], what: str) -> "Batch":
@@ -93,7 +106,16 @@ def _numbered(dataset: "Dataset", classes: tuple[str, ...], what: str) -> "Batch
     return Batch(whole.inputs, numbers[whole.labels])
 
 
-def _present(found: "Membership", names: list[str], level: float, test: str, *, as_json: bool, quiet: bool) -> None:
+def _present(
+    found: "Membership",
+    names: list[str],
+    level: float,
+    test: str,
+    resized: str | None,
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> None:
     named = found.named(level).tolist()
     rows = [
         {"candidate": place, "class": name, "statistic": round(float(value), 6), "p_value": float(p), "named": hit}
@@ -101,6 +123,7 @@ def _present(found: "Membership", names: list[str], level: float, test: str, *, 
     ]
     if as_json:
         facts = {"test": test, "level": level, "reference": found.reference, "calibration": len(found.calibration)}
+        facts |= {"resized": resized}
         print(json.dumps({"schema": 1, **facts, "candidates": rows}, allow_nan=False))
         return
     if not quiet:
@@ -115,8 +138,14 @@ def _present(found: "Membership", names: list[str], level: float, test: str, *, 
             numbers = [str(row["candidate"]), printable(str(row["class"])), f"{row['statistic']:.3f}"]
             table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["named"] else "dim")
         Console().print(table)
+    if resized is not None:
+        print(
+            f"The candidates were brought from {resized}, as the model takes them. If the client resized its images in "
+            "another way, members are missed; give candidates as the client had them."
+        )
     mistakes = f"{level * len(rows):.2g} of {len(rows)}"
     print(
         f"{test} names {sum(named)} of {len(rows)} candidates at a level of {100 * level:g} %. Were none in the "
-        f"batch, it would name {mistakes} by mistake. A candidate that is not named is not proved absent."
+        f"batch, it would name {mistakes} by mistake. The smallest p-value that {len(found.calibration)} calibration "
+        f"examples allow is {1 / (len(found.calibration) + 1):.2g}. A candidate that is not named is not proved absent."
     )

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="fc2, convnet, torchvision:NAME, timm:NAME or module:factory.")
+    str | None,
+    typer.Option("--model", help="fc2, convnet, resnet, vit, gpt, torchvision:NAME, timm:NAME or module:factory."),
 ]
 WeightsOption = Annotated[
     str | None,
