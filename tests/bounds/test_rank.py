@@ -117,3 +117,16 @@ def test_words_of_a_bound() -> None:
     assert Bound("unseen_share", "rank", 0.0, (0.0, 0.0), "so.", "all").vacuous
     assert Bound("tpr", "membership", 1.0, (1.0, 1.0), "so.", "all", at=0.01).line == "members named: not bounded"
     assert "pixels" not in hidden.table()
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "words"),
+    [
+        (nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3)), torch.tensor([[1, 2, 3]]), "whole numbers"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 5_000_001)), torch.rand(1, 1, 2, 2), "25,000,005 parameters"),
+    ],
+)
+def test_what_is_not_differentiated_says_so(model: nn.Module, inputs: Tensor, words: str) -> None:
+    found = upper_bounds(model, Batch(inputs, torch.tensor([0])))
+    assert not found.bounds
+    assert any(words in reason for reason in found.reasons)

@@ -173,5 +173,8 @@ def test_mistakes_are_named() -> None:
         epsilon_tpr(0.5, -1.0)
     with pytest.raises(SeepageError, match="2 public examples"):
         blind_chance(torch.zeros(1, 2), psnr_db=40)
+    private, public = (Batch(torch.rand(2, *shape), torch.zeros(2).long()) for shape in ((3,), (4,)))
+    with pytest.raises(SeepageError, match=r"shape \(4,\) and private ones \(3,\)"):
+        upper_bounds(nn.Linear(3, 2), private, options=BoundOptions(public=public))
     with pytest.raises(SeepageError, match=r"rounds >= 1.*level"):
         BoundOptions(rounds=0, level=0.0)

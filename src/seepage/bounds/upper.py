@@ -96,6 +96,9 @@ def upper_bounds(
     Returns:
         The bounds, and for each kind that does not hold the reason.
 
+    Raises:
+        SeepageError: For public examples of another shape, and for a defense that cannot be applied.
+
     >>> import torch
     >>> from seepage.defenses import GaussianNoise
     >>> _ = torch.manual_seed(0)
@@ -109,6 +112,12 @@ def upper_bounds(
     ('numbers about the batch that can be read: at most 64', 'energy that no attacker sees: not bounded')
     """
     client, options = client or FedSGD(), options or BoundOptions()
+    public, shape = options.public, tuple(batch.inputs.shape[1:])
+    if public is not None and batch.inputs.is_floating_point() and tuple(public.inputs.shape[1:]) != shape:
+        raise SeepageError(
+            f"public examples have the shape {tuple(public.inputs.shape[1:])} and private ones {shape}; give public "
+            "examples of that shape"
+        )
     bounds: list[Bound] = []
     reasons: list[str] = []
     for made, why in (
@@ -167,6 +176,8 @@ def _membership(mu: float, sentence: str, level: float) -> list[Bound]:
 def _exact(mu: float, sentence: str, batch: Batch, options: BoundOptions) -> Found:
     if options.candidates is not None:
         blind, source = 1 / options.candidates, f"the attacker knows {options.candidates} equally likely candidates"
+    elif not batch.inputs.is_floating_point():
+        return [], ["exact copies are not bounded: between tokens there is no PSNR; state candidates"]
     elif options.public is not None and len(options.public) >= 2:
         blind = blind_chance(options.public.inputs, psnr_db=options.exact_db, value_range=options.value_range)
         source = f"{len(options.public)} public examples are drawn as the private ones are (95 % confidence)"
