@@ -218,6 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default="../shared/data/cifar10.npz")
     parser.add_argument("--only", nargs="+", help="names of settings")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--public", type=int, help="public images, where a file has too few for a setting's own number")
     given = parser.parse_args(arguments)
     network, title, settings = {
         "small": (Architecture("resnet", {"depth": 10, "width": 16}), "ResNet-10 of width 16", SMALL),
@@ -236,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             left = [use for use in setting.tests if (row, file, str(seed), use) not in done]
             if not left or (given.only and setting.name not in given.only):
                 continue
-            train, public, private = split(given.data, setting.public)
+            train, public, private = split(given.data, given.public or setting.public)
             classes = int(max(part.labels.max() for part in (train, public, private))) + 1
             model = build(network, tuple(train.inputs.shape[1:]), classes, seed=seed)
             fit(model, train, setting.steps, seed, f"membership/{file}/{title}/{setting.steps}/{seed}")
@@ -244,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for use in left:
                 facts = measure(model, setting, public, private, use, seed)
                 auc, ends = facts.pop("auc"), facts.pop("interval")
+                facts |= {"public": given.public} if given.public else {}
                 facts |= {"test": use, "accuracy": seen, "n": setting.n, "steps": setting.steps}
                 keep_measured("membership/tests", row, "auc", auc, seed=seed, interval=ends, data=file, **facts)
 

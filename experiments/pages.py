@@ -378,6 +378,57 @@ def membership() -> Lines:
     return [*lines, *commands(rows)]
 
 
+def members_at_per_mille() -> Lines:
+    """The same at 0.1 %, for settings with 999 calibration examples or more."""
+    rows = [row for row in rows_of("membership/tests") if "named_per_mille" in row]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row["name"], []).append(row)
+    body = []
+    for name, group in groups.items():
+        shares = [(key, of) for key, of in (("named", "members"), ("false", "others"))]
+        body.append(
+            [
+                name,
+                *(pooled(group, key, of) for key, of in shares),
+                *(pooled(group, f"{key}_per_mille", of) for key, of in shares),
+                f"{len(group)}",
+            ]
+        )
+    heads = ("", "named at 1 %", "others", "named at 0.1 %", "others", "seeds")
+    return [*table(heads, body), *commands(rows)]
+
+
+def membership_rounds() -> Lines:
+    """Several rounds as one test, seeds together."""
+    rows = rows_of("membership/rounds")
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["setting"], row["rounds"]), []).append(row)
+    body = []
+    for (setting, rounds), group in groups.items():
+        areas = span((row["auc"] for row in group), "{:.3f}")
+        shares = [pooled(group, "named", "members"), pooled(group, "false", "others")]
+        body.append([setting, f"{rounds}", areas, *shares, f"{len(group)}"])
+    return [*table(("", "rounds", "AUC", "members named", "others named", "seeds"), body), *commands(rows)]
+
+
+def membership_frontier() -> Lines:
+    """The frontier's defenses: accuracy, what was recovered, and who was named."""
+    rows = rows_of("membership/frontier")
+    body = []
+    for row in rows:
+        told = "told" if row["attacker"] == "knows" else ""
+        found = "nothing to attack" if row["zero"] else f"{round(row['recovered'])} of {row['examples']}"
+        named = false = ""
+        if row["members"]:
+            named = f"{row['named']} of {row['members']} ({row['named_low']:.0%} to {row['named_high']:.0%})"
+            false = f"{row['false_named']} of {row['others']}"
+        body.append([f"`{row['defense']}`", told, f"{row['accuracy']:.1%}", found, named, false])
+    heads = ("defense", "attacker", "accuracy", "recovered by `linear`", "members named", "others named")
+    return [*table(heads, body), *commands(rows)]
+
+
 def identification() -> Lines:
     """Top-1 identification of faces beside PSNR, seeds together."""
     rows = rows_of("identification/faces")
@@ -844,6 +895,7 @@ PARTS: dict[str, Part] = {
     "patches": Part("transformers.md", patches),
     "batches": Part("transformers.md", batches),
     "membership": Part("membership.md", membership),
+    "membership frontier": Part("membership.md", membership_frontier),
     "identification": Part("identification.md", identification),
     "adapters": Part("adapters.md", adapters),
     "text": Part("text.md", text),
