@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
@@ -135,6 +136,67 @@ class AttackCase:
         """The brief attack."""
         return (self.brief or self.attack)(transcript, seed=self.seed, progress=progress)
 
+    @cached_property
+    def plain(self) -> "Plain":
+        """The brief attack, run once for all checks that need no more than its answer."""
+        transcript, truth = self.plant()
+        return Plain(transcript, truth, self.run(transcript))
+
+    @cached_property
+    def left(self) -> "Left":
+        """The brief attack, run once while everything that it must leave alone is watched."""
+        transcript, _ = self.plant()
+        model, seen = transcript.knowledge.model, tuple(transcript[t] for t in range(len(transcript)))
+        kept = Kept(transcript.knowledge, seen)
+        # Mixed modes, so that an attack cannot restore them with one call of `train()`.
+        for i, module in enumerate(model.modules()):
+            module.training = i % 2 == 0
+        tensors = [{name: t.clone() for name, t in tensors_of(observed).items()} for observed in kept.rounds]
+        before, globals_changed = snapshot(model), ""
+        try:
+            with globals_kept("the attack"):
+                self.run(kept)
+        except AssertionError as error:
+            globals_changed = str(error)
+        changed = tuple(what for what, state in snapshot(model).items() if not same(state, before[what]))
+        rounds = tuple(
+            f"{name} of round {observed.t}"
+            for observed, old in zip(kept.rounds, tensors, strict=True)
+            for name, tensor in tensors_of(observed).items()
+            if not torch.equal(tensor, old[name]) or tensor.grad is not None
+        )
+        return Left(rounds, changed, globals_changed)
+
+
+@dataclass(frozen=True)
+class Plain:
+    """One run of a case's brief attack.
+
+    Attributes:
+        transcript: What it was given.
+        truth: The planted inputs.
+        found: What it returned.
+    """
+
+    transcript: Transcript
+    truth: Tensor
+    found: Reconstruction
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a run of an attack did not leave as it was.
+
+    Attributes:
+        rounds: Tensors of the rounds that it changed, or left a gradient on.
+        model: Parts of the model that it changed.
+        globals: A global random state that it drew from or set; empty where it did not.
+    """
+
+    rounds: tuple[str, ...]
+    model: tuple[str, ...]
+    globals: str
+
 
 def planted_inputs(n: int, shape: tuple[int, ...], seed: int = 0) -> Tensor:
     """`[n, *shape]` inputs in [0, 1]: smooth where they are images, else uniform noise."""
@@ -200,14 +262,12 @@ def _names(thing: object) -> dict[str, type]:
 
 def same_seed_same_bits(case: AttackCase) -> None:
     """The same transcript and seed give the same bits."""
-    transcript, _ = case.plant()
-    _assert_same(case.run(transcript), case.run(transcript), "a second run with the same seed")
+    _assert_same(case.plain.found, case.run(case.plain.transcript), "a second run with the same seed")
 
 
 def output_is_well_formed(case: AttackCase) -> None:
     """Shapes, types and device of the answer; all numbers finite."""
-    transcript, _ = case.plant()
-    _assert_well_formed(case.run(transcript), transcript, case.seed)
+    _assert_well_formed(case.plain.found, case.plain.transcript, case.seed)
 
 
 def keeps_the_models_precision(case: AttackCase) -> None:
@@ -244,43 +304,25 @@ def _assert_well_formed(found: Reconstruction, transcript: Transcript, seed: int
 
 def transcript_is_unchanged(case: AttackCase) -> None:
     """Every tensor of every round is, bit by bit, what it was."""
-    transcript, _ = case.plant()
-    kept = Kept(transcript.knowledge, tuple(transcript[t] for t in range(len(transcript))))
-    before = [{name: tensor.clone() for name, tensor in tensors_of(observed).items()} for observed in kept.rounds]
-    case.run(kept)
-    for observed, old in zip(kept.rounds, before, strict=True):
-        for name, tensor in tensors_of(observed).items():
-            assert torch.equal(tensor, old[name]), f"the attack changed {name} of round {observed.t}"
-            assert tensor.grad is None, f"the attack left a gradient on {name} of round {observed.t}"
+    assert not case.left.rounds, f"the attack changed {', '.join(case.left.rounds)}, or left a gradient there"
 
 
 def model_is_left_as_found(case: AttackCase) -> None:
     """Parameters, buffers, modes, hooks and gradients of the model are what they were."""
-    transcript, _ = case.plant()
-    model = transcript.knowledge.model
-    # Mixed modes, so that an attack cannot restore them with one call of `train()`.
-    for i, module in enumerate(model.modules()):
-        module.training = i % 2 == 0
-    before = snapshot(model)
-    case.run(transcript)
-    for what, state in snapshot(model).items():
-        assert same(state, before[what]), f"the attack changed {what} of the model"
+    assert not case.left.model, f"the attack changed {', '.join(case.left.model)} of the model"
 
 
 def global_state_is_untouched(case: AttackCase) -> None:
     """No attack draws from, or sets, a global random state."""
-    transcript, _ = case.plant()
-    with globals_kept("the attack"):
-        case.run(transcript)
+    assert not case.left.globals, case.left.globals
 
 
 def recorded_equals_simulated(case: AttackCase) -> None:
     """A folder with the observed rounds alone gives the same bits: nothing private is read."""
-    transcript, _ = case.plant()
     with tempfile.TemporaryDirectory() as folder:
-        save_transcript(transcript, Path(folder) / "observed")
+        save_transcript(case.plain.transcript, Path(folder) / "observed")
         recorded = open_transcript(Path(folder) / "observed", device=case.device, trust=True)
-        _assert_same(case.run(transcript), case.run(recorded), "the recorded transcript")
+        _assert_same(case.plain.found, case.run(recorded), "the recorded transcript")
 
 
 def works_on_another_device(case: AttackCase) -> None:
@@ -364,8 +406,9 @@ def resumes_with_the_same_bits(case: AttackCase) -> None:
 
 def planted_inputs_come_back(case: AttackCase) -> None:
     """Inputs planted in a small network are recovered to the stated PSNR."""
-    transcript, truth = case.plant()
-    reached = recovered_db(case.attack(transcript, seed=case.seed), truth)
+    transcript, truth = (case.plain.transcript, case.plain.truth) if case.brief is None else case.plant()
+    found = case.plain.found if case.brief is None else case.attack(transcript, seed=case.seed)
+    reached = recovered_db(found, truth)
     wanted = len(truth) if case.found is None else case.found
     good = int((reached >= case.planted_db).sum())
     assert good >= wanted, (
