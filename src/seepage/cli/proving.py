@@ -1,7 +1,9 @@
 """`seepage prove`: the epsilon of the filter that really runs, beside what is stated and what is computed."""
 
 import json
+import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +54,12 @@ def prove(
     canaries: Annotated[
         Path | None, typer.Option("--canaries", help='JSON or TOML: {"with": [...], "without": [...], "canary": FILE}.')
     ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", help="A folder with a ledger: what its clients spent, and by whose word.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option("--budget", help="With --ledger: exit with code 1 if a client spent more than this.")
+    ] = None,
     epsilon: Annotated[float | None, typer.Option("--epsilon", help="The stated epsilon, over all rounds.")] = None,
     delta: Annotated[float | None, typer.Option("--delta", help="The delta of all epsilons; default 1e-5.")] = None,
     sigma: Annotated[
@@ -86,6 +94,11 @@ def prove(
 
     if neighbors not in ("join", "replace"):
         raise SeepageError(f"--neighbors takes join or replace, got {neighbors!r}")
+    if budget is not None and (ledger is None or not 0 < budget < math.inf):
+        raise SeepageError("--budget takes a number above 0 and needs --ledger FOLDER; correct it")
+    if ledger is not None:
+        _spent(ledger, budget, as_json=as_json, quiet=quiet)
+        return
     limit = _limit_of(fail_if)
     asked = _Asked(
         epsilon=epsilon, delta=delta, sigma=sigma, rounds=rounds, clip=clip,
@@ -109,7 +122,7 @@ def prove(
     if len(kinds) != 1:
         raise SeepageError(
             f"prove measures one thing, got {' and '.join(kinds) or 'none'}; give --function, --mod, --filter, "
-            "--engine, --defense or --recorded"
+            "--engine, --defense, --recorded or --ledger"
         )
     what, measure = next(iter(kinds.items()))
     with progress_bar(off=as_json or quiet) as show:
@@ -354,9 +367,29 @@ def _verdict(found: "MeasuredEpsilon") -> str:
     return f"{words[0].upper()}{words[1:]}.{end}"
 
 
-def _gate(found: "MeasuredEpsilon", fail_if: str | None, limit: float | None) -> None:
-    import sys
+def _spent(folder: Path, budget: float | None, *, as_json: bool, quiet: bool) -> None:
+    """What a ledger's clients spent; a line without an epsilon is over any budget."""
+    from seepage.integrations.opacus import Ledger
 
+    clients = Ledger(folder).clients()
+    over = [
+        name
+        for name, entry in clients.items()
+        if budget is not None and (entry.epsilon is None or entry.epsilon > budget)
+    ]
+    if as_json:
+        rows = [{"client": name, **entry.table()} for name, entry in clients.items()]
+        print(json.dumps({"schema": 1, "clients": rows, "budget": budget, "over": over}, allow_nan=False))
+    elif not quiet:
+        for name, entry in clients.items():
+            print(printable(f"client {name}: {entry.line}; the word of {entry.stated_by}, for one {entry.unit}"))
+    if over:
+        words = f"{len(over)} of {len(clients)} clients are over the budget of {budget:g}: {', '.join(over[:3])}"
+        print(printable(f"failed: {words}"), file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _gate(found: "MeasuredEpsilon", fail_if: str | None, limit: float | None) -> None:
     if fail_if is None:
         return
     if limit is None and found.stated is None and found.computed is None:

@@ -67,7 +67,7 @@ def recording_mod(
     hook = Hook(recorder, every, ledger)
 
     def look(before: Mapping[str, Any] | None, message: Message, reply: Message, context: Context) -> Recorded:
-        t, client = _round(message), _client(context)
+        t, client = round_of(message), client_of(context)
         keep = hook.keeps(t)
         if not _has_arrays(reply, before) or not hook.looks(keep=keep):
             return NOT_LOOKED_AT
@@ -82,7 +82,7 @@ def recording_mod(
         guarded(lambda: _recall(recorder.breaker, context))
         before = guarded(lambda: _arrays(message))
         reply = call_next(message, context)
-        if not _is_train(message) or reply.has_error():
+        if not is_train(message) or reply.has_error():
             return reply
         found = guarded(lambda: look(before, message, reply, context))
         guarded(lambda: _remember(recorder.breaker, context))
@@ -118,7 +118,7 @@ def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
     def mod(message: Message, context: Context, call_next: Next) -> Message:
         before = _arrays(message)
         reply = call_next(message, context)
-        if not _is_train(message) or reply.has_error() or not reply.content.array_records:
+        if not is_train(message) or reply.has_error() or not reply.content.array_records:
             return reply
         after = _arrays(reply)
         if before is None or after is None:
@@ -126,8 +126,8 @@ def defense_mod(defense: Defense, *, seed: int | None = None) -> Mod:
                 "the message and the reply must each carry one record of arrays for a defense to be applied to their "
                 "difference, so the reply is held back; send the weights in one ArrayRecord, both ways"
             )
-        t, secret = _round(message), secrets.randbits(63) if seed is None else seed
-        client = Client(FedSGD(), defense, secret, f"defense of {_client(context)}")
+        t, secret = round_of(message), secrets.randbits(63) if seed is None else seed
+        client = Client(FedSGD(), defense, secret, f"defense of {client_of(context)}")
         changed = _defended(client, dict(_tensors(before)), dict(_tensors(after)), t)
         key = next(iter(reply.content.array_records))
         reply.content[key] = ArrayRecord({name: Array(tensor.numpy()) for name, tensor in changed.items()})
@@ -319,7 +319,7 @@ def _where(message: Message) -> str:
     return f"message to node {message.metadata.dst_node_id}"
 
 
-def _is_train(message: Message) -> bool:
+def is_train(message: Message) -> bool:
     return str(message.metadata.message_type).partition(".")[0] == "train"
 
 
@@ -344,7 +344,7 @@ def _count(reply: Message, key: str) -> int | None:
     return next((count for count in counts if count is not None), None)
 
 
-def _round(message: Message) -> int:
+def round_of(message: Message) -> int:
     """The round that the server names in its config, as Flower's strategies do; 0 where it names none."""
     for config in message.content.config_records.values():
         if "server-round" in config:
@@ -352,6 +352,6 @@ def _round(message: Message) -> int:
     return 0
 
 
-def _client(context: Context) -> int:
+def client_of(context: Context) -> int:
     """The node's partition, as simulations and examples name it, or else its own number."""
     return int(context.node_config.get("partition-id", context.node_id))

@@ -35,7 +35,7 @@ M = TypeVar("M", Recorder, Ledger)
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]
 
 
-class _HeldBack(Exception):
+class HeldBack(Exception):
     """What the recorder does not let through."""
 
 
@@ -103,7 +103,7 @@ class RecordingFilter(DXOFilter):
         """The task result as it is, or an error in its place."""
         try:
             return super().process(shareable, fl_ctx)
-        except _HeldBack:
+        except HeldBack:
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
 
     def process_dxo(self, dxo: DXO, shareable: Shareable, fl_ctx: FLContext) -> None:
@@ -114,15 +114,15 @@ class RecordingFilter(DXOFilter):
         found = hook.guarded(lambda: self._record(hook, dxo, fl_ctx), "the update", self._say(fl_ctx))
         if not hook.passes(found):
             self.log_warning(fl_ctx, "seepage: the update was blocked and does not go on")
-            raise _HeldBack
+            raise HeldBack
 
     def _open(self, fl_ctx: FLContext) -> Hook | None:
         """The recorder and the ledger, made once; None where that fails, which is said once."""
         if not self._sought:
             self._sought = True
             try:
-                ledger = _made(self.ledger, Ledger) if self.ledger else None
-                self._hook = Hook(_made(self.recorder, Recorder), self.every, ledger)
+                ledger = made(self.ledger, Ledger) if self.ledger else None
+                self._hook = Hook(made(self.recorder, Recorder), self.every, ledger)
             except Exception as error:
                 why = f"seepage: nothing is recorded or blocked in this run: {reason_of(error)}"
                 self.log_error(fl_ctx, why)
@@ -174,7 +174,7 @@ class RecordingFilter(DXOFilter):
         return found
 
 
-def _made(name: Any, kind: type[M]) -> M:
+def made(name: Any, kind: type[M]) -> M:
     """The recorder, or the ledger, of this name."""
     found = import_dotted(name) if isinstance(name, str) else name
     if not isinstance(found, kind):

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from seepage.core.storage import SCHEMA, append_line, make_private, read_lines
+from seepage.core.storage import SCHEMA, append_line, make_private, read_lines, refuse_links
 from seepage.errors import SeepageError
 from seepage.integrations.recorder import Recorded, label_of
 from seepage.privacy.accounting import VACUOUS, doubts
@@ -71,6 +71,10 @@ class Ledger:
         rows = self.rows(client)
         if not rows:
             return 0
+        if "history" not in rows[-1]:
+            raise SeepageError(
+                f"client {client} was counted by {rows[-1].get('stated_by')} and not by Opacus; use another ledger"
+            )
         kind, own = rows[-1]["accountant"], engine.accountant.mechanism()
         if kind != own:
             raise SeepageError(
@@ -103,12 +107,47 @@ class Ledger:
             SeepageError: Where the folder cannot be written.
         """
         rows = [row for row in self.rows(client) if row["t"] < t]
-        before = _history(rows[-1]["history"]) if rows else []
+        before = _history(rows[-1].get("history", ())) if rows else []
         entry = _entry(engine, optimizer, self.delta, before)
         self._append(client, {**_row(t, client, entry, seen), "history": engine.accountant.history})
         if seen is not None and seen.folder is not None:
             save_entry(entry, seen.folder)
         return entry
+
+    def add(self, entry: LedgerEntry, *, t: int, client: int | str, seen: Recorded | None = None) -> None:
+        """Add the line of one client's round that another accountant than Opacus' states.
+
+        Args:
+            entry: What it states, such as `seepage.integrations.accountants` reads it.
+            t: The round. A round that is recorded again adds a line; the last one counts.
+            client: The client's number or name.
+            seen: What the recorder made of the update.
+
+        Raises:
+            SeepageError: Where the folder cannot be written.
+        """
+        self._append(client, _row(t, client, entry, seen))
+        if seen is not None and seen.folder is not None:
+            save_entry(entry, seen.folder)
+
+    def clients(self) -> dict[str, LedgerEntry]:
+        """The last line of every client of this ledger, by the client's number or name.
+
+        Raises:
+            SeepageError: For a folder without a ledger, and a damaged file.
+        """
+        folder = self.folder / "ledger"
+        if not folder.is_dir():
+            raise SeepageError(f"{self.folder} holds no ledger; name the folder that the ledger was made with")
+        found = {}
+        for path in sorted(folder.glob("client-*.jsonl")):
+            refuse_links(path)
+            rows = {row["t"]: row for row in read_lines(path) if isinstance(row.get("t"), int)}
+            entry = read_entry(rows[max(rows)]) if rows else None
+            if entry is None:
+                raise SeepageError(f"{path} does not state a privacy that was spent, as a ledger does; delete it")
+            found[str(rows[max(rows)].get("client"))] = entry
+        return found
 
     def join(self, seen: Recorded, *, t: int, client: int | str) -> LedgerEntry | None:
         """Put a round's line and the look at its update together, where the update was recorded after its line.
@@ -131,7 +170,8 @@ class Ledger:
         entry = None if row is None else read_entry(row)
         if row is None or entry is None:
             return None
-        self._append(client, {**_row(t, client, entry, seen), "history": row["history"]})
+        history = {"history": row["history"]} if "history" in row else {}
+        self._append(client, {**_row(t, client, entry, seen), **history})
         if seen.folder is not None:
             save_entry(entry, seen.folder)
         return entry

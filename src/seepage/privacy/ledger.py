@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 
@@ -15,33 +15,40 @@ FILE = "privacy.json"
 """Path of the ledger in a recorded folder."""
 
 
+OPACUS = "Opacus"
+"""Who states an epsilon where a line, as lines of earlier versions, names nobody."""
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False), Strict()]
 """A number that is finite and not negative; JSON's true, false and words are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerEntry:
-    """Differential privacy of one client's examples after some of its own training steps. Stated, not measured.
+    """Differential privacy of one client after some of its own steps or rounds. Stated, not measured.
 
     Attributes:
         epsilon: Privacy loss so far; None where none holds or it could not be counted: `doubts` says why.
         delta: The probability in (0, 1) that the bound epsilon fails.
         accountant: The accounting method, such as `prv` or `rdp`.
-        noise: Noise multiplier of the last step: standard deviation of the noise over the clip norm.
-        clip: Norm that each example's gradient is clipped to, over all layers.
+        noise: Noise multiplier of the last step: standard deviation of the noise over the clip norm; None where the
+            noise is another than Gaussian.
+        clip: Norm that each example's gradient, or the update, is clipped to over all layers; None: unknown.
         sample_rate: Chance of an example to be in the last step; None where no step was counted.
         steps: Steps counted, over all rounds.
         doubts: Why not to trust it, one sentence each.
+        stated_by: Whose accountant states it.
+        unit: What it protects: one `example` of the client's, or its whole `update` of each round.
     """
 
     epsilon: Amount | None
     delta: Amount
     accountant: Annotated[str, Strict()]
-    noise: Amount
-    clip: Amount
+    noise: Amount | None
+    clip: Amount | None
     sample_rate: Amount | None
     steps: Annotated[int, Field(ge=0), Strict()]
     doubts: tuple[str, ...] = ()
+    stated_by: Annotated[str, Strict()] = OPACUS
+    unit: Literal["example", "update"] = "example"
 
     @property
     def line(self) -> str:
@@ -52,10 +59,11 @@ class LedgerEntry:
         """
         much = "no epsilon" if self.epsilon is None else f"epsilon {self.epsilon:.3g}"
         rate = "" if self.sample_rate is None else f", sample rate {self.sample_rate:.3g}"
-        return (
-            f"{much} (delta {self.delta:g}; {self.steps} steps by {self.accountant}; "
-            f"noise {self.noise:.3g}, clip {self.clip:.3g}{rate})"
-        )
+        noise = "" if self.noise is None else f"noise {self.noise:.3g}"
+        clip = "" if self.clip is None else f"clip {self.clip:.3g}"
+        how = ", ".join(filter(None, (noise, clip))) + rate
+        who = "" if self.stated_by == OPACUS else f"; stated by {self.stated_by}"
+        return f"{much} (delta {self.delta:g}; {self.steps} steps by {self.accountant}{'; ' if how else ''}{how}{who})"
 
     def table(self) -> dict[str, Any]:
         """As JSON."""

@@ -125,9 +125,10 @@ def _best_threshold(
     n1, n0 = np.maximum(share * trials, 1.0), np.maximum((1 - share) * trials, 1.0)
     expected = lower_bound(p1 * n1, n1, p0 * n0, n0, delta=delta, error=error)  # [divisions, thresholds]
     row = int(expected.max(1).argmax())
-    # Where many thresholds are equally good, as in a gap between the two sides, the middle one is safest.
+    # Where many thresholds are equally good, as in a gap between the two sides, the one in the middle is safest.
     tied = np.flatnonzero(expected[row] >= expected[row].max() - 1e-9)
-    column = int(tied[len(tied) // 2])
+    middle = (thresholds[tied[0]] + thresholds[tied[-1]]) / 2
+    column = int(tied[np.abs(thresholds[tied] - middle).argmin()])
     return (
         float(thresholds[column]),
         float(share[row, 0]),
