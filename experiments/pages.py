@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pages_architectures
+import pages_bounds
 import pages_runs
 import torch
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
@@ -913,6 +914,7 @@ PARTS: dict[str, Part] = {
     "speed": Part("speed.md", speed),
     "whole attacks": Part("speed.md", whole_attacks),
     **pages_runs.PARTS,
+    **pages_bounds.PARTS,
 }
 
 
