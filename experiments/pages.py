@@ -896,6 +896,8 @@ PARTS: dict[str, Part] = {
     "patches": Part("transformers.md", patches),
     "batches": Part("transformers.md", batches),
     "membership": Part("membership.md", membership),
+    "members at per mille": Part("membership.md", members_at_per_mille),
+    "membership rounds": Part("membership.md", membership_rounds),
     "membership frontier": Part("membership.md", membership_frontier),
     "identification": Part("identification.md", identification),
     "adapters": Part("adapters.md", adapters),
