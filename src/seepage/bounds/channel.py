@@ -178,12 +178,7 @@ def channel_of(
     ]
     sorted_stages = _Stages.of(stages, deviations)
     rules = tuple(own.for_round(seed, t * len(parts) + k) for k in range(len(parts)))
-    steps = max(len(rule.batches(len(part))) for rule, part in zip(rules, parts, strict=True))
-    if steps > MOST_STEPS:
-        raise Inapplicable(
-            f"a client of {steps} local steps is not differentiated as a whole (more than {MOST_STEPS})",
-            "take fewer local steps",
-        )
+    _check_steps(max(len(rule.batches(len(part))) for rule, part in zip(rules, parts, strict=True)))
     masks = []
     for k, (rule, part) in enumerate(zip(rules, parts, strict=True)):
         update = rule(double, params, part, buffers=buffers or None)
@@ -223,6 +218,14 @@ def _check_differentiable(model: nn.Module, batch: Batch) -> None:
         raise Inapplicable(
             f"the update of a model of {numbers:,} parameters is not differentiated (more than {MOST_NUMBERS:,})",
             "bound a smaller model",
+        )
+
+
+def _check_steps(steps: int) -> None:
+    if steps > MOST_STEPS:
+        raise Inapplicable(
+            f"a client of {steps} local steps is not differentiated as a whole (more than {MOST_STEPS})",
+            "take fewer local steps",
         )
 
 
