@@ -4,6 +4,7 @@ private/[CELL/]bounds.json    the bounds of each batch, and why others do not ho
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,7 +70,7 @@ def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str
                 defense=recipe.make_defense(),
                 params=seen.params,
                 buffers=seen.buffers,
-                options=options,
+                options=replace(options, t=t),
             )
         )
     return found, []

@@ -198,7 +198,7 @@ class EpsilonPlan:
     stated: float | None = None
     delta: float = 1e-5
     calls: int = 60_000
-    seconds: float = 30.0
+    seconds: float = 60.0
 
     def __post_init__(self) -> None:
         wrong = []
