@@ -379,6 +379,39 @@ def membership() -> Lines:
     return [*lines, *commands(rows)]
 
 
+def prove() -> Lines:
+    """Filters with what is claimed and measured of them, and the nulls."""
+    rows = rows_of("prove/filters")
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row["name"], []).append(row)
+    body = []
+    for name, group in groups.items():
+        fits = [row["fit_epsilon"][1] for row in group if row.get("fit_plausible")]
+        verdicts = sorted({row["stated_verdict"] for row in group})
+        body.append(
+            [
+                name,
+                f"{group[0]['stated']:.3g}",
+                span((row["epsilon_low"] for row in group), "{:.1f}"),
+                span((row["ceiling"] for row in group), "{:.1f}"),
+                span(fits, "{:.3g}") if len(fits) == len(group) else "refused" if "fit_epsilon" in group[0] else "-",
+                ", ".join(verdicts),
+                span((row["calls"] for row in group), "{:,.0f}"),
+                span(row["cpu_s"] for row in group),
+            ]
+        )
+    heads = ("filter", "stated", "measured, at least", "shows", "by Gaussian fit", "stated is", "calls", "cpu_s")
+    lines = table(heads, body)
+    nulls = rows_of("prove/nulls")
+    body = [[row["name"], f"{row['above']} of {row.get('plausible', row['nulls'])}", _ends(row)] for row in nulls]
+    return [*lines, "", *table(["nulls", "bounds above the truth", "95 %, in %"], body), *commands([*rows, *nulls])]
+
+
+def _ends(row: Row) -> str:
+    return f"{100 * row['low']:.1f} to {100 * row['high']:.1f}"
+
+
 def members_at_per_mille() -> Lines:
     """The same at 0.1 %, for settings with 999 calibration examples or more."""
     rows = [row for row in rows_of("membership/tests") if "named_per_mille" in row]
@@ -898,6 +931,7 @@ PARTS: dict[str, Part] = {
     "membership": Part("membership.md", membership),
     "members at per mille": Part("membership.md", members_at_per_mille),
     "membership rounds": Part("membership.md", membership_rounds),
+    "prove": Part("prove.md", prove),
     "membership frontier": Part("membership.md", membership_frontier),
     "identification": Part("identification.md", identification),
     "adapters": Part("adapters.md", adapters),

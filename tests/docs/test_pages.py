@@ -19,7 +19,7 @@ from seepage.cli import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("howto/*.md")), *sorted(DOCS.glob("concepts/*.md"))]
+PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("howto/*.md")), *sorted(DOCS.glob("concepts/*.md")), DOCS / "prove.md"]
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n\n?)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"bash", "python"}
 SHOWN = {"text", "toml", "yaml", ""}

@@ -128,6 +128,42 @@ class TestFlower:
         with pytest.raises(SeepageError, match="no accountant"):
             HaltingStrategy(FedAvg(), epsilon=3.0)
 
+    def test_flowers_own_loop_ends_once_both_clients_are_spent(self, tmp_path: Path) -> None:
+        """Two clients at 1 and 1.5 a round and a budget of 3.2: three rounds, and two, and no fifth."""
+        from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+        from flwr.serverapp.exception import PrivacyBudgetExhausted
+        from flwr.serverapp.strategy import FedAvg
+
+        from seepage.integrations.flower_budget import HaltingStrategy, budget_mod
+        from seepage.integrations.flower_hooks import round_of
+
+        budget, left = Budget(Ledger(tmp_path, delta=DELTA), 3.2), []
+
+        def client(message: Message, context: Context) -> Message:
+            node, t = int(context.node_config["partition-id"]), round_of(message)
+            budget.ledger.add(entry((1.0 + 0.5 * node) * t), t=t, client=node)
+            arrays = ArrayRecord({"w": Array((torch.ones(2) * t).numpy())})
+            return Message(RecordDict({"arrays": arrays, "m": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+        class Nodes:
+            def get_node_ids(self) -> list[int]:
+                return [1000, 1001]
+
+            def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
+                replies = []
+                for message in messages:
+                    node = message.metadata.dst_node_id
+                    context = Context(1, node, {"partition-id": node - 1000}, RecordDict(), {})
+                    reply = budget_mod(budget)(message, context, client)
+                    left.extend([] if reply.has_error() else [(round_of(message), node - 1000)])
+                    replies.append(reply)
+                return replies
+
+        strategy = HaltingStrategy(FedAvg(fraction_evaluate=0.0, min_train_nodes=2))
+        with pytest.raises(PrivacyBudgetExhausted, match="round 4"):
+            strategy.start(Nodes(), ArrayRecord({"w": Array(torch.zeros(2).numpy())}), num_rounds=9)
+        assert sorted(left) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+
     def test_flowers_accountant_is_read_and_agrees_with_ours(self, tmp_path: Path) -> None:
         from flwr.supercore.privacy_accounting import (
             GaussianPrivacyEvent,
