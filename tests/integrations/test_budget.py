@@ -67,6 +67,10 @@ def test_the_command_says_who_is_spent_and_by_whose_word(
     assert ran("--budget", "2") == 1
     assert capsys.readouterr().err == "failed: 1 of 2 clients are over the budget of 2: 0\n"
     assert ran("--budget", "-1") == 2
+    (tmp_path / "ledger" / "client-9.jsonl").write_text('[1]\n{"t": 1, "epsilon": true}\n')
+    assert ran("--budget", "2") == 2
+    assert "delete it" in capsys.readouterr().err
+    (tmp_path / "ledger" / "client-9.jsonl").unlink()
     assert ran("--budget", "2", "--json") == 1
     assert '"over": ["0"]' in capsys.readouterr().out
 

@@ -194,7 +194,7 @@ def test_the_clock_stops_it_and_what_was_counted_counts() -> None:
         seconds=0.5,
         calls=10_000_000,
     )
-    assert found.seconds < 2
+    assert found.seconds < 10
     assert found.calls < 100_000
     assert isinstance(found, MeasuredEpsilon)
 

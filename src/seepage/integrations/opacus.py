@@ -139,10 +139,11 @@ class Ledger:
         folder = self.folder / "ledger"
         if not folder.is_dir():
             raise SeepageError(f"{self.folder} holds no ledger; name the folder that the ledger was made with")
+        refuse_links(folder)
         found = {}
         for path in sorted(folder.glob("client-*.jsonl")):
-            refuse_links(path)
-            rows = {row["t"]: row for row in read_lines(path) if isinstance(row.get("t"), int)}
+            lines = [row for row in read_lines(path) if isinstance(row, dict)]
+            rows = {row["t"]: row for row in lines if isinstance(row.get("t"), int)}
             entry = read_entry(rows[max(rows)]) if rows else None
             if entry is None:
                 raise SeepageError(f"{path} does not state a privacy that was spent, as a ledger does; delete it")
