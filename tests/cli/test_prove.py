@@ -66,14 +66,15 @@ def test_a_defense_is_measured_beside_what_is_computed(
     assert ran(monkeypatch, *words, "--quiet", "--fail-if", "contradicted") == 1
     said = capsys.readouterr()
     assert said.out.startswith("Stated: contradicted")
-    assert said.err == "failed: contradicted\n"
+    assert said.err == "failed: contradicted > 0, with contradicted 1\n"
 
 
 def test_the_gate_measures_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--defense", "gaussian_noise:sigma=3,clip=1", "--calls", "1500", "--quiet")
     assert ran(monkeypatch, *words, "--fail-if", "contradicted") == 0
-    assert ran(monkeypatch, *words, "--fail-if", "measured>5") == 0
-    assert ran(monkeypatch, "--defense", "gaussian_noise:sigma=0,clip=1", *words[2:], "--fail-if", "measured>3") == 1
+    assert ran(monkeypatch, *words, "--fail-if", "measured_epsilon>5") == 0
+    bare = ("--defense", "gaussian_noise:sigma=0,clip=1", *words[2:])
+    assert ran(monkeypatch, *bare, "--fail-if", "measured_epsilon>3") == 1
 
 
 @pytest.mark.usefixtures("own")

@@ -38,6 +38,14 @@ class Condition(NamedTuple):
     def __str__(self) -> str:
         return f"{self.score} {self.sign} {self.limit:g}"
 
+    def meets(self, value: float) -> bool:
+        """Whether a value meets it.
+
+        >>> Condition("psnr", ">", 20.0).meets(20.0)
+        False
+        """
+        return _COMPARE[self.sign](value, self.limit)
+
 
 def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
     """A condition such as `psnr>20`.
@@ -72,8 +80,7 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
             numbers must not let the gate pass. A cell with a zero update has nothing to leak and passes.
     """
     values = [(row, row.value(condition.score)) for row in rows]
-    compare = _COMPARE[condition.sign]
-    found = [row for row, value in values if value is not None and compare(value, condition.limit)]
+    found = [row for row, value in values if value is not None and condition.meets(value)]
     if found:
         return found
     lost = {row.cell: row.reason for row in rows if row.outcome is Outcome.NOT_RECORDED}
@@ -116,7 +123,7 @@ def side_violations(result: Result, condition: Condition) -> list[Judged]:
     """
     score = condition.score
     values, lacking, remedy = _side_values(result, score)
-    found = [one for one in values if _COMPARE[condition.sign](one.value, condition.limit)]
+    found = [one for one in values if condition.meets(one.value)]
     if not found and (lacking or not values):
         where = f" in {_first(lacking)}" if lacking else ""
         raise SeepageError(f"--fail-if cannot be judged: there is no {score!r}{where}; {remedy}")

@@ -15,6 +15,7 @@ from seepage.cli.options import JsonOption, QuietOption, SeedOption
 from seepage.errors import SeepageError, printable, short
 
 if TYPE_CHECKING:
+    from seepage.audit.gate import Condition
     from seepage.privacy.measured import Claim, MeasuredEpsilon
     from seepage.privacy.measured.measure import Progress
 
@@ -81,7 +82,7 @@ def prove(
     trust: Annotated[bool, typer.Option("--trust", help="Run the code that --function and the like name.")] = False,
     fail_if: Annotated[
         str | None,
-        typer.Option("--fail-if", help="Exit with code 1 if: contradicted, or measured>NUMBER."),
+        typer.Option("--fail-if", help="Exit with code 1 if: contradicted, or such as measured_epsilon>8."),
     ] = None,
     seed: SeedOption = None,
     as_json: JsonOption = False,
@@ -99,7 +100,7 @@ def prove(
     if ledger is not None:
         _spent(ledger, budget, as_json=as_json, quiet=quiet)
         return
-    limit = _limit_of(fail_if)
+    condition = _condition_of(fail_if)
     asked = _Asked(
         epsilon=epsilon, delta=delta, sigma=sigma, rounds=rounds, clip=clip,
         neighbors="join" if neighbors == "join" else "replace", shapes=_shapes(shapes) if shapes else SHAPES,
@@ -128,7 +129,7 @@ def prove(
     with progress_bar(off=as_json or quiet) as show:
         found = measure(lambda done, total: show(done, total, Doing(f"calls of the {what[2:]}", Phase.MEASURING)))
     _present(found, as_json=as_json, quiet=quiet)
-    _gate(found, fail_if, limit)
+    _gate(found, condition)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -296,14 +297,21 @@ def _shapes(text: str) -> Shapes:
     return found
 
 
-def _limit_of(fail_if: str | None) -> float | None:
-    """The number of `measured>NUMBER`; None for the other condition, or none."""
-    if fail_if is None or fail_if.strip() == "contradicted":
+def _condition_of(fail_if: str | None) -> "Condition | None":
+    """What `--fail-if` says, in the words of an audit's; `contradicted` alone is short for `contradicted>0`.
+
+    Raises:
+        SeepageError: For a condition on something else.
+    """
+    from seepage.audit.gate import EPSILON_SCORES, parse_condition
+
+    if fail_if is None:
         return None
-    match = re.fullmatch(r"\s*measured\s*>\s*(\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*", fail_if)
-    if match is None:
-        raise SeepageError(f"--fail-if takes contradicted or measured>NUMBER, got {fail_if!r}")
-    return float(match[1])
+    condition = parse_condition("contradicted>0" if fail_if.strip() == "contradicted" else fail_if)
+    if condition.score not in EPSILON_SCORES:
+        known = ", ".join(EPSILON_SCORES)
+        raise SeepageError(f"--fail-if takes {known} here, got {fail_if!r}; an audit has the others")
+    return condition
 
 
 def _present(found: "MeasuredEpsilon", *, as_json: bool, quiet: bool) -> None:
@@ -389,11 +397,25 @@ def _spent(folder: Path, budget: float | None, *, as_json: bool, quiet: bool) ->
         raise typer.Exit(1)
 
 
-def _gate(found: "MeasuredEpsilon", fail_if: str | None, limit: float | None) -> None:
-    if fail_if is None:
+def _gate(found: "MeasuredEpsilon", condition: "Condition | None") -> None:
+    """End with exit code 1 where the measurement meets the condition."""
+    if condition is None:
         return
-    if limit is None and found.stated is None and found.computed is None:
-        raise SeepageError("--fail-if contradicted cannot be judged: nothing is claimed; give --epsilon or --sigma")
-    if found.contradicted if limit is None else found.low > limit:
-        print(f"failed: {fail_if.strip()}", file=sys.stderr)
+    fit = found.fit if found.fit is not None and found.fit.plausible else None
+    claims = [one for one in (found.stated_verdict, found.computed_verdict) if one is not None]
+    values = {
+        "measured_epsilon": found.low,
+        "fitted_epsilon": None if fit is None else fit.epsilon[1],
+        "contradicted": sum(one != "not contradicted" for one in claims) if claims else None,
+    }
+    value = values[condition.score]
+    if value is None:
+        why = (
+            "nothing is claimed; give --epsilon or --sigma"
+            if condition.score == "contradicted"
+            else "nothing was fitted"
+        )
+        raise SeepageError(f"--fail-if {condition} cannot be judged: {why}")
+    if condition.meets(value):
+        print(f"failed: {condition}, with {condition.score} {value:.4g}", file=sys.stderr)
         raise typer.Exit(1)
