@@ -5,6 +5,7 @@ python experiments/pages_coverage.py
 Every command, test and row that a line names is looked up; a line that lacks one of them must say why.
 """
 
+import functools
 import itertools
 import re
 import shlex
@@ -98,7 +99,7 @@ def command_problems(command: str) -> Iterator[str]:
         own = ":" in value or value.partition(".")[0] in ("FILE", "FOLDER")
         if option in kinds and not own and value not in kinds[option]:
             yield f"{option} {value} is not registered"
-    if words[1] == "reproduce" and words[2] not in list_items():
+    if words[1] == "reproduce" and words[2] not in known_items():
         yield f"there is no item {words[2]}"
     if words[1] == "audit" and len(words) > 2 and not words[2].startswith("-"):
         find_recipe(words[2] if not words[2].endswith(".toml") else str(ROOT / words[2]))
@@ -111,11 +112,23 @@ def has_test(name: str) -> bool:
     return path.exists() and (not function or bool(re.search(rf"^def {function}\(", path.read_text("utf-8"), re.M)))
 
 
+@functools.cache
+def known_items() -> dict[str, Item]:
+    """The items, which are read from all recipes."""
+    return list_items()
+
+
+@functools.cache
+def rows_of(path: Path) -> tuple[str, ...]:
+    """Names of the rows of a study."""
+    return tuple(record.row for record in read_file(path))
+
+
 def has_row(name: str) -> bool:
     """Whether a study has a row whose name holds what is asked for."""
     study, _, part = name.partition("#")
     path = RESULTS / f"{study}.jsonl"
-    return path.exists() and any(part in record.row for record in read_file(path))
+    return path.exists() and any(part in row for row in rows_of(path))
 
 
 def groups() -> dict[str, list[Line]]:
@@ -126,7 +139,7 @@ def groups() -> dict[str, list[Line]]:
 
 def items() -> list[Line]:
     """A line for each table and figure."""
-    return [_item(item) for item in list_items().values()]
+    return [_item(item) for item in known_items().values()]
 
 
 def _item(item: Item) -> Line:
