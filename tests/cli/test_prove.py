@@ -176,3 +176,40 @@ def test_options_are_read_as_toml_has_them() -> None:
     assert parsed("a.b:Thing:x=1e-4,on=true,word=max") == ("a.b:Thing", {"x": 1e-4, "on": True, "word": "max"})
     assert parsed("quantize:bits=8", registered=True) == ("quantize", {"bits": 8})
     assert parsed("mine:Defense:bits=8", registered=True) == ("mine:Defense", {"bits": 8})
+
+
+BROKEN = """
+import torch
+
+thing = 3
+def nothing(update): return {}
+def same(update): return {name: torch.zeros(2) for name in update}
+def words(update): return {name: "x" for name in update}
+def raises(update): raise ValueError("my own error")
+def other(update): return {"w": update["fc.weight"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "cannot be judged"),
+        ("same", "cannot be judged"),
+        ("words", "in place of a tensor"),
+        ("raises", "raised ValueError: my own error (broken.py line 8)"),
+        ("other", "--shapes names others"),
+        ("thing", "no function"),
+    ],
+)
+def test_a_filter_that_cannot_work_does_not_pass(
+    name: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ("--function", f"broken:{name}", "--trust", "--epsilon", "4", "--calls", "1000", "--quiet")
+    assert ran(monkeypatch, *words, "--fail-if", "contradicted") == 2
+    assert said in capsys.readouterr().err

@@ -129,3 +129,30 @@ def test_mistakes_in_the_tables_are_one_sentence(cli: Cli, setting: str, words: 
     found = cli("validate", "tiny.toml", "--set", setting)
     assert found.code == 2
     assert words in found.err
+
+
+def test_a_side_that_was_asked_for_and_is_not_to_be_had_says_why(cli: Cli) -> None:
+    found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--membership", "--prove", "--json")
+    assert found.code == 0, found.err
+    sides = {side["name"]: side for side in found.json["sides"]}
+    assert sides["named"]["words"].startswith("asked for, and not to be had: a membership test")
+    assert sides["measured_epsilon"]["words"].startswith("asked for, and not to be had: no client uses a defense")
+
+
+def test_a_contradicted_claim_comes_first(run: Path) -> None:
+    found = json.loads((run / "result.json").read_text())
+    assert found["verdict"].startswith("CONTRADICTED. On fc2")
+    words = next(side["words"] for side in found["sides"] if side["name"] == "measured_epsilon")
+    assert "the stated epsilon of 0.2 is contradicted; computed 4.38 not contradicted" in words
+    assert "epsilon contradicted" in (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_bound_stands_beside_the_mean_color_on_the_same_scale(run: Path) -> None:
+    rows = json.loads((run / "result.json").read_text())["bounds"]
+    (row,) = (row for row in rows if row["measure"] == "psnr_db")
+    assert 0 < row["beside"] < row["high"] + 0.5  # behind so much noise hardly more than the mean color can be had
+
+
+def test_all_numbers_of_a_batch_are_no_limit(cli: Cli) -> None:
+    found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--bounds", "--json")
+    assert found.json["sides"][2]["words"].startswith("no bound")

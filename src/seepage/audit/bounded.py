@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from seepage.audit.attack import Source
 from seepage.audit.row import BoundRow, Row
@@ -37,18 +38,19 @@ def bound_cells(sources: Sequence[Source], recipes: Sequence[Recipe], show: Prog
     for number, (source, recipe) in enumerate(todo):
         show(number, len(todo), Doing(f"what none can exceed on {source.name}", Phase.MEASURING))
         assert source.private is not None
-        batches, reasons = _bounds(source, recipe)
-        table = {"schema": SCHEMA, "batches": [found.table() for found in batches], "reasons": reasons}
+        batches, flat, reasons = _bounds(source, recipe)
+        tables = [{**found.table(), "mean_color_db": level} for found, level in zip(batches, flat, strict=True)]
+        table = {"schema": SCHEMA, "batches": tables, "reasons": reasons}
         write_json(source.private / FILE, table)
 
 
-def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str]]:
-    """The bounds of each batch, and reasons why a cell has none at all."""
+def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[float | None], list[str]]:
+    """The bounds of each batch, the PSNR of its mean colors, and reasons why a cell has none at all."""
     plan = recipe.bounds
     assert plan is not None
     assert source.private is not None
     if recipe.rounds is not None:
-        return [], ["its rounds draw from one data set, and bounds are of single batches; leave [rounds] out"]
+        return [], [], ["its rounds draw from one data set, and bounds are of single batches; leave [rounds] out"]
     transcript, truth = source.open("cpu"), open_truth(source.private)
     options = BoundOptions(
         public=open_unseen(source.private),
@@ -59,9 +61,10 @@ def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str
         seed=recipe.seed,
         budget_seconds=plan.seconds,
     )
-    found = []
+    found, flat = [], list[float | None]()
     for t in range(min(len(transcript), MOST_BATCHES)):
         seen = transcript[t]
+        flat.append(_mean_color_db(truth.of_round(t).inputs, transcript.knowledge.value_range))
         found.append(
             upper_bounds(
                 transcript.knowledge.model,
@@ -73,7 +76,16 @@ def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[str
                 options=replace(options, t=t),
             )
         )
-    return found, []
+    return found, flat, []
+
+
+def _mean_color_db(inputs: Tensor, value_range: tuple[float, float]) -> float | None:
+    """PSNR in dB of the mean squared error of each image's mean color, over a batch `[n, c, h, w]`; None for others."""
+    if inputs.ndim != 4 or not inputs.is_floating_point():
+        return None
+    spread = value_range[1] - value_range[0]
+    error = (inputs - inputs.mean((2, 3), keepdim=True)).square().mean() / spread**2
+    return None if error == 0 else -10 * float(error.log10())
 
 
 def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
@@ -88,7 +100,11 @@ def bound_rows(source: Source, recipe: Recipe) -> list[BoundRow]:
     facts: Mapping[str, Any] = read_json(path)
     check_schema(facts, path)
     try:
-        found = [one for batch in facts["batches"] for one in batch["bounds"]]
+        found = [
+            {**one, "beside": batch.get("mean_color_db") if one["measure"] == "psnr_db" else None}
+            for batch in facts["batches"]
+            for one in batch["bounds"]
+        ]
         reasons = [*facts["reasons"], *(why for batch in facts["batches"] for why in batch["reasons"])]
         rows = []
         for measure in dict.fromkeys(one["measure"] for one in found):
@@ -115,6 +131,7 @@ def _row(cell: str, one: Mapping[str, Any], batches: int) -> BoundRow:
         assumption=one["assumption"],
         binds=one["binds"],
         batches=batches,
+        beside=None if one["beside"] is None else round(float(one["beside"]), 4),
     )
 
 

@@ -61,7 +61,7 @@ def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
     >>> str(parse_condition("psnr>20"))
     'psnr > 20'
     """
-    match = _CONDITION.fullmatch(text)
+    match = _CONDITION.fullmatch("contradicted>0" if text.strip() == "contradicted" else text)
     if match is None:
         raise SeepageError(f"--fail-if takes SCORE>NUMBER such as 'psnr>20', got {text!r}")
     score, sign, limit = match.groups()

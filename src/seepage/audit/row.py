@@ -447,6 +447,7 @@ class BoundRow(JsonRecord):
         assumption: What it rests on.
         binds: Which attackers it binds.
         batches: Number of batches it was found for.
+        beside: PSNR of the same batch's mean colors, from the mean squared error as `psnr_db` is; None for others.
         reason: Why there is no bound of a kind.
     """
 
@@ -461,6 +462,7 @@ class BoundRow(JsonRecord):
     assumption: str = ""
     binds: str = ""
     batches: int = 0
+    beside: float | None = None
     reason: str | None = None
 
 

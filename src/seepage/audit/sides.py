@@ -3,7 +3,7 @@
 Each side states the worst of all cases with its interval, or that it was not tried and how to ask for it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, Side
 from seepage.metrics.membership import Rate
@@ -15,6 +15,7 @@ def sides(
     bounds: Sequence[BoundRow],
     epsilons: Sequence[EpsilonRow],
     cells: Sequence[Cell],
+    asked: Collection[str] = (),
 ) -> list[Side]:
     """All sides of a run, in the order in which they are shown.
 
@@ -24,14 +25,30 @@ def sides(
         bounds: The bounds' rows.
         epsilons: The rows of measured defenses.
         cells: All cells.
+        asked: Which of `membership` and `epsilon` the recipe asks for in any cell.
     """
     headings = {cell.name: cell.heading for cell in cells}
     return [
         came_back(rows, headings),
-        named(members, headings),
+        _asked(named(members, headings), "membership" in asked, _untested(cells)),
         cannot_exceed(bounds, headings),
-        measured_epsilon(epsilons, headings),
+        _asked(measured_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
+
+
+NO_DEFENSE = "no client uses a defense, so updates are sent as they are and no epsilon holds"
+
+
+def _asked(side: Side, asked: bool, why: str) -> Side:
+    """A side that was asked for and could not be had says why."""
+    if side.tried or not asked or "ask with" not in side.words:
+        return side
+    return side.model_copy(update={"words": f"asked for, and not to be had: {why}"})
+
+
+def _untested(cells: Sequence[Cell]) -> str:
+    """Why membership could not be tested in the first case of which it is said."""
+    return next((cell.membership_skipped for cell in cells if cell.membership_skipped), "no case could be tested")
 
 
 def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
@@ -126,7 +143,8 @@ BOUND_ORDER = ("psnr_db", "exact_share", "tpr", "unseen_share", "rank")
 def _bound_words(row: BoundRow) -> str:
     if row.measure != "psnr_db" or row.low is None or row.high is None:
         return row.words
-    return f"{row.words} [{row.low:.1f}, {row.high:.1f}], to first order"
+    beside = "" if row.beside is None else f" (a flat square of the mean color: {row.beside:.1f} dB)"
+    return f"{row.words} [{row.low:.1f}, {row.high:.1f}]{beside}, to first order"
 
 
 def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]) -> Side:
@@ -141,10 +159,12 @@ def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]
     if not judged:
         return Side(name="measured_epsilon", tried=False, words=f"not measured: {epsilons[0].reason}")
     worst = max(judged, key=lambda row: (bool(row.contradicted), row.fitted or row.measured or 0.0))
-    claims = [
-        f"{name} {value:.3g}" for name, value in (("stated", worst.stated), ("computed", worst.computed)) if value
+    held = [
+        f"{name} {claimed:.3g} not contradicted"
+        for name, claimed in (("stated", worst.stated), ("computed", worst.computed))
+        if claimed is not None and not any(name in against for against in worst.contradicted)
     ]
-    verdict = "; ".join(worst.contradicted) or (f"{' and '.join(claims)} not contradicted" if claims else "no claim")
+    verdict = "; ".join([*worst.contradicted, *held]) or "nothing is claimed"
     over = f"over {worst.rounds} round{'' if worst.rounds == 1 else 's'} at delta {worst.delta:g}"
     words = f"{worst.words.removeprefix('measured epsilon ')}; {verdict}; {over}, on {headings[worst.cell]}"
     return Side(

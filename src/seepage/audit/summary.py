@@ -21,7 +21,7 @@ from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thre
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
-from seepage.audit.verdict import named_members, verdict
+from seepage.audit.verdict import contradicted, named_members, verdict
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, write_json, write_lines, write_tensors
@@ -82,6 +82,7 @@ def summarize(
     said = named_members(members, cells)
     first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
     words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
+    words = f"{contradicted(epsilons, cells)} {words}".strip()
     scoring = recipes[0].score
     result = Result(
         run=str(folder),
@@ -91,12 +92,18 @@ def summarize(
         cells=cells,
         thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
         membership=members,
-        sides=sides(rows, members, bounds, epsilons, cells),
+        sides=sides(rows, members, bounds, epsilons, cells, _asked_for(recipes)),
         bounds=bounds,
         epsilons=epsilons,
     )
     write_json(folder / "result.json", result.record())
     return result
+
+
+def _asked_for(recipes: Sequence[Recipe]) -> set[str]:
+    """Further sides of the verdict that any cell asks for."""
+    found = {"membership" for recipe in recipes if recipe.membership is not None}
+    return found | {"epsilon" for recipe in recipes if recipe.epsilon is not None}
 
 
 def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[MembershipRow]:

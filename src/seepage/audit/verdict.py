@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from seepage.audit.row import Cell, MembershipRow, Outcome, Row
+from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Row
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
@@ -235,6 +235,23 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
         f"{best.named.hits} of {best.named.of} members and {best.false.hits} of {best.false.of} others, at a level of "
         f"{100 * best.level:g} % (AUC {best.auc:.2f}). {missing}"
     ).strip()
+
+
+def contradicted(epsilons: Sequence[EpsilonRow], cells: Sequence[Cell]) -> str:
+    """Sentences on defenses that are not as private as somebody claims; empty where nothing measured says so.
+
+    >>> row = EpsilonRow(cell="a", contradicted=["the stated epsilon of 1 is contradicted"])
+    >>> contradicted([row], [Cell(name="a", title="net")])
+    'CONTRADICTED. On net the stated epsilon of 1 is contradicted by measuring the defense.'
+    """
+    named = {cell.name: cell for cell in cells}
+    wrong = [row for row in epsilons if row.contradicted]
+    if not wrong:
+        return ""
+    first = wrong[0]
+    more = f" So it is in {len(wrong) - 1} further cases." if len(wrong) > 1 else ""
+    claims = " and ".join(first.contradicted)
+    return f"CONTRADICTED. On {named[first.cell].heading} {claims} by measuring the defense.{more}"
 
 
 # --- sentences beside the verdict --------------------------------------------------------------------------------

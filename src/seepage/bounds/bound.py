@@ -14,7 +14,7 @@ SAME_DB = 100.0
 """A PSNR that no eye and no 16 bits tell from equality: a bound above it forbids nothing."""
 
 WORDS: dict[Measure, str] = {
-    "psnr_db": "PSNR of the batch",
+    "psnr_db": "PSNR of the batch's mean error",
     "exact_share": "examples rebuilt exactly",
     "tpr": "members named",
     "auc": "area under the curve of a membership test",
@@ -36,7 +36,8 @@ class Bound:
             and not estimated.
         assumption: What it rests on, one sentence.
         binds: Which attackers it binds.
-        at: The false positive rate of a `tpr`, or the PSNR from which on a picture counts as exact; None for others.
+        at: The false positive rate of a `tpr`, the PSNR from which on a picture counts as exact, or how many private
+            numbers there are, for a `rank`; None for others.
         examples: The same for each example of the batch, where it is known.
         pixels: `[n, *shape]` share of each input value that is hidden, where it is known.
 
@@ -59,6 +60,8 @@ class Bound:
         """Whether it forbids nothing."""
         if self.measure == "unseen_share":
             return self.value <= 0
+        if self.measure == "rank":
+            return self.at is not None and self.value >= self.at
         if self.measure == "psnr_db":
             return self.value >= SAME_DB
         return self.measure in ("tpr", "auc", "exact_share") and self.interval[1] >= 0.9995
@@ -72,7 +75,7 @@ class Bound:
         if self.measure == "psnr_db":
             return f"{words}: at most {self.value:.1f} dB"
         if self.measure == "rank":
-            return f"{words}: at most {self.value:,.0f}"
+            return f"{words}: at most {self.value:,.0f}" + ("" if self.at is None else f" of {self.at:,.0f}")
         if self.measure == "auc":
             return f"{words}: at most {self.value:.3f}"
         share = f"{100 * self.value:.3g} %"

@@ -106,10 +106,10 @@ def upper_bounds(
     >>> batch = Batch(torch.rand(1, 1, 8, 8), torch.tensor([2]))
     >>> found = upper_bounds(model, batch, defense=GaussianNoise(sigma=2.0, clip=1.0))
     >>> found.of("tpr").line, found.of("psnr_db").line
-    ('members named: at most 9.24 % at 1 % false alarms', 'PSNR of the batch: at most 10.1 dB')
+    ('members named: at most 9.24 % at 1 % false alarms', "PSNR of the batch's mean error: at most 10.1 dB")
     >>> bare = upper_bounds(model, batch)
     >>> bare.of("rank").line, bare.of("unseen_share").line
-    ('numbers about the batch that can be read: at most 64', 'energy that no attacker sees: not bounded')
+    ('numbers about the batch that can be read: not bounded', 'energy that no attacker sees: not bounded')
     """
     client, options = client or FedSGD(), options or BoundOptions()
     public, shape = options.public, tuple(batch.inputs.shape[1:])
@@ -290,6 +290,6 @@ def _account_bounds(account: RankAccount, left_out: str) -> list[Bound]:
     hidden = sum(shares) / len(shares)
     binds = "every attacker that reads the update alone, to first order"
     return [
-        Bound("rank", method, float(account.rank), (account.rank, account.rank), f"{words}.", binds),
+        Bound("rank", method, account.rank, (account.rank, account.rank), f"{words}.", binds, account.private),
         Bound("unseen_share", method, hidden, (hidden, hidden), f"{words}.", binds, None, shares, account.pixels),
     ]

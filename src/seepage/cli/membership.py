@@ -1,5 +1,6 @@
 """`seepage membership`: which candidates were in the batch behind a recorded update."""
 
+import hashlib
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +12,8 @@ from seepage.cli.options import DeviceOption, JsonOption, ModelOption, QuietOpti
 from seepage.errors import SeepageError, printable, unknown
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from seepage.data import Dataset
     from seepage.membership import Membership
     from seepage.types import Batch
@@ -64,18 +67,30 @@ def membership(
             f"{public} has {len(known.classes)} classes and the model {classes}; give public examples of every class, "
             "so that labels are numbered as the model's are"
         )
+    suspects, shown = _numbered(tested, known.classes, candidates), _numbered(known, known.classes, public)
+    twice = len(_digests(suspects.inputs) & _digests(shown.inputs))
+    if twice:
+        raise SeepageError(
+            f"{twice} candidates are among the public examples too, which must have been in no batch; take them out of "
+            f"{public}"
+        )
     with progress_bar(off=as_json or quiet) as show:
         found = infer_membership(
             seen,
             chosen,
-            _numbered(tested, known.classes, candidates).to(where),
-            _numbered(known, known.classes, public).to(where),
+            suspects.to(where),
+            shown.to(where),
             t=rounds,
             seed=seed or 0,
             progress=Shown(lambda done, total: show(done, total, Doing(test))),
         )
     names = [tested.classes[int(label)] for label in tested.labels]
     _present(found, names, level, test, resized, as_json=as_json, quiet=quiet)
+
+
+def _digests(inputs: "Tensor") -> set[bytes]:
+    """A digest of each example."""
+    return {hashlib.sha256(row.numpy().tobytes()).digest() for row in inputs.cpu().contiguous()}
 
 
 def _load(use: str, shape: tuple[int, ...]) -> tuple["Dataset", str | None]:

@@ -85,6 +85,10 @@ RecipeArgument = Annotated[
 ]
 
 
+TEXT_FILES = (".txt", ".jsonl")
+"""Files that are text in any case; a .csv may be a table."""
+
+
 @contextmanager
 def running_on(place: str | None) -> "Iterator[Executor]":
     """The executor that `--on` names; a Ray cluster is joined or started for the duration of the `with` block.
@@ -131,6 +135,8 @@ def tables_of(
     from seepage.recipe.overrides import change, choose_part, drop_cases, put
 
     tables = read_recipe(find_recipe("default" if recipe is None else recipe))
+    if recipe is None and attacks is None and data is not None and Path(data).suffix.lower() in TEXT_FILES:
+        attacks = ["token_sequences"]  # the others of the default recipe are of pictures and tables
     for key, names in (("attack", attacks), ("defense", defenses)):
         if names:
             listed = tables.get(key)

@@ -104,8 +104,8 @@ def prove(
     asked = _Asked(
         epsilon=epsilon, delta=delta, sigma=sigma, rounds=rounds, clip=clip,
         neighbors="join" if neighbors == "join" else "replace", shapes=_shapes(shapes) if shapes else SHAPES,
-        config=dict(_pair(one, "--config") for one in config or []), calls=calls or CALLS, seconds=seconds,
-        trust=trust, seed=seed or 0,
+        config=dict(_pair(one, "--config") for one in config or []), seconds=seconds,
+        calls=CALLS if calls is None else calls, trust=trust, seed=seed or 0,
     )  # fmt: skip
     kinds: dict[str, Callable[[Progress | None], MeasuredEpsilon]] = {}
     if function is not None:
@@ -152,7 +152,7 @@ class _Asked:
     def of_function(self, name: str, show: "Progress | None") -> "MeasuredEpsilon":
         from seepage.privacy.measured import Claim
 
-        return self._called(self._made(name), Claim(), show)
+        return self._called(_guarded(self._made(name), name, list(self.shapes)), Claim(), show)
 
     def of_mods(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
         from seepage.integrations.flower_filter import claim_of, mod_filter
@@ -213,11 +213,12 @@ class _Asked:
         from seepage.privacy.measured import measure_epsilon
 
         computed = claim.computed if self.sigma is None else self._computed(self.sigma)
+        clip = next((one for one in (self.clip, claim.clip) if one is not None), 1.0)
         return measure_epsilon(
             call, delta=self.delta or claim.delta or 1e-5,
             stated=claim.stated if self.epsilon is None else self.epsilon,
             computed=computed if self.neighbors == "join" else None, rounds=self.rounds, calls=self.calls,
-            seconds=self.seconds, clip=self.clip or claim.clip or 1.0, shapes=self.shapes, neighbors=self.neighbors,
+            seconds=self.seconds, clip=clip, shapes=self.shapes, neighbors=self.neighbors,
             seed=self.seed, progress=show,
         )  # fmt: skip
 
@@ -246,6 +247,31 @@ class _Asked:
     def _check_trust(self, use: str) -> None:
         if ":" in use and not self.trust and use.partition(".")[0].partition(":")[0] not in KNOWN:
             raise SeepageError(f"{short(use)} is code that would be run; add --trust if it is yours")
+
+
+def _guarded(call: Any, name: str, given: list[str]) -> Any:
+    """A function of the user's whose errors are told in a sentence. A division by zero is left to the measurement."""
+    import traceback
+
+    if not callable(call):
+        raise SeepageError(f"{short(name)} is a {type(call).__name__} and no function; name one that takes an update")
+
+    def guarded(update: Any) -> Any:
+        try:
+            return call(update)
+        except (ArithmeticError, SeepageError):
+            raise
+        except Exception as error:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            hint = f"; it is given tensors named {', '.join(given)}: --shapes names others" * isinstance(
+                error, KeyError
+            )
+            raise SeepageError(
+                f"{short(name)} raised {type(error).__name__}: {error} ({Path(place.filename).name} line "
+                f"{place.lineno}); mend it{hint}"
+            ) from error
+
+    return guarded
 
 
 def _no_claim() -> "Claim":
@@ -401,6 +427,8 @@ def _gate(found: "MeasuredEpsilon", condition: "Condition | None") -> None:
     """End with exit code 1 where the measurement meets the condition."""
     if condition is None:
         return
+    from seepage.privacy.measured.measure import BLIND
+
     fit = found.fit if found.fit is not None and found.fit.plausible else None
     claims = [one for one in (found.stated_verdict, found.computed_verdict) if one is not None]
     values = {
@@ -409,6 +437,8 @@ def _gate(found: "MeasuredEpsilon", condition: "Condition | None") -> None:
         "contradicted": sum(one != "not contradicted" for one in claims) if claims else None,
     }
     value = values[condition.score]
+    if BLIND in found.notes:
+        raise SeepageError(f"--fail-if {condition} cannot be judged: {BLIND}")
     if value is None:
         why = (
             "nothing is claimed; give --epsilon or --sigma"

@@ -140,6 +140,7 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print(Text(_legend(result), style="dim"))
         console.print()
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
+    leaks = leaks or any(row.contradicted for row in result.epsilons)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
     for line in guarantee_lines(result.cells):
         console.print(Text(line, style="bold"), soft_wrap=True)

@@ -151,6 +151,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
     exposed, level = open_exposed(run.folder), run.result.verdict_level
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
+    wrong = any(row.contradicted for row in run.result.epsilons)
     return {
         "run": run,
         "pictures": pictures,
@@ -160,8 +161,12 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
         # Somebody who was named was harmed, whatever came back of the examples themselves.
-        "level": "recognizable" if members and level not in STRONG else level if level in LEVELS else "unscored",
-        "level_words": LEVELS.get(level, "Not scored") + "; members named" * members,
+        "level": "recognizable"
+        if (members or wrong) and level not in STRONG
+        else level
+        if level in LEVELS
+        else "unscored",
+        "level_words": LEVELS.get(level, "Not scored") + "; members named" * members + "; epsilon contradicted" * wrong,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, cell)) for cell in run.cells]) for attack in run.attacks],
         "sections": sections,
         "told": _in_all([section.told for section in sections if section.told]),

@@ -212,7 +212,12 @@ def _numbers(sent: object) -> npt.NDArray[Any]:
     if isinstance(sent, Tensor):
         sent = sent.detach().cpu()
         return (sent.double() if sent.dtype == torch.bfloat16 else sent).numpy()
-    return np.asarray(sent)
+    array = np.asarray(sent) if not isinstance(sent, Mapping) else np.asarray(None)
+    if array.dtype.kind not in "fiub":
+        raise SeepageError(
+            f"the filter sent {short(type(sent).__name__)} in place of a tensor; return named tensors, not nested"
+        )
+    return array
 
 
 def _check_named(sent: object) -> None:

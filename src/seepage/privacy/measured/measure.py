@@ -36,6 +36,10 @@ Unit = Literal["update", "example"]
 
 CALLS = 120_000
 """Calls of the filter by default: the fewest, rounded, with which a bound can exceed an epsilon of 10."""
+BLIND = (
+    "all that it sends is the same whatever it is given (or nothing, or no numbers), so it does not work as a filter"
+)
+"""Said of a filter that would pass every measurement, and from which nothing could be learned."""
 CHUNK = 512
 """Calls between two looks at the clock."""
 FEWEST = 1000
@@ -280,6 +284,7 @@ def measure_pairs(
         ceiling=ceiling, canary=chosen.pair.name, statistic=chosen.statistic.name, hits=(k1, n1), false_hits=(k0, n0),
         rounds_per_trial=chosen.calls, fit=fit, deterministic=any(look.deterministic for look in looks),
         calls=meter.made, seconds=meter.seconds, tried=tuple(pair.name for pair in pairs),
+        notes=(BLIND,) if all(look.blind for look in looks) else (),
     )  # fmt: skip
 
 
@@ -359,6 +364,13 @@ class _Look:
     @property
     def rest(self) -> tuple[Array, Array]:
         return self.without[len(self.without) // 2 :], self.included[len(self.included) // 2 :]
+
+    @property
+    def blind(self) -> bool:
+        """Whether all outputs of both sides are the same, bit by bit."""
+        first = self.without.reshape(-1, self.without.shape[-1])[:1]
+        sides = [outputs.reshape(-1, outputs.shape[-1]) for outputs in (self.without, self.included)]
+        return all(np.array_equal(side, np.broadcast_to(first, side.shape), equal_nan=True) for side in sides)
 
     @property
     def deterministic(self) -> bool:
