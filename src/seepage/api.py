@@ -93,7 +93,13 @@ def record(
 
 def _classes_of(model: nn.Module, inputs: Tensor) -> int:
     with torch.no_grad(), in_mode(model, training=False):
-        return forward(model, {}, inputs).shape[1]
+        try:
+            return forward(model, {}, inputs).shape[1]
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # a network of the user's may raise any
+            raise SeepageError(
+                f"the model cannot take inputs of shape {tuple(inputs.shape[1:])} ({short(str(error))}); state the "
+                "shape of one example: --shape 3,32,32, or input_shape in Python"
+            ) from error
 
 
 def observe(

@@ -151,3 +151,10 @@ def test_everything_promised_is_there() -> None:
     for name in seepage.__all__:
         assert getattr(seepage, name) is not None
     assert sorted(set(seepage.__all__)) == sorted(seepage.__all__)
+
+
+def test_a_model_of_other_inputs_is_told_in_a_sentence() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4))
+    update = Update({name: 0.01 * tensor for name, tensor in model.state_dict().items()}, kind="gradient")
+    with pytest.raises(SeepageError, match=r"cannot take inputs of shape \(3, 32, 32\).*--shape"):
+        observe(model, update, (3, 32, 32), batch_size=4)
