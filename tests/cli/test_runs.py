@@ -102,7 +102,7 @@ def test_the_gate_is_exit_code_1_and_names_the_rows(cli: Cli, run: Path) -> None
     found = cli("audit", "tiny.toml", "--out", run, "--quiet", "--fail-if", "psnr > 20")
     assert found.code == 1
     assert (
-        found.err == "failed: 1 rows have psnr > 20: linear on fc2(hidden=16), batch 1, freshly initialized: psnr 150\n"
+        found.err == "failed: 1 row has psnr > 20: linear on fc2(hidden=16), batch 1, freshly initialized: psnr 150\n"
     )
     assert cli("score", run, "--fail-if", "psnr>20", "--quiet").code == 1
     assert cli("score", run, "--fail-if", "psnr>=151", "--quiet").code == 0

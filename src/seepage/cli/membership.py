@@ -59,7 +59,8 @@ def membership(
     rounds = round_ or [0]
     for t in rounds:
         if not 0 <= t < len(seen):
-            raise SeepageError(f"{observed} has {len(seen)} rounds, and round {t} was asked for; they count from 0")
+            count = "1 round" if len(seen) == 1 else f"{len(seen)} rounds"
+            raise SeepageError(f"{observed} has {count}, and round {t} was asked for; they count from 0")
     (known, _), (tested, resized) = (_load(use, seen.knowledge.input_shape) for use in (public, candidates))
     classes = seen.knowledge.num_classes
     if len(known.classes) != classes:

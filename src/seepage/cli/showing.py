@@ -112,5 +112,6 @@ def gate(result: "Result", condition: "Condition | None") -> None:
         told = [(row.attack, row.cell, row.value(score)) for row in violations(result.rows, condition)]
     if told:
         worst = "; ".join(f"{name} on {titles[cell]}: {score} {value:g}" for name, cell, value in told[:3])
-        print(f"failed: {len(told)} rows have {condition}: {printable(worst)}", file=sys.stderr)
+        rows = "1 row has" if len(told) == 1 else f"{len(told)} rows have"
+        print(f"failed: {rows} {condition}: {printable(worst)}", file=sys.stderr)
         raise typer.Exit(1)

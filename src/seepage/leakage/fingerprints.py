@@ -236,9 +236,10 @@ def _noised(fingerprints: Sequence[Fingerprint], last_bias: Tensor | None) -> Fi
     alike = [deviation for deviation in strong if 0.5 < deviation / middle < 2]
     if 2 * len(alike) < len(could):
         return None
+    end = "1 tensor ends" if len(alike) == 1 else f"{len(alike)} tensors end"
     return Finding(
         name="noised",
-        message=f"looks noised: {len(alike)} tensors end in noise of standard deviation about {middle:.2g}",
+        message=f"looks noised: {end} in noise of standard deviation about {middle:.2g}",
         evidence={"tensors": len(alike), "deviation": middle},
         limit="Any independent noise looks so; whether a defense added it, and which, is not told.",
     )
