@@ -1,6 +1,6 @@
 """Compute epsilon from a noise multiplier and rounds, and list reasons to doubt a stated epsilon.
 
-All counting is done by Google's `dp-accounting` (`pip install "seepage[dp]"`), loaded when first needed.
+All counting is done by Google's `dp-accounting`, loaded when first needed.
 
 The guarantee counted is that of one unit joining or leaving: an example for `DPSGD`, a client's whole update for
 `GaussianNoise` and `DecayingNoise` with a clip. Noise without a clip has no epsilon. One client's epsilon towards the
@@ -186,7 +186,7 @@ def _check(
 def _library() -> Any:
     if importlib.util.find_spec("dp_accounting") is None:
         raise SeepageError(
-            "epsilon is counted by the package dp-accounting, which is not installed; pip install 'seepage[dp]'"
+            "epsilon is counted by the package dp-accounting, which is not installed; pip install dp-accounting"
         )
     import dp_accounting
     import dp_accounting.pld
