@@ -166,6 +166,27 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
         return float((model(batch.inputs).argmax(1) == batch.labels).double().mean())
 
 
+def facts_of(own: Tensor, rest: Tensor, hit: Rate, wrong: Rate) -> dict[str, Any]:
+    """Area and rates, with their intervals.
+
+    Args:
+        own: Statistics of members.
+        rest: Those of others.
+        hit: Members named.
+        wrong: Others named.
+    """
+    return {
+        "auc": area_under_curve(own, rest),
+        "interval": area_interval(own, rest),
+        "named": hit.share,
+        "named_interval": list(hit.interval),
+        "false": wrong.share,
+        "false_interval": list(wrong.interval),
+        "members": hit.trials,
+        "others": wrong.trials,
+    }
+
+
 def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, use: str, seed: int) -> dict[str, Any]:
     """One test on all batches of a setting."""
     client, defense = make_client(setting.client), joined([defenses.build(part) for part in setting.defense])
@@ -200,14 +221,7 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
             more |= {f"{name}_per_mille": rate.share, f"{name}_per_mille_interval": list(rate.interval)}
     return {
         **more,
-        "auc": area_under_curve(own, rest),
-        "interval": area_interval(own, rest),
-        "named": hit.share,
-        "named_interval": list(hit.interval),
-        "false": wrong.share,
-        "false_interval": list(wrong.interval),
-        "members": hit.trials,
-        "others": wrong.trials,
+        **facts_of(own, rest, hit, wrong),
         "cpu_s": time.process_time() - clock,
     }
 

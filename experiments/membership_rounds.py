@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from membership import EPOCHS, LEVEL, Setting, accuracy, fit, split
+from membership import EPOCHS, LEVEL, Setting, accuracy, facts_of, fit, split
 from torch import nn
 
 from seepage import Architecture, Batch, build, record
@@ -24,7 +24,7 @@ from seepage.clients import make_client
 from seepage.core.nn import generator
 from seepage.defenses import joined
 from seepage.membership import MatchedFilter, Membership, MembershipInference, combined
-from seepage.metrics.membership import Rate, area_interval, area_under_curve
+from seepage.metrics.membership import Rate
 from seepage.papers.records import RESULTS, keep_measured, read_file
 from seepage.registry import Spec, defenses
 
@@ -63,23 +63,14 @@ def tested(model: nn.Module, setting: Setting, public: Batch, private: Batch, se
     return found
 
 
-def facts_of(found: Sequence[Membership], n: int) -> dict[str, Any]:
+def rates_of(found: Sequence[Membership], n: int) -> dict[str, Any]:
     """Shares and area of combined tests whose first n candidates are members."""
     own, rest = (torch.cat([part.statistics[half] for part in found]) for half in (slice(n), slice(n, None)))
     hit, wrong = (
         Rate(int(torch.cat([part.named(LEVEL)[half] for part in found]).sum()), len(found) * n)
         for half in (slice(n), slice(n, None))
     )
-    return {
-        "auc": area_under_curve(own, rest),
-        "interval": area_interval(own, rest),
-        "named": hit.share,
-        "named_interval": list(hit.interval),
-        "false": wrong.share,
-        "false_interval": list(wrong.interval),
-        "members": hit.trials,
-        "others": wrong.trials,
-    }
+    return facts_of(own, rest, hit, wrong)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -107,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for setting in SETTINGS:
             for rounds in ROUNDS:
                 found = [combined(one) for one in zip(*parts[setting.name][:rounds], strict=True)]
-                facts = facts_of(found, setting.n)
+                facts = rates_of(found, setting.n)
                 auc, ends = facts.pop("auc"), facts.pop("interval")
                 facts |= {"rounds": rounds, "setting": setting.name, "accuracy": seen, "n": setting.n}
                 row = f"{TITLE}, {setting.name}, {rounds} rounds"

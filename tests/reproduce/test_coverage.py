@@ -1,31 +1,13 @@
 """The page of what is here of the three papers names what is there, and is what its command writes."""
 
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 
 ROOT = Path(__file__).parents[2]
 
-
-def script() -> ModuleType:
-    """`experiments/pages_coverage.py`, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("seepage_coverage", ROOT / "experiments" / "pages_coverage.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "experiments"))  # where it finds its own parts, as it does when it is run
-    sys.modules["seepage_coverage"] = module  # a dataclass looks its module up
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(ROOT / "experiments"))
-    return module
-
-
-COVERAGE = script()
+COVERAGE = script("pages_coverage")
 
 
 def test_every_command_test_and_row_that_is_named_is_there() -> None:

@@ -1,34 +1,17 @@
 """The pages that are made of records say what the records say."""
 
-import importlib.util
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import script
 
 from seepage.papers.records import read_file
 
 ROOT = Path(__file__).parents[2]
 
-
-def generator() -> ModuleType:
-    """`experiments/pages.py`, which is no part of the package."""
-    spec = importlib.util.spec_from_file_location("seepage_pages", ROOT / "experiments" / "pages.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "experiments"))  # where it finds its own parts, as it does when it is run
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(ROOT / "experiments"))
-    return module
-
-
-PAGES = generator()
+PAGES = script("pages")
 
 
 @pytest.mark.parametrize("name", PAGES.PARTS)

@@ -11,6 +11,7 @@ from seepage.errors import SeepageError
 from seepage.integrations.accountants import flower_entry
 from seepage.integrations.budget import Budget
 from seepage.integrations.flower_hooks import Mod, Next, client_of, is_train, round_of
+from seepage.integrations.flower_strategy import StrategyAround
 from seepage.integrations.opacus import Ledger
 
 try:
@@ -64,7 +65,7 @@ def _said(why: Callable[[], str | None]) -> str | None:
         return f"the ledger cannot be read: {error}"
 
 
-class HaltingStrategy(Strategy):
+class HaltingStrategy(StrategyAround):
     """Any strategy of Flower's, in a run that ends when no client has privacy left.
 
     It ends by Flower's own `PrivacyBudgetExhausted`, before the next round, where every client that was asked answered
@@ -119,18 +120,3 @@ class HaltingStrategy(Strategy):
             self.ledger.add(entry, t=t, client=SERVER)
         if self.epsilon is not None and (entry.epsilon is None or entry.epsilon >= self.epsilon):
             self._why = f"round {t}: {entry.line}, and the budget is {self.epsilon:g}"
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the strategy does."""
-        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
-        return messages
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the strategy does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
-    def summary(self) -> None:
-        """As the strategy does."""
-        self.strategy.summary()

@@ -20,6 +20,7 @@ from seepage.clients.step import Client
 from seepage.core.nn import generator
 from seepage.errors import SeepageError, short
 from seepage.integrations.circuit_breaker import CircuitBreaker
+from seepage.integrations.flower_strategy import StrategyAround
 from seepage.integrations.hook import NOT_LOOKED_AT, Hook, count_of, named_tensors
 from seepage.integrations.opacus import Ledger
 from seepage.integrations.recorder import Recorded, Recorder
@@ -156,7 +157,7 @@ def _defended(client: Client, before: Tensors, after: Tensors, t: int) -> Tensor
     return after | {name: (start[name] + sent[name]).contiguous() for name in names}
 
 
-class AuditedStrategy(Strategy):
+class AuditedStrategy(StrategyAround):
     """Any strategy of Flower's, with a record of what the server sees. The training goes on bit by bit as without.
 
     Args:
@@ -214,20 +215,9 @@ class AuditedStrategy(Strategy):
         aggregated = self.strategy.aggregate_train(server_round, passed)
         return aggregated
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """As the strategy does."""
-        messages: Iterable[Message] = self.strategy.configure_evaluate(server_round, arrays, config, grid)
-        return messages
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """As the strategy does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
-
     def summary(self) -> None:
         """As the strategy does, and a line on what is recorded."""
-        self.strategy.summary()
+        super().summary()
         log.info("seepage: every %d rounds, %s clients, to %s", self.every, self.clients or "all", self.recorder.folder)
 
     def _tried(self, t: int, work: Callable[[], T]) -> T | None:
