@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage.errors import SeepageError
 from seepage.metrics import Gallery, find_metric, score, ssim
-from seepage.metrics.identify import feature_network, features_missing
+from seepage.metrics.features import feature_network, features_missing
 from seepage.types import Batch, Reconstruction
 
 SHAPE = (1, 8, 8)

@@ -5,10 +5,13 @@ private/gallery.safetensors    others [m, *shape], pictures [p, *shape], persons
 
 from pathlib import Path
 
+from torch import nn
+
 from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
 from seepage.metrics import find_metric
-from seepage.metrics.identify import Gallery, feature_network, features_missing
+from seepage.metrics.features import feature_network, features_missing
+from seepage.metrics.identify import Gallery
 from seepage.recipe.case import Scoring
 
 FILE = "gallery.safetensors"
@@ -21,7 +24,18 @@ def wants_gallery(scoring: Scoring) -> bool:
 
 def wants_features(scoring: Scoring) -> bool:
     """Whether the recipe asks for a metric of a public network's features."""
-    return any(use.endswith("_features") and find_metric(use).gallery for use in scoring.metrics)
+    found = map(find_metric, scoring.metrics)
+    return any(metric.features or (metric.gallery and metric.name.endswith("_features")) for metric in found)
+
+
+def features_of(scoring: Scoring) -> nn.Module | None:
+    """The network of the features, where the recipe asks for a metric of them and its weights are here.
+
+    Raises:
+        SeepageError: Where the file of weights holds others.
+    """
+    there = wants_features(scoring) and features_missing(scoring.features) is None
+    return feature_network(scoring.features) if there else None
 
 
 def save_gallery(gallery: Gallery, private: Path) -> None:
@@ -46,7 +60,6 @@ def open_gallery(private: Path | None, scoring: Scoring, value_range: tuple[floa
         raise SeepageError(f"{private / FILE} lacks {str(error)[:80]}; record it again") from error
     if len(persons) != len(pictures) or others.shape[1:] != pictures.shape[1:]:
         raise SeepageError(f"{private / FILE} is damaged: its parts do not fit each other; record it again")
-    there = wants_features(scoring) and features_missing(scoring.features) is None
-    network = feature_network(scoring.features) if there else None
+    network = features_of(scoring)
     gallery = Gallery(others.clamp(0, 1), pictures.clamp(0, 1), persons)
     return gallery if network is None else gallery.seen_by(network)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
@@ -58,6 +59,7 @@ def score_attempts(
     scoring: Scoring,
     *,
     gallery: Gallery | None = None,
+    network: nn.Module | None = None,
     seed: int = 0,
 ) -> ScoredAttack | None:
     """Scores of one attack over all batches of a cell; None if there are no guesses, or only of features.
@@ -70,6 +72,7 @@ def score_attempts(
         value_range: Smallest and largest value of an input.
         scoring: Thresholds, and the metrics to measure.
         gallery: What guesses are ranked against.
+        network: Of the features that they are compared in.
         seed: Seed of the noise baseline.
     """
     found = [attempt.reconstruction for attempt in attempts]
@@ -93,6 +96,7 @@ def score_attempts(
             exact_db=scoring.exact_db,
             aligned=aligned,
             gallery=gallery,
+            network=network,
             seed=seed,
         )
         nearest = _nearest_psnr(aligned, batch, value_range)

@@ -13,7 +13,7 @@ from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.candidates import FILE, open_members
-from seepage.audit.gallery import open_gallery
+from seepage.audit.gallery import features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
@@ -294,7 +294,15 @@ def _score_attack(
     scored = None
     if batches is not None:
         gallery = open_gallery(one.source.private, recipe.score, value_range)
-        scored = score_attempts(found, batches, value_range, recipe.score, gallery=gallery, seed=recipe.seed)
+        scored = score_attempts(
+            found,
+            batches,
+            value_range,
+            recipe.score,
+            gallery=gallery,
+            network=features_of(recipe.score),
+            seed=recipe.seed,
+        )
     tensors: Tensors = {}
     if scored is not None and truth is not None:
         for t, place, attempt in zip(attempts, scored.alignments, found, strict=True):

@@ -2,6 +2,7 @@
 
 from seepage.metrics.align import METHODS, Alignment, align
 from seepage.metrics.baselines import baselines
+from seepage.metrics.features import feature_distance, feature_network
 from seepage.metrics.identify import Gallery, identified, identified_features, identified_ssim, person, person_features
 from seepage.metrics.image import (
     correlation,
@@ -43,6 +44,8 @@ __all__ = [
     "correlation",
     "cosine",
     "default_metrics",
+    "feature_distance",
+    "feature_network",
     "find_metric",
     "identified",
     "identified_features",

@@ -11,14 +11,12 @@ matched n guesses with n examples first, the best of n is taken: then the bound 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.errors import SeepageError
+from seepage.metrics.features import as_in_training
 from seepage.metrics.image import is_image, mse, ssim
 from seepage.registry import metrics
 
@@ -26,7 +24,6 @@ SIZE = 100
 """Images in a gallery, and persons at most, the true one among them."""
 FEATURE_SIDE = 128
 """Pixels per side that images are brought to before the network of the features sees them."""
-IMAGENET_MEAN, IMAGENET_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,9 +124,8 @@ def _dissimilarity(guesses: Tensor, truth: Tensor) -> Tensor:
 def _features(network: nn.Module, images: Tensor) -> Tensor:
     """`[n, d]` float64 of norm 1, of images `[n, C, H, W]` on [0, 1], sized and normalized as in training."""
     sized = F.interpolate(images.float(), (FEATURE_SIDE, FEATURE_SIDE), mode="bilinear", antialias=True)
-    mean, deviation = (torch.tensor(part).view(3, 1, 1) for part in (IMAGENET_MEAN, IMAGENET_DEVIATION))
     with torch.no_grad():
-        pieces = ((sized.expand(-1, 3, -1, -1) - mean) / deviation).split(32)
+        pieces = as_in_training(sized).split(32)
         return F.normalize(torch.cat([network(piece) for piece in pieces]).double(), dim=1)
 
 
@@ -210,68 +206,3 @@ def person(guesses: Tensor, truth: Tensor, gallery: Gallery | None = None) -> Te
 def person_features(guesses: Tensor, truth: Tensor, gallery: Gallery | None = None) -> Tensor | None:
     """The same by the cosine of SqueezeNet's features, for grey and RGB images; see `person`."""
     return _person_identified(guesses, gallery, by="features")
-
-
-# --- the network of the features -----------------------------------------------------------------------------------
-
-
-def features_missing(weights: str | None) -> str | None:
-    """Why there are no features here, as a sentence; None where there are.
-
-    Args:
-        weights: The file of weights (see `feature_network`).
-    """
-    path = feature_weights(weights)
-    if path.is_file():
-        return None
-    if weights is not None:
-        return f"score.features names {weights}, and there is no such file; correct the path."
-    return (
-        "Identification by features needs the weights of torchvision's squeezenet1_1, which are not on this machine: "
-        'where there is network run `python -c "import torchvision; '
-        "torchvision.models.squeezenet1_1(weights='DEFAULT')\"`"
-        f", then copy {path.name} to {path.parent}, or name a file as score.features."
-    )
-
-
-def feature_weights(weights: str | None) -> Path:
-    """The file of weights: the one that is named, or where torchvision keeps them."""
-    if weights is not None:
-        return Path(weights)
-    from torchvision.models import SqueezeNet1_1_Weights
-
-    return Path(torch.hub.get_dir(), "checkpoints", SqueezeNet1_1_Weights.DEFAULT.url.rsplit("/", 1)[-1])
-
-
-@lru_cache(maxsize=1)
-def feature_network(weights: str | None = None) -> nn.Module:
-    """SqueezeNet 1.1 up to its last features, averaged over all places: images `[k, 3, H, W]` to `[k, 512]`.
-
-    Nothing is ever downloaded.
-
-    Args:
-        weights: A `.safetensors` file or a `state_dict` of torchvision's `squeezenet1_1`; None: where torchvision keeps
-            its own.
-
-    Raises:
-        SeepageError: Where the file is missing or holds other weights.
-    """
-    missing = features_missing(weights)
-    if missing is not None:
-        raise SeepageError(missing)
-    from torchvision.models import squeezenet1_1
-
-    path, network = feature_weights(weights), squeezenet1_1()
-    try:
-        if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            network.load_state_dict(load_file(path))
-        else:
-            network.load_state_dict(torch.load(path, weights_only=True, map_location="cpu"))
-    except Exception as error:  # whatever a foreign file may make a reader raise
-        raise SeepageError(
-            f"{path} holds no weights of torchvision's squeezenet1_1 ({type(error).__name__}); name another file as "
-            "score.features"
-        ) from error
-    return nn.Sequential(network.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()

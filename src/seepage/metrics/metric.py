@@ -11,14 +11,14 @@ A recipe can also name a function of one's own: `[score] metrics = ["mymodule:mi
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from seepage.errors import SeepageError
 from seepage.metrics.identify import Gallery
 from seepage.registry import metrics
 
 Measure = Callable[..., Tensor | None]
-"""(guesses, truth), and (guesses, truth, gallery) where the metric's facts say `gallery`."""
+"""(guesses, truth), and as a third argument the gallery or the network where the metric's facts say so."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Metric:
         by_default: Whether every audit measures it; the others are measured where a recipe asks for them.
         of_labels: Whether it compares labels, not inputs: measured wherever labels were guessed.
         gallery: Whether it ranks guesses against others, and takes the scorer's `Gallery` as a third argument.
+        features: Whether it compares a public network's features, and takes that network as a third argument.
         share: Whether its values are 0 and 1, so that its mean is a share, with the interval of Clopper and Pearson.
         digits: Decimals of its summary.
     """
@@ -46,16 +47,20 @@ class Metric:
     by_default: bool = False
     of_labels: bool = False
     gallery: bool = False
+    features: bool = False
     share: bool = False
     digits: int = 4
 
-    def __call__(self, guesses: Tensor, truth: Tensor, gallery: Gallery | None = None) -> Tensor | None:
+    def __call__(
+        self, guesses: Tensor, truth: Tensor, gallery: Gallery | None = None, network: nn.Module | None = None
+    ) -> Tensor | None:
         """The values `[n]`, float64.
 
         Raises:
             SeepageError: Where the function returns something else.
         """
-        found = self.measure(guesses, truth, gallery) if self.gallery else self.measure(guesses, truth)
+        further = (gallery,) if self.gallery else (network,) if self.features else ()
+        found = self.measure(guesses, truth, *further)
         if found is not None and (not isinstance(found, Tensor) or found.shape != (len(truth),)):
             what = f"of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise SeepageError(

@@ -4,13 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seepage.errors import SeepageError
 from seepage.metrics import image
 from seepage.metrics.align import Alignment, align
 from seepage.metrics.baselines import baselines
-from seepage.metrics.identify import Gallery, features_missing
+from seepage.metrics.features import features_missing
+from seepage.metrics.identify import Gallery
 from seepage.metrics.labels import label_accuracy, label_hits
 from seepage.metrics.metric import Metric, find_metric
 from seepage.metrics.scores import Scores
@@ -32,6 +33,7 @@ def score(
     exact_db: float = 40.0,
     aligned: Alignment | None = None,
     gallery: Gallery | None = None,
+    network: nn.Module | None = None,
     seed: int = 0,
 ) -> Scores:
     """Match guesses with examples and measure each pair, beside three guesses that need no attack.
@@ -58,6 +60,7 @@ def score(
         exact_db: PSNR in dB above which an example counts as exact.
         aligned: What `align_guess` made of the two, where it is known already.
         gallery: What `identified` and `person` rank guesses against; without one they are not measured.
+        network: Of the features that `feature_distance` compares (`feature_network`); without one it is not measured.
         seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
             picture, so that `random` differs between them only by the truth.
 
@@ -85,7 +88,7 @@ def score(
     guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
     limits = Limits(recovered_ssim, recovered_gain_db, exact_db)
     own = None if gallery is None else gallery.of(truth.labels)
-    return _with_inputs(blank, guesses, inputs, wanted, limits, seed, own)
+    return _with_inputs(blank, guesses, inputs, wanted, limits, seed, Beside(own, network))
 
 
 def align_guess(
@@ -138,6 +141,14 @@ def _without_inputs(
 
 
 @dataclass(frozen=True)
+class Beside:
+    """What metrics may need beside guesses and truth; see `score`."""
+
+    gallery: Gallery | None = None
+    network: nn.Module | None = None
+
+
+@dataclass(frozen=True)
 class Limits:
     """From where on an example counts as recovered or exact; see `score`."""
 
@@ -153,21 +164,22 @@ def _with_inputs(
     wanted: Mapping[str, Metric],
     limits: Limits,
     seed: int,
-    gallery: Gallery | None,
+    beside: Beside,
 ) -> Scores:
     """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
     shape = tuple(truth.shape[1:])
     always = {name: find_metric(name) for name in ("mse", "psnr")}
     rest = [metric for metric in wanted.values() if metric.name not in always]
-    values = _measure(guesses, truth, [*always.values(), *rest], gallery)
+    values = _measure(guesses, truth, [*always.values(), *rest], beside)
     ranked = [metric for metric in rest if metric.gallery and metric.name in values]
     for metric in ranked:  # the mid-grey that stands in for a missing guess identifies nobody
         values[metric.name] = values[metric.name].where(blank.matched | values[metric.name].isnan(), 0.0)
-    compared = [find_metric(metric) for metric in ("psnr", "ssim") if metric in values]
+    compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
     floors = {
-        name: _measure(guess, truth, [*compared, *ranked], gallery)
+        name: _measure(guess, truth, [*compared, *ranked], beside)
         for name, guess in baselines(truth, seed=seed).items()
     }
+    gallery = beside.gallery
     if gallery is not None and ranked:
         matched = blank.alignment.partition("+")[0] != "identity"
         floors["chance"] = {
@@ -183,7 +195,7 @@ def _with_inputs(
         baseline_values=floors,
         recovered_each=None if image.is_image(shape) and "ssim" not in values else recovered,
         exact_each=blank.matched & (values["psnr"] > limits.exact_db),
-        notes=_notes(blank.metrics, values, shape, gallery),
+        notes=_notes(blank.metrics, values, shape, beside),
     )
 
 
@@ -213,18 +225,16 @@ def _to_unit(values: Tensor, value_range: tuple[float, float]) -> Tensor:
     return ((values - low) / (high - low)).clamp(0.0, 1.0)
 
 
-def _measure(
-    guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], gallery: Gallery | None = None
-) -> dict[str, Tensor]:
+def _measure(guesses: Tensor, truth: Tensor, metrics: Iterable[Metric], beside: Beside) -> dict[str, Tensor]:
     """Each metric's values `[n]`; without those that do not apply to examples of this shape, or cannot be had here."""
     image_like = image.is_image(tuple(truth.shape[1:]))
     fitting = [metric for metric in metrics if not metric.of_labels and (image_like or not metric.images_only)]
-    found = {metric.name: metric(guesses, truth, gallery) for metric in fitting}
+    found = {metric.name: metric(guesses, truth, beside.gallery, beside.network) for metric in fitting}
     return {name: values for name, values in found.items() if values is not None}
 
 
 def _notes(
-    metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], gallery: Gallery | None
+    metrics: Sequence[str], values: Mapping[str, Tensor], shape: tuple[int, ...], beside: Beside
 ) -> tuple[str, ...]:
     notes = []
     if "ssim" in values and (window := image.ssim_window(*shape[1:])) < image.SSIM_WINDOW:
@@ -233,9 +243,10 @@ def _notes(
             f"{shape[1]} x {shape[2]}; do not compare it with the SSIM of larger images."
         )
     ranked = [name for name in metrics if name in registered and registered[name].facts.get("gallery")]
-    if ranked and gallery is None:
+    if ranked and beside.gallery is None:
         notes.append(f"No gallery was drawn for {', '.join(ranked)}: name them in score.metrics of an audit.")
-    if any(name.endswith("_features") and name not in values for name in ranked) and gallery is not None:
+    missed = [name for name in ranked if name.endswith("_features") and name not in values and beside.gallery]
+    if missed or ("feature_distance" in metrics and "feature_distance" not in values):
         notes.append(features_missing(None) or "Features are of images with 1 or 3 channels.")
     if "lpips" in metrics and (missing := image.lpips_missing(shape)):
         notes.append(missing)
