@@ -34,9 +34,9 @@ TRAIN_SHARE = 0.68
 """Of a file that brings no test part: the share that networks are trained on."""
 
 
-def parts(path: str) -> tuple[Batch, Batch]:
+def parts(path: str, size: int | None = None) -> tuple[Batch, Batch]:
     """Train and test images of a data file; a file without a split is split after a seeded shuffle."""
-    data = seepage.data.load(path)
+    data = seepage.data.load(path, size=size)
     split_by_file = torch.equal(data.train, torch.arange(len(data.train)))  # x_train and x_test, one after the other
     train, test = data.train, data.private
     if not split_by_file:

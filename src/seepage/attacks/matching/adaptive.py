@@ -109,6 +109,12 @@ class Composed(Distance):
     models: tuple[DefenseModel, ...]
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        return self.inner(self._defended(dummy, target), target)
+
+    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
+        return replace(self, inner=self.inner.held_at(self._defended(dummy, target), target))
+
+    def _defended(self, dummy: Tensors, target: Tensors) -> Tensors:
         for model in self.models:
             dummy = model(dummy, target)
-        return self.inner(dummy, target)
+        return dummy

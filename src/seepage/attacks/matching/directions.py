@@ -26,8 +26,18 @@ class SearchPoint(Protocol):
     def lr(self) -> float:
         """The learning rate of this step."""
 
+    @property
+    def moved(self) -> int:
+        """How many of the gradients are by unknowns that the inputs are made of; the labels' logits come after them."""
+
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
-        """The objective's gradients at unknowns plus `moves`: one more evaluation."""
+        """The objective's gradients at unknowns plus `moves`: one more evaluation. Logits stay where they are."""
+
+    def held(self) -> "SearchPoint":
+        """The same place, whose later evaluations match the entries that were chosen here."""
+
+    def curvature(self, along: Sequence[Tensor]) -> Gradients:
+        """The objective's Hessian by the inputs' unknowns, times `along`: one exact third derivative pass."""
 
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         """The moves of one full optimizer step that is given `gradients`; the optimizer is left as it was."""
@@ -41,9 +51,11 @@ class Direction(ABC):
 
     Attributes:
         needs_plain_steps: It asks for a whole optimizer step, which an optimizer with a line search cannot tell.
+        turns_labels: The last gradient it is given is that by the logits of labels that are searched for, if any are.
     """
 
     needs_plain_steps: ClassVar[bool] = False
+    turns_labels: bool = False
 
     @abstractmethod
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
@@ -86,27 +98,64 @@ class Blended(Direction):
     `phi = k g(x) / |g(x)|`, the norm over all unknowns together. Two evaluations per step. As written phi goes *up* the
     objective; the paper's appendix D describes a point further *down* (`LookAhead` takes that one).
 
-    Deviation from the paper: line 8 of its Algorithm 1 compares at x + phi the entries that were chosen at x; with
-    `TopMagnitude` they are chosen anew there. Labels that are searched for take the gradient at x alone.
+    Line 8 of the paper's Algorithm 1 compares at x + phi the entries that were chosen at x: `keep_entries`. For labels
+    that are searched for, eq. 9 penalizes the same gradient by x, so that theirs is blended from x and x + phi too, at
+    the same logits: `turns_labels`. Deviation: without these, entries are chosen anew at x + phi, and labels take the
+    gradient at x alone.
 
     Args:
         weight: lambda', in [0, 1].
         k: Length of phi, in units of the unknowns; the paper calls it a small constant and gives no number.
+        keep_entries: Match at x + phi the entries that were chosen at x, for one first-order pass more.
+        turns_labels: Blend the gradient by the labels' logits as well.
     """
 
     weight: float
     k: float = 1e-3
+    keep_entries: bool = False
+    turns_labels: bool = False
 
     def __post_init__(self) -> None:
         _check_weight(self.weight, self.k)
 
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
-        # |g| over all unknowns together, so that phi = k g / |g| has length k.
-        length = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+        own = gradients[: place.moved]
+        length = _length(own)
         if not length > 0:
             return gradients
-        ahead = place.gradients_at([gradient * (self.k / length) for gradient in gradients])
+        # phi = k g / |g|, of length k over all unknowns together; Lambda stays that of x where line 8 is followed.
+        place = place.held() if self.keep_entries else place
+        ahead = place.gradients_at([gradient * (self.k / length) for gradient in own])
         return _blend(gradients, ahead, self.weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regularized(Direction):
+    """The gradient of FedLeak's eq. 9 without an approximation: `g + strength H g / |g|`, where H is the Hessian.
+
+    That is the gradient of `D(x) + strength |dD/dx|`. `Blended` with the same `k` and a weight of `strength / k` is its
+    finite difference (eq. 12). H times a vector is exact, by differentiating a third time (Pearlmutter 1994), so that
+    no Hessian is ever made; the entries that are matched stay those of x. Labels take the gradient at x.
+
+    Args:
+        strength: lambda of eq. 9, from 0; the paper's lambda' is lambda / k.
+    """
+
+    strength: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.strength < math.inf:
+            raise SeepageError(
+                f"a penalty on the gradient needs a finite strength from 0, got {self.strength}; correct the recipe"
+            )
+
+    def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        length = _length(gradients)
+        if not length > 0:
+            return gradients
+        # d/dx (D + lambda |g|) = g + lambda H g / |g|.
+        bent = place.curvature([gradient / length for gradient in gradients])
+        return [gradient + self.strength * bend for gradient, bend in zip(gradients, bent, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +199,11 @@ class Langevin(Direction):
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
         factor = self.scale * place.lr
         return [gradient + factor * noise for gradient, noise in zip(gradients, place.noise(gradients), strict=True)]
+
+
+def _length(gradients: Gradients) -> float:
+    """Euclidean length over all tensors together."""
+    return math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
 
 
 def _blend(here: Gradients, ahead: Gradients, weight: float) -> Gradients:

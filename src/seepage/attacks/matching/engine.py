@@ -24,7 +24,7 @@ from seepage.attacks.matching.objective import MatchingObjective
 from seepage.attacks.matching.optimizers import LBFGS, OptimizerSettings, Schedule
 from seepage.attacks.matching.parameters import Parameterization, Pixels
 from seepage.attacks.matching.priors import Prior
-from seepage.attacks.matching.problem import Local, Problem
+from seepage.attacks.matching.problem import Evaluation, Local, Problem
 from seepage.attacks.matching.search import Restart
 from seepage.core.checkpoint import record_interval, run_steps
 from seepage.core.nn import generator
@@ -209,7 +209,7 @@ class _MatchingRun:
         if search.ended is not None:
             return
         first: list[float] = []
-        place = _SearchPoint(self, search, step, restart, others)
+        place = _SearchPoint(self, search, step, restart, others, self.objective)
 
         def closure() -> float:
             value, distance = self._differentiate(search, place)
@@ -244,16 +244,24 @@ class _MatchingRun:
         labels = self.labels_of(search)
         evaluation, distance = self.objective.at(inputs, labels, place.others, place.share)
         gradients = list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
-        if search.logits is not None:
-            assert evaluation.by_labels is not None
-            search.logits.grad = torch.autograd.grad(labels, search.logits, evaluation.by_labels)[0]
+        by_logits = self.by_logits(search, labels, evaluation)
+        turned = by_logits if self.attack.direction.turns_labels else []
+        straight = [] if turned else by_logits
+        gradients += turned
         if math.isfinite(evaluation.value):
             search.update_best(evaluation.value, inputs, labels)
             gradients = self.attack.direction(gradients, place)
-        for unknown, gradient in zip(search.unknowns, gradients, strict=True):
+        for unknown, gradient in zip(search.free, [*gradients, *straight], strict=True):
             # Convolutions and recurrent layers may lay a gradient out in another order, which L-BFGS does not take.
             unknown.grad = gradient.contiguous()
         return evaluation.value, distance
+
+    def by_logits(self, search: Restart, labels: Tensor, evaluation: Evaluation) -> Gradients:
+        """The gradient by the label logits alone; empty where labels are fixed."""
+        if search.logits is None:
+            return []
+        assert evaluation.by_labels is not None
+        return list(torch.autograd.grad(labels, search.logits, evaluation.by_labels))
 
     def labels_of(self, search: Restart) -> Tensor:
         """Fixed labels, or the search's own as probabilities."""
@@ -315,6 +323,7 @@ class _SearchPoint:
     step: int
     restart: int
     others: Sequence[Tensor]
+    objective: MatchingObjective
 
     @property
     def share(self) -> float:
@@ -324,12 +333,29 @@ class _SearchPoint:
     def lr(self) -> float:
         return float(self.search.optimizer.param_groups[0]["lr"])
 
+    @property
+    def moved(self) -> int:
+        return len(self.search.unknowns)
+
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         self.search.evaluations += 1
         unknowns, inputs = self.search.decode(moves)
+        labels = self.run.labels_of(self.search)
+        evaluation, _ = self.objective.at(inputs, labels, self.others, self.share)
+        gradients = list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
+        if not self.run.attack.direction.turns_labels:
+            return gradients
+        return [*gradients, *self.run.by_logits(self.search, labels, evaluation)]
+
+    def held(self) -> "_SearchPoint":
+        inputs, labels = self.search.decode()[1].detach(), self.run.labels_of(self.search).detach()
+        return replace(self, objective=self.objective.held_at(inputs, labels))
+
+    def curvature(self, along: Sequence[Tensor]) -> Gradients:
+        self.search.evaluations += 1
+        unknowns, inputs = self.search.decode()
         labels = self.run.labels_of(self.search).detach()
-        evaluation, _ = self.run.objective.at(inputs, labels, self.others, self.share)
-        return list(torch.autograd.grad(inputs, unknowns, evaluation.by_inputs))
+        return self.objective.curvature(unknowns, along, inputs, labels, self.others, self.share)
 
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         return self.search.step_along(gradients)

@@ -60,6 +60,9 @@ class TopMagnitude(Distance):
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
         return replace(self, inner=self.inner.adapt_to(knowledge, observed))
 
+    def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
+        return ChosenEntries(inner=self.inner, places=self.chosen(dummy, target))
+
     def chosen(self, dummy: Tensors, target: Tensors) -> Tensors:
         """Places of the chosen entries in each flattened tensor, int64."""
         source = dummy if self.of == "dummy" else target
@@ -81,6 +84,28 @@ class TopMagnitude(Distance):
         looked = sum(len(part) for part in parts)
         keep = max(1, round(self.ratio * looked))
         return kth_smallest(parts, looked - keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenEntries(Distance):
+    """A distance over entries that are named once: Lambda of FedLeak's eq. 7, held fixed.
+
+    Args:
+        inner: Distance over the chosen entries; it sees each tensor's as one row, and no tensor that has none.
+        places: Of the chosen entries in each flattened tensor, int64.
+
+    >>> from seepage.attacks.matching.distances import L1
+    >>> dummy, observed = {"w": torch.tensor([0.1, -3.0, 2.0, 0.0])}, {"w": torch.zeros(4)}
+    >>> float(TopMagnitude(inner=L1(), ratio=0.5).held_at(dummy, observed)({"w": torch.ones(4)}, observed))
+    2.0
+    """
+
+    inner: Distance
+    places: Mapping[str, Tensor]
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        kept = {name: self.places[name] for name in target if len(self.places[name])}
+        return self.inner(_take(dummy, kept), _take(target, kept))
 
 
 def _take(tensors: Tensors, places: Mapping[str, Tensor]) -> Tensors:

@@ -31,8 +31,18 @@ class Parabola:
     lr: float
     share: float = 0.0
 
+    @property
+    def moved(self) -> int:
+        return 1
+
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         return [2 * (self.x + moves[0])]
+
+    def held(self) -> "Parabola":
+        return self
+
+    def curvature(self, along: Sequence[Tensor]) -> Gradients:
+        return [2 * along[0]]
 
     def step_along(self, gradients: Sequence[Tensor]) -> Gradients:
         return [-self.lr * gradients[0]]
