@@ -245,8 +245,34 @@ def test_folders_without_classes_or_images(tmp_path: Path, folder: Path) -> None
     (tmp_path / "both").mkdir()
     folder.rename(tmp_path / "both" / "train")
     (tmp_path / "both" / "val").mkdir()
-    with pytest.raises(SeepageError, match="look like splits"):
+    with pytest.raises(SeepageError, match="no class folders"):
         load(str(tmp_path / "both"))
+    (tmp_path / "both" / "val" / "cat").mkdir()
+    with pytest.raises(SeepageError, match=r"both/val has no images in class folders"):
+        load(str(tmp_path / "both"))
+    (tmp_path / "both" / "train").rename(tmp_path / "both" / "test")
+    with pytest.raises(SeepageError, match=r"look like splits.*has to be named train"):
+        load(str(tmp_path / "both"))
+
+
+def test_linnaeus_5_as_its_archive_unpacks(tmp_path: Path) -> None:
+    """Five classes below `train` and `test`, files named NUMBER_SIDE.jpg: the layout of the real set, in small."""
+    root, classes = tmp_path / "Linnaeus 5 64X64", ("berry", "bird", "dog", "flower", "other")
+    for part, count in (("train", 3), ("test", 2)):
+        for number, name in enumerate(classes):
+            (root / part / name).mkdir(parents=True)
+            for place in range(count):
+                flat = Image.new("RGB", (64, 64), (50 * number, 100 if part == "test" else 0, 0))
+                flat.save(root / part / name / f"{place + 1}_64.jpg", quality=100)
+    data = load(str(root), split=0.9)  # a folder's own split stands
+    assert isinstance(data, FileDataset)
+    assert data.classes == classes
+    assert data.input_shape == (3, 64, 64)
+    assert (len(data.train), len(data.private)) == (15, 10)
+    for places, green in ((data.train, 0), (data.private, 100)):
+        batch = data.batch(places)
+        assert torch.allclose(batch.inputs[:, 1] * 255, torch.tensor(float(green)), atol=3)
+        assert torch.allclose(batch.inputs[:, 0].mean((1, 2)) * 255, 50.0 * batch.labels, atol=3)
 
 
 def test_other_files_are_refused_with_the_list_of_what_works(tmp_path: Path) -> None:

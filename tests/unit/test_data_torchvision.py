@@ -1,5 +1,6 @@
 """torchvision's sets without a network: files in torchvision's own formats are made on the fly."""
 
+import hashlib
 import inspect
 import struct
 import urllib.error
@@ -114,6 +115,27 @@ def test_both_layouts_of_color_arrays(tmp_path: Path, monkeypatch: pytest.Monkey
     assert data.labels.tolist() == [3, 1, 2, 0] * 2
     inputs = data.batch(torch.arange(8)).inputs
     assert np.allclose(inputs[4:].numpy() * 255, pixels.transpose(0, 3, 1, 2), atol=1e-4)
+
+
+def test_svhn_in_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MATLAB files with `X` [32, 32, 3, n] and `y` [n, 1], in which the digit 0 is class 10."""
+    from scipy.io import savemat
+    from torchvision.datasets import SVHN
+
+    pixels, sums = {}, {}
+    for part, count in (("train", 5), ("test", 3)):
+        pixels[part] = RNG.integers(0, 256, (32, 32, 3, count), dtype=np.uint8)
+        path = tmp_path / f"{part}_32x32.mat"
+        savemat(path, {"X": pixels[part], "y": np.array([[10], [1], [2], [9], [10]][:count], dtype=np.uint8)})
+        sums[part] = [*SVHN.split_list[part][:2], hashlib.md5(path.read_bytes()).hexdigest()]
+    with pytest.raises(SeepageError, match="neither load 'svhn'"):  # torchvision takes files of its own digest only
+        load("svhn", root=tmp_path)
+    monkeypatch.setattr(SVHN, "split_list", sums)
+    data = load("svhn", root=tmp_path)
+    assert data.labels.tolist() == [0, 1, 2, 9, 0, 0, 1, 2]
+    assert (data.train.tolist(), data.private.tolist()) == ([0, 1, 2, 3, 4], [5, 6, 7])
+    private = data.batch(data.private).inputs.numpy() * 255
+    assert np.allclose(private, pixels["test"].transpose(3, 2, 0, 1), atol=1e-4)
 
 
 def test_sets_in_files_are_decoded_on_demand(tmp_path: Path) -> None:
