@@ -102,6 +102,27 @@ def test_from_judgements_to_a_report(cli: Cli, judged: Path) -> None:
     assert cli("score", judged, f"--judgements={files[0]}", "--quiet").out.count("\n") == 1
 
 
+def test_a_machine_judges_blindly_and_is_named_as_one(cli: Cli, refused: Callable[..., str], judged: Path) -> None:
+    found = cli("judge", judged, "--machine=machine.json", "--features=missing.pt")
+    assert found.code == 2
+    assert "missing.pt" in found.err
+    too_few = cli("judge", judged, "--machine=machine.json")
+    assert too_few.code == 2
+    assert "draws its limit from 20 pairs of different private pictures" in too_few.err
+    assert not Path("machine.json").exists()
+    asked = cli("judge", judged, "--attack=linear", "--json").json
+    right = answers_of(judged, asked["page"], "machine", "not")
+    right.write_text(json.dumps({**json.loads(right.read_text()), "machine": "distance below 0.2"}))
+    counted = cli("score", judged, f"--judgements={right}")
+    assert "judged by a machine, and by no person: distance below 0.2" in counted.out
+    page = (judged / "report.html").read_text()
+    assert "Judged by a machine" in page
+    assert "No person judged." in page
+    person = answers_of(judged, asked["page"], "person", "same")
+    assert "counted by themselves" in refused("score", judged, f"--judgements={right}", f"--judgements={person}")
+    assert "add --machine" in refused("judge", judged, "--features=x.pt")
+
+
 def test_mistakes(refused: Callable[..., str], judged: Path) -> None:
     assert "linear" in refused("judge", judged, "--attack=linears")
     assert "unknown cell" in refused("judge", judged, "--cell=nowhere")

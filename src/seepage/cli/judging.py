@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from seepage.cli.options import JsonOption
-from seepage.errors import printable
+from seepage.errors import SeepageError, printable
 
 JudgementsOption = Annotated[
     list[Path] | None,
@@ -22,12 +22,22 @@ def judge(
     pairs: Annotated[int, typer.Option("--pairs", help="Most pairs that a person sees, controls included.")] = 60,
     seed: Annotated[int, typer.Option("--seed", help="Draws the pairs and their order.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Page to write.")] = Path("judge.html"),
+    machine: Annotated[
+        Path | None, typer.Option("--machine", help="Also let a machine judge the pairs, and save its answers here.")
+    ] = None,
+    features: Annotated[
+        str | None, typer.Option("--features", help="For --machine: weights of torchvision's squeezenet1_1.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a page on which people say which guesses show the content of the private pictures."""
     from seepage.judging import write_judge_page
 
-    page = write_judge_page(run, out, cell=cell, attack=attack, pairs=pairs, seed=seed)
+    if features is not None and machine is None:
+        raise SeepageError("--features are those of a machine judge; add --machine FILE")
+    page = write_judge_page(
+        run, out, cell=cell, attack=attack, pairs=pairs, seed=seed, machine=machine, features=features
+    )
     if as_json:
         found = {"page": page.id, "path": str(page.path), "key": str(page.key)}
         print(json.dumps({"schema": 1, **found, "pairs": page.pairs, "guesses": page.guesses}))
@@ -36,6 +46,8 @@ def judge(
     print(f"{page.path}: {page.pairs} pairs, {page.guesses} guesses and {controls} control pairs among them")
     print("This page contains private pictures, so only you can open it: store, share and delete it like the data.")
     print(f"Open it in a browser, judge, save; then: seepage score {run} --judgements judgements.json")
+    if machine is not None:
+        print(f"A machine judged too, which is no person: seepage score {run} --judgements {machine}")
 
 
 def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool) -> None:
@@ -56,5 +68,9 @@ def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool
         print(json.dumps({"schema": 1, "run": str(run), **judged.model_dump(mode="json")}, allow_nan=False))
         return
     found = lines(judged, {cell.name: cell.heading for cell in opened.cells})
-    for line in found[: len(judged.rows)] if quiet else [*found, f"written: {path} and {run / 'report.html'}"]:
+    for line in (
+        found[: len(judged.rows) + bool(judged.machine)]
+        if quiet
+        else [*found, f"written: {path} and {run / 'report.html'}"]
+    ):
         print(printable(line))

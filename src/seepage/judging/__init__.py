@@ -1,6 +1,10 @@
-"""Human study: people judge pairs of private pictures and reconstructions on a page; their answers are counted."""
+"""Human study: people judge pairs of private pictures and reconstructions on a page; their answers are counted.
+
+A machine can answer the same page, and is named as one.
+"""
 
 from seepage.judging.answers import Answers, read_answers
+from seepage.judging.machine import machine_answers
 from seepage.judging.page import JudgePage, write_judge_page
 from seepage.judging.pairs import Pair, Subject, choose_pairs
 from seepage.judging.tally import lines, tally, write_judged
@@ -12,6 +16,7 @@ __all__ = [
     "Subject",
     "choose_pairs",
     "lines",
+    "machine_answers",
     "read_answers",
     "tally",
     "write_judge_page",

@@ -14,7 +14,7 @@ from seepage.judging.pairs import EXPECTED, Answer, Subject
 
 LARGEST_FILE = 2**20
 """Largest accepted size of a file of answers, in bytes."""
-LONGEST_NAME = 40
+LONGEST_NAME, LONGEST_RULE = 40, 300
 
 _PAGE = re.compile("[0-9a-f]{12}")
 _AGAIN = "save it again from the page"
@@ -22,17 +22,19 @@ _AGAIN = "save it again from the page"
 
 @dataclass(frozen=True)
 class Answers:
-    """One person's answers to one page.
+    """One judge's answers to one page.
 
     Attributes:
         judge: Name or initials.
         page: The page's name, 12 hexadecimal digits.
         answers: Pair number to answer; pairs without an answer are absent.
+        machine: The rule of a machine that answered (`judging.machine`); None: a person did.
     """
 
     judge: str
     page: str
     answers: dict[str, Answer]
+    machine: str | None = None
 
 
 class Group(JsonRecord):
@@ -91,7 +93,12 @@ def _read(path: Path) -> Answers:
     wrong = next(((pair, word) for pair, word in answers.items() if word not in get_args(Answer)), None)
     if wrong is not None:
         raise SeepageError(f"{path} answers pair {wrong[0]!r:.40} with {wrong[1]!r:.40}, which is no answer; {_AGAIN}")
-    return Answers(judge.strip(), page, dict(answers))
+    machine = record.get("machine")
+    if machine is not None and not (
+        isinstance(machine, str) and machine.isprintable() and len(machine) <= LONGEST_RULE
+    ):
+        raise SeepageError(f"{path} states a machine's rule that is no line of text; write it again")
+    return Answers(judge.strip(), page, dict(answers), machine)
 
 
 def open_key(folder: Path, answers: Answers) -> Key:

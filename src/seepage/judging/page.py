@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from seepage.core.storage import SCHEMA, make_private, write_whole
+from seepage.errors import SeepageError
+from seepage.judging.machine import machine_answers, write_machine_answers
 from seepage.judging.pairs import Pair, choose_pairs, open_albums, returned
+from seepage.metrics.features import feature_network, features_missing
 from seepage.report.pictures import Pictures, data_uri
 from seepage.report.run import open_run
 
@@ -40,7 +45,15 @@ class JudgePage:
 
 
 def write_judge_page(
-    folder: Path, path: Path, *, cell: str | None = None, attack: str | None = None, pairs: int = 60, seed: int = 0
+    folder: Path,
+    path: Path,
+    *,
+    cell: str | None = None,
+    attack: str | None = None,
+    pairs: int = 60,
+    seed: int = 0,
+    machine: Path | None = None,
+    features: str | None = None,
 ) -> JudgePage:
     """Write a page for judging guesses, and its key into the run's `private/`, both readable by their owner only.
 
@@ -53,6 +66,9 @@ def write_judge_page(
         attack: Only this attack; None: all with pictures.
         pairs: Largest number of pairs, at least 20; at least three tenths of them are controls.
         seed: Draws the pairs and their order.
+        machine: File for the answers of a machine judge (`judging.machine`); None: only people judge.
+        features: Its weights of torchvision's `squeezenet1_1`; None: torchvision's own, and without any structural
+            similarity.
 
     Raises:
         SeepageError: Where the run has no such cell or attack, no pictures to compare, or too few for the controls.
@@ -71,9 +87,12 @@ def write_judge_page(
     }
     digest = hashlib.sha256(json.dumps([key, pictures]).encode()).hexdigest()[:12]
     place = key_path(folder, digest)
+    said = None if machine is None else machine_answers(shown, _private(albums), _network(features))
     make_private(place.parent)
     write_whole(place, json.dumps({**key, "page": digest}, indent=2) + "\n", mode=OWNER_ONLY)
     write_whole(path, _render(digest, pictures), mode=OWNER_ONLY)
+    if machine is not None and said is not None:
+        write_machine_answers(machine, digest, *said)
     guesses = sum(pair.subject.kind == "guess" for pair in shown.values())
     return JudgePage(path, digest, len(shown), guesses, place)
 
@@ -81,6 +100,17 @@ def write_judge_page(
 def key_path(folder: Path, page: str) -> Path:
     """Path of a page's key."""
     return folder / "private" / f"judge-{page}.json"
+
+
+def _private(albums: dict[str, Pictures]) -> list[Tensor]:
+    return [picture for album in albums.values() for inputs in (album.truth or {}).values() for picture in inputs]
+
+
+def _network(features: str | None) -> nn.Module | None:
+    missing = features_missing(features)
+    if missing is not None and features is not None:
+        raise SeepageError(missing)
+    return None if missing is not None else feature_network(features)
 
 
 def _groups(albums: dict[str, Pictures], shown: dict[str, Pair]) -> list[dict[str, Any]]:

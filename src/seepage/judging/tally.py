@@ -34,8 +34,15 @@ def tally(folder: Path, answers: Sequence[Answers]) -> Judged:
         answers: From one or more judges, about one or more of the run's pages.
 
     Raises:
-        SeepageError: Where a page has no key here, answers do not fit it, or no judge can be counted.
+        SeepageError: Where a page has no key here, answers do not fit it, people and a machine are mixed, or no judge
+            can be counted.
     """
+    rules = {one.machine for one in answers}
+    if len(rules) > 1:
+        raise SeepageError(
+            "a machine's answers are counted by themselves, so that its rate is never taken for people's; pass the "
+            "files of people or that of one machine"
+        )
     keys = {one.page: open_key(folder, one) for one in answers}
     said = {name: _said(name, answers, keys) for name in dict.fromkeys(one.judge for one in answers)}
     judges = [_judge(name, found) for name, found in said.items()]
@@ -49,7 +56,7 @@ def tally(folder: Path, answers: Sequence[Answers]) -> Judged:
     agreement, kappa = _agreement(votes, counted)
     flats = [word for name in counted for subject, word in said[name].items() if subject.kind == "flat"]
     flat_same = _share(flats, "same") if flats else None
-    return Judged(rows=rows, judges=judges, kappa=kappa, agreement=agreement, flat_same=flat_same)
+    return Judged(rows=rows, judges=judges, kappa=kappa, agreement=agreement, flat_same=flat_same, machine=rules.pop())
 
 
 def write_judged(folder: Path, judged: Judged) -> Path:
@@ -201,7 +208,9 @@ def lines(judged: Judged, titles: Mapping[str, str]) -> list[str]:
         judged: The count.
         titles: A cell's name to its title.
     """
+    machine = [f"judged by a machine, and by no person: {judged.machine}"] if judged.machine else []
     return [
+        *machine,
         *(_row_line(row, titles.get(row.cell, row.cell)) for row in judged.rows),
         *(_judge_line(judge) for judge in judged.judges),
         *_rest(judged),

@@ -1,4 +1,4 @@
-"""`judgements.json`: the results of a human study of a run's guesses."""
+"""`judgements.json`: what people, or a machine in their place, said of a run's guesses."""
 
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class Judged(JsonRecord):
         kappa: Agreement on the guesses: Cohen's kappa, its mean over pairs of judges; None: not defined.
         agreement: Share of guesses that two judges answered alike, mean over pairs of judges; None: one judge.
         flat_same: Share of mean-color squares that counted judges called "same content": the rate without recovery.
+        machine: The rule of the machine that judged; None: people did.
     """
 
     rows: list[JudgedRow]
@@ -75,6 +76,7 @@ class Judged(JsonRecord):
     kappa: float | None = None
     agreement: float | None = None
     flat_same: float | None = None
+    machine: str | None = None
 
 
 def open_judged(folder: Path) -> Judged | None:
