@@ -1,6 +1,7 @@
 r"""GGL, GIAS and ROGS at a small size, beside Inverting Gradients, which has no images of its own.
 
 python experiments/generative.py batches --data ../shared/data/cifar10.npz
+python experiments/generative.py rogs --data ../shared/data/cifar10.npz --seeds 0 1 2
 python experiments/generative.py weights models local defenses --data ../shared/data/lc25000_lung_224.zip
 """
 
@@ -35,6 +36,8 @@ ENHANCER: dict[str, Any] = {"width": 8, "training": 200, "keep": KEPT}
 METHODS: dict[str, Attack] = {
     "rogs": rogs(steps=300, **ENHANCER),
     "rogs plain": rogs(steps=300, enhance=False),
+    "rogs, denoiser off": rogs(steps=300, denoiser="off", **ENHANCER),
+    "rogs, bicubic": rogs(steps=300, upsampler="bicubic", **ENHANCER),
     "ggl": ggl(steps=60, population=20, **TRAINED),
     "ggl reach 3": ggl(steps=60, population=20, reach=3.0, **TRAINED),
     "ggl adam": ggl(search="adam", steps=300, reach=3.0, **TRAINED),
@@ -55,7 +58,10 @@ def settings(table: str) -> Iterator[Setting]:
     some = ["rogs", "ggl adam", "gias", "inverting_gradients"]
     if table == "batches":
         for n in (1, 4):
-            yield n, CONVNET, 0, FedSGD(), None, list(METHODS), {}
+            yield n, CONVNET, 0, FedSGD(), None, [name for name in METHODS if not name.startswith("rogs,")], {}
+    elif table == "rogs":
+        for n in (1, 4):
+            yield n, CONVNET, 0, FedSGD(), None, [name for name in METHODS if name.startswith("rogs")], {}
     elif table == "weights":
         yield 4, CONVNET, 300, FedSGD(), None, some, {}
     elif table == "models":
@@ -116,7 +122,7 @@ def rows(table: str, dataset: Dataset, seed: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="+", choices=["batches", "weights", "models", "local", "defenses"])
+    parser.add_argument("tables", nargs="+", choices=["batches", "rogs", "weights", "models", "local", "defenses"])
     parser.add_argument("--data", nargs="+", required=True)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])

@@ -9,10 +9,18 @@ accuracy is null and the reason is kept. `--classes` puts random labels of that 
 fresh networks with more classes than the data have. One JSON line per row goes to results/matching/labels.jsonl.
 
 The joint rule names no labels by itself (they come out of a search) and is left out; `chance` draws as many labels at
-random.
+random. `--rules` measures some rules only.
+
+    python experiments/labels.py --data cifar10.npz --fishing 8
+
+takes a dishonest server's part, which is outside of this package's threat model: it sends so many clients a model each
+whose last batch norm hides the inputs (Wang et al., INFOCOM 2024), sees the mean of their updates alone, and names
+each client's labels. Beside it, what the bias count reads from the honest model's mean, client by client unknown.
 """
 
 import argparse
+import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +31,14 @@ from torch import Tensor, nn
 
 import seepage.data
 from seepage import Architecture, Batch, Inapplicable, build, record
-from seepage.attacks.matching.labels import LABEL_RULES
-from seepage.core.nn import generator
+from seepage.attacks.matching.labels import LABEL_RULES, disaggregated
+from seepage.core.nn import generator, last_linear
 from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.labels import label_accuracy
 from seepage.papers.records import keep_measured
+from seepage.types import Update
 
-RULES = ("sign", "minimum", "count", "count_row", "bias")
+RULES = ("sign", "minimum", "count", "count_row", "bias", "rlg", "ilrg")
 SIZES = (1, 4, 8, 16, 32, 64, 128)
 
 
@@ -47,15 +56,18 @@ def trained(model: nn.Module, data: seepage.data.Dataset, steps: int) -> float:
     return sum(late) / len(late)
 
 
-def measure(model: nn.Module, batches: list[Batch], classes: int) -> dict[str, dict[str, Any]]:
+def measure(model: nn.Module, batches: list[Batch], classes: int, rules: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Accuracy of each rule over batches of one size."""
-    hits: dict[str, list[float]] = {rule: [] for rule in (*RULES, "chance")}
+    hits: dict[str, list[float]] = {rule: [] for rule in rules}
     refused: dict[str, str] = {}
     draw = generator(0, "chance")
     for batch in batches:
         transcript = record(model, batch)
-        hits["chance"].append(label_accuracy(torch.randint(classes, batch.labels.shape, generator=draw), batch.labels))
-        for rule in RULES:
+        for rule in rules:
+            if rule == "chance":
+                drawn = torch.randint(classes, batch.labels.shape, generator=draw)
+                hits[rule].append(label_accuracy(drawn, batch.labels))
+                continue
             try:
                 named = LABEL_RULES[rule](transcript[0], transcript.knowledge)
             except Inapplicable as error:
@@ -74,12 +86,46 @@ def summary(values: Tensor) -> dict[str, Any]:
     return {"accuracy": round(float(values.mean()), 4), "interval": interval and [round(end, 4) for end in interval]}
 
 
+def hidden(model: nn.Module, classes: int, seed: int) -> tuple[nn.Module, Tensor]:
+    """The model with a last batch norm that gives every input one embedding `[k]`; the embedding too."""
+    crafted = copy.deepcopy(model)
+    norm = [module for module in crafted.modules() if isinstance(module, nn.BatchNorm2d)][-1]
+    with torch.no_grad():
+        norm.weight.zero_()
+        norm.bias.copy_(torch.rand(norm.bias.shape, generator=generator(seed, "fishing")))
+    last = last_linear(crafted, classes)
+    assert last is not None
+    places = crafted.get_parameter(last[0]).shape[1] // len(norm.bias)
+    # After ReLU each channel's bias stands at every place of its map.
+    return crafted, norm.bias.detach().repeat_interleave(places)
+
+
+def fished(model: nn.Module, classes: int, batches: list[Batch]) -> list[float]:
+    """Accuracy for each client of one round, whose mean of last weight gradients alone is seen."""
+    models, embeddings = zip(*(hidden(model, classes, m) for m in range(len(batches))), strict=True)
+    sent = [record(one, batch) for one, batch in zip(models, batches, strict=True)]
+    names = last_linear(models[0], classes)
+    assert names is not None
+    weight, bias = str(names[0]), str(names[1])
+    mean = torch.stack([one[0].update.tensors[weight] for one in sent]).double().mean(0)
+    found = []
+    for one, own, batch in zip(sent, disaggregated(mean, torch.stack(embeddings).double()), batches, strict=True):
+        # The server knows the model it sent to each client, and of the client's update only what the mean gives away.
+        alone = replace(one[0], update=Update({weight: mean.float(), bias: own.float()}))
+        named = LABEL_RULES["preset"](alone, one.knowledge)
+        assert named is not None
+        found.append(label_accuracy(named, batch.labels))
+    return found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="digits")
     parser.add_argument("--batches", type=int, default=20)
     parser.add_argument("--train", type=int, default=0)
     parser.add_argument("--classes", type=int)
+    parser.add_argument("--rules", nargs="+", choices=[*RULES, "chance"], default=[*RULES, "chance"])
+    parser.add_argument("--fishing", type=int, help="clients of one round of a dishonest server")
     options = parser.parse_args()
     data = seepage.data.load(options.data, split=0.8)
     classes = options.classes or len(data.classes)
@@ -88,21 +134,24 @@ def main() -> None:
     accuracy = trained(model, data, options.train) if options.train else None
     for size in SIZES:
         batches = []
-        for number in range(options.batches):
+        for number in range(options.fishing or options.batches):
             draw = generator(number, "batch", size)
             batch = data.batch(data.private[torch.randint(len(data.private), (size,), generator=draw)])
             if options.classes:
                 batch = replace(batch, labels=torch.randint(classes, (size,), generator=draw))
             batches.append(batch)
-        for rule, row in measure(model, batches, classes).items():
-            facts = {"classes": classes, "train_steps": options.train, "model": str(architecture)}
-            facts |= {"train_accuracy": accuracy and round(accuracy, 3), "batch": size, "batches": len(batches)}
+        facts = {"classes": classes, "train_steps": options.train, "model": str(architecture)}
+        facts |= {"train_accuracy": accuracy and round(accuracy, 3), "batch": size, "batches": len(batches)}
+        study = "matching/labels"
+        if options.fishing:
+            study, rows = "matching/fishing", {"preset": summary(torch.tensor(fished(model, classes, batches)))}
+        else:
+            rows = measure(model, batches, classes, options.rules)
+        for rule, row in rows.items():
             ends, value = row.pop("interval", None), row.pop("accuracy")
-            facts |= {"rule": rule, **row}
+            rest = {**facts, "rule": rule, **row}
             name = f"{rule}, batch {size}"
-            keep_measured(
-                "matching/labels", name, "accuracy", value, interval=ends, data=Path(options.data).stem, **facts
-            )
+            keep_measured(study, name, "accuracy", value, interval=ends, data=Path(options.data).stem, **rest)
 
 
 if __name__ == "__main__":

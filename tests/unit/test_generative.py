@@ -19,8 +19,9 @@ from seepage import Architecture, Batch, Inapplicable, SeepageError, Sparsify, T
 from seepage.attacks import ggl, gias, rogs
 from seepage.attacks.generative import ImagePrior, Latent, LatentFirst, LatentSearch, LowResolution
 from seepage.attacks.generative import prior as priors
+from seepage.attacks.generative.networks import shrunk, stretched
 from seepage.attacks.generative.search import _EvolutionSearch, _Target
-from seepage.attacks.generative.training import stretched, train_decoder, train_enhancer
+from seepage.attacks.generative.training import train_decoder, train_denoiser, train_upsampler
 from seepage.attacks.matching.distances import L2
 from seepage.audit.run import run
 from seepage.core.nn import generator
@@ -154,13 +155,82 @@ def test_a_trained_decoder_draws_unseen_images_better_than_the_mean_image() -> N
     assert not any(parameter.requires_grad for parameter in network.parameters())
 
 
-def test_an_enhancer_comes_nearer_to_unseen_images_than_bicubic() -> None:
+def test_an_up_sampler_comes_nearer_to_unseen_images_than_bicubic() -> None:
     digits = seepage.data.load("digits", size=16)
     images, unseen = (digits.batch(part).inputs for part in (digits.train[:256], digits.private[:32]))
-    network = train_enhancer(images, (0.0, 1.0), scale=2, width=8, steps=60)
-    plain = stretched(F.avg_pool2d(unseen, 2), (16, 16))
-    errors = [(guess - unseen).square().mean() for guess in (plain, network(plain))]
+    network = train_upsampler(images, scale=2, width=8, steps=60)
+    small = F.avg_pool2d(unseen, 2)
+    errors = [(guess - unseen).square().mean() for guess in (stretched(small, (16, 16)), network(small))]
     assert errors[1] < 0.9 * errors[0]
+
+
+def test_a_denoiser_comes_nearer_to_unseen_small_images_than_what_it_is_given() -> None:
+    digits = seepage.data.load("digits", size=16)
+    images, unseen = (digits.batch(part).inputs for part in (digits.train[:256], digits.private[:32]))
+    network = train_denoiser(images, (0.0, 1.0), scale=2, width=8, steps=60)
+    small = F.avg_pool2d(unseen, 2)
+    noisy = small + 0.02 * torch.randn(small.shape, generator=generator(0, "noise"))
+    given = shrunk(stretched(noisy, (16, 16)), 2)
+    assert (network(given) - small).square().mean() < 0.7 * (given - small).square().mean()
+
+
+class Tiles(nn.Module):
+    """An up-sampler of one's own: each value a square, times a gain."""
+
+    def __init__(self, input_shape: tuple[int, ...], scale: int) -> None:
+        super().__init__()
+        self.scale, self.gain = float(scale), nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, small: Tensor) -> Tensor:
+        return self.gain * F.interpolate(small, scale_factor=self.scale, mode="nearest")
+
+
+class Halved(nn.Module):
+    """A denoiser of one's own."""
+
+    def __init__(self, input_shape: tuple[int, ...], scale: int) -> None:
+        super().__init__()
+
+    def forward(self, small: Tensor) -> Tensor:
+        return small / 2
+
+
+for network in (Tiles, Halved):
+    setattr(own, network.__name__, network)
+
+
+def test_up_sampler_and_denoiser_are_ones_own_where_named(tmp_path: Path) -> None:
+    """No images are asked for then; first the denoiser halves, then the up-sampler tiles, as written out here."""
+    transcript = seen_of(planted_inputs(1, SHAPE))
+    plain = attack(transcript, rogs(steps=5, scale=2, enhance=False)).inputs
+    small = F.avg_pool2d(plain.clamp(0, 1), 2)
+    tiled = small.repeat_interleave(2, 2).repeat_interleave(2, 3)
+    both = attack(
+        transcript, rogs(steps=5, scale=2, upsampler="own_generators:Tiles", denoiser="own_generators:Halved")
+    )
+    assert torch.allclose(both.inputs, tiled / 2)
+    assert both.notes[-1] == "denoised by own_generators:Halved, up-sampled by own_generators:Tiles"
+    save_file({"gain": torch.tensor(0.25)}, str(tmp_path / "gain.safetensors"))
+    weights = str(tmp_path / "gain.safetensors")
+    alone = attack(
+        transcript,
+        rogs(steps=5, scale=2, upsampler="own_generators:Tiles", upsampler_weights=weights, denoiser="off"),
+    )
+    assert torch.allclose(alone.inputs, tiled / 4)
+    enlarged = attack(transcript, rogs(steps=5, scale=2, upsampler="bicubic", denoiser="off"))
+    assert torch.allclose(enlarged.inputs, stretched(small, (8, 8)).clamp(0, 1))
+
+
+def test_networks_of_ones_own_must_fit(tmp_path: Path) -> None:
+    transcript = seen_of(planted_inputs(1, SHAPE))
+    with pytest.raises(Inapplicable, match="networks of your own with upsampler and denoiser"):
+        rogs(denoiser="off").check(transcript)
+    with pytest.raises(SeepageError, match="name it with denoiser"):
+        rogs(denoiser="off", denoiser_weights="file.safetensors")
+    with pytest.raises(SeepageError, match="return images of that shape"):
+        attack(transcript, rogs(steps=2, scale=2, upsampler="own_generators:Halved", denoiser="off"))
+    with pytest.raises(SeepageError, match="returned a str"):
+        attack(transcript, rogs(steps=2, upsampler="own_generators:no_module", denoiser="off"))
 
 
 def test_the_same_images_give_the_same_bits_and_are_learned_once(

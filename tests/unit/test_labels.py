@@ -4,9 +4,10 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -16,12 +17,16 @@ from seepage.attacks.matching.labels import (
     Auto,
     BiasCount,
     Given,
+    InstanceCount,
     Joint,
     LabelInference,
     LastLayerMinimum,
+    PresetOutputs,
     RowSumCount,
+    SeparableClasses,
     SignOfLastBias,
     counts_to_labels,
+    disaggregated,
     largest_remainder,
 )
 from seepage.types import Knowledge, Round
@@ -167,7 +172,7 @@ def test_the_papers_count_subtracts_the_largest_entry_of_all() -> None:
 @given(
     st.integers(2, 8).flatmap(lambda c: st.lists(st.floats(-1, 1, width=32), min_size=2 * c, max_size=2 * c)),
     st.integers(1, 30),
-    st.sampled_from(["bias", "count", "count_row", "minimum", "sign", "auto"]),
+    st.sampled_from(["bias", "count", "count_row", "ilrg", "minimum", "rlg", "sign", "auto"]),
 )
 def test_on_any_gradient_a_rule_names_as_many_labels_as_examples(numbers: list[float], n: int, name: str) -> None:
     """Also under defenses: the numbers are arbitrary, so nothing is exact, but nothing may break."""
@@ -177,7 +182,8 @@ def test_on_any_gradient_a_rule_names_as_many_labels_as_examples(numbers: list[f
     halves = torch.tensor(numbers).reshape(2, classes)
     round_ = Round(0, params, Update({"weight": halves[0][:, None], "bias": halves[1]}), batch_size=n)
     case = round_, Knowledge(layer, FedSGD(), (1,), classes)
-    if (name == "sign" and n > 1) or (name == "minimum" and n > classes):
+    outside = {"sign": n > 1, "minimum": n > classes, "rlg": n >= min(classes - 1, 2)}
+    if outside.get(name, False):
         with pytest.raises(Inapplicable):
             LABEL_RULES[name](*case)
         return
@@ -232,6 +238,9 @@ REFUSALS = [
     ("sign", 2, True, "for one example"),
     ("minimum", 5, True, "labels that all differ"),
     ("bias", 2, False, "no bias"),
+    ("ilrg", 2, False, "no bias"),
+    ("rlg", 3, True, "fewer examples than classes less one"),
+    ("preset", 2, True, "an honest server's model"),
 ]
 
 
@@ -243,7 +252,7 @@ def test_rules_refuse_what_their_condition_excludes(name: str, n: int, bias: boo
     assert caught.value.remedy
 
 
-@pytest.mark.parametrize("name", ["auto", "bias", "count", "count_row", "minimum", "sign"])
+@pytest.mark.parametrize("name", ["auto", "bias", "count", "count_row", "ilrg", "minimum", "preset", "rlg", "sign"])
 def test_without_the_batch_size_no_rule_counts(name: str) -> None:
     round_, knowledge = observed(features(1), torch.tensor([1]), 4)
     unknown = Round(0, round_.params, round_.update)
@@ -251,10 +260,81 @@ def test_without_the_batch_size_no_rule_counts(name: str) -> None:
         LABEL_RULES[name](unknown, knowledge)
 
 
-@pytest.mark.parametrize("name", ["bias", "count", "count_row", "minimum", "sign"])
+@pytest.mark.parametrize("name", ["bias", "count", "count_row", "ilrg", "minimum", "preset", "rlg", "sign"])
 def test_no_rule_reads_the_gradient_of_another_loss(name: str) -> None:
     round_, knowledge = observed(features(1), torch.tensor([1]), 4)
     other = replace(knowledge, client=FedSGD(loss="mse"))
     with pytest.raises(Inapplicable, match="no plain cross-entropy"):
         LABEL_RULES[name](round_, other)
     assert LABEL_RULES["auto"](round_, other) is None
+
+
+@settings(max_examples=10)  # twenty linear programs each
+@given(st.lists(st.integers(0, 19), min_size=1, max_size=5, unique=True), st.integers(0, 99), st.booleans())
+def test_separable_classes_are_those_of_the_batch_whatever_the_outputs(
+    labels: list[int], seed: int, signed: bool
+) -> None:
+    """Also for embeddings of both signs, which the rules on rows and columns cannot have."""
+    draw = torch.Generator().manual_seed(seed)
+    hidden = torch.randn((len(labels), WIDTH), generator=draw, dtype=torch.float64)
+    chances = torch.randn((len(labels), 20), generator=draw, dtype=torch.float64).softmax(-1)
+    case = observed(hidden if signed else hidden.abs(), torch.tensor(labels), 20, chances=chances)
+    assert named(SeparableClasses(), case) == sorted(labels)
+
+
+@given(BATCHES, st.integers(0, 99))
+def test_the_instance_count_is_exact_where_embeddings_are_alike(batch: tuple[list[int], int], seed: int) -> None:
+    """Whatever the outputs are, where the bias count takes them for uniform."""
+    labels, classes = batch
+    draw = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(WIDTH, generator=draw, dtype=torch.float64)
+    round_, knowledge = observed(features(len(labels)), torch.tensor(labels), classes)
+    w, b = (round_.params[name].double() for name in ("weight", "bias"))
+    chances = (3 * (w @ hidden + b)).softmax(0).expand(len(labels), -1)
+    slope = (chances - nn.functional.one_hot(torch.tensor(labels), classes)).mean(0)
+    assume(float(slope.abs().min()) > 1e-6)
+    update = Update({"weight": slope[:, None] * hidden, "bias": slope})
+    sharp = Round(0, {"weight": 3 * w, "bias": 3 * b}, update, batch_size=len(labels))
+    assert named(InstanceCount(), (sharp, knowledge)) == sorted(labels)
+
+
+def test_the_instance_count_solves_its_equations() -> None:
+    """Against NumPy's least squares on a trained-looking layer, for counts that need no rounding."""
+    draw = torch.Generator().manual_seed(1)
+    labels, classes = torch.tensor([0, 0, 1, 3, 3, 3]), 4
+    w, b = torch.randn((classes, WIDTH), generator=draw).double(), torch.randn(classes, generator=draw).double()
+    hidden = torch.eye(classes, WIDTH).double()[labels] + 0.01 * torch.rand((6, WIDTH), generator=draw)
+    chances = (hidden @ w.T + b).softmax(1)
+    round_, knowledge = observed(hidden, labels, classes, chances=chances)
+    given_ = replace(round_, params={"weight": w, "bias": b})
+    slope, rows = round_.update.tensors["bias"].numpy(), round_.update.tensors["weight"].numpy()
+    logits = rows / slope[:, None] @ w.numpy().T + b.numpy()
+    q = np.exp(logits - logits.max(1, keepdims=True))
+    q /= q.sum(1, keepdims=True)
+    system = np.vstack([np.ones(classes), q.T - np.eye(classes)])
+    solution = np.linalg.lstsq(system, np.concatenate([[6.0], 6 * slope]), rcond=None)[0]
+    expected = largest_remainder(torch.from_numpy(solution), 6)
+    assert named(InstanceCount(), (given_, knowledge)) == counts_to_labels(expected).tolist()
+
+
+def fishing(seed: int, classes: int) -> nn.Sequential:
+    """A model whose batch norm hides every input: it answers the same to all."""
+    torch.manual_seed(seed)
+    norm = nn.BatchNorm1d(WIDTH)
+    nn.init.zeros_(norm.weight)
+    nn.init.uniform_(norm.bias, 0.1, 1)  # type: ignore[arg-type]
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, WIDTH), norm, nn.ReLU(), nn.Linear(WIDTH, classes))
+
+
+def test_a_dishonest_servers_models_give_every_clients_labels_away_in_their_mean() -> None:
+    """Three clients of six examples, whose mean alone is seen; each was sent a model of its own."""
+    classes, clients = 5, 3
+    models = [fishing(seed, classes) for seed in range(clients)]
+    batches = [torch.randint(classes, (6,), generator=torch.Generator().manual_seed(m)) for m in range(clients)]
+    seen = [record(model, Batch(torch.rand(6, 1, 2, 2), labels)) for model, labels in zip(models, batches, strict=True)]
+    weights = torch.stack([transcript[0].update.tensors["4.weight"] for transcript in seen]).mean(0)
+    embeddings = torch.stack([model[2].bias.detach() for model in models])  # type: ignore[union-attr]
+    for m, own in enumerate(disaggregated(weights, embeddings)):
+        round_, knowledge = seen[m][0], seen[m].knowledge
+        alone = replace(round_, update=Update({**round_.update.tensors, "4.bias": own}))
+        assert named(PresetOutputs(), (alone, knowledge)) == sorted(batches[m].tolist())

@@ -7,8 +7,8 @@ import torch
 from torch import Generator, Tensor
 from torch.func import functional_call
 
+from seepage.attacks.generative.networks import low_size, stretched
 from seepage.attacks.generative.prior import ImagePrior
-from seepage.attacks.generative.training import low_size, stretched
 from seepage.attacks.matching.directions import Direction, Gradients, SearchPoint
 from seepage.attacks.matching.parameters import Parameterization, SearchSpace, check_images
 from seepage.errors import SeepageError

@@ -4,6 +4,7 @@ import math
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 SMALLEST = 4
@@ -63,7 +64,7 @@ def encoder(shape: tuple[int, ...], latent: int, width: int) -> nn.Sequential:
 
 
 class Enhancer(nn.Module):
-    """Adds what bicubic up-sampling left out: four 3 x 3 convolutions whose output is added to the image.
+    """Adds what an image lacks, such as detail, or minus its noise: four 3 x 3 convolutions added to the image.
 
     >>> fresh = Enhancer(3, 4)
     >>> torch.equal(fresh(torch.ones(1, 3, 8, 8)), torch.ones(1, 3, 8, 8))
@@ -82,3 +83,40 @@ class Enhancer(nn.Module):
         """`[n, c, H, W]` to the same."""
         enhanced: Tensor = images + self.body(images)
         return enhanced
+
+
+class UpSampler(nn.Module):
+    """Bicubic up-sampling to a size, and an `Enhancer` that adds what it left out.
+
+    >>> UpSampler(3, 4, (7, 8))(torch.ones(1, 3, 2, 2)).shape
+    torch.Size([1, 3, 7, 8])
+    """
+
+    def __init__(self, channels: int, width: int, size: tuple[int, int]) -> None:
+        super().__init__()
+        self.size = size
+        self.detail = Enhancer(channels, width)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """`[n, c, h, w]` to `[n, c, *size]`."""
+        enlarged: Tensor = self.detail(stretched(images, self.size))
+        return enlarged
+
+
+def low_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
+    """Sides of the low-resolution image.
+
+    >>> low_size((32, 25), 4)
+    (8, 7)
+    """
+    return -(-size[0] // scale), -(-size[1] // scale)
+
+
+def stretched(small: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bicubic up-sampling to `size`."""
+    return F.interpolate(small, size=size, mode="bicubic", align_corners=False)
+
+
+def shrunk(images: Tensor, scale: int) -> Tensor:
+    """Means of the squares that one value of the low-resolution image stands for."""
+    return F.adaptive_avg_pool2d(images, low_size((images.shape[2], images.shape[3]), scale))

@@ -127,29 +127,56 @@ def gias(
 
 @attacks.register(
     "rogs",
-    needs="images; auxiliary images, unless enhance is off; the batch size",
+    needs="images; auxiliary images, unless its networks are your own or enhance is off; the batch size",
     paper="Yue et al. 2023",
-    cost="seconds to minutes (100 Adam steps, and the training of an enhancer)",
+    cost="seconds to minutes (100 Adam steps, and the training of two networks)",
 )
 @preset("labels", "restarts", "microbatch", "width", "keep", steps=100, lr=0.05, training=500)
-def rogs(search: SearchOptions, prior: ImagePrior, *, scale: int = 4, enhance: bool = True) -> Attack:
+def rogs(
+    search: SearchOptions,
+    prior: ImagePrior,
+    *,
+    scale: int = 4,
+    enhance: bool = True,
+    upsampler: str | None = None,
+    upsampler_weights: str | None = None,
+    denoiser: str | None = None,
+    denoiser_weights: str | None = None,
+) -> Attack:
     """Reconstruction from obfuscated gradients (Yue et al., USENIX Security 2023): low resolution first, then detail.
 
     The unknowns are an image a quarter of each side, uniform in [0, 1] at first; its bicubic enlargement goes into the
-    network; squared L2 distance, Adam at 0.05 with cosine decay, 100 steps; then a learned enhancement. These are the
-    released code's numbers; FedLeak ran it for 10,000 steps. FedLeak counts it among the generative attacks.
+    network; squared L2 distance, Adam at 0.05 with cosine decay, 100 steps; then a denoiser of the small image and an
+    up-sampler. These are the released code's numbers; FedLeak ran it for 10,000 steps. FedLeak counts it among the
+    generative attacks.
 
-    Deviations: the released code decays to a tenth of the rate and averages a class-conditional GAN's output with a
-    denoised and super-resolved one, trained on ImageNet; here one small residual network is trained on
-    `Knowledge.auxiliary` (`enhance=False` leaves it out and needs no images); labels are inferred, the released code is
-    told them; the distance follows a known defense (`DefenseAware`), the released one does not.
+    Deviations: the released code decays to a tenth of the rate and averages a class-conditional GAN's output with the
+    denoised and super-resolved one, all trained on ImageNet; here denoiser and up-sampler are two small residual
+    networks trained on `Knowledge.auxiliary`, or your own, and no GAN is averaged in (`enhance=False` leaves both out
+    and needs no images); labels are inferred, the released code is told them; the distance follows a known defense
+    (`DefenseAware`), the released one does not.
 
     Args:
         scale: How many times smaller each side of the searched image is.
-        enhance: Whether a network trained on the auxiliary images sharpens the result.
+        enhance: Whether the small image is denoised and up-sampled by networks.
+        upsampler: The network from small images to full ones: none: trained on the auxiliary images; `bicubic`; or
+            `module:factory` of your own, which is called with the input shape and the scale.
+        upsampler_weights: A .safetensors file for your own up-sampler; none: as the factory made it.
+        denoiser: The network from small images to small ones: as for `upsampler`; `off`: left out.
+        denoiser_weights: A .safetensors file for your own denoiser; none: as the factory made it.
     """
     smooth = replace(search, schedule="cosine")
     source = smooth.matching(DefenseAware(L2()), Adam(lr=search.lr), LowResolution(scale=scale))
     if not enhance:
         return source
-    return Enhanced(source=source, scale=scale, width=prior.width, training=prior.training, keep=prior.keep)
+    return Enhanced(
+        source=source,
+        scale=scale,
+        upsampler=upsampler,
+        upsampler_weights=upsampler_weights,
+        denoiser=denoiser,
+        denoiser_weights=denoiser_weights,
+        width=prior.width,
+        training=prior.training,
+        keep=prior.keep,
+    )

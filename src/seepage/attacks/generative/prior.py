@@ -4,13 +4,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seepage.attacks.base import Inapplicable
-from seepage.attacks.generative.networks import Enhancer, decoder
-from seepage.attacks.generative.training import settled, train_decoder, train_enhancer
+from seepage.attacks.generative.networks import decoder
+from seepage.attacks.generative.training import settled, train_decoder
 from seepage.attacks.matching.parameters import check_images
 from seepage.core.nn import frozen_randomness
 from seepage.core.storage import read_tensors, write_tensors
@@ -83,20 +84,7 @@ class ImagePrior:
 
     def _users(self, knowledge: Knowledge, like: Tensor) -> nn.Module:
         assert self.generator is not None
-        with frozen_randomness(0):
-            network = import_dotted(self.generator)(knowledge.input_shape, self.latent)
-        if not isinstance(network, nn.Module):
-            raise SeepageError(
-                f"{self.generator!r} returned a {type(network).__name__}; return a torch.nn.Module from the factory"
-            )
-        if self.weights is not None:
-            try:
-                network.load_state_dict(read_tensors(Path(self.weights)))
-            except RuntimeError as error:
-                raise SeepageError(
-                    f"{self.weights} does not fit {self.generator}: {error}; give its own file"
-                ) from error
-        network = settled(network).to(like)
+        network = users_network(self.generator, self.weights, knowledge.input_shape, self.latent).to(like)
         with torch.no_grad():
             made = tuple(network(torch.zeros((2, self.latent)).to(like)).shape)
         if made != (2, *knowledge.input_shape):
@@ -107,16 +95,27 @@ class ImagePrior:
         return network
 
 
-def enhancer(knowledge: Knowledge, like: Tensor, *, scale: int, width: int, steps: int, keep: str | None) -> nn.Module:
-    """The network that sharpens bicubic images, trained on `Knowledge.auxiliary`."""
-    images, bounds = own_images(knowledge), knowledge.value_range
-    return remembered(
-        f"enhancer/{scale}/{width}/{steps}/{bounds}",
-        images,
-        lambda: train_enhancer(images, bounds, scale=scale, width=width, steps=steps),
-        lambda: Enhancer(images.shape[1], width),
-        keep,
-    ).to(like)
+def users_network(use: str, weights: str | None, *arguments: Any) -> nn.Module:
+    """A network of the user's own, in eval mode, its parameters not trainable.
+
+    Args:
+        use: Dotted path `module:factory`.
+        weights: Its `.safetensors` file; None: as the factory made it.
+        arguments: What the factory is called with.
+
+    Raises:
+        SeepageError: For a factory that returns no network, and for weights that do not fit it.
+    """
+    with frozen_randomness(0):
+        network = import_dotted(use)(*arguments)
+    if not isinstance(network, nn.Module):
+        raise SeepageError(f"{use!r} returned a {type(network).__name__}; return a torch.nn.Module from the factory")
+    if weights is not None:
+        try:
+            network.load_state_dict(read_tensors(Path(weights)))
+        except RuntimeError as error:
+            raise SeepageError(f"{weights} does not fit {use}: {error}; give its own file") from error
+    return settled(network)
 
 
 def own_images(knowledge: Knowledge) -> Tensor:

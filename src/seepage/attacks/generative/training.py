@@ -1,19 +1,21 @@
-"""Train a decoder, or an enhancer, on images that are not private. Fixed seeds: the same images give the same bits."""
+"""Train a decoder, an up-sampler or a denoiser on images that are not private.
+
+Seeds are fixed: the same images give the same bits.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from seepage.attacks.generative.networks import Enhancer, decoder, encoder
+from seepage.attacks.generative.networks import Enhancer, UpSampler, decoder, encoder, shrunk, stretched
 from seepage.core.nn import frozen_randomness, generator
 
 BATCH = 64
 """Images of one training step."""
 NOISE = 0.02
-"""Largest noise, as a share of the value range, that the enhancer is shown on its inputs."""
+"""Largest noise, as a share of the value range, that the denoiser is shown on its inputs."""
 
 
 def train_decoder(
@@ -51,34 +53,33 @@ def train_decoder(
     return settled(decode)
 
 
-def train_enhancer(images: Tensor, bounds: tuple[float, float], *, scale: int, width: int, steps: int) -> nn.Module:
-    """A network that sharpens what was shrunk by `scale` and stretched again, from `[m, c, H, W]` images.
-
-    It is shown stretched images with noise of up to 2 % of the value range, and learns the originals by squared error.
-    """
+def train_upsampler(images: Tensor, *, scale: int, width: int, steps: int) -> nn.Module:
+    """A network from images shrunk by `scale` to `[m, c, H, W]` images, by squared error."""
+    size = (images.shape[2], images.shape[3])
     with frozen_randomness(0):
-        enhance = Enhancer(images.shape[1], width).to(images)
-    draw, size = generator(0, "enhancer"), (images.shape[2], images.shape[3])
-    for picked in _batches(images, [enhance], steps, 1e-3, draw):
-        small = F.adaptive_avg_pool2d(picked, low_size(size, scale))
+        enlarge = UpSampler(images.shape[1], width, size).to(images)
+    for picked in _batches(images, [enlarge], steps, 1e-3, generator(0, "upsampler")):
+        (enlarge(shrunk(picked, scale)) - picked).square().mean().backward()
+    return settled(enlarge)
+
+
+def train_denoiser(images: Tensor, bounds: tuple[float, float], *, scale: int, width: int, steps: int) -> nn.Module:
+    """A network from what a low-resolution search gives back to the small images of `[m, c, H, W]` ones.
+
+    It is shown small images with noise of up to 2 % of the value range that were stretched and shrunk again, as the
+    search's are, and learns the small images by squared error.
+    """
+    size = (images.shape[2], images.shape[3])
+    with frozen_randomness(0):
+        clean = Enhancer(images.shape[1], width).to(images)
+    draw = generator(0, "denoiser")
+    for picked in _batches(images, [clean], steps, 1e-3, draw):
+        small = shrunk(picked, scale)
         noise = torch.randn(small.shape, generator=draw).to(small)
         strength = NOISE * (bounds[1] - bounds[0]) * torch.rand((len(small), 1, 1, 1), generator=draw).to(small)
-        (enhance(stretched(small + strength * noise, size)) - picked).square().mean().backward()
-    return settled(enhance)
-
-
-def low_size(size: tuple[int, int], scale: int) -> tuple[int, int]:
-    """Sides of the low-resolution image.
-
-    >>> low_size((32, 25), 4)
-    (8, 7)
-    """
-    return -(-size[0] // scale), -(-size[1] // scale)
-
-
-def stretched(small: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bicubic up-sampling to `size`."""
-    return F.interpolate(small, size=size, mode="bicubic", align_corners=False)
+        given = shrunk(stretched(small + strength * noise, size), scale)
+        (clean(given) - small).square().mean().backward()
+    return settled(clean)
 
 
 def settled(network: nn.Module) -> nn.Module:

@@ -9,8 +9,17 @@ from jaxtyping import Float, Int
 from torch import Generator, Tensor
 
 from seepage.attacks.base import Inapplicable
-from seepage.core.nn import last_linear
+from seepage.core.nn import forward, in_mode, last_linear
 from seepage.types import Knowledge, Round, Tensors
+
+RANK_SHARE = 1e-5
+"""Singular values below this share of the largest are rounding of single precision."""
+TINY_BIAS = 1e-12
+"""Entry of a bias gradient below which it counts as none."""
+LARGEST_EMBEDDING = 1e10
+"""Largest entry of an embedding that is read as a ratio of gradients."""
+ALIKE = 1e-5
+"""Difference of two probabilities below which they count as the same."""
 
 
 class LabelInference(ABC):
@@ -200,6 +209,154 @@ class BiasCount(LabelInference):
 
 
 @dataclass(frozen=True)
+class SeparableClasses(LabelInference):
+    """RLG (Dang et al., NeurIPS 2021): the classes whose singular vectors a plane parts from all others.
+
+    An example's row `p - y` of logit gradients is negative at its own class alone. With fewer examples than classes
+    these rows span the column space of dW, so with `dW = U S V^T` of rank r (`U` is `[classes, r]`) each class c of the
+    batch has a z with `u_c z < 0` and `u_j z >= 0` for every other j: a linear program for each class. It asks nothing
+    of the signs of the embeddings. The rule names a set: examples beyond it repeat its classes, the most
+    negative row sums first, and of more classes than examples the best separated are taken.
+
+    Deviations: no perceptron sifts the classes first, and z is bounded by 1 in each entry in place of a norm.
+
+    Args:
+        separated: How far below 0 `u_c z` must come, as a share of the length of `u_c`.
+    """
+
+    separated: float = 1e-3
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
+        n = _batch_size(observed)
+        weight = _last_layer(observed, knowledge)[0]  # dW, [classes, k]
+        classes, width = weight.shape
+        # Columns of p - y sum to 0, so from classes - 1 directions on every class can be parted from the others.
+        if n >= min(classes - 1, width + 1):
+            raise Inapplicable(
+                f"the separation of classes needs fewer examples than classes less one, and no more than the last "
+                f"layer's {width} inputs; {n} examples have {classes} classes",
+                "use 'ilrg', 'count', 'bias' or 'joint' labels",
+            )
+        left, sizes, _ = torch.linalg.svd(weight, full_matrices=False)
+        rank = int((sizes > RANK_SHARE * sizes[0]).sum()) if sizes[0] > 0 else 0
+        depths = _depths(left[:, : min(rank, n)])
+        sums = weight.sum(1)
+        inside = (depths > self.separated).nonzero()[:, 0]
+        if not len(inside):
+            inside = sums.argsort(stable=True)[:1]  # a gradient that no batch has: something has to be named
+        chosen = inside[depths[inside].argsort(descending=True, stable=True)[:n]]
+        counts = torch.zeros(classes, dtype=torch.long, device=weight.device)
+        order = chosen[sums[chosen].argsort(stable=True)]
+        for place in range(n):
+            counts[order[place % len(order)]] += 1
+        return counts_to_labels(counts)
+
+
+def _depths(vectors: Float[Tensor, "classes rank"]) -> Float[Tensor, " classes"]:
+    """How far each row can be pushed below 0 by a z in [-1, 1] that keeps all other rows at 0 or above.
+
+    As a share of the row's length; 0 where it cannot.
+
+    >>> _depths(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()  # the last lies between the others
+    [1.0, 1.0, 0.0]
+    """
+    from scipy.optimize import linprog
+
+    rows = vectors.cpu().numpy()
+    depths = torch.zeros(len(rows), dtype=torch.float64)
+    slack = RANK_SHARE
+    for c, row in enumerate(rows):
+        length = float((row**2).sum() ** 0.5)
+        if length <= RANK_SHARE:
+            continue
+        others = rows[[j for j in range(len(rows)) if j != c]]
+        # min u_c z subject to u_j z >= -slack: single precision leaves the other rows a little below 0.
+        found = linprog(row, A_ub=-others, b_ub=[slack] * len(others), bounds=(-1, 1))
+        if found.status == 0:
+            depths[c] = max(0.0, -found.fun / length)
+    return depths.to(vectors.device)
+
+
+@dataclass(frozen=True)
+class InstanceCount(LabelInference):
+    """iLRG (Ma et al., ICLR 2023): counts from the equations of the last bias, with each class's own probabilities.
+
+    `dW_c / db_c` is about the mean embedding of class c, so that the last layer itself gives about the softmax `q_c`
+    of its examples. With `x_c` examples of class c in n, `n db_j = sum_c x_c q_c(j) - x_j` for each j, and the x sum to
+    n: least squares by the pseudoinverse. `BiasCount` is the same with `q` uniform. Exact where all embeddings of the
+    batch are alike, whatever the outputs are.
+
+    Deviation: whole counts that sum to n come from the largest remainders.
+    """
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
+        n = _batch_size(observed)
+        weight, _ = _last_layer(observed, knowledge)
+        bias = _bias(observed, knowledge)
+        names = last_linear(knowledge.model, knowledge.num_classes)
+        assert names is not None  # `_last_layer` refused it
+        w, b = (observed.params[str(name)].to(weight) for name in names)
+        # A class without any gradient has no embedding; the ratio is bounded so that its softmax is a number.
+        safe = torch.where(bias.abs() > TINY_BIAS, bias, torch.full_like(bias, TINY_BIAS))
+        embeddings = (weight / safe[:, None]).clamp(-LARGEST_EMBEDDING, LARGEST_EMBEDDING)  # [classes, k]
+        q = (embeddings @ w.T + b).softmax(1)  # [classes, classes], a row for each class's examples
+        classes = len(bias)
+        # Unknown x: sum x = n, and (q^T - 1) x = n db.
+        system = torch.cat([torch.ones((1, classes)).to(q), q.T - torch.eye(classes).to(q)])
+        values = torch.cat([torch.full((1,), float(n)).to(bias), n * bias])
+        return counts_to_labels(largest_remainder(torch.linalg.pinv(system) @ values, n))
+
+
+@dataclass(frozen=True)
+class PresetOutputs(LabelInference):
+    """Counts where the outputs are the same for every input (Wang et al., INFOCOM 2024): `n_j = n (p_j - db_j)`.
+
+    That holds for a model that a *dishonest* server sent: with the weight of one batch norm at 0 every example has the
+    same embedding and the same probabilities p, which the server knows. A server that follows the protocol sends no
+    such model, so this rule refuses all others; it says what following the protocol is worth. How the sum of several
+    clients is taken apart is `disaggregated`.
+    """
+
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
+        n = _batch_size(observed)
+        bias = _bias(observed, knowledge)
+        low, high = knowledge.value_range
+        ends = torch.stack([torch.full(knowledge.input_shape, value) for value in (low, high)])
+        with torch.no_grad(), in_mode(knowledge.model, training=False):
+            like = next(iter(observed.params.values()))
+            chances = forward(knowledge.model, observed.params, ends.to(like), buffers=observed.buffers).softmax(1)
+        if float((chances[0] - chances[1]).abs().max()) > ALIKE:
+            raise Inapplicable(
+                "the model's outputs depend on its inputs, as those of an honest server's model do, so they are not "
+                "known beforehand",
+                "use 'ilrg', 'bias' or 'count' labels",
+            )
+        return counts_to_labels(largest_remainder(n * (chances[0].to(bias) - bias), n))
+
+
+def disaggregated(
+    weight: Float[Tensor, "classes k"], embeddings: Float[Tensor, "clients k"]
+) -> Float[Tensor, "clients classes"]:
+    """Each client's own bias gradient from the mean of their last weight gradients (Wang et al., INFOCOM 2024).
+
+    With an embedding `e_m` for all examples of client m, `dW = mean_m db_m e_m^T`: a linear system in the `db_m`, which
+    has one solution where the embeddings are linearly independent. As `PresetOutputs`, for a dishonest server's models.
+
+    Args:
+        weight: Mean over the clients.
+        embeddings: What each client's model was made to give.
+
+    >>> embeddings = torch.tensor([[1.0, 0.0, 1.0], [0.0, 2.0, 1.0]])
+    >>> own = torch.tensor([[0.5, -0.5], [-0.25, 0.25]])
+    >>> torch.allclose(disaggregated(own.T @ embeddings / 2, embeddings), own)
+    True
+    """
+    # dW^T = E^T D / m with E [clients, k] and D [clients, classes].
+    solution: Tensor = torch.linalg.lstsq(embeddings.T, weight.T * len(embeddings)).solution
+    return solution
+
+
+@dataclass(frozen=True)
 class Joint(LabelInference):
     """No inference: the label probabilities are unknowns of the search (DLG)."""
 
@@ -254,8 +411,11 @@ LABEL_RULES: dict[str, LabelInference] = {
     "count": RowSumCount(),
     "count_row": RowSumCount(least="row"),
     "given": Given(),
+    "ilrg": InstanceCount(),
     "joint": Joint(),
     "minimum": LastLayerMinimum(),
+    "preset": PresetOutputs(),
     "refined": Refined(RowSumCount()),
+    "rlg": SeparableClasses(),
     "sign": SignOfLastBias(),
 }

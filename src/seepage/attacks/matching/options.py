@@ -19,7 +19,9 @@ from seepage.attacks.matching.parameters import Parameterization, Pixels, Start
 from seepage.attacks.matching.priors import Prior, TotalVariation
 from seepage.attacks.matching.problem import Local
 
-LabelRule = Literal["auto", "bias", "count", "count_row", "given", "joint", "minimum", "refined", "sign"]
+LabelRule = Literal[
+    "auto", "bias", "count", "count_row", "given", "ilrg", "joint", "minimum", "preset", "refined", "rlg", "sign"
+]
 Made = TypeVar("Made", bound=Attack)
 
 
