@@ -426,9 +426,11 @@ class DefenseModel(ABC):
     Attributes:
         scales_whole: It scales the whole gradient. That holds whatever other defenses do afterwards, but only where
             the defense comes first; other models hold as long as nothing but `only_hides` defenses come after.
+        forges: Some of what was sent is no part of the gradient (see `credible`).
     """
 
     scales_whole: ClassVar[bool] = False
+    forges: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, dummy: Tensors, target: Tensors) -> Tensors:
@@ -447,6 +449,21 @@ class DefenseModel(ABC):
     def merged(self, other: "DefenseModel") -> "DefenseModel | None":
         """One model in place of this one and that of a later defense; None: both are applied."""
         return None
+
+    def credible(self, target: Tensors) -> Tensors:
+        """What was sent, with zero for entries that are no part of the gradient, where the defense makes such up."""
+        return target
+
+
+class Likelihood(ABC):
+    """Minus the log chance that a defense sends what was seen, for the gradient of a guess; up to a constant.
+
+    For defenses whose randomness or rounding is no Gaussian noise (which `Noise` describes).
+    """
+
+    @abstractmethod
+    def __call__(self, dummy: Tensors, sent: Tensors) -> Tensor:
+        """A scalar `[]`, differentiable in the gradient `dummy` of the guess; least where `sent` is likeliest."""
 
 
 class Defense(ABC):
@@ -503,6 +520,15 @@ class Defense(ABC):
             rule: What one client computes.
             examples: Number of examples behind its update.
             t: Round.
+        """
+        return None
+
+    def likelihood(self, rule: ClientUpdate, examples: float) -> Likelihood | None:
+        """How likely it sends an update, in units of the gradient it is read as; None: not said, or Gaussian noise.
+
+        Args:
+            rule: What one client computes.
+            examples: Number of examples behind its update.
         """
         return None
 

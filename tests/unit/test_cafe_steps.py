@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe import Cafe, true_representations
-from seepage.attacks.cafe.defense_aware import plausible, solve_column
+from seepage.attacks.cafe.defense_aware import solve_column
 from seepage.attacks.cafe.label_inference import infer_labels, logit_gradients
 from seepage.attacks.cafe.moving import correct, drifts
 from seepage.attacks.cafe.split import split
@@ -18,6 +18,7 @@ from seepage.attacks.cafe.subspaces import read_gradients, round_gradient
 from seepage.attacks.cafe.target_layers import find_target_layers
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, state_of
+from seepage.defenses.fake_gradients import plausible
 from seepage.models.vertical import vertical
 from seepage.transcript.designs import Listed, Partitions, RandomDraws, ShuffledEpochs
 from seepage.transcript.vertical import IndexedVictim, ServerStep

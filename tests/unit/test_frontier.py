@@ -45,14 +45,13 @@ TABLES: dict[str, Any] = {
 
 
 def test_each_defense_has_a_cell_and_one_for_attackers_who_know() -> None:
-    sweep = sweep_of(
-        {**TABLES, "frontier": [{"use": "sparsify", "keep": [0.5, 0.1]}, {"use": "fake_gradients", "candidates": 9}]}
-    )
+    unharmed = {"use": "fake_gradients", "order": "magnitude"}
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "sparsify", "keep": [0.5, 0.1]}, unharmed]})
     assert [entry.name for entry in sweep.entries] == [
         "no defense",
         "sparsify(keep=0.5)",
         "sparsify(keep=0.1)",
-        "fake_gradients(candidates=9)",
+        "fake_gradients(order='magnitude')",
     ]
     bare, half, _, forged = sweep.entries
     assert bare.known is None
@@ -337,7 +336,7 @@ def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> Row:
 
 
 def test_the_best_attack_is_the_one_that_recovers_most() -> None:
-    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "candidates": 9}]})
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "order": "magnitude"}]})
     results = [
         result(entry.recipe.cell, attack, psnr, recovered=share)
         for entry in sweep.entries
@@ -389,7 +388,7 @@ def test_attackers_whom_the_recipe_itself_tells_know() -> None:
 
 
 def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() -> None:
-    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "candidates": 9}]})
+    sweep = sweep_of({**TABLES, "frontier": [{"use": "fake_gradients", "order": "magnitude"}]})
     bare, forged = (entry.recipe.cell for entry in sweep.entries)
     zero = {"status": "inapplicable", "outcome": "zero update", "reason": "divide by zero"}
     rows = [result(bare, "linear", 30.0), result(forged, "linear", None, **zero), result(forged, "bayes", None, **zero)]

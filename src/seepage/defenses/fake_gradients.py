@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from seepage.core import nn as functional
+from seepage.defenses.sparsify import Pruned
 from seepage.errors import SeepageError
 from seepage.registry import defenses
-from seepage.types import ClientView, Defense, Tensors, Update
+from seepage.types import ClientView, Defense, DefenseModel, Tensors, Update
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,9 @@ class FakeGradients(Defense):
         forged = self.forge_all(update.tensors, generator)
         return replace(update, tensors={name: one.tensor for name, one in forged.items()})
 
+    def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
+        return (Unforged(),) if self.order == "value" else ()
+
     def forge_all(self, tensors: Tensors, generator: Generator) -> dict[str, Forged]:
         """The forgery of every tensor, with its diagnostics."""
         seed = int(torch.randint(2**31, (), generator=generator))
@@ -121,3 +125,44 @@ class FakeGradients(Defense):
         distances = (psi - ordered).norm(dim=1)
         best = int(distances.argmin())
         return psi[best], float(distances[best])
+
+
+@dataclass(frozen=True)
+class Unforged(Pruned):
+    """What is left of fake gradients as written is a pruned gradient: its larger half, and nothing of the smaller one.
+
+    The negative half of a sorted candidate takes the place of the smaller entries, hundreds of times larger than most
+    gradients are. So an entry no larger than its tensor's largest positive one is taken as true, all others as forged;
+    those were no larger than the least true one, as behind pruning.
+
+    >>> Unforged().credible({"w": torch.tensor([0.02, -0.01, -0.7, -0.02, -1.3])})
+    {'w': tensor([ 0.0200, -0.0100,  0.0000, -0.0200,  0.0000])}
+    """
+
+    forges: ClassVar[bool] = True
+
+    def credible(self, target: Tensors) -> Tensors:
+        return {name: _credible(tensor) for name, tensor in target.items()}
+
+
+MIDDLE = 0.1
+"""Share of the plausible entries, the smallest, that are set aside: near the middle of the order the candidate crosses
+zero, and cuts true entries down to almost nothing."""
+
+
+def _credible(tensor: Tensor) -> Tensor:
+    near = plausible(tensor)
+    if not bool(near.any()):
+        return torch.zeros_like(tensor)
+    least = tensor[near].abs().quantile(MIDDLE)
+    return torch.where(near & (tensor.abs() >= least), tensor, 0)
+
+
+def plausible(sent: Tensor) -> Tensor:
+    """Which entries of one tensor behind fake gradients as written may be true: no larger than the largest positive.
+
+    >>> plausible(torch.tensor([0.02, -0.01, -0.7, -0.02, -1.3])).tolist()
+    [True, True, False, True, False]
+    """
+    near: Tensor = (sent.abs() <= sent.max()) & (sent != 0)
+    return near

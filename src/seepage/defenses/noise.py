@@ -17,6 +17,7 @@ from seepage.types import (
     Defense,
     DefenseModel,
     GaussianMechanism,
+    Likelihood,
     Noise,
     Tensors,
     Update,
@@ -200,6 +201,13 @@ class LaplaceNoise(Defense):
         scale = self.scale if self.clip is None else self.scale * self.clip
         return Noise(math.sqrt(2) * scale * gradient_unit(rule, examples), law="laplace")
 
+    def likelihood(self, rule: ClientUpdate, examples: float) -> "LaplaceLikelihood | None":
+        if not self.scale > 0:
+            return None
+        unit = gradient_unit(rule, examples)
+        clip = None if self.clip is None else self.clip * unit
+        return LaplaceLikelihood(self.scale * (unit if clip is None else clip), clip)
+
     def with_less_noise(self, share: float, t: int) -> "LaplaceNoise":
         return replace(self, scale=share * self.scale)
 
@@ -263,6 +271,31 @@ class Clipped(DefenseModel):
     def suited_to(self, *, scale_free: bool, absolute: bool, single_gradient: bool) -> "Clipped | None":
         # A difference of weights has another unit than the clip norm, and a cosine ignores length.
         return self if single_gradient and not scale_free else None
+
+
+@dataclass(frozen=True)
+class LaplaceLikelihood(Likelihood):
+    """`sum |g - m(g')| / b`: minus the log density of independent Laplace noise of scale b, up to a constant.
+
+    Here m scales the guess's gradient g' down to the clip, as the client scaled its own. Squared distances overrate
+    the few entries with much noise; this one is the likelihood that the Bayes-optimal attack asks for.
+
+    Args:
+        scale: b, in units of the gradient.
+        clip: Largest sum of magnitudes of that gradient before the noise; None: none.
+
+    >>> LaplaceLikelihood(scale=0.5)({"w": torch.tensor([1.0, 0.0])}, {"w": torch.tensor([0.0, 0.0])})
+    tensor(2.)
+    """
+
+    scale: float
+    clip: float | None = None
+
+    def __call__(self, dummy: Tensors, sent: Tensors) -> Tensor:
+        if self.clip is not None:
+            dummy = Clipped(self.clip, order=1)(dummy, sent)
+        # -log p(g | g') = sum_i |g_i - g'_i| / b + const
+        return torch.stack([(dummy[name] - sent[name]).abs().sum() for name in sent]).sum() / self.scale
 
 
 @dataclass(frozen=True)

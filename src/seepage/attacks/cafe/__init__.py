@@ -78,7 +78,8 @@ class Cafe(Attack):
         certain: Residual of step III below which a sample is certain.
         invert: Whether to do step III; without it the features are returned.
         entries: `unforged` is the attacker who knows that fake gradients (Algorithm 5 as written) were sent: only
-            entries that may be true are used (see `defense_aware`). Needs about four times N rounds.
+            entries that may be true are used (see `defense_aware`). Needs about four times N rounds. `auto` does so
+            where the attacker is told of that defense, and uses `all` entries else.
 
     Example:
         >>> Cafe(mode="few_rounds").steps
@@ -98,22 +99,23 @@ class Cafe(Attack):
     corrections: int = 4
     certain: float = 1e-4
     invert: bool = True
-    entries: Literal["all", "unforged"] = "all"
+    entries: Literal["auto", "all", "unforged"] = "auto"
 
     def examine(self, transcript: Transcript) -> _ReadRounds:
         """The target layers and the batches' indices after validation; repeated batches are dropped."""
         opening = open_rounds(transcript, self.samples)
+        unforged = self._unforged(transcript.knowledge)
         seen: set[tuple[int, ...]] = set()
         fresh = []
         for t, batch in enumerate(opening.batches):
             key = tuple(sorted(batch.tolist()))
             # Forged or noisy updates differ between rounds even if the batch is the same.
-            if key not in seen or self.entries == "unforged":
+            if key not in seen or unforged:
                 fresh.append(t)
             seen.add(key)
         moving = _moving(transcript, opening.params)
         repeats = len(opening.batches) - len(fresh)
-        if moving and self.entries == "unforged":
+        if moving and unforged:
             raise Inapplicable(
                 "the weights move, and entries='unforged' takes them as fixed", "use rounds of one model"
             )
@@ -135,6 +137,16 @@ class Cafe(Attack):
             total=len(opening.batches),
         )
 
+    def adapts(self, knowledge: Knowledge) -> bool:
+        """Whether it sets forged entries aside because it is told that some are sent."""
+        return self.entries == "auto" and self._unforged(knowledge)
+
+    def _unforged(self, knowledge: Knowledge) -> bool:
+        if self.entries != "auto":
+            return self.entries == "unforged"
+        told = () if knowledge.defense is None else knowledge.defense.attacker_models(knowledge.model)
+        return any(model.forges for model in told)
+
     def recover(self, transcript: Transcript) -> list[Recovered]:
         """Steps I and II alone: V and H of every party."""
         return self._recover(self.prepare(transcript))[0]
@@ -150,7 +162,7 @@ class Cafe(Attack):
 
     def _steps(self, view: _ReadRounds) -> list[Recovered]:
         transcript = view.transcript
-        if self.entries == "unforged":
+        if self._unforged(view.knowledge):
             biases = read_biases(transcript, view.rounds, view.layers)
             return defense_aware.solve(transcript, view.rounds, view.batches, view.samples, view.layers, biases)
         if self._least_squares(view):

@@ -15,6 +15,7 @@ from torch import Tensor
 from seepage.attacks.base import Inapplicable
 from seepage.attacks.cafe.steps import Recovered, cover, gradients
 from seepage.attacks.cafe.target_layers import TargetLayer
+from seepage.defenses.fake_gradients import plausible
 from seepage.types import Transcript
 
 MIN_ROUNDS_PER_SAMPLE = 1.25
@@ -74,16 +75,6 @@ def solve(
             sums[m][batch] += trust * h
             mass[m][batch] += trust
     return [_recovered(v, h, w) for (v, _), h, w in zip(solved, sums, mass, strict=True)]
-
-
-def plausible(sent: Tensor) -> Tensor:
-    """Which entries may be true: those no larger than the largest positive one.
-
-    >>> plausible(torch.tensor([0.02, -0.01, -0.7, -0.02, -1.3])).tolist()
-    [True, True, False, True, False]
-    """
-    near: Tensor = (sent.abs() <= sent.max()) & (sent != 0)
-    return near
 
 
 def _recovered(v: Tensor, sums: Tensor, mass: Tensor) -> Recovered:

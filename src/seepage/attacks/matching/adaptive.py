@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from seepage.attacks.matching.distances import Distance
-from seepage.types import ClientUpdate, DefenseModel, Knowledge, Noise, Round, Tensors
+from seepage.types import ClientUpdate, DefenseModel, Knowledge, Likelihood, Noise, Round, Tensors
 
 
 def known_noise(knowledge: Knowledge, observed: Round | None = None) -> Noise | None:
@@ -37,6 +37,21 @@ def known_noise(knowledge: Knowledge, observed: Round | None = None) -> Noise | 
         return noise
     # The mean of several clients' updates: their noises are independent, and clips of single ones do not show.
     return None if noise.unit else replace(noise, deviation=noise.deviation / math.sqrt(clients), clip=None)
+
+
+def known_likelihood(knowledge: Knowledge, observed: Round | None = None) -> Likelihood | None:
+    """How likely the client's defense sends what was seen, where the attacker is told of one that says so.
+
+    For one client's update that is an average of gradients; a sum of several clients' has another law.
+
+    Args:
+        knowledge: What the attacker is told.
+        observed: The round under attack; None: as of one example.
+    """
+    defense, client = knowledge.defense, knowledge.client
+    if defense is None or client.num_clients > 1 or not client.linear_in_gradient:
+        return None
+    return defense.likelihood(client, 1 if observed is None else observed.batch_size or 1)
 
 
 def defended_rule(knowledge: Knowledge, observed: Round | None = None) -> ClientUpdate:
@@ -109,12 +124,24 @@ class Composed(Distance):
     models: tuple[DefenseModel, ...]
 
     def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
-        return self.inner(self._defended(dummy, target), target)
+        return self.inner(*self._followed(dummy, target))
 
     def held_at(self, dummy: Tensors, target: Tensors) -> Distance:
-        return replace(self, inner=self.inner.held_at(self._defended(dummy, target), target))
+        return replace(self, inner=self.inner.held_at(*self._followed(dummy, target)))
 
-    def _defended(self, dummy: Tensors, target: Tensors) -> Tensors:
+    def _followed(self, dummy: Tensors, target: Tensors) -> tuple[Tensors, Tensors]:
+        """The dummy gradient as it would have been sent, and of what was sent the part that is a gradient."""
         for model in self.models:
+            target = model.credible(target)
             dummy = model(dummy, target)
-        return dummy
+        return dummy, target
+
+
+@dataclass(frozen=True)
+class Stated(Distance):
+    """Minus the log-likelihood that a defense states of itself, as a distance."""
+
+    likelihood: Likelihood
+
+    def __call__(self, dummy: Tensors, target: Tensors) -> Float[Tensor, ""]:
+        return self.likelihood(dummy, target)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from seepage.attacks.matching.adaptive import known_noise
+from seepage.attacks.matching.adaptive import Stated, known_likelihood, known_noise
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.selection import kth_smallest
 from seepage.core.nn import safe_norm
@@ -119,7 +119,8 @@ class GaussianLikelihood(Distance):
     `|g - m(g')|^2 / (2 sigma^2)`, where m is what the defense does before the noise: it clips the norm, or scales it to
     1. This is the Bayes-optimal attack's first term (Balunovic et al., ICLR 2022, eq. 3) for Gaussian noise: that of
     `gaussian_noise`, `decaying_noise`, `unit_norm_noise` and `dp_sgd`, whose clip of single examples is the client
-    rule's (see `known_noise`).
+    rule's (see `known_noise`). A defense that states a likelihood of its own, as `laplace_noise` and `quantize` do,
+    puts that in this one's place where the attacker is told of it.
 
     Args:
         sigma: Standard deviation of the noise on each entry of the gradient; None: read from the known defense.
@@ -155,5 +156,10 @@ class GaussianLikelihood(Distance):
         return square / (2 * sigma**2)
 
     def adapt_to(self, knowledge: Knowledge, observed: Round | None = None) -> Distance:
-        noise = None if self.sigma is not None else known_noise(knowledge, observed)
-        return self if noise is None else replace(self, sigma=noise.deviation, clip=noise.clip, unit=noise.unit)
+        if self.sigma is not None:
+            return self
+        noise = known_noise(knowledge, observed)
+        if noise is not None:
+            return replace(self, sigma=noise.deviation, clip=noise.clip, unit=noise.unit)
+        stated = known_likelihood(knowledge, observed)
+        return self if stated is None else Stated(stated)

@@ -164,7 +164,7 @@ def grad_inversion(
 
 @attacks.register(
     "bayes",
-    needs="the batch size; gains where the client's Gaussian noise is known",
+    needs="the batch size; gains where the client's noise or rounding is known",
     paper="Balunovic et al. 2022",
     cost="seconds to minutes (Adam)",
 )
@@ -173,11 +173,13 @@ def bayes(search: SearchOptions, *, sigma: float | None = None) -> GradientMatch
     """BayesAttack (Balunovic et al., ICLR 2022): the likeliest inputs, given the noise that the client adds.
 
     Maximizes `log p(g | x) + log p(x)`: a Gaussian likelihood, and total variation as minus the log prior. Where the
-    attacker is told that the defense is Gaussian noise, its sigma and clip norm are used, else `sigma`, else 0.1.
+    attacker is told that the defense is Gaussian noise, its sigma and clip norm are used, else `sigma`, else 0.1. Told
+    of Laplace noise it takes that likelihood, a sum of absolute differences, and told of rounding the intervals and
+    signs that can have given what was sent (`RoundingLikelihood`), which are not of the paper.
 
     Deviations: the paper samples points around x before each step (its code's default is x alone, as here) and tunes
     the prior's weight for every defense; rate 0.1 and weight 1 are its code's defaults, steps and schedule ours; units
-    are (x - 0.5) / 0.25, candidates are projected; likelihoods of pruning and other defenses are not here.
+    are (x - 0.5) / 0.25, candidates are projected; the likelihood of pruning is not here.
 
     Args:
         sigma: Standard deviation of the client's noise; none: as told of the defense, else 0.1.
