@@ -19,6 +19,26 @@ def recipes(study: str) -> Lines:
     return [*table(heads, body), *commands(rows)]
 
 
+def linear_equations() -> Lines:
+    """Examples that come back exactly by network and batch size, a number per batch; beside, who has units alone."""
+    rows = rows_of("closed/linear-equations")
+    groups: dict[tuple[str, str, int], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        network = f"{row['depth']} x {row['hidden']}{'' if row['bias'] else ', no bias'}"
+        groups[row["data"], network, row["n"]][row["method"]].append(row)
+    body = []
+    for (data, network, n), methods in groups.items():
+        own = methods["linear_equations"]
+        alone = "; ".join(", ".join(map(str, row["one_by_layer"])) for row in own)
+        cells = [", ".join(f"{row['examples_exact']:.0f}" for row in found) for found in (own, methods["linear"])]
+        false = sum(row.get("false_certificates") or 0 for row in own)
+        condition = ", ".join(str(row["condition"]) for row in own)
+        seconds = span((row["cpu_s"] for row in own), "{:.1f}")
+        body.append([data, network, str(n), alone, condition, *cells, str(false), seconds])
+    heads = ["data", "network", "n", "of their own, by layer", "condition", "exact", "exact by `linear`"]
+    return [*table([*heads, "false certificates", "cpu_s"], body), *commands(rows)]
+
+
 def frontier(study: str) -> Lines:
     """A frontier: a line for each defense, with the best of the attackers who know of nothing and of those who know."""
     rows = rows_of(study)
@@ -73,6 +93,7 @@ def inferring() -> Lines:
 
 PARTS: dict[str, Part] = {
     "closed recipes": Part("closed-forms.md", partial(recipes, "closed/recipes")),
+    "closed linear-equations": Part("closed-forms.md", linear_equations),
     "generative recipes": Part("generative.md", partial(recipes, "generative/recipes")),
     "frontier": Part("frontier.md", partial(frontier, "defenses/frontier")),
     "known": Part("defenses.md", partial(frontier, "defenses/known")),

@@ -11,6 +11,7 @@ from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.generative import ggl, gias, rogs
 from seepage.attacks.guided import GuidedMatching, fedleak_guided, gradient_matching
 from seepage.attacks.linear import LinearLeak
+from seepage.attacks.linear_equations import LinearEquations
 from seepage.attacks.matching import (
     GradientMatching,
     bayes,
@@ -41,6 +42,7 @@ __all__ = [
     "GuidedMatching",
     "Inapplicable",
     "LayerRank",
+    "LinearEquations",
     "LinearLeak",
     "LoraLeak",
     "PatchEmbedding",

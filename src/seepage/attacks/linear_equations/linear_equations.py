@@ -1,0 +1,413 @@
+"""The linear-equation attack: activation patterns from ratios of gradients, then linear equations layer by layer."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.linear_equations.exclusive_rows import ExclusiveRows, exclusive_rows
+from seepage.attacks.linear_equations.relu_network import INSTEAD, ReluNetwork
+from seepage.registry import attacks
+from seepage.types import Knowledge, Reconstruction, Round, Transcript
+
+REFINEMENTS = 8
+"""Times that patterns and slopes are computed anew from the examples that the equations gave."""
+SCALES, ZOOMS = 200, 6
+"""Lengths tried along a direction without a bias, and how often the best one's neighborhood is tried again."""
+
+
+@attacks.register(
+    "linear_equations",
+    paper="Pan et al. 2022",
+    cost="seconds (linear equations, layer by layer)",
+)
+@dataclass(frozen=True, kw_only=True)
+class LinearEquations(Attack):
+    """Linear-equation attack by exclusively activated neurons (Pan et al., USENIX Security 2022).
+
+    In a fully connected ReLU network row j of a layer's weight gradient is `sum_i slope_ij f_i`, f_i what the layer
+    reads of example i, over the examples that switch unit j on. Units that one example alone switches on have rows of
+    equal ratios, which tell f_i, and its zeros are the activation pattern of the layer before. With all patterns known
+    the slopes of every layer before follow from the weights,
+
+        slope_l = pattern_(l+1) * (slope_(l+1) @ W_(l+1)),        dL/dW_l = sum_i slope_l,i f_l,i^T,
+
+    and the second line is a system of linear equations for what layer l reads of all examples: layer by layer down to
+    the examples themselves, which need no unit of their own in the first layer then.
+
+    Every group of units is checked without the truth: the network's own backward pass on what the group gives must
+    send back the group's slopes and its columns of the next layer's gradient, for one label. What passed is taken away
+    from the gradient of that layer and of all behind it, which leaves other examples alone at more units.
+
+    Deviations from the paper, whose text was not at hand (its abstract, and what later papers say of it, were). Where
+    the paper asks of each example two exclusive neurons in the last hidden layer and one in every other, this asks for
+    all examples of the batch in one layer, any, and takes found ones away in between. Where a layer has a bias one
+    unit is enough, since the bias gradient tells the length. Where no layer has all, examples found in the first
+    layer are returned, and others whose layers determine them by their weights alone. A network of convolutions is
+    refused.
+
+    Args:
+        tolerance: Largest relative mismatch of a group of units at which it is one example. Float32 leaves about 1e-6.
+        certify: Largest relative distance of the sent gradient and the model's own at the whole batch at which examples
+            that came down by equations are certified.
+        peel: Whether found examples are taken away and the rest looked at again.
+
+    Example:
+        >>> from seepage import Architecture, Batch, attack, build, record
+        >>> images = torch.rand(6, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+        >>> seen = record(build(Architecture("mlp3"), (1, 8, 8), 4), Batch(images, torch.arange(6) % 4))
+        >>> found = attack(seen, LinearEquations())
+        >>> apart = torch.cdist(found.inputs.flatten(1), images.flatten(1))
+        >>> found.certified.all().item(), bool(apart.amin(1).max() < 1e-3)
+        (True, True)
+    """
+
+    needs: ClassVar[Needs] = Needs(
+        text="fully connected layers with ReLU; units that one example of the batch alone switches on",
+        every_tensor="the equations go through every layer",
+        linear_in_gradient="the ratios of a row are not those of an example",
+        gradient="mixes local steps, whose units are on for other examples at each step",
+        softmax_gradient="each example is told by the errors of a cross-entropy, softmax minus label",
+        batch_size="without it no example's share of the update is known",
+        instead=INSTEAD.removeprefix("use "),
+    )
+
+    tolerance: float = 1e-4
+    certify: float = 1e-3
+    peel: bool = True
+
+    def examine(self, transcript: Transcript) -> "_Gradients":
+        return _Gradients.of(transcript)
+
+    def run(self, seen: "_Gradients", *, seed: int, progress: Progress) -> Reconstruction:
+        found = _search(seen, self.tolerance, progress, peel=self.peel)
+        notes = tuple(
+            f"layer {seen.network.names[one.layer]!r}: {len(one.labels)} of {seen.batch_size} examples are known from "
+            "units of their own"
+            for one in found
+        )
+        whole = found[-1]
+        if len(whole.labels) < seen.batch_size:
+            first = found[0]
+            notes += ("no layer tells all examples, so the patterns that the equations need are not known",)
+            return seen.reconstruction(first.readings, first.labels, first.mismatch, first.mismatch >= 0, notes)
+        readings, mismatch = seen.solved_down(whole)
+        sure = (mismatch <= self.certify).expand(len(readings))
+        if whole.layer > 0:
+            notes += (
+                f"with all patterns known from layer {seen.network.names[whole.layer]!r} on, linear equations give "
+                "what the layers before read",
+            )
+        notes += (f"the batch explains the gradient up to {mismatch:.1e}",)
+        return seen.reconstruction(readings, whole.labels, mismatch.expand(len(readings)), sure, notes)
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """Examples known at one layer.
+
+    Attributes:
+        layer: Counted from the network's first.
+        readings: `[k, d]` what the layer reads of each.
+        labels: `[k]`.
+        mismatch: `[k]` how far each was from its group of units when it was found.
+        error: `[k]` relative error to expect of each reading: rounding, and errors of those taken away before.
+    """
+
+    layer: int
+    readings: Float[Tensor, "k d"]
+    labels: Int[Tensor, " k"]
+    mismatch: Float[Tensor, " k"]
+    error: Float[Tensor, " k"]
+
+    def joined(self, other: "_Known") -> "_Known":
+        return _Known(
+            self.layer,
+            torch.cat([self.readings, other.readings]),
+            torch.cat([self.labels, other.labels]),
+            torch.cat([self.mismatch, other.mismatch]),
+            torch.cat([self.error, other.error]),
+        )
+
+    def at(self, places: slice | Tensor) -> "_Known":
+        parts = (part[places] for part in (self.readings, self.labels, self.mismatch, self.error))
+        return _Known(self.layer, *parts)
+
+    def has(self, reading: Tensor) -> bool:
+        """Whether an example is among them already."""
+        apart = (self.readings - reading).norm(dim=1)
+        return bool((apart < 1e-3 * reading.norm()).any())
+
+
+def _search(seen: "_Gradients", tolerance: float, progress: Progress, *, peel: bool) -> list[_Known]:
+    """Examples known at each layer from the first on, up to the first layer at which all are."""
+    known: list[_Known] = []
+    while len(known) < len(seen.network) - 1:
+        layer = len(known)
+        start = seen.raised(known[-1]) if known else seen.nothing()
+        grown = seen.grown(start, tolerance, peel=peel)
+        known.append(grown)
+        progress.report(layer + 1, len(seen.network), float(seen.batch_size - len(grown.labels)))
+        if len(grown.labels) == seen.batch_size:
+            break
+        # A layer with more active units than inputs tells by its weights alone what it read of an example.
+        lowered = seen.lowered(grown.at(slice(len(start.labels), None)))
+        if layer > 0 and len(lowered.labels) > 0:
+            known = [seen.grown(known[0].joined(lowered), tolerance, peel=peel)]
+            if len(known[0].labels) == seen.batch_size:
+                break
+    return known
+
+
+@dataclass(frozen=True, eq=False)
+class _Gradients:
+    """An update, layer by layer.
+
+    Attributes:
+        knowledge: What the attacker is told.
+        observed: The one round.
+        network: The model, in float64.
+        rows: `[out, in]` gradient of each layer's weight; where it has a bias `[out, in + 1]`, that gradient last.
+        batch_size: Examples behind the update.
+    """
+
+    knowledge: Knowledge
+    observed: Round
+    network: ReluNetwork
+    rows: tuple[Tensor, ...]
+    batch_size: int
+
+    @classmethod
+    def of(cls, transcript: Transcript) -> "_Gradients":
+        """Read a transcript's first round; `Inapplicable` where the model is no ReLU network."""
+        knowledge, observed = transcript.knowledge, transcript[0]
+        network = ReluNetwork.of(knowledge.model, observed.params, knowledge.input_shape)
+        if len(network) < 2:
+            raise Inapplicable("the model has one layer, and every example reaches all of its outputs", INSTEAD)
+        gradient = observed.gradient(knowledge.client)
+        rows = []
+        for name, biased in zip(network.names, network.biased, strict=True):
+            row = gradient[f"{name}.weight"].double()
+            rows.append(torch.cat([row, gradient[f"{name}.bias"].double()[:, None]], 1) if biased else row)
+        assert observed.batch_size is not None
+        return cls(knowledge, observed, network, tuple(rows), observed.batch_size)
+
+    def nothing(self) -> _Known:
+        """No example, at the first layer."""
+        like = self.network.weights[0]
+        none = torch.zeros(0, dtype=torch.int64, device=like.device)
+        return _Known(0, like.new_zeros((0, like.shape[1])), none, like.new_zeros(0), like.new_zeros(0))
+
+    def raised(self, known: _Known) -> _Known:
+        """The same examples at the next layer."""
+        reading = self.network.run(known.layer, known.readings).reading(known.layer + 1)
+        return replace(known, layer=known.layer + 1, readings=reading)
+
+    def lowered(self, known: _Known) -> _Known:
+        """Those of the examples that the weights of all layers before determine, at the first layer."""
+        found = self.nothing()
+        for place, reading in enumerate(known.readings):
+            at: Tensor | None = reading
+            for layer in range(known.layer - 1, -1, -1):
+                at = None if at is None else self.network.before(layer, at)
+            if at is not None and self._plausible(0, at[None]).all():
+                one = known.at(slice(place, place + 1))
+                found = found.joined(replace(one, layer=0, readings=at[None]))
+        return found
+
+    def rest(self, known: _Known) -> tuple[Tensor, ...]:
+        """The gradients of the layers from `known.layer` on without the known examples' share."""
+        passed = self.network.run(known.layer, known.readings)
+        slopes = self.network.slopes(passed, known.labels)
+        rest = []
+        for layer in range(known.layer, len(self.network)):
+            reading = passed.reading(layer)
+            if self.network.biased[layer]:
+                reading = torch.cat([reading, torch.ones_like(reading[:, :1])], 1)
+            # dL/dW = 1/n sum_i slope_i f_i^T, the loss being a mean over the batch. [out, in (+ 1)]
+            rest.append(self.rows[layer] - slopes[layer].T @ reading / self.batch_size)
+        return tuple(rest)
+
+    def noise(self, known: _Known) -> Float[Tensor, " m"]:
+        """Size of the error to expect in each row of what is left of a layer's gradient.
+
+        Rounding of the row as it was sent, and the errors of the readings that were taken away from it.
+        """
+        weight = f"{self.network.names[known.layer]}.weight"
+        rounding = 2 * torch.finfo(self.observed.update.tensors[weight].dtype).eps
+        slopes = self.network.slopes(self.network.run(known.layer, known.readings), known.labels)[known.layer]
+        taken = slopes * (known.error * (known.readings.square().sum(1) + 1).sqrt())[:, None] / self.batch_size
+        noise: Tensor = rounding * self.rows[known.layer].norm(dim=1) + taken.norm(dim=0)
+        return noise
+
+    def grown(self, known: _Known, tolerance: float, *, peel: bool) -> _Known:
+        """Known examples of a layer and those that groups of its units tell, taken away until no group tells any."""
+        while len(known.labels) < self.batch_size:
+            rest = self.rest(known)
+            least = 1 if self.network.biased[known.layer] else 2
+            noise = self.noise(known)
+            groups = exclusive_rows(rest[0], noise, least=least)
+            before = len(known.labels)
+            for one in self._checked(known.layer, groups, rest, noise, tolerance):
+                if len(known.labels) < self.batch_size and not known.has(one.readings[0]):
+                    known = known.joined(one)
+            if len(known.labels) == before or not peel:
+                break
+        return known
+
+    def _checked(
+        self,
+        layer: int,
+        groups: list[ExclusiveRows],
+        rest: tuple[Tensor, ...],
+        noise: Float[Tensor, " m"],
+        tolerance: float,
+    ) -> Iterator[_Known]:
+        """Groups that are one example each, the surest first."""
+        if not groups:
+            return
+        units = torch.stack([group.units for group in groups])
+        directions = torch.stack([group.direction for group in groups])
+        sent = torch.stack([group.sizes for group in groups])
+        error = (units * noise).norm(dim=1) / sent.norm(dim=1)
+        if self.network.biased[layer]:
+            # The row is slope (f, 1): its last entry is the slope, and what is left over it is the reading.
+            ends = directions[:, -1:]
+            readings, sent = directions[:, :-1] / ends, sent * ends
+        else:
+            readings, sent = self._scaled(layer, directions, sent)
+        there = readings.isfinite().all(1) & self._plausible(layer, readings)
+        readings, sent, units, error = readings[there], sent[there], units[there], error[there]
+        if layer > 0:
+            readings = readings.clamp(min=0)
+        passed = self.network.run(layer, readings)
+        best = torch.full((len(readings),), torch.inf).to(readings)
+        labels = torch.zeros(len(readings), dtype=torch.int64, device=readings.device)
+        for label in range(self.knowledge.num_classes):
+            slopes = self.network.slopes(passed, torch.full_like(labels, label))
+            own = slopes[layer] * units / self.batch_size
+            mismatch = (own - sent).norm(dim=1) / sent.norm(dim=1)
+            columns = self._columns_apart(passed.reading(layer + 1) * units, slopes[layer + 1], rest[1], units)
+            mismatch = torch.maximum(mismatch, columns).nan_to_num(nan=torch.inf)
+            labels = torch.where(mismatch < best, label, labels)
+            best = torch.minimum(best, mismatch)
+        for place in best.argsort(stable=True).tolist():
+            if best[place] <= tolerance:
+                at = slice(place, place + 1)
+                yield _Known(layer, readings[at], labels[at], best[at], error[at])
+
+    def _columns_apart(
+        self, on: Float[Tensor, "k m"], slopes: Float[Tensor, "k c"], rest: Tensor, units: Tensor
+    ) -> Float[Tensor, " k"]:
+        """Relative distance of the group's columns of the next layer's gradient and the example's own, `h_j slope`."""
+        sent = rest[:, : units.shape[1]]  # [c, m]: without the bias
+        # |own - sent|^2 over the group's units = |h|^2 |s|^2 - 2 sum_j h_j (s . sent_j) + sum_j |sent_j|^2
+        size = units.double() @ sent.square().sum(0)
+        own = slopes / self.batch_size
+        apart = on.square().sum(1) * own.square().sum(1) - 2 * (on * (own @ sent)).sum(1) + size
+        relative: Tensor = (apart.clamp(min=0) / size).sqrt()
+        return relative
+
+    def _scaled(self, layer: int, directions: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Readings and slopes of groups whose layer has no bias: the lengths s at which both sides agree.
+
+        A row is `slope_j(s) s d`, d the direction, so the network's own slopes at `s d` must be `size_j / s` for one
+        label. Behind a ReLU d is not negative; in front of the first layer both signs are tried.
+        """
+        if layer > 0:
+            signs = directions.sum(1, keepdim=True).sign()
+            directions, sizes = directions * signs, sizes * signs
+            lengths, _ = self._lengths(layer, directions, sizes)
+            return lengths[:, None] * directions, sizes / lengths[:, None]
+        (plus, one), (minus, other) = (self._lengths(layer, sign * directions, sign * sizes) for sign in (1, -1))
+        lengths = torch.where(one <= other, plus, -minus)[:, None]
+        return lengths * directions, sizes / lengths
+
+    def _lengths(self, layer: int, directions: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """`[k]` the length of each direction at which the misfit of its slopes is least, and that misfit."""
+        width = directions.shape[1] ** 0.5
+        low = torch.full((len(directions),), -4.0).to(directions)  # of the logarithm to base 10
+        span = 6.0
+        for _ in range(ZOOMS):
+            grid = low[:, None] + span * torch.linspace(0, 1, SCALES).to(low)  # [k, S]
+            misfit = self._slopes_apart(layer, directions, sizes, width * 10**grid)
+            best = misfit.argmin(1)
+            center = grid.gather(1, best[:, None])[:, 0]
+            # Two steps of the grid to either side.
+            span = span * 4 / SCALES
+            low = center - span / 2
+        return width * 10**center, misfit.amin(1)
+
+    def _slopes_apart(self, layer: int, directions: Tensor, sizes: Tensor, lengths: Tensor) -> Tensor:
+        """`[k, S]` relative misfit of the slopes of the best label at each length."""
+        count = lengths.shape[1]
+        readings = (lengths[:, :, None] * directions[:, None]).flatten(0, 1)  # [k S, d]
+        wanted = (sizes[:, None] / lengths[:, :, None]).flatten(0, 1)
+        passed = self.network.run(layer, readings)
+        best = torch.full((len(readings),), torch.inf).to(readings)
+        for label in range(self.knowledge.num_classes):
+            labels = torch.full((len(readings),), label, device=readings.device)
+            own = self.network.slopes(passed, labels)[layer] * (wanted != 0) / self.batch_size
+            best = torch.minimum(best, (own - wanted).norm(dim=1) / wanted.norm(dim=1))
+        return best.reshape(-1, count)
+
+    def _plausible(self, layer: int, readings: Float[Tensor, "k d"]) -> Tensor:
+        """`[k]` bool: readings that an example can cause, give or take rounding."""
+        if layer > 0:  # behind a ReLU
+            return (readings >= -1e-3 * readings.amax(1, keepdim=True)).all(1) & (readings.amax(1) > 0)
+        low, high = self.knowledge.value_range
+        slack, inputs = 0.01 * (high - low), self.network.to_inputs(readings)
+        return ((inputs >= low - slack) & (inputs <= high + slack)).all(1)
+
+    def solved_down(self, known: _Known) -> tuple[Float[Tensor, "n d"], Tensor]:
+        """What the first layer reads of all examples, and the relative distance of their gradient from the sent one."""
+        passed = self.network.run(known.layer, known.readings)
+        slope, reading = self.network.slopes(passed, known.labels)[known.layer], known.readings
+        for layer in range(known.layer - 1, -1, -1):
+            on = reading > 1e-5 * reading.amax(1, keepdim=True)
+            slope = self.network.through(layer + 1, slope, on)
+            reading = self._solved(layer, slope)
+        best = reading, self._misfit(reading, known.labels)
+        for _ in range(REFINEMENTS):
+            # Patterns and slopes of the examples that the equations gave; those of exact ones give them back.
+            slope = self.network.slopes(self.network.run(0, reading), known.labels)[0]
+            reading = self._solved(0, slope)
+            misfit = self._misfit(reading, known.labels)
+            if misfit >= best[1]:
+                break
+            best = reading, misfit
+        return best
+
+    def _solved(self, layer: int, slope: Float[Tensor, "n out"]) -> Float[Tensor, "n d"]:
+        """`sum_i slope_i f_i^T / n = dL/dW`: as many equations as units, for n unknowns in each column."""
+        wanted = self.rows[layer][:, : self.network.weights[layer].shape[1]]
+        found = torch.linalg.lstsq(slope.T.cpu() / self.batch_size, wanted.cpu(), driver="gelsd").solution
+        reading: Tensor = found.to(slope)
+        return reading if layer == 0 else reading.clamp(min=0)
+
+    def _misfit(self, readings: Tensor, labels: Tensor) -> Tensor:
+        nothing = torch.zeros_like(readings[:, 0])
+        first = _Known(0, readings, labels, nothing, nothing)
+        apart = torch.stack([part.norm() for part in self.rest(first)]).norm()
+        relative: Tensor = apart / torch.stack([part.norm() for part in self.rows]).norm()
+        return relative
+
+    def reconstruction(
+        self, readings: Tensor, labels: Tensor, mismatch: Tensor, certified: Tensor, notes: tuple[str, ...]
+    ) -> Reconstruction:
+        """Readings of the first layer as inputs in the model's own precision."""
+        low, high = self.knowledge.value_range
+        inputs = self.network.to_inputs(readings).clamp(low, high).reshape(-1, *self.knowledge.input_shape)
+        return Reconstruction(
+            inputs=inputs.to(self.observed.params[f"{self.network.names[0]}.weight"]).contiguous(),
+            labels=labels,
+            objective=mismatch.float().contiguous(),
+            certified=certified.contiguous(),
+            status="ok" if len(labels) == self.batch_size else "exhausted",
+            cost={"evaluations": 1},
+            notes=notes,
+        )
