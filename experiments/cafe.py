@@ -23,6 +23,7 @@ from seepage.attacks.cafe.steps import groups
 from seepage.attacks.cafe.target_layers import assemble, block_shape, find_target_layers
 from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
 from seepage.defenses.fake_gradients import FakeGradients
+from seepage.leakage import indexed_rounds
 from seepage.papers.special.loops import loss
 from seepage.transcript.designs import RandomDraws, make_design
 from seepage.transcript.simulated import OneRound
@@ -217,20 +218,59 @@ def run_table(args: argparse.Namespace) -> None:
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         design = make_design(args.design, n, args.batch, seed)
         rounds = args.rounds or n + n // 20
-        options = {"parties": args.parties, "hidden": 64, "activation": args.activation}
+        options = {"parties": args.parties, "hidden": 64, "activation": args.activation, "body": args.body}
         victim = prepare(data, design, rounds, seed=seed, model_options=options)
         clock = Clock()
         with clocked(clock):
             result = Cafe(samples=n)(victim.transcript(), seed=0)
         assert result.indices is not None
         apart = (result.inputs - inputs[result.indices]).abs().amax(1)
-        row: Row = {"table": args.table, "seed": seed, "activation": args.activation, "samples": n}
+        row: Row = {"table": args.table, "seed": seed, "activation": args.activation, "samples": n, "body": args.body}
         row |= {"batch": args.batch, "parties": args.parties, "rounds": rounds, "design": args.design}
         row |= {"returned": len(result), "cpu_all_with_victim": rounded(clock.cpu)}
         row |= {"rows_to_1e-3": int((apart < 1e-3).sum()), "median_error": rounded(float(apart.median()))}
         right = None if result.labels is None else int((result.labels == data.labels[result.indices]).sum())
         row |= {"labels_right": right, "notes": list(result.notes)}
-        keep("cafe/tables", args.table, "median_error", row)
+        name = args.table + (f", {args.body}" if args.body == "logistic" else "")
+        keep("cafe/tables", name, "median_error", row)
+
+
+def run_conditions(args: argparse.Namespace) -> None:
+    """Theorem 2's conditions, and equation 43's bound beside the true error of H from equation 44."""
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed, args.size)
+        design = RandomDraws(samples=args.samples, batch_size=args.batch, seed=seed)
+        options = {
+            "parties": args.parties,
+            "channels": args.channels,
+            "hidden": args.hidden,
+            "activation": "leaky_relu",
+        }
+        victim = prepare(data, design, args.rounds, seed=seed, model_options=options, classes=10)
+        transcript = frozen(victim)
+        found = indexed_rounds(transcript)
+        assert found is not None
+        table = torch.zeros(args.rounds, args.samples, dtype=torch.float64)
+        for t in range(args.rounds):
+            table[t, design.indices(t)] = 1 / args.batch
+        for layer, (_, h) in zip(found.layers, truth(victim), strict=True):
+            seen = [transcript.select(t, (layer.weight, layer.bias)) for t in range(args.rounds)]
+            # V by least squares, the gradient of all samples by the rounds' own combination, H by equation 44.
+            v = torch.linalg.pinv(table) @ torch.stack([one[layer.bias] for one in seen]).double()
+            whole = torch.einsum(
+                "t,tij->ij", torch.linalg.pinv(table).sum(0), torch.stack([one[layer.weight] for one in seen]).double()
+            )
+            guess = torch.linalg.pinv(v).T @ whole
+            error = float((guess - h.double()).norm() / h.double().norm())
+            row = setting(args, seed) | {"rounds": args.rounds, "hidden": args.hidden, "channels": args.channels}
+            row |= {
+                "layer": layer.layer,
+                "rank_s": found.rank,
+                "rank_v": layer.rank,
+                "theorem_two": found.theorem_two(layer),
+            }
+            row |= {"printed": layer.printed, "bound": layer.bound, "error_h": rounded(error)}
+            keep("cafe/conditions", f"bound, {layer.layer}", "error_h", row)
 
 
 def run_published(args: argparse.Namespace) -> None:
@@ -238,10 +278,17 @@ def run_published(args: argparse.Namespace) -> None:
     changes = {"": {}, "alpha": {"alpha": 0.0}, "beta": {"beta": 0.0}, "gamma": {"gamma": 0.0}, "xi": {"xi": 0.0}}
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         for without in args.without or [""]:
-            data = images(args.data, args.samples, seed)
+            data = images(args.data, args.samples, seed, args.size)
             design = RandomDraws(samples=args.samples, batch_size=args.batch, seed=seed)
             iterations = tuple(args.iterations)
-            victim = prepare(data, design, args.rounds or sum(iterations), seed=seed, classes=10)
+            victim = prepare(
+                data,
+                design,
+                args.rounds or sum(iterations),
+                seed=seed,
+                model_options={"channels": args.channels, "hidden": args.hidden},
+                classes=10,
+            )
             options = {"alpha": args.alpha} | changes[without]
             attack = PublishedCafe(
                 loop=args.loop,
@@ -249,6 +296,7 @@ def run_published(args: argparse.Namespace) -> None:
                 iterations=iterations,
                 thresholds=tuple(args.thresholds),
                 legacy_bias_correction=args.legacy,
+                scaled=args.scaled,
                 samples=args.samples,
                 **options,
             )
@@ -256,6 +304,7 @@ def run_published(args: argparse.Namespace) -> None:
             with clocked(clock):
                 result = attack(transcript, seed=seed)
             row = setting(args, seed) | {"who": "published", "without": without, "attack": repr(attack)}
+            row |= {"loop": args.loop, "alpha": attack.alpha, "channels": args.channels, "hidden": args.hidden}
             row |= _cost(result, clock, transcript.spent, args.rounds or sum(iterations))
             row |= _psnr(result, data.inputs) | {"notes": list(result.notes)}
             name = f"{args.loop.replace('_', ' ')}, {row['rounds']} rounds" + (
@@ -391,9 +440,18 @@ def main() -> None:
     _rounds(table, 0)
     table.add_argument("--parties", type=int, default=3)
     table.add_argument("--activation", default="leaky_relu")
+    table.add_argument("--body", choices=["flat", "logistic"], default="flat")
     table.add_argument("--seeds", type=int, default=1)
     table.add_argument("--first-seed", type=int, default=1)
     table.set_defaults(go=run_table)
+
+    conditions = commands.add_parser("conditions", help=run_conditions.__doc__)
+    _images(conditions, "conditions", samples=20, batch=5)
+    conditions.add_argument("--rounds", type=int, default=40)
+    conditions.add_argument("--hidden", type=int, default=64)
+    conditions.add_argument("--channels", type=int, default=16)
+    conditions.add_argument("--size", type=int, help="side of the images in pixels; as they are if left out")
+    conditions.set_defaults(go=run_conditions)
 
     published = commands.add_parser("published", help=run_published.__doc__)
     _images(published, "published", samples=200, batch=20)
@@ -404,6 +462,10 @@ def main() -> None:
     published.add_argument("--thresholds", type=float, nargs="*", default=[1e-9, 5e-9])
     published.add_argument("--alpha", type=float, default=0.0)
     published.add_argument("--legacy", action="store_true")
+    published.add_argument("--scaled", action="store_true", help="bring table 9's constants to K and the tile")
+    published.add_argument("--channels", type=int, default=64)
+    published.add_argument("--hidden", type=int, default=256)
+    published.add_argument("--size", type=int, help="side of the images in pixels; as they are if left out")
     published.add_argument("--without", nargs="+", choices=["", "alpha", "beta", "gamma", "xi"])
     published.set_defaults(go=run_published)
 

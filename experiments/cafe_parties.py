@@ -17,12 +17,12 @@ from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.models.vertical import vertical
 from seepage.transcript.designs import Design
 from seepage.transcript.vertical import IndexedTranscript, IndexedVictim, ServerStep
-from seepage.types import Batch, Defense, Knowledge, Tensors, Update
+from seepage.types import Batch, ClientView, Defense, Knowledge, Tensors, Update
 
 
-def images(path: str, samples: int, seed: int) -> Batch:
-    """The first N of a seeded order of a data file's images (of its training part, where it has one)."""
-    data = seepage.data.load(path)
+def images(path: str, samples: int, seed: int, size: int | None = None) -> Batch:
+    """The first N of a seeded order of a data file's images (of its training part, where it has one), at `size`."""
+    data = seepage.data.load(path, size=size)
     split_by_file = torch.equal(data.train, torch.arange(len(data.train)))
     count = len(data.train) if split_by_file else len(data)
     chosen = data.batch(torch.randperm(count, generator=generator(seed, "benchmark samples"))[:samples])
@@ -82,7 +82,10 @@ class FrozenTranscript(IndexedTranscript):
         loss = F.cross_entropy(logits, victim.data.labels[chosen])
         found = torch.autograd.grad(loss, list(leaves.values()))
         update = Update(dict(zip(leaves, found, strict=True)))
-        return victim._defended(update, victim.params, victim.batch(t), t).tensors
+        view = ClientView(
+            victim.knowledge.model, victim.params, victim.batch(t), victim.knowledge.client, victim.buffers, t
+        )
+        return victim._client.defended(update, view, t).tensors
 
 
 def frozen(victim: IndexedVictim) -> FrozenTranscript:

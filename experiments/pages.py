@@ -16,6 +16,7 @@ from typing import Any
 
 import pages_architectures
 import pages_bounds
+import pages_cafe
 import pages_runs
 import torch
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
@@ -915,6 +916,7 @@ PARTS: dict[str, Part] = {
     "cafe rounds": Part("cafe.md", cafe_rounds),
     "cafe rivals": Part("cafe.md", cafe_rivals),
     "cafe training": Part("cafe.md", cafe_training),
+    **pages_cafe.PARTS,
     **{f"cpa {study}": Part("cpa.md", partial(cpa, study)) for study in CPA},
     "defenses": Part("defenses.md", defenses),
     "local-steps": Part("federation.md", local_steps),

@@ -6,7 +6,7 @@ import torch
 from seepage.attacks.base import Checkpoint, Inapplicable, Silent
 from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
-from seepage.attacks.cafe.published import TABLE_9, TABLE_9_TILE, PublishedCafe, RowAdam
+from seepage.attacks.cafe.published import TABLE_9, TABLE_9_TILE, PublishedCafe, RowAdam, _PublishedRun
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.data import load
@@ -213,3 +213,75 @@ def test_a_run_scales_by_its_own_batches_and_tiles():
     typed = PublishedCafe(constants="yale32", lr_one=found["lr_one"], xi=found["xi"], **options)
     one, other = (attack(victim.transcript(), seed=0).inputs for attack in (own, typed))
     assert torch.equal(one, other)
+
+
+# --- equation 9 with the gradients' distance -------------------------------------------------------------------------
+
+
+def written_out(victim, place, tiles, logits, h, weights):
+    """Equation 9 in plain tensor code: forward and backward by hand, party by party; the activation is a sigmoid."""
+    alpha, beta, gamma, xi = weights
+    chosen = victim.design.indices(place)
+    true = victim.transcript()[place].update.tensors
+    p, n, m = victim.params, len(chosen), len(tiles)
+    states, joined = [], []
+    for party, tile in enumerate(tiles):
+        w = {name.removeprefix(f"parties.{party}."): q for name, q in p.items() if f"parties.{party}." in name}
+        x = tile.flatten(1)  # no convolution in front: the layer's input is the tile itself
+        one = torch.sigmoid(x @ w["first.weight"].T + w["first.bias"])
+        two = torch.sigmoid(one @ w["rest.1.weight"].T + w["rest.1.bias"])
+        out = torch.sigmoid(two @ w["rest.3.weight"].T + w["rest.3.bias"])
+        states.append((w, x, one, two, out))
+        joined.append(out)
+    together = torch.cat(joined, 1)
+    outputs = together @ p["head.weight"].T + p["head.bias"]
+    # The mean cross-entropy's gradient in the outputs is (softmax - label) / n.
+    push = (outputs.softmax(1) - logits.softmax(1)) / n
+    made = {"head.weight": push.T @ together, "head.bias": push.sum(0)}
+    back = (push @ p["head.weight"]).chunk(m, 1)
+    for party, ((w, x, one, two, out), down) in enumerate(zip(states, back, strict=True)):
+        for name, before, after in (("rest.3", two, out), ("rest.1", one, two), ("first", x, one)):
+            slope = down * after * (1 - after)
+            made[f"parties.{party}.{name}.weight"] = slope.T @ before
+            made[f"parties.{party}.{name}.bias"] = slope.sum(0)
+            down = slope @ w[f"{name}.weight"]
+    assert made.keys() == true.keys()
+    objective = alpha * sum((made[name] - true[name]).pow(2).sum() for name in true)
+    objective = objective + gamma * sum((x - rows).pow(2).sum() for (_, x, *_), rows in zip(states, h, strict=True))
+    variation = torch.stack(
+        [((t[..., 1:, :] - t[..., :-1, :]).abs().sum() + (t[..., 1:] - t[..., :-1]).abs().sum()) / n for t in tiles]
+    )
+    return objective + beta * variation.sum() if variation.mean() > xi else objective
+
+
+@pytest.mark.parametrize(("loop", "xi"), [("nested", 0.0), ("single_loop", 1e9)])
+def test_equation_nine_with_gradients_steps_as_written_out(loop, xi):
+    """Three iterations of step III with alpha > 0 are torch's Adam on the objective by hand, in images and labels."""
+    victim = digits(6, 4, 6 - 1, parties=4, hidden=8, activation="sigmoid", body="flat")
+    options = {"iterations": (0, 0, 3)} if loop == "nested" else {"iterations": (3,), "thresholds": (), "lr_one": 1e-9}
+    attack = PublishedCafe(loop=loop, xi=xi, alpha=0.5, beta=1e-2, gamma=1e-1, lr_two=1e-9, lr_three=0.05, **options)
+    seen = attack.prepare(victim.transcript())
+    run = _PublishedRun(attack, *seen, 0, Silent())
+    start = [[x.clone() for x in table] for table in (run.tables.x, run.tables.h)] + [[run.tables.y.clone()]]
+    getattr(run, loop)()
+    tiles, h, logits = start[0], start[1], start[2][0]
+    for table in (*tiles, logits):
+        table.requires_grad_()
+    adams = {}  # a row's moments and count are its own, so each sample has an optimizer
+    for n in range(6):
+        rows = [torch.nn.Parameter(table[n].detach().clone()) for table in (*tiles, logits)]
+        adams[n] = (rows, torch.optim.Adam(rows, lr=0.05, eps=1e-7))
+    for t in range(3):
+        chosen = victim.design.indices(t).tolist()
+        *now, labels = [torch.stack([adams[n][0][part] for n in chosen]) for part in range(5)]
+        objective = written_out(victim, t, now, labels, [one[chosen] for one in h], (0.5, 1e-2, 1e-1, xi))
+        for n in chosen:
+            adams[n][1].zero_grad()
+        objective.backward()
+        for n in chosen:
+            adams[n][1].step()
+    for n in range(6):
+        for mine, theirs in zip((*run.tables.x, run.tables.y), adams[n][0], strict=True):
+            assert torch.allclose(mine[n], theirs, atol=2e-5)
+    moved = torch.cat([(a - b.detach()).flatten() for a, b in zip(run.tables.x, tiles, strict=True)])
+    assert moved.abs().max() > 0.04  # three steps of 0.05 move what they touch

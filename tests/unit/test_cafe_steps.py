@@ -410,3 +410,21 @@ def test_rounds_with_nan_are_named():
     victim.data.inputs[3] = torch.nan
     with pytest.raises(Inapplicable, match=r"round \d+ holds NaN"):
         Cafe(samples=8).recover(victim.transcript())
+
+
+@pytest.mark.parametrize(("body", "classes"), [("logistic", 10), ("logistic", 2), ("flat", 10)])
+def test_without_convolutions_steps_one_and_two_give_the_data_themselves(body, classes):
+    """Where the first layer reads the data, H is the data; for logistic regression V has one row per class at most."""
+    design = RandomDraws(samples=14, batch_size=4, seed=2)
+    draw = torch.Generator().manual_seed(3)
+    x = torch.rand(14, 9, generator=draw)
+    with frozen_randomness(0):
+        model = vertical((9,), classes, parties=3, body=body, hidden=48, activation="leaky_relu")
+    params, buffers = state_of(model)
+    data = Batch(x, torch.randint(0, classes, (14,), generator=draw))
+    knowledge = Knowledge(model, FedSGD(), (9,), classes, told=frozenset({"indices"}))
+    victim = IndexedVictim(knowledge, params, data, design, 30, buffers)
+    result = Cafe()(victim.transcript(), seed=0)
+    assert result.indices.tolist() == list(range(14))
+    assert (result.inputs - x).abs().max() < 1e-3
+    assert bool(result.certified.all())

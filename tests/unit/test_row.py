@@ -190,11 +190,12 @@ def test_indices_told_in_horizontal_federated_learning_are_side_information(tmp_
     rounds = {"design": "epochs", "count": 12, "samples": 12}
     tables = {
         "data": {"use": "digits", "size": 8}, "model": {"use": "fc2", "hidden": 16}, "batch": {"size": 5},
-        "rounds": rounds, "knowledge": {"told": ["indices"]}, "attack": [{"use": "inverting_gradients", "steps": 1}],
+        "rounds": rounds, "knowledge": {"told": ["indices"]}, "attack": [{"use": "cafe"}],
     }  # fmt: skip
     result = run(tables, out=tmp_path / "run", jobs=1).result
     (row,) = result.rows
     assert (row.told_extra, row.told.count("indices")) == (["indices"], 1)
+    assert "It was told indices beyond the protocol." in result.verdict
     assert "which here shows the indices" not in result.verdict
 
 

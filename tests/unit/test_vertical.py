@@ -174,3 +174,23 @@ def test_a_rule_that_sums_clients_is_refused():
     summed = replace(victim.knowledge, client=Aggregate(rule=FedSGD(), clients=2))
     with pytest.raises(SeepageError, match=r"sums several clients' updates; leave out client\.clients"):
         replace(victim, knowledge=summed)
+
+
+def test_logistic_regression_over_parties_is_one_linear_map():
+    model = vertical((7,), 3, parties=3, body="logistic")
+    x = torch.rand(5, 7, generator=torch.Generator().manual_seed(0))
+    whole = torch.cat([party.first.weight for party in model.parties], 1)
+    assert torch.allclose(model(x), x @ whole.T, atol=1e-6)  # biases start at zero
+    assert sum(p.numel() for p in model.parameters()) == 7 * 3 + 3 * 3
+
+
+def test_flat_parties_read_the_tile_itself_and_batch_norm_stands_before_the_activation():
+    flat = vertical((1, 4, 4), 3, hidden=5, body="flat")
+    assert [tuple(party.first.weight.shape) for party in flat.parties] == [(5, 4)] * 4
+    kinds = [type(part).__name__ for part in vertical((1, 8, 8), 3, channels=2, batch_norm=True).parties[0].features]
+    assert kinds[:4] == ["Conv2d", "BatchNorm2d", "ReLU", "MaxPool2d"]
+    norm = vertical((1, 8, 8), 3, channels=2, batch_norm=True).parties[0].features[1]
+    assert torch.equal(norm.weight, torch.ones(2))
+    assert torch.equal(norm.running_mean, torch.zeros(2))
+    with pytest.raises(SeepageError, match="body must be one of"):
+        vertical((1, 4, 4), 3, body="round")

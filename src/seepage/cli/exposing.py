@@ -135,6 +135,8 @@ def _facts(found: "Exposure") -> Iterator[str]:
         yield f"batch norm: {' and '.join(modes)} mode; {read} of {channels} variances of the batch can be read"
     if found.features:
         yield f"head: {found.features}"
+    if found.indexed is not None:
+        yield from found.indexed.lines
     yield from (f"note: {note}" for note in found.notes)
 
 

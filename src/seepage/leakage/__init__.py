@@ -8,6 +8,7 @@ from seepage.leakage.convolutions import EquationCount, equation_count
 from seepage.leakage.exclusivity import Exclusivity, exclusivity
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import Fingerprint, fingerprint
+from seepage.leakage.indexed import IndexedLayer, IndexedRounds, indexed_rounds
 from seepage.leakage.labels import LabelLeak
 from seepage.leakage.landscape import Landscape, landscape
 from seepage.leakage.layers import LayerLeak
@@ -23,6 +24,8 @@ __all__ = [
     "Finding",
     "Fingerprint",
     "HeadFeatures",
+    "IndexedLayer",
+    "IndexedRounds",
     "LabelLeak",
     "Landscape",
     "LayerLeak",
@@ -37,6 +40,7 @@ __all__ = [
     "exposure",
     "fingerprint",
     "head_features",
+    "indexed_rounds",
     "landscape",
     "lone_slopes",
     "sent_parts",

@@ -19,6 +19,7 @@ from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, ba
 from seepage.leakage.convolutions import EquationCount, convolution_findings, equation_count
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_findings, euclidean_norm, fingerprint
+from seepage.leakage.indexed import IndexedRounds, indexed_findings, indexed_rounds
 from seepage.leakage.labels import LabelLeak, label_findings, label_leak
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
@@ -76,6 +77,7 @@ class Exposure:
         text: What the first layers of a language model span of its tokens, or None.
         adapters: Layers with a low-rank adapter, and what its rank shows.
         behind_adapters: Examples that the adapters' gradients give away exactly.
+        indexed: What all rounds together determine where the batches' indices are told (CAFE's theorems), or None.
         fingerprints: What the values of each tensor look like.
         defenses: Defenses and number formats that the update looks like.
         findings: What is given away: each with the numbers behind it, its limit, and the tensors it is read from.
@@ -99,6 +101,7 @@ class Exposure:
     text: TextLeak | None
     adapters: tuple[AdapterLeak, ...]
     behind_adapters: int
+    indexed: IndexedRounds | None
     fingerprints: tuple[Fingerprint, ...]
     defenses: tuple[Finding, ...]
     findings: tuple[Finding, ...]
@@ -295,6 +298,7 @@ class UpdateAnalysis:
         patches, text = patch_leak(OneRound(self.seen, self.t)), text_leak(OneRound(self.seen, self.t))
         adapters = tuple(adapter_leaks(self.observed, knowledge, self._read[0]))
         told, behind = adapter_findings(list(adapters), OneRound(self.seen, self.t))
+        indexed, unindexed = self._indexed()
         findings = (
             *told,
             *(finding for layer in layers for finding in layer_findings(layer)),
@@ -303,6 +307,7 @@ class UpdateAnalysis:
             *convolution_findings(count),
             *patch_findings(patches),
             *text_findings(text),
+            *indexed_findings(indexed),
         )
         stated = open_entry(self.seen.folder) if isinstance(self.seen, RecordedTranscript) else None
         return Exposure(
@@ -321,11 +326,12 @@ class UpdateAnalysis:
             text=text,
             adapters=adapters,
             behind_adapters=behind,
+            indexed=indexed,
             fingerprints=self.fingerprints,
             defenses=self.defenses,
             findings=findings,
             tensors=tuple(_by_tensor(update.tensors, findings)),
-            notes=(*self._notes(stated), *(why for why in (unsolved, uncounted) if why is not None)),
+            notes=(*self._notes(stated), *(why for why in (unsolved, uncounted, unindexed) if why is not None)),
             stated=stated,
         )
 
@@ -383,6 +389,13 @@ class UpdateAnalysis:
         except Inapplicable as error:
             return None, f"equations through the last convolution are not counted: {error.reason}"
         return count, None if count.readable else f"not overdetermined: {count.line}"
+
+    def _indexed(self) -> tuple[IndexedRounds | None, str | None]:
+        """What all rounds determine where the indices are told, or why that was not looked at."""
+        try:
+            return indexed_rounds(self.seen), None
+        except SeepageError as error:
+            return None, f"what the known indices determine was not looked at: {error}"
 
     def _notes(self, stated: LedgerEntry | None) -> Iterator[str]:
         limited = self._read[2]

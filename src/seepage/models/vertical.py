@@ -3,11 +3,12 @@
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from seepage.core.nn import in_mode
 from seepage.errors import SeepageError
 from seepage.registry import models
 
@@ -15,6 +16,7 @@ Block = tuple[slice, ...]
 """One party's part of an example: slices over the example's axes, e.g. channels, rows, columns."""
 
 Bend = Literal["relu", "leaky_relu", "sigmoid"]
+Body = Literal["convolutions", "flat", "logistic"]
 _BENDS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "sigmoid": nn.Sigmoid}
 
 
@@ -66,6 +68,22 @@ class VerticalModel(nn.Module):
         return logits.softmax(dim=1) if self.double_softmax else logits
 
 
+class SumOfParties(nn.Module):
+    """The head of a linear model: the parties' outputs, side by side as `[n, parties * classes]`, are added up.
+
+    >>> SumOfParties(2)(torch.tensor([[1.0, 2.0, 10.0, 20.0]]))
+    tensor([[11., 22.]])
+    """
+
+    def __init__(self, parties: int) -> None:
+        super().__init__()
+        self.parties = parties
+
+    def forward(self, joined: Tensor) -> Tensor:
+        logits: Tensor = joined.unflatten(1, (self.parties, -1)).sum(1)
+        return logits
+
+
 @models.register("vertical")
 def vertical(
     input_shape: tuple[int, ...],
@@ -77,6 +95,8 @@ def vertical(
     channels: int = 64,
     activation: Bend = "relu",
     double_softmax: bool = False,
+    body: Body = "convolutions",
+    batch_norm: bool = False,
 ) -> VerticalModel:
     """The network of CAFE (NeurIPS 2021, figure 4) for M parties, over tiles of an image or columns of a table.
 
@@ -94,6 +114,11 @@ def vertical(
         channels: Channels of the first convolution.
         activation: `relu`, `leaky_relu` or `sigmoid`.
         double_softmax: See `VerticalModel`.
+        body: `flat`: no convolutions for images either, so a party's first fully connected layer reads its part of the
+            example itself. `logistic`: logistic regression; each party has that one layer, with as many neurons as
+            there are classes (`hidden` is not used), and the logits are the sum of the parties' outputs.
+        batch_norm: A batch norm behind each convolution, in front of its activation. Not in figure 4: one of the
+            paper's rivals compares the statistics that it keeps.
 
     Raises:
         SeepageError: Where the parties' parts do not make up the example.
@@ -108,14 +133,21 @@ def vertical(
         raise SeepageError(
             f"hidden must be one width or {len(blocks)} (one per party), each at least 1, got {hidden}; correct it"
         )
-    members = [
-        _party(_shape_of(block, input_shape), width, num_classes, channels, activation)
-        for block, width in zip(blocks, hiddens, strict=True)
-    ]
-    model = VerticalModel(
-        blocks, members, nn.Linear(num_classes * len(blocks), num_classes), double_softmax=double_softmax
-    )
+    shapes = [_shape_of(block, input_shape) for block in blocks]
+    head: nn.Module
+    if body == "logistic":
+        members = [Party(nn.Flatten(), nn.Linear(math.prod(shape), num_classes), nn.Identity()) for shape in shapes]
+        head = SumOfParties(len(blocks))
+    else:
+        members = [
+            _party(shape, width, num_classes, channels, activation, body, batch_norm)
+            for shape, width in zip(shapes, hiddens, strict=True)
+        ]
+        head = nn.Linear(num_classes * len(blocks), num_classes)
+    model = VerticalModel(blocks, members, head, double_softmax=double_softmax)
     for name, parameter in model.named_parameters():
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.BatchNorm2d):
+            continue  # one and zero, as torch starts it
         if name.endswith("bias"):
             nn.init.zeros_(parameter)
         else:
@@ -167,19 +199,32 @@ def _shape_of(block: Block, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(len(range(*part.indices(side))) for part, side in zip(block, shape, strict=True))
 
 
-def _party(shape: tuple[int, ...], hidden: int, num_classes: int, channels: int, activation: Bend) -> Party:
+def _party(
+    shape: tuple[int, ...],
+    hidden: int,
+    num_classes: int,
+    channels: int,
+    activation: Bend,
+    body: Body,
+    batch_norm: bool,
+) -> Party:
     if activation not in _BENDS:
         raise SeepageError(f"activation must be one of {', '.join(_BENDS)}, got {activation!r}; correct the recipe")
+    if body not in get_args(Body):
+        raise SeepageError(f"body must be one of {', '.join(get_args(Body))}, got {body!r}; correct the recipe")
     bend = _BENDS[activation]
     layers: list[nn.Module] = []
-    if len(shape) == 3:
+    if len(shape) == 3 and body == "flat":
+        layers.append(nn.Flatten())
+    elif len(shape) == 3:
         for inside, outside in ((shape[0], channels), (channels, 2 * channels)):
             # ceil_mode keeps the last row and column of odd maps, as "same" padding does.
             pool = nn.MaxPool2d(2, ceil_mode=True)
-            layers += [nn.Conv2d(inside, outside, 5, padding=2), bend(), pool]
+            norm = [nn.BatchNorm2d(outside)] if batch_norm else []
+            layers += [nn.Conv2d(inside, outside, 5, padding=2), *norm, bend(), pool]
         layers.append(nn.Flatten())
     features = nn.Sequential(*layers)
-    with torch.no_grad():
+    with torch.no_grad(), in_mode(features, training=False):
         d1 = features(torch.zeros(1, *shape)).shape[1]
     rest = nn.Sequential(bend(), nn.Linear(hidden, 64), bend(), nn.Linear(64, num_classes), bend())
     return Party(features, nn.Linear(d1, hidden), rest)
