@@ -1,15 +1,20 @@
 """Does the landscape probe tell ahead what a short attack recovers?
 
-    python experiments/landscape.py [--steps 300] [--batches 2] [--draws 6]
+    python experiments/landscape.py [--data photos] [--nets ...] [--size 1] [--batches 4] [--steps 500]
 
-For each network: the probe at two noises, and the SSIM and PSNR of Inverting Gradients after a short run, on packaged
-photographs of some contrast at 32 px, one image per batch, labels told. Beside them the score of an image of the
-batch's mean color. Trained networks saw other photographs for a few epochs. One JSON line per network and batch.
+For each network: the probe at four noises and from an even gray, and the SSIM and PSNR of Inverting Gradients after a
+short run, on images of some contrast at 32 px, labels told. Beside them the score of an image of the batch's mean
+color. Trained networks saw other images of the same data for a few epochs. Each batch has an initialization of its
+own. One JSON line per network and batch.
+
+`CALIBRATION` names the networks that the threshold is fitted to, on photographs and one image; every other network,
+data set or size of a batch is held out, and says how often the threshold is wrong.
 """
 
 import argparse
 import itertools
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +28,9 @@ from seepage.attacks.matching.problem import Problem
 from seepage.core.nn import generator
 from seepage.data import load
 from seepage.leakage import landscape
+from seepage.metrics import align_guess
 from seepage.metrics.image import psnr, ssim
+from seepage.types import Reconstruction
 
 NETS = {
     "convnet, no norm": Architecture("convnet", {"width": 16}),
@@ -31,8 +38,15 @@ NETS = {
     "resnet10 w8": Architecture("resnet", {"width": 8}),
     "resnet10 w16": Architecture("resnet", {"width": 16}),
     "resnet18 w8": Architecture("resnet", {"depth": 18, "width": 8}),
+    "VGG-16": Architecture("torchvision:vgg16"),
+    "DenseNet-121": Architecture("torchvision:densenet121"),
+    "MobileNetV2": Architecture("torchvision:mobilenet_v2"),
 }
-NOISES = (0.003, 0.03)
+PUBLIC = ("VGG-16", "DenseNet-121", "MobileNetV2")
+"""Networks of torchvision, whose activation is what it is; in eval mode, as one image of 32 px leaves single values."""
+CALIBRATION = ("convnet, no norm", "convnet", "resnet10 w8")
+"""With activations, modes and epochs 20 victims."""
+NOISES = (0.003, 0.03, 0.1, 0.3)
 
 
 def train(model: nn.Module, batch: Batch, epochs: int) -> float:
@@ -52,16 +66,22 @@ def train(model: nn.Module, batch: Batch, epochs: int) -> float:
 
 
 def cell(options: argparse.Namespace, net: str, activation: str, mode: str, epochs: int, number: int) -> None:
-    used = Architecture(NETS[net].use, {**NETS[net].options, "activation": activation})
-    model = build(used, (3, 32, 32), options.classes)
+    used = NETS[net]
+    if net not in PUBLIC:
+        used = Architecture(used.use, {**used.options, "activation": activation})
+    model = build(used, (3, 32, 32), options.classes, seed=number)
     accuracy = train(model, options.learned, epochs)
-    private = Batch(options.private.inputs[number : number + 1], options.private.labels[number : number + 1])
+    chosen = slice(number * options.size, (number + 1) * options.size)
+    private = Batch(options.private.inputs[chosen], options.private.labels[chosen])
     seen = record(model, private, client=FedSGD(mode=mode), told={"labels"})
     problem = Problem.of(seen[0], seen.knowledge, Cosine(), None)
     started = time.process_time()
     probe = landscape(problem, private.inputs, private.labels, noises=NOISES, draws=options.draws)
     seconds = time.process_time() - started
     found = inverting_gradients(steps=options.steps, tv=2.5e-4)(seen, seed=0).inputs.clamp(0, 1)
+    attacked = time.process_time() - started - seconds
+    if options.size > 1:  # an attack returns its guesses in an order of its own
+        found = align_guess(Reconstruction(found), private, (0.0, 1.0)).guesses
     flat = flat_square(private.inputs)
     row = {
         "steps": options.steps,
@@ -70,31 +90,45 @@ def cell(options: argparse.Namespace, net: str, activation: str, mode: str, epoc
         "mode": mode,
         "epochs": epochs,
         "accuracy": round(accuracy, 3),
+        "size": options.size,
         "batch": number,
+        "calibration": options.data == "photos" and options.size == 1 and net in CALIBRATION,
         "cosine": dict(zip(map(str, NOISES), [round(mean, 4) for mean in probe.means], strict=True)),
         "cosine_interval": [[round(end, 4) for end in ends] for ends in probe.intervals()],
+        "from_gray": round(from_gray(problem, private), 4),
         "probe_s": round(seconds, 2),
-        "attack_s": round(time.process_time() - started - seconds, 1),
-        "ssim": round(ssim(found, private.inputs).item(), 4),
-        "psnr": round(psnr(found, private.inputs).item(), 2),
-        "flat_ssim": round(ssim(flat, private.inputs).item(), 4),
-        "flat_psnr": round(psnr(flat, private.inputs).item(), 2),
+        "attack_s": round(attacked, 1),
+        "ssim": round(ssim(found, private.inputs).mean().item(), 4),
+        "psnr": round(psnr(found, private.inputs).mean().item(), 2),
+        "flat_ssim": round(ssim(flat, private.inputs).mean().item(), 4),
+        "flat_psnr": round(psnr(flat, private.inputs).mean().item(), 2),
         "seed": number,
-        "data": "photos",
+        "data": Path(options.data).stem,
     }
-    keep("matching/landscape", f"{net}, {activation}, {mode}, {epochs} epochs", "psnr", row)
+    size = "" if options.size == 1 else f", batch {options.size}"
+    keep("matching/landscape", f"{net}, {activation}, {mode}, {epochs} epochs, {row['data']}{size}", "psnr", row)
+
+
+def from_gray(problem: Problem, private: Batch) -> float:
+    """Cosine between descent from an even gray and the way from there to the truth."""
+    start = torch.full_like(private.inputs, 0.5)
+    return F.cosine_similarity(
+        -problem.evaluate(start, private.labels).by_inputs.flatten(), (private.inputs - start).flatten(), dim=0
+    ).item()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batches", type=int, default=2)
+    parser.add_argument("--data", default="photos")
+    parser.add_argument("--size", type=int, default=1, help="images of a batch")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--draws", type=int, default=6)
     parser.add_argument("--epochs", type=int, nargs="+", default=[0, 5])
-    parser.add_argument("--nets", nargs="+", default=list(NETS), choices=list(NETS))
+    parser.add_argument("--nets", nargs="+", default=list(CALIBRATION), choices=list(NETS))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data = load("photos", size=32)
+    data = load(options.data, size=32) if options.data == "photos" else load(options.data)
     private = data.batch(data.private)
     contrast = private.inputs.std((1, 2, 3)) >= 0.2  # on a nearly even tile the mean color is a good reconstruction
     options.private = Batch(private.inputs[contrast], private.labels[contrast])
@@ -103,6 +137,8 @@ def main() -> None:
         options.nets, ("relu", "sigmoid"), ("train", "eval"), options.epochs, range(options.batches)
     )
     for net, activation, mode, epochs, number in grid:
+        if net in PUBLIC and (activation, mode) != ("relu", "eval"):
+            continue
         if mode == "eval" or NETS[net].use == "resnet" or "batch_norm" in NETS[net].options:  # else both are one
             cell(options, net, activation, mode, epochs, number)
 

@@ -17,6 +17,7 @@ from typing import Any
 import pages_architectures
 import pages_bounds
 import pages_cafe
+import pages_landscape
 import pages_runs
 import torch
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
@@ -231,37 +232,6 @@ def stages() -> Lines:
 
 def secure_aggregation() -> Lines:
     return federation("secure-aggregation", ("case",), lambda row: (row["cell"],), {})
-
-
-# docs/landscape.md
-
-
-def landscape() -> Lines:
-    """The probe at two noises beside what a short attack recovered, and how the two go together."""
-    from scipy.stats import spearmanr
-
-    keys = ("net", "activation", "mode", "epochs", "accuracy")
-    groups = defaultdict(list)
-    rows = rows_of("matching/landscape")
-    for row in rows:
-        groups[tuple(row[key] for key in keys)].append(row)
-    heads = (*keys, "images", "cosine at 0.003", "cosine at 0.03", "SSIM", "SSIM over mean color", "dB over mean color")
-    found, body = [], []
-    for key, own in groups.items():
-        near, far = (sum(row["cosine"][noise] for row in own) / len(own) for noise in ("0.003", "0.03"))
-        ssim = sum(row["ssim"] for row in own) / len(own)
-        gains = [sum(row[k] - row[f"flat_{k}"] for row in own) / len(own) for k in ("ssim", "psnr")]
-        found.append((near, far, *gains))
-        numbers = [f"{near:.3f}", f"{far:.3f}", f"{ssim:.3f}", f"{gains[0]:+.3f}", f"{gains[1]:+.2f}"]
-        body.append([*map(str, key), str(len(own)), *numbers])
-    lines = [*table(heads, body), ""]
-    for column, noise in enumerate(("0.003", "0.03")):
-        ssim, psnr = (spearmanr([f[column] for f in found], [f[gain] for f in found]).statistic for gain in (2, 3))
-        lines.append(
-            f"Rank correlation over these {len(found)} rows of the cosine at {noise} with the gain over mean color: "
-            f"{ssim:.2f} in SSIM, {psnr:.2f} in dB.\n"
-        )
-    return [*lines[:-1], lines[-1].rstrip(), *commands(rows)]
 
 
 # docs/features.md
@@ -944,7 +914,6 @@ PARTS: dict[str, Part] = {
     "lone": Part("features.md", lone_slopes),
     "fedleak": Part("fedleak-relu.md", fedleak),
     "fedleak probe": Part("fedleak-relu.md", fedleak_probe),
-    "landscape": Part("landscape.md", landscape),
     "realism": Part("matching.md", realism),
     "labels": Part("matching.md", labels),
     "peers": Part("matching.md", peers),
@@ -953,6 +922,7 @@ PARTS: dict[str, Part] = {
     "whole attacks": Part("speed.md", whole_attacks),
     **pages_runs.PARTS,
     **pages_bounds.PARTS,
+    **pages_landscape.PARTS,
 }
 
 

@@ -125,6 +125,38 @@ def test_the_mode_of_the_client_shows(name: str) -> None:
         assert all(leak.variance.isnan().all() == (mode == "eval") for leak in leaks)
 
 
+def test_variances_near_epsilon_are_train_mode_and_read() -> None:
+    """As in a fresh MobileNetV2: epsilon counts, so that filters and gradients are not orthogonal."""
+    model = build(Architecture("convnet", {"width": 16, "batch_norm": True}), SHAPE, CLASSES)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                module.weight *= 0.01
+    for mode in ("train", "eval"):
+        batch, seen, knowledge = victim(model, 4, mode=mode)
+        leaks = batch_norm_leaks(seen, knowledge)
+        assert {leak.mode for leak in leaks} == {mode}
+    batch, seen, knowledge = victim(model, 4)
+    leaks = batch_norm_leaks(seen, knowledge)
+    assert leaks[0].alignment.median() > 1e-2
+    for leak, truth in zip(leaks, variances(model, [leak.layer for leak in leaks], batch), strict=True):
+        said = leak.error < 0.1
+        assert said.double().mean() > 0.5
+        assert ((leak.variance - truth).abs() / truth)[said].max() < 0.1
+
+
+def test_noise_leaves_the_mode_unclear() -> None:
+    model = build(Architecture("convnet", {"width": 16, "batch_norm": True}), SHAPE, CLASSES)
+    for mode in ("train", "eval"):
+        _, seen, knowledge = victim(model, 4, mode=mode)
+        noisy = {
+            name: tensor + tensor.norm() * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(place))
+            for place, (name, tensor) in enumerate(seen.update.tensors.items())
+        }
+        hidden = replace(seen, update=replace(seen.update, tensors=noisy))
+        assert {leak.mode for leak in batch_norm_leaks(hidden, knowledge)} == {"unclear"}
+
+
 def test_batch_norm_leaks_need_a_batch_norm() -> None:
     _, seen, knowledge = victim(build(Architecture("convnet"), SHAPE, CLASSES), 2)
     with pytest.raises(Inapplicable, match="no batch norm"):

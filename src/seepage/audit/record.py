@@ -71,7 +71,7 @@ def record_cells(
             skipped.append(error)
             if len(skipped) == len(recipes):
                 raise
-            write_json(private / "cell.json", _named(recipe).model_copy(update={"skipped": str(error)}).record())
+            write_json(private / "cell.json", named_cell(recipe).model_copy(update={"skipped": str(error)}).record())
     for checkpoint in (folder / "private").glob("training-*.safetensors"):  # of no use once every cell is recorded
         checkpoint.unlink()
 
@@ -185,7 +185,7 @@ def _first_round(transcript: Transcript, recipe: Recipe) -> Round:
         raise Skipped(str(error)) from error
 
 
-def _named(recipe: Recipe) -> Cell:
+def named_cell(recipe: Recipe) -> Cell:
     """The name, title and options of a cell, without measured facts."""
     rounds = recipe.rounds
     drawn = "" if rounds is None else f" of {rounds.samples}, {rounds.count} rounds ({rounds.design})"
@@ -255,7 +255,7 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         "accuracy": right,
         "accuracy_examples": None if test is None else len(test),
     }
-    return _named(recipe).model_copy(update=facts)
+    return named_cell(recipe).model_copy(update=facts)
 
 
 def _baselines(batches: Sequence[Batch], seed: int) -> dict[str, dict[str, float | None]]:

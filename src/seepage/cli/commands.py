@@ -40,6 +40,7 @@ from seepage.cli.options import (
     running_on,
     tables_of,
 )
+from seepage.cli.probing import probe
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
 from seepage.cli.showing import check_asked, command_line, condition_of, gate, present, write_pages
@@ -204,6 +205,7 @@ app.command()(judge)
 app.command()(frontier)
 app.command()(reproduce)
 app.command()(exposure)
+app.command()(probe)
 app.command()(membership)
 app.command()(prove)
 

@@ -12,11 +12,11 @@ from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round, Tensors
 
-MAX_TRAIN_ALIGNMENT, MIN_EVAL_ALIGNMENT = 1e-4, 1e-3
-"""Median |cos(w, g)| up to which the mode is called train, and from which eval.
-
-Measured on a ResNet-10 of width 8, batch 4: 3e-6 to 6e-6 and 4e-2 to 2e-1. Small variances raise the former.
-"""
+MAX_RESIDUAL = 1e-4
+"""Median of |residual| / (|w| |g|) up to which the identity of a mode is taken to hold; rounding leaves about 1e-6."""
+MIN_BETWEEN, FEWEST_CHANNELS = 0.9, 16
+"""Where variances are so small that epsilon counts: the share of at least so many channels whose <w, g> lies between 0
+and gamma g_gamma, as batch statistics have it, and a random sign does in half of them at most."""
 ROUNDINGS_PER_ENTRY = 10.0
 """Roundings, in units of the last place, that an entry of a gradient is taken to carry."""
 MAX_VARIANCE_ERROR = 0.1
@@ -49,7 +49,8 @@ class BatchNormLeak:
         norm: Name of the batch norm.
         alignment: `[k]` |cos(w, g)| of each filter's weights and gradient. A filter's scale has no effect under batch
             statistics, so the gradient is orthogonal to the weights but for epsilon; under running ones it is not.
-        mode: What the median of these says of the client's batch norm.
+        residual: `[k]` by how much <w, g> misses what running statistics would make it, as a share of |w| |g|.
+        mode: What alignment and residual say of the client's batch norm.
         variance: `[k]` the batch's variance of each channel before the norm (biased, as the norm uses it); NaN in eval
             mode and for channels that got no gradient.
         error: `[k]` estimate of each variance's relative error by the rounding of the update; 1 or more where nothing
@@ -59,6 +60,7 @@ class BatchNormLeak:
     layer: str
     norm: str
     alignment: Tensor
+    residual: Tensor
     mode: Literal["train", "eval", "unclear"]
     variance: Tensor
     error: Tensor
@@ -91,13 +93,13 @@ def batch_norm_leaks(observed: Round, knowledge: Knowledge) -> list[BatchNormLea
         ['train', 'train', 'train']
     """
     gradient = observed.gradient(knowledge.client)
-    pairs = _pairs(observed, knowledge)
+    pairs, states = _pairs(observed, knowledge), {**observed.buffers, **observed.params}
     if not pairs:
         raise Inapplicable(
             "the model has no batch norm right after a trained convolution or fully connected layer",
             "use a model with batch norm, or another probe",
         )
-    return [_leak(layer, norm, epsilon, observed.params, gradient) for layer, norm, epsilon in pairs]
+    return [_leak(layer, norm, epsilon, states, gradient) for layer, norm, epsilon in pairs]
 
 
 def batch_norm_findings(norms: Sequence[BatchNormSummary]) -> list[Finding]:
@@ -115,27 +117,50 @@ def batch_norm_findings(norms: Sequence[BatchNormSummary]) -> list[Finding]:
     ]
 
 
-def _leak(layer: str, norm: str, epsilon: float, params: Tensors, gradient: Tensors) -> BatchNormLeak:
+def _leak(layer: str, norm: str, epsilon: float, states: Tensors, gradient: Tensors) -> BatchNormLeak:
     rounding = torch.finfo(gradient[f"{layer}.weight"].dtype).eps
     # Each filter as a row: w, g [k, d]; <w, g> [k] is zero under batch statistics but for epsilon.
-    w, g = (tensors[f"{layer}.weight"].double().flatten(1) for tensors in (params, gradient))
-    gamma, g_gamma = (tensors[f"{norm}.weight"].double() for tensors in (params, gradient))
+    w, g = (tensors[f"{layer}.weight"].double().flatten(1) for tensors in (states, gradient))
+    gamma, g_gamma = (tensors[f"{norm}.weight"].double() for tensors in (states, gradient))
     inner, lengths = (w * g).sum(1), w.norm(dim=1) * g.norm(dim=1)
     alive = lengths > 0
     alignment = torch.where(alive, inner.abs() / lengths, torch.nan)
-    mode = _mode(alignment.nanmedian().item())
+    residual = torch.where(
+        alive, (inner - _with_running(layer, norm, epsilon, states, gradient)).abs() / lengths, torch.nan
+    )
+    between = (inner * gamma * g_gamma >= 0) & (inner.abs() <= (gamma * g_gamma).abs())
+    mode = _mode(alignment, residual, between[alive])
     known = alive & (inner != 0) & (mode != "eval")
     scaled = epsilon * gamma * g_gamma / inner  # var + eps
     variance = torch.where(known, scaled - epsilon, torch.nan)
     # An entry of g is a long sum and carries several roundings; their share in the small inner product is the error.
     error = ROUNDINGS_PER_ENTRY * rounding * lengths / inner.abs() * (scaled / (scaled - epsilon)).abs()
-    return BatchNormLeak(layer, norm, alignment, mode, variance, torch.where(known, error, torch.nan))
+    return BatchNormLeak(layer, norm, alignment, residual, mode, variance, torch.where(known, error, torch.nan))
 
 
-def _mode(median: float) -> Literal["train", "eval", "unclear"]:
-    if median <= MAX_TRAIN_ALIGNMENT:
+def _with_running(layer: str, norm: str, epsilon: float, states: Tensors, gradient: Tensors) -> Tensor:
+    """`[k]` what <w, g_w> is under running statistics m and v; NaN where these were not sent.
+
+    There y = gamma (z - m) / s + beta with s = sqrt(v + eps) fixed, and z = <w, patch> + b, so that scaling a filter
+    moves z - b alone: <w, g_w> = gamma (g_gamma + (m - b) / s g_beta).
+    """
+    gamma, g_gamma = (tensors[f"{norm}.weight"].double() for tensors in (states, gradient))
+    mean, spread = (states.get(f"{norm}.running_{what}") for what in ("mean", "var"))
+    g_beta = gradient.get(f"{norm}.bias")
+    if mean is None or spread is None or g_beta is None:
+        return torch.full_like(gamma, torch.nan)
+    b = states.get(f"{layer}.bias", torch.zeros_like(mean)).double()
+    return gamma * (g_gamma + (mean.double() - b) / (spread.double() + epsilon).sqrt() * g_beta.double())
+
+
+def _mode(alignment: Tensor, residual: Tensor, between: Tensor) -> Literal["train", "eval", "unclear"]:
+    """Which of the two identities holds; noise, rounding to few bits, or a dead layer leave neither."""
+    if alignment.nanmedian().item() <= MAX_RESIDUAL:
         return "train"
-    return "eval" if median >= MIN_EVAL_ALIGNMENT else "unclear"
+    if residual.nanmedian().item() <= MAX_RESIDUAL:
+        return "eval"
+    small_variances = len(between) >= FEWEST_CHANNELS and between.double().mean().item() >= MIN_BETWEEN
+    return "train" if small_variances else "unclear"
 
 
 def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]]:

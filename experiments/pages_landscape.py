@@ -1,0 +1,123 @@
+"""The parts of docs/landscape.md that are made of records."""
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+from page_parts import Lines, Part, Row, commands, rows_of, span, table
+
+from seepage.leakage.landscape import SUCCESS_DB, outlook
+from seepage.metrics.membership import Rate
+
+STUDY, NOISE = "matching/landscape", "0.03"
+MOST_WRONG = 0.05
+"""Share of attacks on the wrong side of a threshold, at most, where it is fitted."""
+TWENTIETHS = [place / 20 for place in range(21)]
+
+
+def gain(row: Row) -> float:
+    """Decibels of the attack over each image's mean color."""
+    return float(row["psnr"] - row["flat_psnr"])
+
+
+def succeeded(row: Row) -> bool:
+    return gain(row) >= SUCCESS_DB
+
+
+def fitted(rows: list[Row]) -> tuple[float, float]:
+    """The two thresholds by the rule of `seepage.leakage.landscape`, from the calibration's rows."""
+    cosines: dict[bool, list[float]] = {True: [], False: []}
+    for row in rows:
+        if row["calibration"]:
+            cosines[succeeded(row)].append(row["cosine"][NOISE])
+    failed, good = cosines[False], cosines[True]
+    expected = min(at for at in TWENTIETHS if sum(c >= at for c in failed) <= MOST_WRONG * len(failed))
+    maybe = max(at for at in TWENTIETHS if sum(c < at for c in good) <= MOST_WRONG * len(good))
+    return expected, maybe
+
+
+def landscape() -> Lines:
+    """The victims that the thresholds are fitted to, with the attack's mean gain."""
+    groups: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+    rows = [row for row in rows_of(STUDY) if row["calibration"]]
+    keys = ("net", "activation", "mode", "epochs")
+    for row in rows:
+        groups[tuple(str(row[key]) for key in keys)].append(row)
+    heads = (*keys, "images", "cosine at 0.003", "cosine at 0.03", "dB over mean color", "over by 3 dB")
+    body = []
+    for key, own in groups.items():
+        near, far = (span((row["cosine"][noise] for row in own), "{:.2f}") for noise in ("0.003", NOISE))
+        gains = span(map(gain, own), "{:+.1f}")
+        body.append([*key, str(len(own)), near, far, gains, f"{sum(map(succeeded, own))} of {len(own)}"])
+    return [*table(heads, body), *commands(rows)]
+
+
+SETS: Mapping[str, Callable[[Row], bool]] = {
+    "the 20 victims, fitted": lambda row: bool(row["calibration"]),
+    "other networks": lambda row: row["net"] in ("resnet10 w16", "resnet18 w8"),
+    "other data (CIFAR-10)": lambda row: row["data"] == "cifar10",
+    "batches of 4": lambda row: row["size"] == 4,
+    "all held out": lambda row: not row["calibration"],
+}
+
+
+def outlooks() -> Lines:
+    """How often attacks passed the mean color, by the outlook; the first line is what the thresholds were fitted to."""
+    rows = rows_of(STUDY)
+    heads = ["victims", "expected", "open", "not expected", "false alarms", "missed"]
+    body = []
+    for name, chosen in SETS.items():
+        own = [row for row in rows if chosen(row)]
+        if not own:
+            continue
+        by_word = {word: [row for row in own if outlook(row["cosine"][NOISE]) == word] for word in heads[1:4]}
+        cells = [f"{sum(map(succeeded, found))} of {len(found)}" if found else "-" for found in by_word.values()]
+        failed, good = ([row for row in own if succeeded(row) is wanted] for wanted in (False, True))
+        alarms = Rate(sum(row in failed for row in by_word["expected"]), len(failed)) if failed else None
+        missed = Rate(sum(row in good for row in by_word["not expected"]), len(good)) if good else None
+        body.append([name, *cells, _words(alarms), _words(missed)])
+    return [*table(heads, body), *commands(row for row in rows if not row["calibration"])]
+
+
+def _words(rate: Rate | None) -> str:
+    if rate is None:
+        return "-"
+    low, high = rate.interval
+    return f"{rate.hits} of {rate.trials} ({low:.0%} to {high:.0%})"
+
+
+def batch_norm() -> Lines:
+    """What batch norm gives away: mode and variances, over seeds."""
+    groups: dict[tuple[str, int, int], dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    rows = rows_of("matching/batch-norm")
+    for row in rows:
+        groups[row["net"], row["steps"], row["n"]][row["mode"]].append(row)
+    heads = [
+        "network",
+        "trained",
+        "batch",
+        "seeds",
+        "mode right",
+        "wrong",
+        "variances read",
+        "median error",
+        "off by over 10 %",
+    ]
+    body = []
+    for (net, steps, n), modes in groups.items():
+        both, train = [row for own in modes.values() for row in own], modes["train"]
+        norms = sum(row["norms"] for row in both)
+        errors = [row["median_error"] for row in train if row["median_error"] is not None]
+        body.append([
+            net, f"{steps} steps" if steps else "fresh", str(n), str(len(train)),
+            f"{sum(row['mode_right'] for row in both)} of {norms}", str(sum(row["mode_wrong"] for row in both)),
+            f"{sum(row['read'] for row in train):,} of {sum(row['channels'] for row in train):,}",
+            span(errors, "{:.1%}") if errors else "-", str(sum(row["wrong"] for row in train)),
+        ])  # fmt: skip
+    return [*table(heads, body), *commands(rows)]
+
+
+PARTS: dict[str, Part] = {
+    "landscape": Part("landscape.md", landscape),
+    "outlook": Part("landscape.md", outlooks),
+    "batch-norm": Part("landscape.md", batch_norm),
+}
