@@ -672,6 +672,50 @@ class Diagnostic(JsonRecord):
     tensors: list[str] = []
 
 
+class TunedTry(JsonRecord):
+    """One combination of options that an attack was tried with.
+
+    Attributes:
+        options: Option to value.
+        value: Mean of the metric over the tuning batches; None: the attack gave no result.
+    """
+
+    options: dict[str, JsonValue]
+    value: float | None
+
+
+class TunedRow(JsonRecord):
+    """Options of one attack that were chosen on batches apart from the scored ones.
+
+    Attributes:
+        attack: The attack's name in this run.
+        metric: What was compared: `psnr` in dB, of text `rouge_1`.
+        chosen: Option to the value that was best; empty: no value gave a result, and the recipe's own stands.
+        tried: Every combination, in order.
+        batches: Batches of each case that they were tried on.
+        run: Folder of the tuning run, within the run folder.
+    """
+
+    attack: str
+    metric: str
+    chosen: dict[str, JsonValue]
+    tried: list[TunedTry]
+    batches: int
+    run: str
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        batches = "1 other batch" if self.batches == 1 else f"{self.batches} other batches"
+        where = f"of {len(self.tried)} tried on {batches}, none of whose examples is scored"
+        if not self.chosen:
+            return f"{self.attack} keeps its own options: none {where}, gave a result"
+        said = ", ".join(f"{name} = {value}" for name, value in self.chosen.items())
+        best = max(one.value for one in self.tried if one.value is not None)
+        unit = f"{best:.1f} dB" if self.metric == "psnr" else f"{self.metric} {best:.2f}"
+        return f"{self.attack}: {said}, the best {where} ({unit} there)"
+
+
 class Result(JsonRecord):
     """The content of `result.json`.
 
@@ -687,6 +731,7 @@ class Result(JsonRecord):
         sides: The sides of the verdict.
         bounds: What no attacker can exceed, one per cell and bound.
         epsilons: The measured privacy of each cell's defense.
+        tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -700,6 +745,7 @@ class Result(JsonRecord):
     sides: list[Side] = []
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
+    tuned: list[TunedRow] = []
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""
@@ -724,6 +770,7 @@ class Result(JsonRecord):
             "sides": [side.model_dump(mode="json") for side in self.sides],
             "bounds": [row.model_dump(mode="json") for row in self.bounds],
             "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
+            "tuned": [row.model_dump(mode="json") for row in self.tuned],
         }
 
 

@@ -5,6 +5,7 @@ observed/[CELL/]                     all an attacker may read
 private/[CELL/]                      the truth and what only the audit knows
 attacks/[CELL/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
 reconstructions/[CELL/]ATTACK.*      aligned with the truth, for the report
+tune/                                with [tune]: a run of its own, on batches that are not scored
 progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
 """
 
@@ -29,8 +30,9 @@ from seepage.audit.attack import Source, attack_cells, attack_names, own_source
 from seepage.audit.bounded import bound_cells
 from seepage.audit.measured import measure_cells
 from seepage.audit.record import record_cells
-from seepage.audit.row import Cell, Result, Row
+from seepage.audit.row import Cell, Result, Row, TunedRow
 from seepage.audit.summary import summarize, summarize_attack
+from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_options
 from seepage.core.executor import Executor, threads_for
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.schema import parse
@@ -102,6 +104,9 @@ def run(
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
     if claim(folder, "recipe.toml", text):
         return Run(folder, _read_result(folder), fresh=False)
+    sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
+    if sweep_tables is not None:
+        cells(sweep_tables)  # a value that an attack does not take is said before anything is written
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     started = time.time()
@@ -109,6 +114,11 @@ def run(
     with undone_on_mistake(folder):
         make_private(folder)
         write_whole(folder / "recipe.toml", text)
+        tuned: list[TunedRow] = []
+        if sweep_tables is not None:
+            tried = run(sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command)
+            tuned = chosen_options(tables, recipes, tried.result)
+            recipes = cells(with_options(tables, tuned))
         record_cells(recipes, folder, show)
     sources = [own_source(recipe, recipes, folder) for recipe in recipes]
     plan = attack_cells(sources, recipes, folder, jobs, show, on=on)
@@ -116,7 +126,7 @@ def run(
     measure_cells(sources, recipes, folder, show)
     found = environment(command, started, recipes[0].device, plan.jobs)
     write_json(folder / "env.json", found | {"threads": plan.threads})
-    result = summarize(sources, recipes, folder, show)
+    result = summarize(sources, recipes, folder, show, tuned)
     return Run(folder, result, fresh=True)
 
 
@@ -151,6 +161,8 @@ def run_attack(
     recipe = next((recipe for recipe in recipes if recipe.cell == cell), None)
     if recipe is None or attack not in attack_names(recipe.attack):
         raise SeepageError(f"the recipe has no {attack} on {cell}; name an attack and a cell that it has")
+    if recipe.tune is not None:
+        raise SeepageError("a recipe with [tune] is run whole; use seepage audit, or name the options it chose")
     text = resolved(tables, recipes)
     if claim(out, "recipe.toml", text):
         result = _read_result(out)

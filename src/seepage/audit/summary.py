@@ -17,7 +17,7 @@ from seepage.audit.gallery import features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
-from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds
+from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
@@ -59,7 +59,11 @@ class CellSummary:
 
 
 def summarize(
-    sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, show: ProgressCallback = no_progress
+    sources: Sequence[Source],
+    recipes: Sequence[Recipe],
+    folder: Path,
+    show: ProgressCallback = no_progress,
+    tuned: Sequence[TunedRow] = (),
 ) -> Result:
     """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json` and, last, `result.json`."""
     found = []
@@ -95,6 +99,7 @@ def summarize(
         sides=sides(rows, members, bounds, epsilons, cells, _asked_for(recipes)),
         bounds=bounds,
         epsilons=epsilons,
+        tuned=list(tuned),
     )
     write_json(folder / "result.json", result.record())
     return result

@@ -35,10 +35,12 @@ from seepage.cli.options import (
     SetOption,
     SizeOption,
     ToldOption,
+    TuneOption,
     WeightsOption,
     ask_for,
     running_on,
     tables_of,
+    tune_by,
 )
 from seepage.cli.probing import probe
 from seepage.cli.proving import prove
@@ -102,6 +104,7 @@ def audit(
     seed: SeedOption = None,
     device: DeviceOption = None,
     settings: SetOption = None,
+    tune: TuneOption = None,
     out: OutOption = None,
     jobs: JobsOption = None,
     on: OnOption = None,
@@ -121,6 +124,7 @@ def audit(
         told=told, attacks=attack, defenses=defense, settings=settings,
     )  # fmt: skip
     ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
+    tune_by(tables, tune)
     cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
     from seepage.audit.run import run
     from seepage.cli.terminal import progress_bar

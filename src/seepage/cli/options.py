@@ -42,6 +42,14 @@ ToldOption = Annotated[
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
 ]
+TuneOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tune",
+        metavar="attack.OPTION=V1,V2,...",
+        help="Choose this option on another batch, whose examples are not scored. Repeatable: every combination.",
+    ),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 JobsOption = Annotated[int | None, typer.Option("--jobs", min=1, help="Attacks at a time; default: one per core.")]
 OnOption = Annotated[
@@ -160,6 +168,26 @@ def tables_of(
     if weights is not None:
         put(tables, "training.steps", 0)  # given weights are used without further training
     return change(tables, settings or [])
+
+
+def tune_by(tables: dict[str, Any], tuned: list[str] | None) -> None:
+    """Add `--tune attack.OPTION=V1,V2,...` to a recipe's tables, in place; one there over the same option is replaced.
+
+    Raises:
+        SeepageError: Where it names no option or no value.
+    """
+    from seepage.errors import SeepageError
+    from seepage.recipe.overrides import parsed
+
+    for setting in tuned or []:
+        key, equals, text = setting.partition("=")
+        values = [parsed(word.strip()) for word in text.split(",") if word.strip()]
+        if not equals or not key.strip() or not values:
+            raise SeepageError(f"--tune takes attack.OPTION=V1,V2,... such as attack.tv=1e-4,1e-3, got {setting!r}")
+        plan = tables.setdefault("tune", {})
+        if not isinstance(plan, dict) or not isinstance(plan.setdefault("options", {}), dict):
+            raise SeepageError("[tune] of the recipe is no table with options; correct the recipe")
+        plan["options"][key.strip()] = values
 
 
 def ask_for(tables: dict[str, Any], *, membership: bool, bounds: bool, prove: bool, defended: bool) -> None:

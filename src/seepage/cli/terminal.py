@@ -142,6 +142,8 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
     leaks = leaks or any(row.contradicted for row in result.epsilons)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
+    for row in result.tuned:
+        console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)
     for line in guarantee_lines(result.cells):
         console.print(Text(line, style="bold"), soft_wrap=True)
     console.print()

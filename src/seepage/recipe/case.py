@@ -17,6 +17,7 @@
     [membership] tests = ["matched_filter"]    `plans.MembershipPlan`: who was in the attacked batches is tested as well
     [bounds]    where = "all"                  `plans.BoundsPlan`: what no attacker can exceed is bounded as well
     [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
+    [tune]      options = {"attack.tv" = [...]} `plans.TunePlan`: options chosen on other batches than the scored
     [score]     recovered_ssim = 0.6           `Scoring`: thresholds, further metrics
     [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
     [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
@@ -33,7 +34,16 @@ from seepage.clients import make_client
 from seepage.defenses import joined
 from seepage.errors import SeepageError, unknown
 from seepage.recipe.auxiliary import Auxiliary
-from seepage.recipe.plans import Batches, BoundsPlan, EpsilonPlan, Federation, MembershipPlan, Rounds, Training
+from seepage.recipe.plans import (
+    Batches,
+    BoundsPlan,
+    EpsilonPlan,
+    Federation,
+    MembershipPlan,
+    Rounds,
+    Training,
+    TunePlan,
+)
 from seepage.registry import Spec, attacks, defenses
 from seepage.types import ClientUpdate, Defense
 
@@ -113,6 +123,7 @@ class Recipe:
     membership: MembershipPlan | None = None
     bounds: BoundsPlan | None = None
     epsilon: EpsilonPlan | None = None
+    tune: TunePlan | None = None
     # These two say which of a recipe's cells this is, and are not written down.
     cell: str = "cell"
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it

@@ -25,7 +25,7 @@ def change(tables: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
         key, equals, text = setting.partition("=")
         if not equals or not key:
             raise SeepageError(f"--set takes KEY=VALUE such as batch.size=4, got {setting!r}")
-        put(tables, key.strip(), _value(text.strip()))
+        put(tables, key.strip(), parsed(text.strip()))
     return tables
 
 
@@ -65,7 +65,7 @@ def copy_tables(value: Any) -> Any:
     return [copy_tables(item) for item in value] if isinstance(value, list) else value
 
 
-def _value(text: str) -> Any:
+def parsed(text: str) -> Any:
     """A TOML value; bare words are texts."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -105,7 +105,7 @@ def drop_cases(tables: dict[str, Any], head: str) -> None:
 def _put_in_list(parts: Any, head: str, option: str, value: Any) -> None:
     """Set an option of every part (attack or defense) that takes it."""
     listed = [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    takers = [part for part in listed if _takes(part, head, option)]
+    takers = [part for part in listed if takes(part, head, option)]
     if not takers:
         names = ", ".join(str(part.get("use")) for part in listed) or "none"
         raise SeepageError(f"no {head} of this recipe takes the option {option!r} ({head}s: {names}); see seepage list")
@@ -144,7 +144,8 @@ _LISTS = {"attack": attacks, "defense": defenses}
 """Tables that a recipe lists, with what their names stand for."""
 
 
-def _takes(part: Mapping[str, Any], head: str, option: str) -> bool:
+def takes(part: Mapping[str, Any], head: str, option: str) -> bool:
+    """Whether an attack or a defense takes an option, as far as that can be told without importing its code."""
     entry = _LISTS[head].get(str(part.get("use")))
     if entry is None:
         return True  # somebody's own; checked when it is made

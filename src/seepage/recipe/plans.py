@@ -3,11 +3,11 @@
 Configuration alone. `seepage.simulate` does what these say.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from seepage.errors import SeepageError, unknown
+from seepage.errors import SeepageError, short, unknown
 from seepage.registry import Spec, membership_tests
 from seepage.transcript.designs import DESIGNS, Design, check_rounds, make_design
 from seepage.transcript.vertical import ServerStep
@@ -91,14 +91,43 @@ class Batches:
         size: Examples per batch.
         count: Batches, each attacked by itself; more of them make the interval honest. With `[rounds]`: of how many
             rounds the attacks that read one round are given each by itself.
+        skip: Batches, or clients of a federation, that are passed over first: what another run with this seed attacks.
     """
 
     size: int = 1
     count: int = 1
+    skip: int = field(default=0, metadata={"quiet": True})
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.count < 1:
             raise SeepageError(f"batch.size and batch.count must be at least 1, got {self.size} and {self.count}")
+        if self.skip < 0:
+            raise SeepageError(f"batch.skip must be at least 0, got {self.skip}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunePlan:
+    """Options of attacks that are chosen on other batches before the scored ones are attacked: a recipe's `[tune]`.
+
+    Args:
+        options: `attack.OPTION` to the values that are tried; of several options every combination. An option goes to
+            every attack that takes it.
+        count: Batches that each is tried on. None of their examples is in a scored batch.
+    """
+
+    options: Mapping[str, Sequence[Any]]
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        wrong = [key for key in self.options if not key.startswith("attack.") or key == "attack."]
+        if wrong or not self.options:
+            named = f", got {short(wrong[0])}" if wrong else ""
+            raise SeepageError(f"tune.options are of attacks, such as attack.tv{named}; correct the recipe")
+        for key, values in self.options.items():
+            if isinstance(values, str) or not values:
+                raise SeepageError(f"tune needs at least one value of {short(key)}; write {short(key)}=1e-4,1e-3")
+        if self.count < 1:
+            raise SeepageError(f"tune.count must be at least 1, got {self.count}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,16 @@ from seepage.recipe.auxiliary import Auxiliary
 from seepage.recipe.case import Recipe, Scoring, Told
 from seepage.recipe.overrides import choose, copy_tables, overlay
 from seepage.recipe.parts import problems_of, seed_problems
-from seepage.recipe.plans import Batches, BoundsPlan, EpsilonPlan, Federation, MembershipPlan, Rounds, Training
+from seepage.recipe.plans import (
+    Batches,
+    BoundsPlan,
+    EpsilonPlan,
+    Federation,
+    MembershipPlan,
+    Rounds,
+    Training,
+    TunePlan,
+)
 from seepage.registry import Spec
 from seepage.signatures import problems_with
 
@@ -31,6 +40,7 @@ _TABLES: dict[str, type] = {
     "membership": MembershipPlan,
     "bounds": BoundsPlan,
     "epsilon": EpsilonPlan,
+    "tune": TunePlan,
     "score": Scoring,
 }
 _PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
@@ -82,7 +92,7 @@ def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None
     if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
         problems.append('each [[case]] needs a name, such as name = "vertical"')
         return None
-    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score")]
+    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score", "tune")]
     if unknowns:
         problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
         return None
@@ -177,6 +187,8 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
         _ = recipe.rounds and recipe.rounds.drawn(recipe.batch.size, recipe.seed)
     except SeepageError as error:
         problems.append(str(error))
+    if recipe.rounds is not None and recipe.tune is not None:
+        problems.append("[rounds] follow one data set, so there is no other batch for [tune]; leave one of them out")
     if recipe.rounds is not None and recipe.federation is not None:
         problems.append("[rounds] follow one data set and [federation] shares it out; leave one of them out")
     if recipe.federation is not None and recipe.auxiliary is not None and recipe.auxiliary.use is None:

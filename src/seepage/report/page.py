@@ -156,6 +156,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "run": run,
         "pictures": pictures,
         "of_text": bool(run.rows) and all(row.of_text for row in run.rows if row.scored) and run.scored,
+        "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],

@@ -185,17 +185,18 @@ class Setting:
         """Draw the attacked examples and those that no client holds; they are drawn nowhere else."""
         case, draw = self.case, generator(self.case.seed, "victims")
         if self.partition is None:
-            order = torch.randperm(len(self.dataset.private), generator=draw)
-            chosen, rest = (self.dataset.private[part] for part in order.tensor_split([_attacked(case)]))
+            places = self.dataset.private[torch.randperm(len(self.dataset.private), generator=draw)]
+            # One order for every `skip`: batches passed over here are those that a run without it attacks.
+            _, chosen, rest = places.tensor_split([_passed(case), _passed(case) + _attacked(case)])
             return (chosen.split(case.batch.size) if case.rounds is None else [chosen]), rest
         size, count = case.batch.size, case.batch.count
         able = [part for part in self.partition.parts if len(part) >= size]
-        if len(able) < count:
+        if len(able) < case.batch.skip + count:
             raise SeepageError(
-                f"{count} clients with at least {size} examples are to be audited and {len(able)} of "
+                f"{case.batch.skip + count} clients with at least {size} examples are to be audited and {len(able)} of "
                 f"{sizes_of(self.partition.parts)} have them; lower batch.size, batch.count or federation.clients"
             )
-        chosen_clients = torch.randperm(len(able), generator=draw)[:count].tolist()
+        chosen_clients = torch.randperm(len(able), generator=draw)[case.batch.skip :][:count].tolist()
         victims = [able[place][torch.randperm(len(able[place]), generator=draw)[:size]] for place in chosen_clients]
         return victims, self.partition.unseen
 
@@ -392,6 +393,11 @@ def _attacked(case: Recipe) -> int:
     return case.batch.size * case.batch.count if case.rounds is None else case.rounds.samples
 
 
+def _passed(case: Recipe) -> int:
+    """Private examples that are passed over before those that are attacked."""
+    return case.batch.size * case.batch.skip
+
+
 def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
     """The case's fresh model, on its device."""
     try:
@@ -410,7 +416,7 @@ def _check_enough(case: Recipe, dataset: Dataset) -> None:
             f"{dataset.name} has one class only, and a classifier of one class has no loss to send a gradient of; "
             "give the examples labels"
         )
-    needed = _attacked(case)
+    needed = _passed(case) + _attacked(case)
     if needed > len(dataset.private) and case.rounds is not None:
         raise Skipped(
             f"the rounds draw from {needed} private examples and {dataset.name} has {len(dataset.private)}; "
@@ -418,8 +424,8 @@ def _check_enough(case: Recipe, dataset: Dataset) -> None:
         )
     if needed > len(dataset.private):
         raise Skipped(
-            f"{case.batch.count} batches of {case.batch.size} need {needed} private examples and {dataset.name} "
-            f"has {len(dataset.private)}; lower batch.size or batch.count, or raise data.split"
+            f"{case.batch.skip + case.batch.count} batches of {case.batch.size} need {needed} private examples and "
+            f"{dataset.name} has {len(dataset.private)}; lower batch.size or batch.count, or raise data.split"
         )
     if case.training.steps and not len(dataset.train):
         raise SeepageError(f"{dataset.name} has no examples to train on; lower data.split or set training.steps=0")
