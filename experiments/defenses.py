@@ -41,6 +41,10 @@ GRID: list[Parts] = [
     [{"use": "dp_sgd", "sigma": 0.01, "clip": 1.0}, {"use": "soteria", "ratio": 0.5}],
     *[[{"use": "unit_norm_noise", "sigma": s}] for s in (1e-4, 1e-2)],
     *[[{"use": "laplace_noise", "scale": s}] for s in (1e-4, 1e-3)],
+    *[[{"use": "selective_encryption", "share": s}] for s in (0.2, 0.8)],
+    *[[{"use": "zero_sum_noise", "sigma": s}] for s in (1e-3, 1e-2)],
+    *[[{"use": "zero_sum_noise", "sigma": s, "proportional": True}] for s in (0.1, 1.0)],
+    [{"use": "fake_gradients"}],
 ]
 CASES: dict[str, tuple[str, int, tuple[str, ...]]] = {
     "fc2, batch 8": ("fc2", 8, ("linear", "cocktail_party")),
@@ -56,7 +60,8 @@ def make(parts: Parts) -> Defense | None:
 def words(parts: Parts) -> str:
     named = []
     for part in parts:
-        options = [v if isinstance(v, str) else f"{k} {v:g}" for k, v in part.items() if k != "use"]
+        said = {k: v for k, v in part.items() if k != "use"}
+        options = [v if isinstance(v, str) else k if v is True else f"{k} {v:g}" for k, v in said.items()]
         named.append(", ".join([part["use"], *options]))
     return " then ".join(named) or "none"
 

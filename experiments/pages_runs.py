@@ -1,6 +1,8 @@
 """Parts of pages that are made of recipes as shipped, of frontiers, and of studies with a table of their own."""
 
+import re
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from functools import partial
 
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
@@ -91,11 +93,58 @@ def inferring() -> Lines:
     return [*table(heads, body), *commands(rows)]
 
 
+def adaptive() -> Lines:
+    """Noise that follows the training beside noise that stays, by stage: a line for each, all seeds together."""
+    rows = rows_of("defenses/adaptive")
+    groups: dict[tuple[int, str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[int(row["cell"].partition("-")[2].partition("_")[0]), row["defense"].partition("(")[0]].append(row)
+    names, body = {"GaussianNoise": "gaussian_noise", "AdaptiveDP": "adaptive_dp"}, []
+    for (stage, defense), own in sorted(groups.items(), key=lambda item: (item[0][0], -len(item[0][1]))):
+        noise = [[float(value) for value in re.findall(r"(?:sigma|clip)=([\d.e-]+)", row["defense"])] for row in own]
+        found = []
+        for use in dict.fromkeys(row["attack"] for row in rows):
+            of = [row for row in own if row["attack"] == use]
+            found.append(
+                f"{sum(round(row['recovered'] * row['examples']) for row in of)} of {sum(r['examples'] for r in of)}"
+            )
+        sigmas, clips = (span({pair[i] for pair in noise}, "{:.2g}") for i in (0, 1))
+        accuracy = span({row["accuracy"] for row in own}, "{:.0%}")
+        body.append([str(stage), f"`{names[defense]}`", sigmas, clips, accuracy, *found])
+    uses = [f"found, `{use}`" for use in dict.fromkeys(row["attack"] for row in rows)]
+    return [*table(["round", "defense", "sigma", "clip", "accuracy", *uses], body), *commands(rows)]
+
+
+def seeds(study: str, heads: tuple[str, ...], named: Callable[[Row], tuple[str, ...]]) -> Lines:
+    """A line for each setting and attack, with all seeds together: the span of their PSNR, and what they recovered."""
+    rows = rows_of(study)
+    groups: dict[tuple[tuple[str, ...], str], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[named(row), row["attack"]].append(row)
+    body = []
+    for (setting, use), own in groups.items():
+        accuracy = span([row["accuracy"] for row in own], "{:.0%}") if own[0]["accuracy"] is not None else ""
+        scored = [row for row in own if row["psnr"] is not None]
+        if not scored:
+            body.append([*setting, accuracy, f"`{use}`", own[0]["outcome"], "", ""])
+            continue
+        hits = sum(round(row["recovered"] * row["examples"]) for row in scored)
+        quality = [span([row[key] for row in scored], "{:.1f}") for key in ("mean_color_psnr", "psnr")]
+        body.append([*setting, accuracy, f"`{use}`", *quality, f"{hits} of {sum(row['examples'] for row in scored)}"])
+    return [*table([*heads, "accuracy", "attack", "mean color", "PSNR, dB", "recovered"], body), *commands(rows)]
+
+
+def _stage(row: Row) -> tuple[str, ...]:
+    return row["model"], row["cell"].rpartition("-")[2]
+
+
 PARTS: dict[str, Part] = {
     "closed recipes": Part("closed-forms.md", partial(recipes, "closed/recipes")),
     "closed linear-equations": Part("closed-forms.md", linear_equations),
     "generative recipes": Part("generative.md", partial(recipes, "generative/recipes")),
     "frontier": Part("frontier.md", partial(frontier, "defenses/frontier")),
     "known": Part("defenses.md", partial(frontier, "defenses/known")),
+    "adaptive": Part("defenses.md", adaptive),
+    "long stages": Part("federation.md", partial(seeds, "federation/long-stages", ("network", "round"), _stage)),
     "inferring": Part("captured.md", inferring),
 }

@@ -481,6 +481,8 @@ class Defense(ABC):
         acts_on: `update`: each client's by itself. `group`: the updates of a group, in whose sum it cancels. `view`:
             only what the server can read; the sum of all updates, which training goes on with, is as without it.
         secrets: Names of its options that no attacker is told, whatever else it knows of the defense.
+        follows_training: What it does in a round depends on earlier ones, by `begin` and `remember`.
+        needs_neighbor: It uses the plain update of the client before it in the group (`ClientView.neighbor`).
     """
 
     tensorwise: ClassVar[bool] = False
@@ -490,6 +492,8 @@ class Defense(ABC):
     withholds: ClassVar[bool] = False
     acts_on: ClassVar[Literal["update", "group", "view"]] = "update"
     secrets: ClassVar[tuple[str, ...]] = ()
+    follows_training: ClassVar[bool] = False
+    needs_neighbor: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, update: Update, client: "ClientView", *, generator: Generator) -> Update:
@@ -498,6 +502,19 @@ class Defense(ABC):
     def stages(self) -> tuple["Defense", ...]:
         """The defenses it is composed of, from left to right; itself alone, unless it is a composition."""
         return (self,)
+
+    def begin(self, losses: Sequence[float], memory: float | None) -> "Defense":
+        """The defense as a client uses it in one round of a training; itself, unless it `follows_training`.
+
+        Args:
+            losses: The validation loss of each model that the server sent out so far, on examples that are public.
+            memory: What `remember` gave when the client last took part; None: it did not yet.
+        """
+        return self
+
+    def remember(self, sent: Update) -> float | None:
+        """The number that a client keeps for its next round, made of what it sent alone; None: none."""
+        return None
 
     def attacker_models(self, model: nn.Module) -> tuple[DefenseModel, ...]:
         """What an attacker who knows of it does to guesses, in order. None by default: it is not followed."""
@@ -558,6 +575,8 @@ class ClientView:
         t: Round.
         number: Its place among the clients whose updates are summed.
         clients: How many these are.
+        neighbor: The update of the client before it among these, without any defense, for defenses of groups that ask
+            for it (`needs_neighbor`).
     """
 
     model: nn.Module
@@ -568,6 +587,7 @@ class ClientView:
     t: int = 0
     number: int = 0
     clients: int = 1
+    neighbor: Update | None = None
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from seepage import DEFENSES, Compose, FakeGradients, GaussianNoise, Sparsify, U
 from seepage.core.nn import generator
 from seepage.defenses import (
     DPSGD,
+    AdaptiveDP,
     DecayingNoise,
     JacobianDamping,
     LaplaceNoise,
@@ -255,11 +256,36 @@ def leaks_less(before: Update, after: Update) -> None:
     assert 0 < cosine < 1 - 1e-4
 
 
+def in_proportion(share: float) -> Promise:
+    def promise(before: Update, after: Update) -> None:
+        exact = flat(before)
+        chi_square((flat(after) - exact) / exact.abs(), share)
+
+    return promise
+
+
 NEGATIVE = ({"sigma": -0.1}, {"sigma": float("nan")}, {"sigma": float("inf")})
 CLIPS = ({"clip": 0.0}, {"clip": -2.0}, {"clip": float("inf")})
 SHARES = ({"share": -0.1}, {"share": 1.1}, {"share": float("nan")})
 
 CASES: dict[str, list[DefenseCase]] = {
+    "adaptive_dp": [
+        DefenseCase(
+            defense=AdaptiveDP(sigma=2.0, clip=3.0),
+            promise=noise_of(2.0, 3.0),
+            random=True,
+            refuses=(
+                *NEGATIVE,
+                *CLIPS,
+                {"decay": 0.0},
+                {"patience": 0},
+                {"floor": 3.0},
+                {"factor": 0.0},
+                {"least": 0.0},
+            ),
+        ),
+        DefenseCase(defense=AdaptiveDP(sigma=0.0, clip=1e9), neutral=True),
+    ],
     "decaying_noise": [
         DefenseCase(
             defense=DecayingNoise(sigma=2.0, clip=3.0),
@@ -364,6 +390,7 @@ CASES: dict[str, list[DefenseCase]] = {
     "zero_sum_noise": [
         DefenseCase(defense=ZeroSumNoise(sigma=0.5), promise=noise_of(0.5 * 2**0.5), refuses=NEGATIVE),
         DefenseCase(defense=ZeroSumNoise(sigma=0.0), neutral=True),
+        DefenseCase(defense=ZeroSumNoise(sigma=0.5, proportional=True), promise=in_proportion(0.5 * 2**0.5)),
     ],
     "fake_gradients": [
         DefenseCase(defense=FakeGradients(candidates=20), promise=forges, random=True),

@@ -306,6 +306,26 @@ def test_the_sum_over_the_group_is_unchanged(clients: int) -> None:
     assert float((masked - plain).std()) == pytest.approx(10 * 2**0.5, rel=0.05)
 
 
+@pytest.mark.parametrize("clients", [2, 3, 5])
+def test_masks_in_proportion_cancel_too_and_leave_zeros(clients: int) -> None:
+    """Each entry's noise has the variance of the two magnitudes that its masks were made for."""
+    updates = [random_update(CLIENT, seed) for seed in range(clients)]
+    for update in updates:
+        next(iter(update.tensors.values()))[0] = 0.0
+    defense = ZeroSumNoise(sigma=0.7, proportional=True)
+    views = [replace(CLIENT, number=k, clients=clients, neighbor=updates[k - 1]) for k in range(clients)]
+    sent = [
+        defense(update, view, generator=generator(0, "defense", view.number))
+        for update, view in zip(updates, views, strict=True)
+    ]
+    plain, masked = (torch.stack([flat(u.tensors) for u in group]) for group in (updates, sent))
+    assert torch.allclose(masked.sum(0), plain.sum(0), atol=1e-5)
+    assert not next(iter(sent[0].tensors.values()))[0].any()
+    sizes = 0.7 * (plain**2 + plain.roll(1, 0) ** 2).sqrt()
+    noise = ((masked - plain) / sizes)[sizes > 0]
+    assert float(noise.std()) == pytest.approx(1, rel=0.1)
+
+
 def test_masks_are_new_in_each_round_and_for_each_secret() -> None:
     update = random_update(CLIENT)
 
@@ -328,4 +348,5 @@ def test_a_group_behind_secure_aggregation_sends_the_same_mean() -> None:
         return flat(Victim(knowledge, params, lambda t: batch, 1, buffers, defense).update(0).tensors)
 
     assert torch.allclose(mean(ZeroSumNoise(sigma=1.0)), mean(None), atol=1e-5)
+    assert torch.allclose(mean(ZeroSumNoise(sigma=1.0, proportional=True)), mean(None), atol=1e-5)
     assert not torch.allclose(mean(GaussianNoise(sigma=1.0)), mean(None), atol=1e-2)

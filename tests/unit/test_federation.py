@@ -1,5 +1,6 @@
 """A federation against plain FedAvg by hand, and stopped and resumed to the same bits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
 from seepage.core.nn import state_of
+from seepage.defenses import ZeroSumNoise
 from seepage.recipe.plans import Federation
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.types import ClientUpdate, Tensors
@@ -52,6 +54,15 @@ def test_a_round_is_the_mean_of_what_its_clients_send() -> None:
             total[name] += tensor / 4
     for name, tensor in stage.params.items():
         torch.testing.assert_close(tensor, start[0][name] + total[name])
+
+
+@pytest.mark.parametrize("proportional", [False, True])
+def test_masks_that_cancel_leave_the_training_as_it_is(proportional: bool) -> None:
+    plan, plain = Federation(rounds=2, clients=8, share=0.5), clients()
+    masked = replace(plain, defense=ZeroSumNoise(sigma=0.5, proportional=proportional))
+    states = [federate(every, state_of(plain.model), plan).params for every in (plain, masked)]
+    for name, tensor in states[0].items():
+        torch.testing.assert_close(states[1][name], tensor, atol=1e-5, rtol=1e-4)
 
 
 def test_gradients_are_stepped_down() -> None:

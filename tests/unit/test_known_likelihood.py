@@ -155,6 +155,7 @@ def test_who_knows_sees_more(method: object, defense: Defense, gain: float) -> N
 
 
 STRENGTHS: dict[str, dict[str, object]] = {
+    "adaptive_dp": {"sigma": 0.1, "clip": 1.0},
     "decaying_noise": {"sigma": 0.1, "clip": 1.0},
     "dp_sgd": {"sigma": 0.1},
     "fake_gradients": {},

@@ -93,6 +93,7 @@ def test_layer_priors_see_the_batch_behind_the_clip_of_each_example(
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
+    "adaptive_dp": {"sigma": 0.1, "clip": 1.0},
     "jacobian_damping": {"beta": 1.0},
     "laplace_noise": {"scale": 0.1},
     "partial_access": {"share": 0.5},

@@ -51,6 +51,9 @@ def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[flo
     assert source.private is not None
     if recipe.rounds is not None:
         return [], [], ["its rounds draw from one data set, and bounds are of single batches; leave [rounds] out"]
+    defense = recipe.make_defense()
+    if defense is not None and defense.follows_training and recipe.federation is not None:
+        return [], [], ["its noise follows the training, and bounds are of the noise that the recipe states"]
     transcript, truth = source.open("cpu"), open_truth(source.private)
     options = BoundOptions(
         public=open_unseen(source.private),
@@ -70,7 +73,7 @@ def _bounds(source: Source, recipe: Recipe) -> tuple[list[UpperBounds], list[flo
                 transcript.knowledge.model,
                 truth.of_round(t),
                 client=recipe.make_client(),
-                defense=recipe.make_defense(),
+                defense=defense,
                 params=seen.params,
                 buffers=seen.buffers,
                 options=replace(options, t=t),

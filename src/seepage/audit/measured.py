@@ -26,6 +26,8 @@ def rounds_taken(recipe: Recipe) -> Sequence[int]:
     if rounds is not None and once is not None and once.unit == "example":
         # Every round sends an update, but an example takes part in some.
         return rounds.drawn(recipe.batch.size, recipe.seed).busiest(rounds.count)
+    if defense is not None and defense.follows_training and recipe.federation is not None:
+        return range(recipe.federation.rounds, recipe.federation.rounds + 1)  # the audited one has had time to decay
     return range(1 if rounds is None else rounds.count)
 
 

@@ -1,6 +1,6 @@
 """The client step: the rule computes an update, then the defense is applied. All updates are made here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -37,6 +37,7 @@ class Client:
         number: int = 0,
         clients: int = 1,
         draw: int | None = None,
+        neighbor: Update | None = None,
     ) -> Update:
         """The update that the client sends, after the defense.
 
@@ -49,12 +50,23 @@ class Client:
             number: Index of this client among those whose updates are summed.
             clients: Number of clients whose updates are summed.
             draw: Further seed of the randomness; None: round and number, so that no two clients share randomness.
+            neighbor: The plain update of the client before it, for a defense that needs it.
         """
         draw = t * clients + number if draw is None else draw
         rule = self.rule.for_round(self.seed, draw)
         update = rule(model, params, batch, buffers=buffers)
-        view = ClientView(model, params, batch, rule, buffers or {}, t, number, clients)
+        view = ClientView(model, params, batch, rule, buffers or {}, t, number, clients, neighbor)
         return self.defended(update, view, draw)
+
+    @property
+    def needs_neighbor(self) -> bool:
+        """Whether `send` is to be given the plain update of the client before this one, which `undefended` computes."""
+        return self.defense is not None and self.defense.needs_neighbor
+
+    @property
+    def undefended(self) -> "Client":
+        """The same client without a defense."""
+        return replace(self, defense=None)
 
     def defended(self, update: Update, view: ClientView, draw: int) -> Update:
         """The update after the defense."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from seepage.defenses.adaptive_dp import AdaptiveDP
 from seepage.defenses.compose import Compose
 from seepage.defenses.dp_sgd import DPSGD
 from seepage.defenses.fake_gradients import FakeGradients
@@ -55,6 +56,7 @@ def joined(parts: Sequence[Defense]) -> Defense | None:
 
 __all__ = [
     "DEFENSES",
+    "AdaptiveDP",
     "Compose",
     "DPSGD",
     "DecayingNoise",

@@ -1,5 +1,6 @@
 """Several defenses, one after the other."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Generator, nn
@@ -54,6 +55,21 @@ class Compose(Defense):
         """The first part's rule if it computes the update from the batch; else the client's rule, unchanged."""
         first = self.stages()[:1]
         return first[0].defended_rule(rule, model, sent) if first and first[0].from_batch else rule
+
+    @property
+    def follows_training(self) -> bool:  # type: ignore[override]
+        return any(part.follows_training for part in self.parts)
+
+    @property
+    def needs_neighbor(self) -> bool:  # type: ignore[override]
+        return any(part.needs_neighbor for part in self.parts)
+
+    def begin(self, losses: Sequence[float], memory: float | None) -> "Compose":
+        return Compose(tuple(part.begin(losses, memory) for part in self.parts))
+
+    def remember(self, sent: Update) -> float | None:
+        """What its last part remembers: those before it do not see what was sent."""
+        return self.parts[-1].remember(sent) if self.parts else None
 
     def with_less_noise(self, share: float, t: int) -> "Compose":
         return Compose(tuple(part.with_less_noise(share, t) for part in self.parts))

@@ -3,16 +3,17 @@
 It runs in one process and is reproducible to the bit; for large models and many machines use Flower.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seepage.clients import mean_update
 from seepage.clients.step import Client
-from seepage.core.nn import called, generator, has_batch_norm, in_mode
+from seepage.core.nn import called, forward, generator, has_batch_norm, in_mode
 from seepage.core.storage import read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Diverged, SeepageError
 from seepage.fitting import check_fits
@@ -35,12 +36,16 @@ class FederationState:
         params: Trainable parameters.
         buffers: The model's buffers.
         accuracies: `(round, accuracy)` on examples that no client holds.
+        losses: The loss on these of each model that was sent out, where a defense follows it; else empty.
+        memories: What clients keep for their next round, by their number (`Defense.remember`).
     """
 
     t: int
     params: Tensors
     buffers: Tensors
     accuracies: tuple[tuple[int, float], ...] = ()
+    losses: tuple[float, ...] = ()
+    memories: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -51,11 +56,13 @@ class Reply:
         update: The update, after the defense.
         buffers: The batch-norm running statistics after the client's batch.
         examples: Number of examples that the client trained on.
+        memory: What the client keeps for its next round; it is not sent.
     """
 
     update: Update
     buffers: Tensors
     examples: int
+    memory: float | None = None
 
 
 AskClients = Callable[[FederationState, Sequence[int]], list[Reply]]
@@ -100,8 +107,13 @@ class Clients:
 
     def reply(self, stage: FederationState, client: int, plan: Federation, number: int = 0, of: int = 1) -> Reply:
         """The reply of client `client` to the server's state, as participant `number` of `of`."""
+        neighbor = None
+        if self.defense is not None and self.defense.needs_neighbor and of > 1:
+            before = self.chosen(stage.t, plan)[number - 1]
+            neighbor = replace(self, defense=None).reply(stage, before, plan, (number - 1) % of, of).update
         batch = self.batch(client, stage.t, plan)
-        sender = Client(self.rule, self.defense, self.seed, "client defense")
+        defense = None if self.defense is None else self.defense.begin(stage.losses, stage.memories.get(client))
+        sender = Client(self.rule, defense, self.seed, "client defense")
         update = sender.send(
             self.model,
             stage.params,
@@ -111,8 +123,10 @@ class Clients:
             number=number,
             clients=of,
             draw=stage.t * len(self.parts) + client,
+            neighbor=neighbor,
         )
-        return Reply(update, self._statistics(stage, batch), len(batch))
+        memory = None if defense is None else defense.remember(update)
+        return Reply(update, self._statistics(stage, batch), len(batch), memory)
 
     def _statistics(self, stage: FederationState, batch: Batch) -> Tensors:
         """Running statistics after one pass over the batch in train mode."""
@@ -155,6 +169,8 @@ class CheckpointFolder:
             {name: params[name].to(like.params[name].device) for name in like.params},
             {name: buffers[name].to(like.buffers[name].device) for name in like.buffers},
             tuple((done, share) for done, share in facts["accuracies"]),
+            tuple(facts.get("losses", ())),
+            {int(client): memory for client, memory in facts.get("memories", {}).items()},
         )
 
     def keep(self, stage: FederationState, before: FederationState | None) -> None:
@@ -164,7 +180,11 @@ class CheckpointFolder:
         tensors = {f"params/{name}": tensor for name, tensor in stage.params.items()}
         tensors |= {f"buffers/{name}": tensor for name, tensor in stage.buffers.items()}
         path = self.folder / f"{stage.t:06d}.safetensors"
-        write_json(path.with_suffix(".json"), {"accuracies": [list(pair) for pair in stage.accuracies]})
+        facts: dict[str, Any] = {"accuracies": [list(pair) for pair in stage.accuracies]}
+        if stage.losses or stage.memories:
+            memories = {str(client): memory for client, memory in stage.memories.items()}
+            facts |= {"losses": list(stage.losses), "memories": memories}
+        write_json(path.with_suffix(".json"), facts)
         write_tensors(path, tensors)
         if before is not None:
             for suffix in (".safetensors", ".json"):
@@ -211,10 +231,20 @@ def federate(
     Raises:
         SeepageError: If the weights stop being finite, or no client holds any example.
     """
-    stage = checkpoints.latest(plan.rounds, FederationState(0, *state))
+    follows = clients.defense is not None and clients.defense.follows_training
+    if follows and ask is not None:
+        raise SeepageError(
+            f"{clients.defense} follows the training, and clients that are asked over a network are not told of it; "
+            "train in this process, or use gaussian_noise or decaying_noise"
+        )
+    if follows and clients.test is None:
+        raise SeepageError(
+            f"{clients.defense} follows the loss on examples that no client holds, and there are none; use more data"
+        )
+    stage = checkpoints.latest(plan.rounds, _validated(clients, FederationState(0, *state)))
     kept, every = _Kept(checkpoints), max(1, plan.rounds // MIN_CHECKPOINTS)
     while stage.t < plan.rounds:
-        stage = _round(clients, stage, plan, ask)
+        stage = _validated(clients, _round(clients, stage, plan, ask))
         if stage.t % every == 0 or stage.t == plan.rounds:
             stage = _measured(clients, stage)
             kept.write(stage)
@@ -241,7 +271,19 @@ def _round(clients: Clients, stage: FederationState, plan: Federation, ask: AskC
         raise Diverged(
             f"the weights of the federation are not finite after {stage.t + 1} rounds; lower client.lr or federation.lr"
         )
-    return FederationState(stage.t + 1, params, _mean_buffers(stage, replies, sizes), stage.accuracies)
+    kept = {client: reply.memory for client, reply in zip(chosen, replies, strict=True) if reply.memory is not None}
+    memories = {**stage.memories, **kept}
+    return replace(stage, t=stage.t + 1, params=params, buffers=_mean_buffers(stage, replies, sizes), memories=memories)
+
+
+def _validated(clients: Clients, stage: FederationState) -> FederationState:
+    """The stage with the loss of its model on examples that no client holds, where a defense follows that."""
+    if clients.defense is None or not clients.defense.follows_training or clients.test is None:
+        return stage
+    with torch.no_grad(), in_mode(clients.model, training=False):
+        logits = forward(clients.model, stage.params, clients.test.inputs, buffers=stage.buffers)
+        loss = float(clients.rule.loss_of(logits, clients.test.labels))
+    return replace(stage, losses=(*stage.losses, loss))
 
 
 def _mean_buffers(stage: FederationState, replies: Sequence[Reply], sizes: Sequence[int]) -> Tensors:
@@ -257,4 +299,4 @@ def _measured(clients: Clients, stage: FederationState) -> FederationState:
     if clients.test is None:
         return stage
     share = accuracy(clients.model, (stage.params, stage.buffers), clients.test)
-    return FederationState(stage.t, stage.params, stage.buffers, (*stage.accuracies, (stage.t, round(share, 4))))
+    return replace(stage, accuracies=(*stage.accuracies, (stage.t, round(share, 4))))

@@ -10,6 +10,7 @@ a `Setting`.
 
 import hashlib
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,12 +24,13 @@ from torch.nn.utils.rnn import pad_sequence
 from seepage import data
 from seepage.core.nn import as_inputs, generator, state_of, vocabulary_of
 from seepage.data import Dataset, TextDataset
+from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
 from seepage.metrics.identify import SIZE, Gallery
 from seepage.models import build
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
-from seepage.registry import partitions
+from seepage.registry import Spec, partitions
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.simulate.partition import Partition, sizes_of
 from seepage.simulate.training import TrainingCheckpoint, begin, train
@@ -318,7 +320,20 @@ class Setting:
         _ = self.victims  # raises before the training if there are too few of them
         reached = train_federation(self.case, self.clients(), self.state, folder, progress)
         state, facts = (reached.params, reached.buffers), {"federation": self.partition.facts(reached)}
-        return replace(self, state=state, facts=facts)
+        return replace(self, case=_as_of(self.case, reached), state=state, facts=facts)
+
+
+def _as_of(case: Recipe, reached: FederationState) -> Recipe:
+    """The case with its defense as it is in the audited round, where it follows the training.
+
+    What the audited client remembers is the median of what all clients do: which of them it was shows in no seed.
+    """
+    defense = case.make_defense()
+    if defense is None or not defense.follows_training:
+        return case
+    memory = statistics.median(reached.memories.values()) if reached.memories else None
+    now = defense.begin(reached.losses, memory)
+    return replace(case, defense=tuple(Spec.of(table) for table in defense_tables(now)))
 
 
 def victim_of(

@@ -69,12 +69,23 @@ class Victim:
         rule = self.knowledge.client
         parts = rule.parts(self.batches(t))
         client = Client(rule.per_client, self.defense, self.seed)
-        sent = [
-            client.send(
-                self.knowledge.model, self.params, part, buffers=self.buffers, t=t, number=number, clients=len(parts)
+
+        def send(by: Client, number: int, neighbor: Update | None = None) -> Update:
+            return by.send(
+                self.knowledge.model,
+                self.params,
+                parts[number],
+                buffers=self.buffers,
+                t=t,
+                number=number,
+                clients=len(parts),
+                neighbor=neighbor,
             )
-            for number, part in enumerate(parts)
-        ]
+
+        plain: list[Update | None] = [None] * len(parts)
+        if client.needs_neighbor and len(parts) > 1:
+            plain = [send(client.undefended, number) for number in range(len(parts))]
+        sent = [send(client, number, plain[number - 1]) for number in range(len(parts))]
         return mean_update(sent, [len(part) for part in parts])
 
     def _round(self, t: int) -> Round:
