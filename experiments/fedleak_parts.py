@@ -3,6 +3,7 @@
     python experiments/fedleak_parts.py full --data ../shared/data/cifar10.npz --seeds 3
     python experiments/fedleak_parts.py readings --data ../shared/data/cifar10.npz --seeds 3
     python experiments/fedleak_parts.py choice --data ../shared/data/cifar10.npz --seeds 3
+    python experiments/fedleak_parts.py estimation --data ../shared/data/cifar10.npz --size 8 --width 8 --batch 1
 
 A victim is a fresh ConvNet with GELU (whose second derivative eq. 9 needs) and a batch of images that development did
 not see (`common.draw`). `full` runs the published constants, Adam at 1e-4 without a schedule for 10,000 steps, beside
@@ -10,6 +11,9 @@ the same 10,000 steps at the rate 0.03 with cosine decay that this package's tab
 at a time at those faster constants. `choice` compares rules that choose the entries to match: the largest of the dummy
 (the paper's rule), chance, all, and the best that eq. 8 allows, which needs the truth and is no attack. For each rule
 it keeps mu of eq. 5 along the path, and where the path ends.
+
+`estimation` is appendix B: how far the inputs of another gradient can be, given how far the gradients are, by the
+smallest singular value of the Jacobian, on a network small enough for the whole of it.
 
 PSNR is taken of the current point, and after the share of the steps that section 6.5 names as enough. One record per
 variant and seed goes to results/matching/fedleak-parts.jsonl; what is there already is not made again.
@@ -182,6 +186,43 @@ def chosen_path(rule: str, batch: Batch, classes: int, width: int, seed: int, st
     return {**measure(found, batch), "mu_first": mus[0], "mu_median": median, "cpu_s": clock.cpu, "steps": steps}
 
 
+def jacobian(problem: Problem, inputs: Tensor, labels: Tensor) -> Tensor:
+    """`[p, values]` of the gradient by the inputs, a row for each entry of the gradient."""
+    function = torch.func.vmap(lambda v: torch.autograd.grad(flat, leaf, v, retain_graph=True)[0])
+    leaf = inputs.detach().requires_grad_()
+    flat = flat_gradient(problem, leaf, labels)
+    rows = [function(part) for part in torch.eye(len(flat), dtype=flat.dtype).split(256)]
+    return torch.cat(rows).flatten(1).detach()
+
+
+def estimation(batch: Batch, classes: int, width: int, seed: int) -> list[Row]:
+    """|x* - x| beside |g* - g| / sigma of appendix B, for x* in a random direction and in the worst one."""
+    seen = victim(batch, classes, width, seed, told=True)
+    model = seen.knowledge.model.double()
+    exact = record(model, Batch(batch.inputs.double(), batch.labels), client=FedSGD(mode="eval"), told=["labels"])
+    problem = Problem.of(exact[0], exact.knowledge, L1("mean"), None)
+    x = batch.inputs.double()
+    at_truth = torch.linalg.svd(jacobian(problem, x, batch.labels), full_matrices=False)
+    dice = torch.randn(x.shape, generator=generator(seed, "estimation")).double()
+    rows = []
+    for name, way in {"random": dice, "worst": at_truth.Vh[-1].view_as(x)}.items():
+        for length in (0.01, 0.1):
+            there = x + length * way / way.norm()
+            # g* - g = (mean of J over the segment) (x* - x), by the mean value theorem; midpoints of eight parts.
+            middles = [x + (i + 0.5) / 8 * (there - x) for i in range(8)]
+            mean = torch.stack([jacobian(problem, middle, batch.labels) for middle in middles]).mean(0)
+            gap = flat_gradient(problem, there, batch.labels) - flat_gradient(problem, x, batch.labels)
+            smallest = float(torch.linalg.svdvals(mean)[-1])
+            row = {
+                "direction": name,
+                "distance": length,
+                "bound": gap.detach().norm().item() / smallest,
+                "sigma": smallest,
+            }
+            rows.append(row | {"gradient_gap": gap.detach().norm().item(), "sigma_first": float(at_truth.S[0])})
+    return rows
+
+
 def done() -> set[tuple[str, str]]:
     path = RESULTS / f"{STUDY}.jsonl"
     return {(line.row, next(iter(line.seeds))) for line in read_file(path)} if path.exists() else set()
@@ -189,7 +230,7 @@ def done() -> set[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tables", nargs="+", choices=["full", "readings", "choice"])
+    parser.add_argument("tables", nargs="+", choices=["full", "readings", "choice", "estimation"])
     parser.add_argument("--data", required=True)
     parser.add_argument("--size", type=int, default=16)
     parser.add_argument("--width", type=int, default=16)
@@ -208,7 +249,12 @@ def main() -> None:
     }
     for seed in range(args.seeds):
         batch = draw(test, args.batch, seed)
-        for table in args.tables:
+        if "estimation" in args.tables:
+            for row in estimation(batch, classes, args.width, seed):
+                words = f"estimation: {row['direction']}, {row['distance']}: {where}"
+                row |= {"table": "estimation", "size": args.size, "width": args.width, "batch": len(batch)}
+                keep_measured(STUDY, words, "bound", row.pop("bound"), seed=seed, data=Path(args.data).stem, **row)
+        for table in set(args.tables) - {"estimation"}:
             for name, options in variants[table].items():
                 words = f"{table}: {name}: {where}"
                 if (words, str(seed)) in done() or (args.only and name not in args.only):

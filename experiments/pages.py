@@ -17,6 +17,7 @@ from typing import Any
 import pages_architectures
 import pages_bounds
 import pages_cafe
+import pages_fedleak
 import pages_landscape
 import pages_runs
 import torch
@@ -921,6 +922,7 @@ PARTS: dict[str, Part] = {
     "speed": Part("speed.md", speed),
     "whole attacks": Part("speed.md", whole_attacks),
     **pages_runs.PARTS,
+    **pages_fedleak.PARTS,
     **pages_bounds.PARTS,
     **pages_landscape.PARTS,
 }

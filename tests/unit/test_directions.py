@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from seepage import Architecture, Batch, GradientMatching, SeepageError, build, record
+from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.matching.directions import (
     Blended,
     Direction,
@@ -106,8 +107,37 @@ def test_look_ahead_blends_with_the_gradient_after_a_full_step() -> None:
 
 
 def test_langevin_noise_is_scaled_by_the_learning_rate() -> None:
-    for gradient, noisy in zip(here(), Langevin(0.2)(here(), Bowl(lr=0.5)), strict=True):
+    for gradient, noisy in zip(here(), Langevin(0.2, "gradient")(here(), Bowl(lr=0.5)), strict=True):
         assert torch.allclose(noisy, gradient + 0.2 * 0.5 * 2.0)
+    assert all(torch.equal(a, b) for a, b in zip(Langevin(0.2)(here(), Bowl()), here(), strict=True))
+
+
+def test_langevin_noise_on_the_step_does_not_depend_on_the_gradients_length() -> None:
+    """One step of Adam moves each unknown by the rate, whatever its gradient; the noise comes on top, written out."""
+    transcript = victim()
+    for factor in (1.0, 1e-6):
+        quiet, noisy = (descended(transcript, direction, factor) for direction in (Plain(), Langevin(0.2)))
+        expected = torch.randn(quiet.shape, generator=generator(0, "noise/0", 0))
+        assert torch.allclose(noisy - quiet, 0.2 * 0.02 * expected, atol=1e-6)
+
+
+def descended(transcript: Transcript, direction: Direction, factor: float) -> Tensor:
+    """Where the first step of the engine leads: the point at which the second evaluation is made."""
+    points: list[Tensor] = []
+
+    class Kept(Silent):
+        def save(self, checkpoint: Checkpoint) -> None:
+            points.append(checkpoint.tensors["0/free/0"])
+
+    GradientMatching(
+        distance=factor * L2(),
+        optimizer=Adam(lr=0.02),
+        steps=1,
+        parameters=Pixels(start_from="uniform"),
+        direction=direction,
+        gradients="exact",
+    )(transcript, seed=0, progress=Kept())
+    return points[0]
 
 
 @pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])

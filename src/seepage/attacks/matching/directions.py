@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -52,10 +52,15 @@ class Direction(ABC):
     Attributes:
         needs_plain_steps: It asks for a whole optimizer step, which an optimizer with a line search cannot tell.
         turns_labels: The last gradient it is given is that by the logits of labels that are searched for, if any are.
+        step_noise: Standard deviation of normal noise on each unknown after a step, as a share of the learning rate.
     """
 
     needs_plain_steps: ClassVar[bool] = False
     turns_labels: bool = False
+
+    @property
+    def step_noise(self) -> float:
+        return 0.0
 
     @abstractmethod
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
@@ -186,17 +191,24 @@ class LookAhead(Direction):
 
 @dataclass(frozen=True)
 class Langevin(Direction):
-    """The gradient plus normal noise of `scale` times the learning rate (GradInversion, CVPR 2021).
-
-    The paper adds the noise to the step; it is added to the gradient here, before the optimizer, as in breaching.
+    """Normal noise of `scale` times the learning rate (GradInversion, CVPR 2021).
 
     Args:
         scale: The paper's alpha_n.
+        on: What the noise is added to: the `step`, as the paper has it, or the `gradient` before the optimizer, as in
+            breaching. Adam takes a gradient's length away, so on small gradients that noise is all that is followed.
     """
 
     scale: float
+    on: Literal["step", "gradient"] = "step"
+
+    @property
+    def step_noise(self) -> float:
+        return self.scale if self.on == "step" else 0.0
 
     def __call__(self, gradients: Gradients, place: SearchPoint) -> Gradients:
+        if self.on == "step":
+            return gradients
         factor = self.scale * place.lr
         return [gradient + factor * noise for gradient, noise in zip(gradients, place.noise(gradients), strict=True)]
 

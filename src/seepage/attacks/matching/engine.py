@@ -223,6 +223,9 @@ class _MatchingRun:
             search.optimizer.step(closure)
         except _Explained:
             search.ended = "explained"
+        share = self.attack.direction.step_noise
+        if share > 0 and search.ended is None:
+            search.move([share * place.lr * noise for noise in place.noise(search.unknowns)])
         if self.attack.project:
             search.project()
         search.schedule.step()

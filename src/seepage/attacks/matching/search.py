@@ -67,6 +67,12 @@ class Restart:
         leaves = [point.requires_grad_() for point in points]
         return leaves, self.space.decode(leaves)
 
+    def move(self, moves: Sequence[Tensor]) -> None:
+        """Add to the unknowns."""
+        with torch.no_grad():
+            for unknown, change in zip(self.unknowns, moves, strict=True):
+                unknown += change
+
     def project(self) -> None:
         """Move the unknowns to the nearest ones whose inputs lie in the value range."""
         with torch.no_grad():

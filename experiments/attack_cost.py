@@ -1,0 +1,85 @@
+"""What an attack costs: evaluations and seconds for 10,000 iterations (FedLeak, section 6.5).
+
+    python experiments/attack_cost.py --data ../shared/data/cifar10.npz
+
+The attacks that section 6.5 times, on its network (ResNet-10) and a batch of four CIFAR-10 images, a CPU core in place
+of an RTX 4090. An iteration's time is the difference of two runs of some and of more steps, so that starts and the
+training of generators, which section 6.5 does not count, fall out. Processor seconds; an evaluation is one value of the
+objective with its gradient (CMA-ES: without). One record per attack goes to results/matching/attack-cost.jsonl.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from common import draw, parts
+
+from seepage import Architecture, FedSGD, build, record
+from seepage.attacks import (
+    Attack,
+    fedleak,
+    fedleak_released,
+    ggl,
+    gias,
+    grad_inversion,
+    inverting_gradients,
+    rogs,
+)
+from seepage.papers.records import keep_measured
+from seepage.types import Transcript
+
+STUDY = "matching/attack-cost"
+ITERATIONS = 10_000
+SMALL = {"width": 4, "training": 2}
+ATTACKS: dict[str, tuple[Callable[[int], Attack], int | None]] = {
+    "inverting_gradients": (lambda steps: inverting_gradients(steps=steps), 5),
+    "grad_inversion": (lambda steps: grad_inversion(steps=steps, restarts=1, group=0.0, labels="given"), 5),
+    "grad_inversion, four restarts": (lambda steps: grad_inversion(steps=steps, labels="given"), None),
+    "ggl, adam": (lambda steps: ggl(steps=steps, search="adam", latent=32, **SMALL), 11),
+    "rogs": (lambda steps: rogs(steps=steps, enhance=False), 11),
+    "gias": (lambda steps: gias(steps=steps, latent=32, **SMALL), None),
+    "fedleak": (lambda steps: fedleak(steps=steps, labels="auto"), 20),
+    "fedleak, Algorithm 1 to the letter": (lambda steps: fedleak(steps=steps, labels="auto", entries="kept"), 20),
+    "fedleak_released": (lambda steps: fedleak_released(steps=steps), 20),
+}
+"""Each attack with the paper's minutes, where it has them."""
+
+
+def cost(make: Callable[[int], Attack], seen: Transcript, few: int, more: int) -> tuple[float, float]:
+    """Processor seconds and evaluations of one iteration."""
+    make(few)(seen, seed=0)  # trains what there is to train, and wakes the kernels
+    spent, evaluations = [], []
+    for steps in (few, more):
+        start = time.process_time()
+        found = make(steps)(seen, seed=0)
+        spent.append(time.process_time() - start)
+        evaluations.append(found.cost["evaluations"])
+    return (spent[1] - spent[0]) / (more - few), (evaluations[1] - evaluations[0]) / (more - few)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--steps", type=int, nargs=2, default=[52, 72])
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    train, test = parts(args.data)
+    batch = draw(test, args.batch, 0)
+    shape, classes = tuple(batch.inputs.shape[1:]), int(train.labels.max()) + 1
+    model = build(Architecture("resnet", {"depth": 10, "width": args.width}), shape, classes, seed=0)
+    seen = record(model, batch, client=FedSGD(mode="eval"), told=["labels"])
+    seen = replace(seen, knowledge=replace(seen.knowledge, auxiliary=train.inputs[:64]))
+    for name, (make, minutes) in ATTACKS.items():
+        seconds, evaluations = cost(make, seen, *args.steps)
+        facts = {"attack": name, "evaluations": ITERATIONS * evaluations, "paper_minutes": minutes}
+        facts |= {"model": f"resnet10, width {args.width}", "batch": args.batch, "steps": args.steps}
+        keep_measured(STUDY, name, "cpu_s", ITERATIONS * seconds, data=Path(args.data).stem, **facts)
+
+
+if __name__ == "__main__":
+    main()
