@@ -7,6 +7,8 @@ reproduce cafe`); these studies have other sizes, and measure time and rounds.
 """
 
 import argparse
+import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from seepage.attacks.cafe.published import PublishedCafe
 from seepage.attacks.cafe.steps import groups
 from seepage.attacks.cafe.target_layers import assemble, block_shape, find_target_layers
 from seepage.attacks.matching.presets import dlg, inverting_gradients, sapag
+from seepage.core.nn import in_mode, state_of
 from seepage.defenses.fake_gradients import FakeGradients
 from seepage.leakage import indexed_rounds
 from seepage.papers.special.loops import loss
@@ -348,6 +351,78 @@ def _psnr(result: Reconstruction, true: Tensor, group: Tensor | None = None) -> 
     return quality(result.inputs, true[rows][match]) | {"returned": len(rows)}
 
 
+def run_rivals(args: argparse.Namespace) -> None:
+    """CAFE's single loop and, in the same loop over the same rounds, the paper's five rivals (table 2)."""
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed, args.size)
+        design = RandomDraws(samples=args.samples, batch_size=args.batch, seed=seed)
+        for objective in args.objectives:
+            options = {"channels": args.channels, "hidden": args.hidden, "batch_norm": objective == "batch_norm"}
+            victim = prepare(data, design, args.rounds, seed=seed, model_options=options, classes=10)
+            if objective == "batch_norm":
+                victim = settled(victim, args.data, args.size)
+            attack = PublishedCafe(
+                objective=objective,
+                loop="single_loop",
+                constants=args.constants,
+                scaled=True,
+                thresholds=(),
+                iterations=(args.iterations,),
+                samples=args.samples,
+            )
+            clock = Clock()
+            with clocked(clock):
+                result = attack(victim.transcript(), seed=seed)
+            row = setting(args, seed) | {"who": objective, "attack": repr(attack), "rounds": args.rounds} | options
+            row |= {"iterations": args.iterations, "cpu_with_victim": rounded(clock.cpu), "size": args.size}
+            row |= _psnr(result, data.inputs)
+            flat = data.inputs.mean((-2, -1), keepdim=True).expand_as(data.inputs)
+            row |= {"mean_color_psnr": quality(flat, data.inputs)["psnr"]}
+            first, last = result.history[0][1], result.history[-1][1]
+            keep(f"cafe/{args.out}", objective, "psnr", row | {"objective": [rounded(first), rounded(last)]})
+
+
+def run_moving(args: argparse.Namespace) -> None:
+    """The paper's single loop while the server trains: batch sizes, rates, features at which weights; DLG beside."""
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
+        data = images(args.data, args.samples, seed, args.size)
+        for batch, lr, who in itertools.product(args.batches, args.lr, args.who):
+            design = RandomDraws(samples=args.samples, batch_size=batch, seed=seed)
+            options = {"channels": args.channels, "hidden": args.hidden}
+            server = ServerStep(optimizer="adam", lr=lr) if lr else None
+            victim = prepare(data, design, args.iterations, seed=seed, server=server, model_options=options, classes=10)
+            attack = PublishedCafe(
+                objective="dlg" if who == "dlg" else "cafe",
+                follow=who != "first",
+                loop="single_loop",
+                constants=args.constants,
+                scaled=True,
+                thresholds=(),
+                iterations=(args.iterations,),
+                samples=args.samples,
+            )
+            clock = Clock()
+            with clocked(clock):
+                result = attack(victim.transcript(), seed=seed)
+            row = setting(args, seed) | {"batch": batch, "lr": lr, "who": who, "attack": repr(attack)} | options
+            row |= {"iterations": args.iterations, "cpu_with_victim": rounded(clock.cpu), "size": args.size}
+            row |= _psnr(result, data.inputs) | {"losses": losses(victim, [0, args.iterations - 1])}
+            flat = data.inputs.mean((-2, -1), keepdim=True).expand_as(data.inputs)
+            row |= {"mean_color_psnr": quality(flat, data.inputs)["psnr"]}
+            keep(f"cafe/{args.out}", f"{who}, K {batch}, Adam {lr:g}", "psnr", row)
+
+
+def settled(victim: IndexedVictim, path: str, size: int | None) -> IndexedVictim:
+    """The same parties, whose batch norms have the mean and variance of 200 other images of the same file."""
+    model = victim.knowledge.model
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    for norm in norms:
+        norm.momentum = None  # a plain average over the batches that are seen
+    with torch.no_grad(), in_mode(model, training=True):
+        model(images(path, 200, 10_000, size).inputs)
+    return replace(victim, buffers=state_of(model)[1])
+
+
 def run_baselines(args: argparse.Namespace) -> None:
     """Gradient matching (table 2) on one round of the same parties, guesses matched to the batch one to one."""
     presets = {
@@ -475,6 +550,30 @@ def main() -> None:
     against.add_argument("--steps", type=int, nargs="+", default=[15])
     against.add_argument("--polish", type=int, default=6)
     against.set_defaults(go=run_against)
+
+    rivals = commands.add_parser("rivals", help=run_rivals.__doc__)
+    _images(rivals, "rivals", samples=8, batch=4)
+    rivals.add_argument("--rounds", type=int, default=40)
+    rivals.add_argument("--constants", default="cifar10")
+    rivals.add_argument("--iterations", type=int, default=500)
+    rivals.add_argument("--size", type=int, default=16, help="side of the images in pixels")
+    rivals.add_argument("--channels", type=int, default=16)
+    rivals.add_argument("--hidden", type=int, default=64)
+    objectives = ["cafe", "dlg", "cosine", "sapag", "batch_norm", "group"]
+    rivals.add_argument("--objectives", nargs="+", choices=objectives, default=objectives)
+    rivals.set_defaults(go=run_rivals)
+
+    moving = commands.add_parser("moving", help=run_moving.__doc__)
+    _images(moving, "moving", samples=8)
+    moving.add_argument("--constants", default="mnist")
+    moving.add_argument("--iterations", type=int, default=500)
+    moving.add_argument("--batches", type=int, nargs="+", default=[4])
+    moving.add_argument("--lr", type=float, nargs="+", default=[1e-5, 1e-4], help="Adam's rates of the server; 0: none")
+    moving.add_argument("--who", nargs="+", choices=["cafe", "first", "dlg"], default=["cafe", "first", "dlg"])
+    moving.add_argument("--size", type=int, default=16, help="side of the images in pixels")
+    moving.add_argument("--channels", type=int, default=16)
+    moving.add_argument("--hidden", type=int, default=64)
+    moving.set_defaults(go=run_moving)
 
     baselines = commands.add_parser("baselines", help=run_baselines.__doc__)
     _images(baselines, "baselines")

@@ -61,7 +61,68 @@ def conditions() -> Lines:
     return table(heads, body) + commands(rows)
 
 
+NAMES = {
+    "cafe": "CAFE, its single loop",
+    "first": "the same, features at the first round's weights",
+    "dlg": "DLG",
+    "cosine": "cosine and total variation",
+    "sapag": "SAPAG",
+    "batch_norm": "BN regularizer (batch norms added)",
+    "group": "GC regularizer, two guesses",
+}
+
+
+def rivals() -> Lines:
+    """CAFE and its five rivals in one loop over the same rounds."""
+    rows = rows_of("cafe/rivals")
+    body = []
+    for (data, who), found in by_case(rows, lambda row: (row["data"], row["who"])).items():
+        flat = dB(found, "mean_color_psnr")
+        body.append([data, NAMES[who], str(len(found)), dB(found), flat, str(found[0]["iterations"])])
+    heads = ["data", "objective", "seeds", "mean PSNR, dB", "mean color, dB", "iterations"]
+    return table(heads, body) + commands(rows)
+
+
+def moving() -> Lines:
+    """The single loop while the server trains."""
+    rows = rows_of("cafe/moving")
+    body = []
+    for (rate, batch, who), found in by_case(
+        rows, lambda row: (f"{row['lr']:g}", str(row["batch"]), row["who"])
+    ).items():
+        ends = [f"{span((row['losses'][end] for row in found), '{:.2f}')}" for end in (0, 1)]
+        size = f"{found[0]['samples']}, {batch}"
+        flat = dB(found, "mean_color_psnr")
+        body.append([f"Adam {rate}", size, NAMES[who], str(len(found)), *ends, dB(found), flat])
+    heads = ["server", "N, K", "objective", "seeds", "loss, first", "last", "mean PSNR, dB", "mean color, dB"]
+    return table(heads, body) + commands(rows)
+
+
+def private() -> Lines:
+    """CAFE under clipping to norm 3 and Gaussian noise."""
+    rows = rows_of("cafe/dp")
+    body = []
+    for (defense,), found in by_case(rows, lambda row: (row["defense"] or "none",)).items():
+        exact = f"{span(round(row['exact'] * row['examples']) for row in found)} of {found[0]['examples']}"
+        body.append([f"`{defense}`", str(len(found)), exact, dB(found, "psnr_median"), dB(found, "mean_color_psnr")])
+    heads = ["defense", "seeds", "exact", "median PSNR, dB", "mean color, dB"]
+    return table(heads, body) + commands(rows)
+
+
+def unique() -> Lines:
+    """Supplement B: how well the other solution fits one gradient, and those of the pairs."""
+    rows = rows_of("cafe/unique")
+    body = []
+    for row in rows:
+        pairs = ", ".join(f"{one:.0e}" for one in row["pairs"])
+        apart = [f"{row[key]:.1g}" for key in ("apart", "cafe_apart")]
+        body.append([str(row["seed"]), f"{row['one_gradient']:.0e}", pairs, *apart])
+    heads = ["seed", "misfit of one gradient", "misfits of the pairs", "largest difference of its data", "`cafe`'s"]
+    return table(heads, body) + commands(rows)
+
+
 PARTS: dict[str, Part] = {
     "cafe horizontal": Part("cafe.md", horizontal),
+    "cafe unique": Part("cafe.md", unique),
     "cafe conditions": Part("cafe.md", conditions),
 }

@@ -1,5 +1,7 @@
 """CAFE's step III, the whole attack on planted images, the published loops and the adaptive attacker."""
 
+import copy
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from seepage.attacks.base import Checkpoint, Inapplicable, Silent
 from seepage.attacks.cafe import Cafe, InversionSettings
 from seepage.attacks.cafe.invert import gauss_newton, invert, reads_input, residual
 from seepage.attacks.cafe.published import TABLE_9, TABLE_9_TILE, PublishedCafe, RowAdam, _PublishedRun
+from seepage.attacks.cafe.rivals import rival_objective
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.data import load
@@ -285,3 +288,111 @@ def test_equation_nine_with_gradients_steps_as_written_out(loop, xi):
             assert torch.allclose(mine[n], theirs, atol=2e-5)
     moved = torch.cat([(a - b.detach()).flatten() for a, b in zip(run.tables.x, tiles, strict=True)])
     assert moved.abs().max() > 0.04  # three steps of 0.05 move what they touch
+
+
+# --- the rivals in the same loop -------------------------------------------------------------------------------------
+
+
+def test_dlg_in_the_loop_steps_as_written_out():
+    """One iteration of `objective = "dlg"` is Adam on the squared distance by hand: equation 9's first term alone."""
+    victim = digits(6, 4, 5, parties=4, hidden=8, activation="sigmoid", body="flat")
+    attack = PublishedCafe(objective="dlg", iterations=(1,), lr_three=0.05)
+    run = _PublishedRun(attack, *attack.prepare(victim.transcript()), 0, Silent())
+    chosen = victim.design.indices(0)
+    own = [table[chosen].clone().requires_grad_() for table in (*run.tables.x, run.tables.y)]
+    rest = [index for index in range(6) if index not in chosen.tolist()]
+    before = [table[rest].clone() for table in run.tables.x]
+    adam = torch.optim.Adam(own, lr=0.05, eps=1e-12)
+    written_out(victim, 0, own[:4], own[4], [x.flatten(1).detach() for x in own[:4]], (1.0, 0.0, 0.0, 1e9)).backward()
+    adam.step()
+    run.rival()
+    for mine, theirs in zip((*run.tables.x, run.tables.y), own, strict=True):
+        assert torch.allclose(mine[chosen], theirs, atol=1e-4)
+    for table, left in zip(run.tables.x, before, strict=True):
+        assert torch.equal(table[rest], left), "rows outside the batch stay"
+
+
+def test_the_rivals_objectives_are_their_formulas():
+    """Each from the two gradients as flat vectors, by its formula, with the regularizers computed by hand."""
+    victim = digits(4, 4, 2, parties=2, hidden=6, channels=2, batch_norm=True)
+    seen, rule, model = victim.transcript(), FedSGD(), victim.knowledge.model
+    draw = torch.Generator().manual_seed(0)
+    guesses = [
+        Batch(
+            torch.rand(2, *victim.data.inputs.shape[1:], generator=draw), torch.rand(2, 10, generator=draw).softmax(1)
+        )
+        for _ in range(2)
+    ]
+    sent = seen[0].update.tensors
+    made = [rule(model, victim.params, batch, buffers=victim.buffers).tensors for batch in guesses]
+    flat = [torch.cat([tensors[name].flatten() for name in sent]) for tensors in (sent, *made)]
+
+    def value(objective, count=1):
+        return float(rival_objective(objective, 0.5, seen, 0, guesses[:count]).detach())
+
+    square = [float((one - flat[0]).square().sum()) for one in flat[1:]]
+    assert value("dlg") == pytest.approx(square[0], rel=1e-4)
+    x = guesses[0].inputs
+    variation = (x[..., 1:, :] - x[..., :-1, :]).abs().mean() + (x[..., 1:] - x[..., :-1]).abs().mean()
+    cosine = 1 - torch.nn.functional.cosine_similarity(flat[0], flat[1], dim=0)
+    assert value("cosine") == pytest.approx(float(cosine + 4e-4 * variation), rel=1e-4)
+    kernel = sum(
+        1 - torch.exp(-(made[0][name] - g).square().sum() / (g.numel() * g.var(unbiased=False)))
+        for name, g in sent.items()
+    )
+    assert value("sapag") == pytest.approx(float(kernel), rel=1e-3)
+    # Two guesses moved by nothing: the mean of both is half-way, so each is half their distance from it.
+    apart = (guesses[0].inputs - guesses[1].inputs).abs()
+    group = value("group", 2) - 0.5 * sum(square)
+    assert 0 < group <= float(2 * 0.01 * 16 * (apart / 2).square().mean()) * 1.001
+    statistics = 0.0
+    for party, block in zip(model.parties, model.blocks, strict=True):
+        convolved = party.features[0](x[(slice(None), *block)])
+        mean, variance = convolved.mean((0, 2, 3)), convolved.var((0, 2, 3), unbiased=False)
+        pooled = party.features[3](
+            torch.relu((convolved - mean[:, None, None]) / (variance[:, None, None] + 1e-5).sqrt())
+        )
+        again = party.features[4](pooled)
+        for one in (convolved, again):
+            far = one.mean((0, 2, 3)).norm() + (one.var((0, 2, 3), unbiased=False) - 1).norm()
+            statistics += float(far.detach())
+    assert value("batch_norm") == pytest.approx(0.5 * square[0] + 0.1 * statistics, rel=1e-3)
+
+
+def test_a_rival_that_does_not_apply_is_refused():
+    victim = digits(6, 8, 2, parties=2, channels=2)
+    with pytest.raises(Inapplicable, match="no BatchNorm"):
+        PublishedCafe(objective="batch_norm").check(victim.transcript())
+    with pytest.raises(Inapplicable, match="no objective 'best'"):
+        PublishedCafe(objective="best").check(victim.transcript())
+
+
+def test_group_brings_its_guesses_together():
+    victim = digits(4, 8, 2, parties=2, channels=2, hidden=8)
+    options = {"objective": "group", "guesses": 3, "iterations": (4,)}
+    one = PublishedCafe(**options)(victim.transcript(), seed=0)
+    assert one.inputs.shape == victim.data.inputs.shape
+    assert torch.equal(one.inputs, PublishedCafe(**options)(victim.transcript(), seed=0).inputs)
+    assert not torch.equal(
+        one.inputs, PublishedCafe(**(options | {"objective": "dlg"}))(victim.transcript(), seed=0).inputs
+    )
+
+
+# --- weights that move -----------------------------------------------------------------------------------------------
+
+
+def test_step_three_compares_features_at_the_weights_of_the_round():
+    """While the server trains, equation 9's last term is at round t's weights; off, at the first round's."""
+    still = digits(6, 12, 3, parties=2, hidden=8, channels=2)
+    victim = IndexedVictim(**_fields(still, server=ServerStep(optimizer="sgd", lr=0.5)))
+    for follow, at in ((True, 5), (False, 0)):
+        attack = PublishedCafe(alpha=0.0, beta=0.0, gamma=1.0, follow=follow)
+        run = _PublishedRun(attack, *attack.prepare(victim.transcript()), 0, Silent())
+        chosen = victim.design.indices(5)
+        network = copy.deepcopy(victim.knowledge.model)
+        network.load_state_dict(victim.params_at(at))
+        expected = sum(
+            float((party.features(x[chosen]) - h[chosen]).square().sum().detach())
+            for party, x, h in zip(network.parties, run.tables.x, run.tables.h, strict=True)
+        )
+        assert run.step_three(5) == pytest.approx(expected, rel=1e-4)

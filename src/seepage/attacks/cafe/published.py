@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
-from seepage.attacks.cafe.steps import Opening, gradients, open_rounds
+from seepage.attacks.cafe.rivals import RIVAL_EPS, Objective, rival_check, rival_objective
+from seepage.attacks.cafe.row_adam import RowAdam
+from seepage.attacks.cafe.steps import Opening, gradients, open_rounds, params_of
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.images import neighbor_differences
@@ -39,44 +41,6 @@ RECORD_INTERVAL = 100
 """Iterations between two records of the objective; each takes milliseconds."""
 
 
-class RowAdam:
-    """Adam with moments per row of a table; only the rows of the current batch move.
-
-    Args:
-        table: `[N, ...]`, changed in place.
-        lr: Learning rate.
-        legacy: Correct the bias as the released code does: twice, and by the global iteration in place of the row's
-            own count, so that rows first visited late take a larger first step.
-    """
-
-    def __init__(self, table: Tensor, lr: float, *, legacy: bool = False) -> None:
-        self.table = table
-        self.lr = lr
-        self.legacy = legacy
-        self._first = torch.zeros_like(table)
-        self._second = torch.zeros_like(table)
-        self._counts = torch.zeros(len(table), dtype=torch.int64, device=table.device)
-
-    @property
-    def state(self) -> Tensors:
-        """The table, its moments and row counts, which each step changes in place."""
-        return {"table": self.table, "first": self._first, "second": self._second, "counts": self._counts}
-
-    def step(self, rows: Tensor, gradient: Tensor, iteration: int) -> None:
-        """Move the rows against `gradient`, `[k, ...]`; `iteration` counts from 1."""
-        # Adam of its own, since only the visited rows move, each with its own count.
-        self._counts[rows] += 1
-        shape = (-1, *[1] * (gradient.ndim - 1))
-        visits = self._counts[rows].to(self.table.dtype)
-        count = torch.full_like(visits, iteration) if self.legacy else visits
-        first = self._first[rows] = 0.9 * self._first[rows] + 0.1 * gradient
-        second = self._second[rows] = 0.999 * self._second[rows] + 0.001 * gradient.pow(2)
-        one, two = (1 - 0.9**count).reshape(shape), (1 - 0.999**count).reshape(shape)
-        # The released code's correction, once here and once more in the quotient below.
-        lr = self.lr * two.sqrt() / one if self.legacy else self.lr
-        self.table[rows] -= lr * (first / one) / ((second / two).sqrt() + 1e-7)
-
-
 @dataclass
 class _Tables:
     """The unknowns, a row per sample: V and H of each party, images of each party, label logits."""
@@ -103,10 +67,16 @@ class PublishedCafe(Attack):
     Readings: V starts uniform in -8e-4 to 8e-4 and H in 0 to 8e-2, as the released code has them (the paper says
     uniform). Total variation is the mean over the batch, summed over parties.
 
-    Deviation from the paper: where the server trains meanwhile, step III takes the features of its images at the
-    weights of the first round, the paper at those of round t; the gradients' distance is at those of round t in both.
+    Where the server trains meanwhile, V and H are one guess for all rounds, and step III compares H with the features
+    of the images at the weights of round t (equation 9), unless `follow` is off.
 
     Args:
+        objective: `cafe`, or what the paper compares CAFE with in the same loop over the same rounds (section 4.1,
+            table 2): `dlg`, `cosine`, `sapag`, `batch_norm` or `group` in place of equation 9 (see `rivals`). These
+            have no steps I and II; the last of `iterations` counts, and Adam's eps is 1e-12, so that the size of an
+            objective does not matter.
+        guesses: Guesses of every sample that `group` brings together; the first is returned.
+        follow: Take the features of the images at the weights of the round that is read; off: of the first round.
         loop: `nested` runs the three steps one after the other, `single_loop` all in each iteration.
         constants: A row of table 9: `cifar10`, `mnist`, `linnaeus5`, `yale32`.
         iterations: Nested: of steps I, II and III. Single loop: the last number counts all of them.
@@ -129,6 +99,9 @@ class PublishedCafe(Attack):
     needs: ClassVar[Needs] = Needs(text="as cafe, and thousands of rounds")
     rounds: ClassVar[Literal["one", "all"]] = "all"
 
+    objective: Objective = "cafe"
+    guesses: int = 2
+    follow: bool = True
     loop: Literal["nested", "single_loop"] = "nested"
     constants: Literal["cifar10", "mnist", "linnaeus5", "yale32"] = "mnist"
     iterations: Sequence[int] = (8000, 8000, 8000)
@@ -158,6 +131,9 @@ class PublishedCafe(Attack):
 
     def examine(self, transcript: Transcript) -> tuple[Transcript, Opening]:
         opening = open_rounds(transcript, self.samples)
+        if self.objective != "cafe":
+            rival_check(self.objective, transcript)
+            return transcript, opening
         largest = max(len(batch) for batch in opening.batches)
         if len({len(batch) for batch in opening.batches}) > 1:
             raise Inapplicable("batches differ in size and V holds v / K", "drop the odd batches, or use Cafe")
@@ -172,14 +148,15 @@ class PublishedCafe(Attack):
     def run(self, seen: tuple[Transcript, Opening], *, seed: int, progress: Progress) -> Reconstruction:
         transcript, opening = seen
         run = _PublishedRun(self, transcript, opening, seed, progress)
-        interrupted = run.nested() if self.loop == "nested" else run.single_loop()
+        loops = {"nested": run.nested, "single_loop": run.single_loop}
+        interrupted = run.rival() if self.objective != "cafe" else loops[self.loop]()
         knowledge = transcript.knowledge
         drawn = torch.cat(run.batches).unique()
         blocks = [x[drawn] for x in run.tables.x]
         inputs = assemble(run.layers, blocks, knowledge.input_shape, sum(knowledge.value_range) / 2)
         return Reconstruction(
             inputs=inputs.clamp(*knowledge.value_range),
-            labels=run.tables.y[drawn].argmax(1) if self.alpha else None,
+            labels=run.tables.y[drawn].argmax(1) if self.alpha or self.objective != "cafe" else None,
             indices=drawn.to(inputs.device),
             ambiguity=frozenset(),
             status="interrupted" if interrupted else "exhausted",
@@ -207,13 +184,22 @@ class _PublishedRun:
         self._two = [RowAdam(h, self.constants["lr_two"], legacy=legacy) for h in self.tables.h]
         self._three = [RowAdam(x, self.constants["lr_three"], legacy=legacy) for x in self.tables.x]
         self._labels = RowAdam(self.tables.y, self.constants["lr_three"], legacy=legacy)
+        self._guesses = [(self._three, self._labels)]
+        if plan.objective != "cafe":
+            others = [self._start(opening.samples, seed, g) for g in range(1, plan.guesses)]
+            tables = [self.tables, *(others if plan.objective == "group" else [])]
+            lr = self.constants["lr_three"]
+            self._guesses = [
+                ([RowAdam(x, lr, eps=RIVAL_EPS) for x in one.x], RowAdam(one.y, lr, eps=RIVAL_EPS)) for one in tables
+            ]
+            self._three, self._labels = self._guesses[0]
         self.read = 0
         self.steps = [0, 0, 0]
         self.opened = 1
         self.history: list[tuple[int, float]] = []
 
-    def _start(self, samples: int, seed: int) -> _Tables:
-        draw = generator(seed, "cafe start")
+    def _start(self, samples: int, seed: int, guess: int = 0) -> _Tables:
+        draw = generator(seed, "cafe start", guess) if guess else generator(seed, "cafe start")
         low, high = self.knowledge.value_range
 
         def uniform(low: float, high: float, *shape: int) -> Tensor:
@@ -247,6 +233,10 @@ class _PublishedRun:
 
         return self._through(self.plan.iterations[-1], iteration)
 
+    def rival(self) -> bool:
+        """Another attack's objective in place of equation 9; whether it was interrupted."""
+        return self._through(self.plan.iterations[-1], self.step_rival)
+
     def _through(self, total: int, iteration: Callable[[int], float]) -> bool:
         """Run all iterations, from the checkpoint if there is one; returns whether they were interrupted."""
         self._resume()
@@ -270,6 +260,8 @@ class _PublishedRun:
     def _state(self) -> Tensors:
         adams = {f"two/{m}": adam for m, adam in enumerate(self._two)}
         adams |= {f"three/{m}": adam for m, adam in enumerate(self._three)} | {"labels": self._labels}
+        for g, (images, labels) in enumerate(self._guesses[1:], 1):
+            adams |= {f"guess/{g}/{m}": adam for m, adam in enumerate(images)} | {f"guess/{g}/labels": labels}
         tensors = {f"{name}/{part}": tensor for name, adam in adams.items() for part, tensor in adam.state.items()}
         return tensors | {f"v/{m}": v for m, v in enumerate(self.tables.v)}
 
@@ -321,8 +313,9 @@ class _PublishedRun:
         self.steps[2] += 1
         blocks = [x[rows].requires_grad_() for x in self.tables.x]
         logits = self.tables.y[rows].requires_grad_()
+        params = params_of(self.transcript, place) if self.plan.follow else self.params
         objective = self.plan.gamma * sum(
-            (self._features(layer, block) - h[rows]).pow(2).sum()
+            (self._features(layer, block, params) - h[rows]).pow(2).sum()
             for layer, block, h in zip(self.layers, blocks, self.tables.h, strict=True)
         )
         variation = torch.stack([_variation(block) for block in blocks]).mean()
@@ -339,8 +332,26 @@ class _PublishedRun:
             adam.step(rows, gradient, self.steps[2])
         return float(objective.detach())
 
-    def _features(self, layer: TargetLayer, block: Tensor) -> Tensor:
-        return layer.features(self.knowledge.model, self.params, self.buffers, block)
+    def step_rival(self, t: int) -> float:
+        """One Adam step on another attack's objective, in the images and labels of the round's samples."""
+        place, rows = self._batch(t)
+        self.steps[2] += 1
+        blocks = [[adam.table[rows].requires_grad_() for adam in images] for images, _ in self._guesses]
+        logits = [labels.table[rows].requires_grad_() for _, labels in self._guesses]
+        middle = sum(self.knowledge.value_range) / 2
+        inputs = [assemble(self.layers, own, self.knowledge.input_shape, middle) for own in blocks]
+        batches = [Batch(x, y.softmax(1)) for x, y in zip(inputs, logits, strict=True)]
+        objective = rival_objective(self.plan.objective, self.plan.alpha, self.transcript, place, batches)
+        wanted = [tensor for own, y in zip(blocks, logits, strict=True) for tensor in (*own, y)]
+        adams = [adam for images, labels in self._guesses for adam in (*images, labels)]
+        found = torch.autograd.grad(objective, wanted, allow_unused=True)
+        for adam, gradient in zip(adams, found, strict=True):
+            if gradient is not None:
+                adam.step(rows, gradient, self.steps[2])
+        return float(objective.detach())
+
+    def _features(self, layer: TargetLayer, block: Tensor, params: Tensors) -> Tensor:
+        return layer.features(self.knowledge.model, params, self.buffers, block)
 
     def _gradient_distance(self, place: int, blocks: Sequence[Tensor], logits: Tensor) -> Tensor:
         observed = self.transcript[place]

@@ -168,11 +168,7 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
 
 
 def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
-    """Table 8: mean PSNR, training loss and accuracy on unseen examples while the server trains, at `TABLE_8_SHARES`.
-
-    The loops take the weights of the first round for the features of their images, where the paper's take those of
-    each round.
-    """
+    """Table 8: mean PSNR, training loss and accuracy on unseen examples while the server trains, at `TABLE_8_SHARES`."""
     (recipe,) = cells(tables)
     victim, unseen = parties_of(recipe)
     attack = _loops(recipe)
