@@ -56,6 +56,7 @@ SETS: Mapping[str, Callable[[Row], bool]] = {
     "other networks": lambda row: row["net"] in ("resnet10 w16", "resnet18 w8"),
     "other data (CIFAR-10)": lambda row: row["data"] == "cifar10",
     "batches of 4": lambda row: row["size"] == 4,
+    "public networks": lambda row: row["net"] in ("VGG-16", "DenseNet-121", "MobileNetV2"),
     "all held out": lambda row: not row["calibration"],
 }
 
@@ -83,6 +84,18 @@ def _words(rate: Rate | None) -> str:
         return "-"
     low, high = rate.interval
     return f"{rate.hits} of {rate.trials} ({low:.0%} to {high:.0%})"
+
+
+def public_networks() -> Lines:
+    """Networks of torchvision, one image each: the probe, and what came back at a stated budget."""
+    rows = [row for row in rows_of(STUDY) if row["net"] in ("VGG-16", "DenseNet-121", "MobileNetV2")]
+    heads = ["network", "image", "cosine at 0.03", "steps", "PSNR, dB", "mean color, dB", "CPU s"]
+    body = [
+        [row["net"], str(row["batch"]), f"{row['cosine'][NOISE]:.3f}", str(row["steps"]), f"{row['psnr']:.1f}",
+         f"{row['flat_psnr']:.1f}", f"{row['attack_s']:.0f}"]
+        for row in rows
+    ]  # fmt: skip
+    return [*table(heads, body), *commands(rows)]
 
 
 def batch_norm() -> Lines:
@@ -119,5 +132,6 @@ def batch_norm() -> Lines:
 PARTS: dict[str, Part] = {
     "landscape": Part("landscape.md", landscape),
     "outlook": Part("landscape.md", outlooks),
+    "public networks": Part("landscape.md", public_networks),
     "batch-norm": Part("landscape.md", batch_norm),
 }

@@ -1,6 +1,10 @@
 """Where pieces of work run: this machine, and what `--on` says where there is no other."""
 
+import os
+import subprocess
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ from hypothesis import strategies as st
 
 from seepage import SeepageError
 from seepage.cli.options import running_on
-from seepage.core.executor import LocalExecutor, LogFollower, Plan
+from seepage.core.executor import LocalExecutor, LogFollower, Plan, only_installed_code
 
 
 @given(pieces=st.lists(st.text("ab\n", max_size=6), max_size=8))
@@ -78,3 +82,67 @@ class Note:
 
     def serialized(self) -> None:
         return None
+
+
+STRANGERS = ("_posixshmem", "pickle", "torch", "selectors")
+"""Modules that a worker or its tracker imports, and that may lie in a stranger's folder."""
+WORKERS = """
+from tests.unit.test_executor import Square
+from pathlib import Path
+from seepage.core.executor import LocalExecutor, Plan
+works = [Square(Path(f"{n}.txt"), n) for n in range(4)]
+if __name__ == "__main__":
+    LocalExecutor().run(works, Plan(2, 1), Path(), lambda work: None)
+"""
+
+
+@dataclass(frozen=True)
+class Square:
+    """A piece of work: the square of a number, in a file."""
+
+    done_file: Path
+    number: int
+    title: str = "a square"
+    device: str = "cpu"
+
+    def run(self, threads: int) -> None:
+        while self.number == 3 and not Path("0.txt").exists():
+            time.sleep(0.05)  # the last one is this process's, and waits for the first, which is a worker's
+        self.done_file.write_text(f"{self.number**2} {os.getpid()}")
+
+    def serialized(self) -> None:
+        return None
+
+
+def test_workers_run_no_code_of_the_current_folder(tmp_path: Path) -> None:
+    """A file beside a stranger's recording is not imported, though workers are started by `python -c`."""
+    marker, here, script = tmp_path / "ran", tmp_path / "stranger", tmp_path / "bin" / "script.py"
+    for path in (here, script.parent):
+        path.mkdir()
+    for name in STRANGERS:
+        (here / f"{name}.py").write_text(
+            f"import sys; open({str(marker)!r}, 'a').write(f'{name}: {{sys.orig_argv}} ')\n"
+        )
+    script.write_text(WORKERS)  # as a console script is: its own folder is on the path, and not the current one
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=here, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = [(here / f"{n}.txt").read_text().split() for n in range(4)]
+    assert [int(square) for square, _ in found] == [0, 1, 4, 9]
+    assert len({process for _, process in found}) == 2
+    assert not marker.exists(), f"run by a worker: {marker.read_text()}"
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_the_switch_of_safe_paths_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in (None, "", "1"):
+        monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+        if before is not None:
+            monkeypatch.setenv("PYTHONSAFEPATH", before)
+        with only_installed_code():
+            assert os.environ["PYTHONSAFEPATH"] == "1"
+        assert os.environ.get("PYTHONSAFEPATH") == before

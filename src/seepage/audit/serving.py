@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from seepage.audit.record import made_anew
+from seepage.core.executor import SAFE_PATH
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.transcript.recorded import open_knowledge
@@ -118,7 +119,7 @@ def served(
         threads: Threads of the other process: with as many as when the first round was recorded the bits are the same.
     """
     knowledge, first = open_knowledge(observed, device=device)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), SAFE_PATH: "1"}
     # In a session of its own: Ctrl-C ends the attack, which still needs its rounds until its checkpoint is saved.
     process = subprocess.Popen(
         [sys.executable, "-c", START],

@@ -60,6 +60,9 @@ class Work(Protocol):
         """The same work for another machine; None: it must be done on this one."""
 
 
+SAFE_PATH = "PYTHONSAFEPATH"
+"""What keeps the current folder off `sys.path` of a Python that is started with it."""
+
 Done = Callable[[Work], None]
 """Called with each piece when it is done, from any thread."""
 
@@ -135,10 +138,11 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
     print tracebacks of their own, and a busy one outlives a parent that was killed.
     """
     # spawn, not fork: torch's thread pools do not survive a fork.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_end_with_parent, initargs=(os.getpid(),))
+    context, arguments = multiprocessing.get_context("spawn"), (os.getpid(),)
+    with only_installed_code():  # whose queues start the tracker
+        pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_end_with_parent, initargs=arguments)
     try:
-        with _signals_held_back():
+        with only_installed_code(), _signals_held_back():
             running = {pool.submit(work.run, plan.threads): work for work in works}
         for future, work in running.items():
             future.add_done_callback(partial(_report_done, done, work))
@@ -155,6 +159,24 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+@contextmanager
+def only_installed_code() -> Iterator[None]:
+    """Start Python processes that do not look for modules in the current folder, which may be a stranger's.
+
+    `python -c`, with which workers and their tracker are started, would run a `_posixshmem.py` that lies there. What
+    this process can import its workers can, since they take over its `sys.path` before they read any work.
+    """
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 @contextmanager
