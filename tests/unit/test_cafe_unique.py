@@ -21,7 +21,8 @@ def test_other_data_fit_one_gradient_and_not_those_of_the_pairs(seed):
     x, labels = victim.data.inputs.double().numpy(), np.eye(2)[victim.data.labels.numpy()]
     fake, soft = other.inputs.double().numpy(), other.labels.double().numpy()
     assert np.abs(fake[:2] - x[:2]).max() > 0.05
-    assert fake.min() >= 0 and fake.max() <= 1
+    assert fake.min() >= 0
+    assert fake.max() <= 1
     assert soft.min() >= 0
     assert np.allclose(soft.sum(1), 1, atol=1e-6)
 

@@ -168,7 +168,7 @@ def psnr_by_epoch(tables: Mapping[str, Any], *, data: str, seed: int, show: Prog
 
 
 def while_training(tables: Mapping[str, Any], *, data: str, seed: int, show: ProgressCallback) -> list[Value]:
-    """Table 8: mean PSNR, training loss and accuracy on unseen examples while the server trains, at `TABLE_8_SHARES`."""
+    """Table 8: mean PSNR, training loss and accuracy on unseen data while the server trains, at `TABLE_8_SHARES`."""
     (recipe,) = cells(tables)
     victim, unseen = parties_of(recipe)
     attack = _loops(recipe)
