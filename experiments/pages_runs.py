@@ -138,6 +138,16 @@ def _stage(row: Row) -> tuple[str, ...]:
     return row["model"], row["cell"].rpartition("-")[2]
 
 
+def _start(row: Row) -> tuple[str, ...]:
+    words = row["model"].removeprefix("torchvision:"), row["model_options"].get("activation", "relu")
+    history = row["history"]
+    return *words, "pretrained" if history.startswith("weights") else "wide" if history == "wide start" else "default"
+
+
+def _sparse(row: Row) -> tuple[str, ...]:
+    return row["model_options"].get("activation", "relu"), row["cell"]
+
+
 PARTS: dict[str, Part] = {
     "closed recipes": Part("closed-forms.md", partial(recipes, "closed/recipes")),
     "closed linear-equations": Part("closed-forms.md", linear_equations),
@@ -146,5 +156,9 @@ PARTS: dict[str, Part] = {
     "known": Part("defenses.md", partial(frontier, "defenses/known")),
     "adaptive": Part("defenses.md", adaptive),
     "long stages": Part("federation.md", partial(seeds, "federation/long-stages", ("network", "round"), _stage)),
+    "wide starts": Part(
+        "federation.md", partial(seeds, "federation/starts", ("network", "activation", "start"), _start)
+    ),
+    "sparse": Part("defenses.md", partial(seeds, "defenses/sparse", ("activation", "attacker"), _sparse)),
     "inferring": Part("captured.md", inferring),
 }
