@@ -123,6 +123,9 @@ def unique() -> Lines:
 
 PARTS: dict[str, Part] = {
     "cafe horizontal": Part("cafe.md", horizontal),
+    "cafe equation nine": Part("cafe.md", equation_nine),
+    "cafe rivals in the loop": Part("cafe.md", rivals),
+    "cafe moving": Part("cafe.md", moving),
     "cafe unique": Part("cafe.md", unique),
     "cafe conditions": Part("cafe.md", conditions),
 }
