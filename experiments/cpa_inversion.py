@@ -107,9 +107,16 @@ def run(name: str, arguments: argparse.Namespace) -> None:
         before = {} if arguments.skip_unmixing else unmixed(cpa_fia(), seen, batch)
         for matching in arguments.matching:
             attack = cpa_fia(
-                steps=arguments.steps, lr=arguments.lr, tv=arguments.tv, matching=matching, largest=arguments.largest
-            )
-            row = {**facts, "method": "CPA+FIA+GMA" if matching else "CPA+FIA", "steps": attack.steps, **before}
+                steps=arguments.steps, lr=arguments.lr, tv=arguments.tv, matching=matching, largest=arguments.largest,
+                search=arguments.search,
+            )  # fmt: skip
+            second = ", second order" if arguments.search == "second_order" else ""
+            row = {
+                **facts,
+                "method": ("CPA+FIA+GMA" if matching else "CPA+FIA") + second,
+                "steps": attack.steps,
+                **before,
+            }
             row |= {"tv": attack.tv, "matching": matching, **measure(attack, seen, batch), "attack": repr(attack)}
             if arguments.trying:
                 print({k: v for k, v in row.items() if k not in ("attack", "notes")}, flush=True)
@@ -130,6 +137,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--tv", type=float, default=0.1)
     parser.add_argument("--matching", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--search", choices=("adam", "second_order"), default="adam")
     parser.add_argument("--largest", type=int, help="invert so many of the batch; unless named, all")
     parser.add_argument("--skip-unmixing", action="store_true", help="do not also score the embeddings by themselves")
     parser.add_argument("--trying", action="store_true", help="print only; batches of images kept for development")

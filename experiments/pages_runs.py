@@ -41,6 +41,20 @@ def linear_equations() -> Lines:
     return [*table([*heads, "false certificates", "cpu_s"], body), *commands(rows)]
 
 
+def tuned(study: str) -> Lines:
+    """Values of an option that were tried on other batches, and what the one that was best there scores."""
+    rows = rows_of(study)
+    body = []
+    for row in rows:
+        plan = row["tuned"]
+        for one in plan["tried"]:
+            scored = [f"{row['psnr']:.1f}", f"{row['ssim']:.2f}"] if one["options"] == plan["chosen"] else ["", ""]
+            options = ", ".join(f"{name} = {value:g}" for name, value in one["options"].items())
+            body.append([row["data"], f"`{row['attack']}`", options, f"{one['value']:.1f}", *scored])
+    heads = ["data", "attack", "tried", "dB on the other batch", "dB, scored batches", "SSIM, scored batches"]
+    return [*table(heads, body), *commands(rows)]
+
+
 def frontier(study: str) -> Lines:
     """A frontier: a line for each defense, with the best of the attackers who know of nothing and of those who know."""
     rows = rows_of(study)
@@ -151,6 +165,7 @@ def _sparse(row: Row) -> tuple[str, ...]:
 PARTS: dict[str, Part] = {
     "closed recipes": Part("closed-forms.md", partial(recipes, "closed/recipes")),
     "closed linear-equations": Part("closed-forms.md", linear_equations),
+    "cpa tuned": Part("cpa.md", partial(tuned, "cpa/tuned")),
     "generative recipes": Part("generative.md", partial(recipes, "generative/recipes")),
     "frontier": Part("frontier.md", partial(frontier, "defenses/frontier")),
     "known": Part("defenses.md", partial(frontier, "defenses/known")),

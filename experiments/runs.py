@@ -48,6 +48,7 @@ def keep_run(study: str, folder: Path) -> None:
     result, env = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("result", "env"))
     recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
     cells = {cell["name"]: cell for cell in result["cells"]}
+    tuned = {row["attack"]: {"tuned": row} for row in result.get("tuned", ())}
     for row in result["rows"]:
         cell = cells[row["cell"]]
         low, high = row.get("psnr_low"), row.get("psnr_high")
@@ -64,6 +65,7 @@ def keep_run(study: str, folder: Path) -> None:
             cell=row["cell"],
             **{key: cell.get(key) for key in CELL},
             **{key: row.get(key) for key in ROW},
+            **tuned.get(row["attack"], {}),
         )
 
 
