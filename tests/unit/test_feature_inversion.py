@@ -61,7 +61,7 @@ def test_the_second_order_search_comes_exactly_where_adam_comes_near() -> None:
     seen = record(net, batch)
     decibels = {}
     for search in ("adam", "second_order"):
-        found = attack(seen, cpa_fia(steps=150, search=search))  # type: ignore[arg-type]
+        found = attack(seen, cpa_fia(steps=150, search=search))
         decibels[search] = psnr(align(found.inputs, batch.inputs).guesses, batch.inputs).mean()
     assert decibels["second_order"] > 35
     assert decibels["second_order"] > decibels["adam"] + 10
