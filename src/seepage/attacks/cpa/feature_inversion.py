@@ -50,8 +50,9 @@ class FeatureInversion(Attack):
         chunk: Images per forward pass.
         schedule: Learning rate over the steps.
         search: `adam`, as published, or `second_order`, which the paper does not have: L-BFGS on the relative squared
-            distance of embeddings, lengths included, from a decoder's images (large ones from grey), with the spectrum of photographs as
-            a prior that fades. It takes no `lr`, `tv`, `matching` and `schedule`; `steps` are iterations, 25 at a time.
+            distance of embeddings, lengths included. It starts from a decoder's images (large ones from grey), and the
+            spectrum of photographs is a prior that fades. It takes no `lr`, `tv`, `matching` and `schedule`; `steps`
+            are iterations, 25 at a time.
 
     Example:
         >>> FeatureInversion(steps=100).tv
