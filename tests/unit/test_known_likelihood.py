@@ -1,6 +1,7 @@
 """How likely a defense says it sends an update: against draws of the defense itself, scipy, and less knowledge."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import seepage.data
 from seepage import DEFENSES, Architecture, FedAvg, FedSGD, attack, build, record, score
+from seepage.attacks.cafe import Cafe
 from seepage.attacks.matching.adaptive import Stated, known_likelihood
 from seepage.attacks.matching.partial import GaussianLikelihood
 from seepage.attacks.matching.presets import bayes, inverting_gradients
@@ -179,6 +181,14 @@ def test_every_defense_has_an_attacker_of_the_frontier_who_makes_something_of_it
     tables = read_recipe(Path(seepage.__file__).parent / "recipes" / "frontier.toml")
     swept = sweep_of({**tables, "frontier": [{"use": use, **STRENGTHS[use]}]})
     assert swept.entries[1].known is not None
+
+
+def test_cafe_sets_forged_entries_aside_where_it_is_told_of_them() -> None:
+    by_value, by_magnitude = (told(FakeGradients(order=order), FedSGD()) for order in ("value", "magnitude"))
+    assert Cafe().adapts(by_value)
+    assert not Cafe().adapts(by_magnitude)
+    assert not Cafe(entries="all").adapts(by_value)
+    assert not Cafe().adapts(replace(by_value, defense=None))
 
 
 def test_forged_entries_are_set_aside_and_true_ones_are_not() -> None:
