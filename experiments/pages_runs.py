@@ -55,6 +55,15 @@ def tuned(study: str) -> Lines:
     return [*table(heads, body), *commands(rows)]
 
 
+def attributes() -> Lines:
+    """An attribute read off recovered embeddings, beside what the true ones tell and the more frequent answer."""
+    rows = rows_of("cpa/attributes")
+    keys = ("accuracy", "accuracy_true_embeddings", "more_frequent", "embedding_cosine")
+    body = [[row["data"], row["attribute"], str(row["n"]), *(f"{row[key]:.2f}" for key in keys)] for row in rows]
+    heads = ["data", "attribute", "n", "read right", "from true embeddings", "more frequent answer", "embedding cosine"]
+    return [*table(heads, body), *commands(rows)]
+
+
 def frontier(study: str) -> Lines:
     """A frontier: a line for each defense, with the best of the attackers who know of nothing and of those who know."""
     rows = rows_of(study)
@@ -165,6 +174,7 @@ def _sparse(row: Row) -> tuple[str, ...]:
 PARTS: dict[str, Part] = {
     "closed recipes": Part("closed-forms.md", partial(recipes, "closed/recipes")),
     "closed linear-equations": Part("closed-forms.md", linear_equations),
+    "cpa attributes": Part("cpa.md", attributes),
     "cpa tuned": Part("cpa.md", partial(tuned, "cpa/tuned")),
     "generative recipes": Part("generative.md", partial(recipes, "generative/recipes")),
     "frontier": Part("frontier.md", partial(frontier, "defenses/frontier")),
