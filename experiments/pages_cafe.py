@@ -98,17 +98,6 @@ def moving() -> Lines:
     return table(heads, body) + commands(rows)
 
 
-def private() -> Lines:
-    """CAFE under clipping to norm 3 and Gaussian noise."""
-    rows = rows_of("cafe/dp")
-    body = []
-    for (defense,), found in by_case(rows, lambda row: (row["defense"] or "none",)).items():
-        exact = f"{span(round(row['exact'] * row['examples']) for row in found)} of {found[0]['examples']}"
-        body.append([f"`{defense}`", str(len(found)), exact, dB(found, "psnr_median"), dB(found, "mean_color_psnr")])
-    heads = ["defense", "seeds", "exact", "median PSNR, dB", "mean color, dB"]
-    return table(heads, body) + commands(rows)
-
-
 def unique() -> Lines:
     """Supplement B: how well the other solution fits one gradient, and those of the pairs."""
     rows = rows_of("cafe/unique")
