@@ -89,9 +89,17 @@ def test_without_truth_every_score_is_null_and_with_it_the_audits_own(cli: Cli, 
 def test_thresholds_can_be_changed_when_scoring(cli: Cli, run: Path, refused: Refused) -> None:
     assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
     truth = ("--truth", run / "private")
-    strict = cli("score", "blind", *truth, "--set", "score.exact_db=1000", "--json").json
-    assert strict["thresholds"]["exact_db"] == 1000
-    assert (strict["rows"][0]["exact"], strict["rows"][0]["recovered"]) == (0, 1)
+    strict = cli("score", "blind", *truth, "--set", "score.exact_db=149", "--json").json
+    assert strict["thresholds"]["exact_db"] == 149
+    assert (strict["rows"][0]["exact"], strict["rows"][0]["recovered"]) == (1, 1)  # 150 dB
+    rough = ("--use", "inverting_gradients", "--set", "attack.steps=2", "--out", "rough", "--jobs", 1)
+    assert cli("attack", run / "observed", *rough).code == 0
+    found = [cli("score", "rough", *truth, "--set", f"score.exact_db={db}", "--json").json for db in (149, 0)]
+    assert [one["rows"][0]["exact"] for one in found] == [0, 1]
+    for beyond in ("exact_db=1000", "exact_db=-1", "recovered_ssim=7", "recovered_ssim=-1", "recovered_gain_db=-3"):
+        assert "which no guess would pass, or every one" in refused(
+            "score", "blind", *truth, "--set", f"score.{beyond}"
+        )
     assert "did you mean 'exact_db'" in refused("score", "blind", *truth, "--set", "score.exact=4")
     assert "score.KEY" in refused("score", "blind", *truth, "--set", "attack.steps=4")
     assert "--truth" in refused("score", "blind", "--set", "score.exact_db=4")

@@ -375,3 +375,25 @@ def test_no_attack_changes_the_number_of_threads(cli: Cli) -> None:
     before = torch.get_num_threads()
     assert cli("audit", "tiny.toml", "--attack", "linear", "--jobs", 1).code == 0
     assert torch.get_num_threads() == before
+
+
+SEEPAGE = [sys.executable, "-c", "import sys; sys.argv[0] = 'seepage'; from seepage.cli import main; main()"]
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["list", "attacks"]])
+def test_a_pipe_that_nobody_reads_is_not_the_gate_s_code(arguments: list[str]) -> None:
+    """Also where all that is printed fits into the buffer, and is written at the very end only."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        done = subprocess.run([*SEEPAGE, *arguments], stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+def test_a_closed_stdout_leaves_the_exit_code_alone() -> None:
+    words = " ".join(f"'{word}'" for word in SEEPAGE[:2]) + f' "{SEEPAGE[2]}"'
+    for arguments, code in (("list", 0), ("report nosuch", 2)):
+        done = subprocess.run(f"{words} {arguments} >&-", shell=True, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,24 +1,37 @@
 """The command line."""
 
+import os
 import sys
 import traceback
 from typing import NoReturn
 
-from seepage.cli.commands import Interrupted, app
+from seepage.cli.commands import Interrupted, NobodyReads, app
 from seepage.cli.stopping import INTERRUPTED, TERMINATED, Stopped, stoppable
 from seepage.errors import SeepageError, printable
 
 __all__ = ["app", "main"]
 
+PIPE_CLOSED = 141
+"""128 and SIGPIPE's number."""
+
 
 def main() -> None:
     """Entry point: a user's mistake is one sentence and exit code 2, Ctrl-C is 130 and SIGTERM 143.
 
-    A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that is closed.
+    A fault of ours shows its traceback and ends with 2 as well: 1 is for a gate that is closed. Where nobody reads what
+    is printed any more (`seepage list | head -1`) it is 141, as of other programs that SIGPIPE ends.
     """
+    if sys.stdout is None:  # closed by whoever started it, who asks for the exit code alone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     try:
         with stoppable():
-            app()
+            try:
+                app()
+            finally:
+                sys.stdout.flush()
+    except (BrokenPipeError, NobodyReads):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the very end
+        sys.exit(PIPE_CLOSED)
     except SeepageError as error:
         _fail(str(error))
     except OSError as error:

@@ -53,12 +53,18 @@ class Interrupted(Exception):
     """Ctrl-C, under a name that typer does not answer in its own way."""
 
 
+class NobodyReads(Exception):
+    """A broken pipe, under a name that typer does not end with 1 for, which is a gate's."""
+
+
 class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as error:
             raise Interrupted from error
+        except BrokenPipeError as error:
+            raise NobodyReads from error
 
 
 app = typer.Typer(

@@ -1,12 +1,24 @@
 """The console that commands print to."""
 
+import errno
 import os
 import sys
 
 from rich.console import Console
 
 
-def open_console() -> Console:
-    """A file has room for whole lines; rich gives it 80 columns."""
+class _PlainConsole(Console):
+    """rich ends with 1 where nobody reads any more, and 1 is a gate's."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def open_console(width: int = 120) -> Console:
+    """A file has room for whole lines; rich gives it 80 columns.
+
+    Args:
+        width: Columns where the output is no terminal.
+    """
     wide = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(width=120 if wide else None)
+    return _PlainConsole(width=width if wide else None)

@@ -94,11 +94,12 @@ def _of_recipe(tables: dict[str, object], t: int, thorough: bool) -> Iterator[tu
 
 
 def _print(name: str, found: "Exposure", quiet: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    from seepage.cli.console import open_console
+
+    console = open_console()
     console.print(Text(printable(f"{name}, round {found.t}: {found.line}"), style="bold"), soft_wrap=True)
     if quiet:
         return

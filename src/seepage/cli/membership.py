@@ -143,8 +143,9 @@ def _present(
         print(json.dumps({"schema": 1, **facts, "candidates": rows}, allow_nan=False))
         return
     if not quiet:
-        from rich.console import Console
         from rich.table import Table
+
+        from seepage.cli.console import open_console
 
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for title in ("candidate", "class", "statistic", "p-value", ""):
@@ -153,7 +154,7 @@ def _present(
             words = ["named" if row["named"] else ""]
             numbers = [str(row["candidate"]), printable(str(row["class"])), f"{row['statistic']:.3f}"]
             table.add_row(*numbers, f"{row['p_value']:.4f}", *words, style="red" if row["named"] else "dim")
-        Console().print(table)
+        open_console().print(table)
     if resized is not None:
         print(
             f"The candidates were brought from {resized}, as the model takes them. If the client resized its images in "

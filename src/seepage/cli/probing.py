@@ -1,7 +1,6 @@
 """`seepage probe`: in seconds, whether gradient matching has a way back to the data, before hours of attacking."""
 
 import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -81,9 +80,10 @@ def _line(one: "Probe") -> str:
 
 def _print(found: Sequence["Probe"]) -> None:
     """The cosines of every cell that was probed, as a table."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from seepage.cli.console import open_console
 
     probed = [one for one in found if one.outlook is not None]
     if not probed:
@@ -99,5 +99,5 @@ def _print(found: Sequence["Probe"]) -> None:
         cosines = (f"{at.cosine:.3f}" for at in one.cosines)
         table.add_row(Text(printable(one.title)), *cosines, f"{one.chance:.3f}", *norms, f"{one.seconds:.1f}")
     print()
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    open_console(140).print(table)
     print()

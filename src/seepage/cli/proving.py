@@ -345,9 +345,9 @@ def _present(found: "MeasuredEpsilon", *, as_json: bool, quiet: bool) -> None:
         print(json.dumps({"schema": 1, **found.table()}, allow_nan=False))
         return
     if not quiet:
-        from rich.console import Console
+        from seepage.cli.console import open_console
 
-        Console().print(_rows(found))
+        open_console().print(_rows(found))
         for line in _beside(found):
             print(printable(line))
     print(printable(_verdict(found)))

@@ -68,6 +68,10 @@ class Told:
                 raise unknown("thing to tell in knowledge.told", item, _TELLABLE)
 
 
+SCORING_RANGES = {"recovered_ssim": (0.0, 1.0), "recovered_gain_db": (0.0, 60.0), "exact_db": (0.0, 149.0)}
+"""Least and largest value of each threshold: beyond, a gate would be open or closed whatever came back."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
     """Thresholds of the summary.
@@ -90,6 +94,12 @@ class Scoring:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML
+        for name, (low, high) in SCORING_RANGES.items():
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise SeepageError(
+                    f"score.{name} is {value:g}, which no guess would pass, or every one; choose {low:g} to {high:g}"
+                )
         if self.features is not None and not Path(self.features).is_file():
             raise SeepageError(f"score.features names {self.features}, and there is no such file; correct the path")
         if self.metrics:
