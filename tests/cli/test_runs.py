@@ -1,6 +1,7 @@
 """Run folders: what is equal, what is kept, what is never overwritten, and what the numbers are called."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -296,3 +297,16 @@ def test_the_program_helps(cli: Cli) -> None:
         assert "Usage" in found.out
     assert set(cli("list", "attacks", "--json").json) == {"attacks"}
     assert any(line.startswith("  keep") and "hare" in line for line in cli("list", "defenses").out.splitlines())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX permissions")
+def test_a_run_is_its_owner_s_alone_whatever_out_was_before(cli: Cli, home: Path) -> None:
+    out = home / "shared"
+    out.mkdir(mode=0o755)
+    out.chmod(0o755)
+    found = cli("audit", "tiny.toml", "--out", out, "--quiet")
+    assert found.code == 0, found.err
+    assert [oct(path.stat().st_mode & 0o777) for path in (out, out / "private")] == ["0o700", "0o700"]
+    sheet = home / "sheet.png"
+    assert cli("report", out, "--sheet", sheet).code == 0
+    assert oct(sheet.stat().st_mode & 0o777) == "0o600"

@@ -53,7 +53,7 @@ class Probe(JsonRecord):
         cell: Name of the cell.
         title: For readers.
         outlook: `expected`: cosines like this one came with images that matching brought back; `not expected`: with
-            none; `open`: with both. None where the cell could not be probed.
+            hardly any; `open`: with both. None where the cell could not be probed.
         cosines: One for each noise.
         chance: Standard deviation of the cosine of a direction that knows nothing: one over the root of the batch's
             numbers.

@@ -16,7 +16,7 @@ from seepage.audit.unseen import save_unseen
 from seepage.clients import make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse
-from seepage.core.storage import SCHEMA, check_schema, check_space, read_json, write_json
+from seepage.core.storage import SCHEMA, check_schema, check_space, make_private, read_json, write_json
 from seepage.data import TextDataset
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
@@ -134,6 +134,7 @@ def _record_cell(
     victim, truth = setting.victim()
     transcript = victim.transcript()
     first = _first_round(transcript, recipe)
+    make_private(private, tighten=True)  # also where a recording is copied out of its run
     save_truth(truth, private)
     if isinstance(setting.dataset, TextDataset):
         write_json(private / PIECES, {"schema": SCHEMA, "pieces": list(setting.dataset.pieces)})

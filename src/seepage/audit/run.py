@@ -112,7 +112,7 @@ def run(
     started = time.time()
     check_space(folder, MIN_FREE_BYTES)
     with undone_on_mistake(folder):
-        make_private(folder)
+        make_private(folder, tighten=True)
         write_whole(folder / "recipe.toml", text)
         tuned: list[TunedRow] = []
         if sweep_tables is not None:
@@ -171,7 +171,7 @@ def run_attack(
     check_device(recipe.device)
     check_space(out, MIN_FREE_BYTES)
     with undone_on_mistake(out):
-        make_private(out)
+        make_private(out, tighten=True)
         write_whole(out / "recipe.toml", text)
         record_cells(recipes, out, show)
     source = own_source(recipe, recipes, out)
@@ -265,7 +265,7 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
         check_device(device)
     check_space(folder, MIN_FREE_BYTES)
     with undone_on_mistake(folder):
-        make_private(folder)
+        make_private(folder, tighten=True)
         write_whole(folder / "recipe.toml", text)
         record_cells(recipes, folder, show, keep=sys.maxsize)
     return folder
@@ -350,7 +350,7 @@ def attack_only(
     for source in sources:
         _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
     check_space(folder, MIN_FREE_BYTES)
-    make_private(folder)
+    make_private(folder, tighten=True)
     write_whole(folder / "attack.json", text)
     recipes = [
         Recipe(name="attack", seed=request.seed, device=request.device, attack=request.specs, cell=source.name)

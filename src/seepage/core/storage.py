@@ -96,11 +96,22 @@ def sweep(folder: Path) -> None:
         left.unlink(missing_ok=True)
 
 
-def make_private(folder: Path) -> None:
-    """Make a folder that only its owner can open, as what goes into it is private data; one that is there stays."""
+OWNER_ONLY = 0o600
+"""Mode of a file with private pictures or data that may lie outside of a run folder."""
+
+
+def make_private(folder: Path, *, tighten: bool = False) -> None:
+    """Make a folder that only its owner can open, as what goes into it is private data.
+
+    Args:
+        folder: The folder; one that is there stays.
+        tighten: Whether others lose their rights to one that is there, such as an empty `--out`.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
+        if tighten and folder.stat().st_mode & 0o077:
+            folder.chmod(0o700)
     except OSError as error:
         raise SeepageError(
             f"cannot make the folder {folder}: {error.strerror or error}; choose another with --out"

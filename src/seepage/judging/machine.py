@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from seepage.core.storage import SCHEMA, make_private, write_json
+from seepage.core.storage import SCHEMA, write_json
 from seepage.errors import SeepageError
 from seepage.judging.pairs import Answer, Pair
 from seepage.metrics import baselines, feature_distance, is_image, ssim
@@ -69,7 +69,6 @@ def machine_answers(
 
 def write_machine_answers(path: Path, page: str, answers: Mapping[str, Answer], rule: str) -> Path:
     """Write the answers as a judge's file, with the rule that gave them."""
-    make_private(path.parent)
     write_json(path, {"schema": SCHEMA, "judge": NAME, "page": page, "machine": rule, "answers": dict(answers)})
     return path
 

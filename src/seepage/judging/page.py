@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from seepage.core.storage import SCHEMA, make_private, write_whole
+from seepage.core.storage import OWNER_ONLY, SCHEMA, make_private, write_whole
 from seepage.errors import SeepageError
 from seepage.judging.machine import machine_answers, write_machine_answers
 from seepage.judging.pairs import Pair, choose_pairs, open_albums, returned
@@ -22,7 +22,6 @@ from seepage.report.run import open_run
 
 LARGEST_SIDE = 256
 """Largest side of a picture in pixels; larger ones are reduced to limit the size of the page."""
-OWNER_ONLY = 0o600
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def write_judge_page(
     digest = hashlib.sha256(json.dumps([key, pictures]).encode()).hexdigest()[:12]
     place = key_path(folder, digest)
     said = None if machine is None else machine_answers(shown, _private(albums), _network(features))
-    make_private(place.parent)
+    make_private(place.parent, tighten=True)
     write_whole(place, json.dumps({**key, "page": digest}, indent=2) + "\n", mode=OWNER_ONLY)
     write_whole(path, _render(digest, pictures), mode=OWNER_ONLY)
     if machine is not None and said is not None:

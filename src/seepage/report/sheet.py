@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from seepage.core.storage import write_whole
+from seepage.core.storage import OWNER_ONLY, write_whole
 from seepage.errors import SeepageError, unknown
 from seepage.report.pictures import Pictures, open_pictures, pixels
 from seepage.report.run import open_run
@@ -48,7 +48,7 @@ def write_sheet(folder: Path, path: Path, *, cell: str | None = None, attack: st
     right = [_blank(left[0]) if (guess := guesses.at(place)) is None else pixels(guess) for place in places]
     halves = [_mosaic(half, across) for half in (left, right)]
     gap = np.full((halves[0].shape[0], GAP, 3), 255, dtype=np.uint8)
-    write_whole(path, _png(np.concatenate([halves[0], gap, halves[1]], axis=1)))
+    write_whole(path, _png(np.concatenate([halves[0], gap, halves[1]], axis=1)), mode=OWNER_ONLY)
     return path
 
 
