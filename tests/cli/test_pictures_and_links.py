@@ -29,8 +29,23 @@ def test_a_report_is_written_anew_without_pictures_and_with(cli: Cli, run: Path)
     assert not (run / "grid.png").exists()
     assert "data:image" not in (run / "report.html").read_text()
     assert (run / "private").exists()
+    assert cli("report", run).code == 0  # the run remembers
+    assert not (run / "grid.png").exists()
+    assert "data:image" not in (run / "report.html").read_text()
+    assert cli("report", run, "--pictures").code == 0
+    assert (run / "grid.png").exists()
+    assert "data:image" in (run / "report.html").read_text()
     assert cli("report", run).code == 0
     assert (run / "grid.png").exists()
+
+
+def test_scoring_later_shows_no_pictures_either(cli: Cli, run: Path, home: Path) -> None:
+    assert cli("attack", run / "observed", "--use=linear", "--no-pictures", "--jobs=1", "--out=blind").code == 0
+    assert cli("score", "blind", "--truth", run / "private").code == 0
+    assert not (home / "blind" / "grid.png").exists()
+    assert "data:image" not in (home / "blind" / "report.html").read_text()
+    assert cli("report", "blind", "--pictures").code == 0
+    assert "data:image" in (home / "blind" / "report.html").read_text()
 
 
 def test_a_finished_audit_is_shown_without_pictures(cli: Cli, run: Path) -> None:
@@ -48,6 +63,7 @@ def test_an_attack_without_pictures(cli: Cli, home: Path, observed: Path) -> Non
 
 def test_a_sheet_is_nothing_but_pictures(refused: Refused, run: Path) -> None:
     assert "nothing but pictures" in refused("report", run, "--sheet", "x.png", "--no-pictures")
+    assert "opposite" in refused("report", run, "--pictures", "--no-pictures")
 
 
 def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:

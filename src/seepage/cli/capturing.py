@@ -168,7 +168,7 @@ def attack(
             trust=trust,
         )
         finished = run(request=request)
-        write_pages(finished.folder, show, again=finished.fresh, pictures=not no_pictures)
+        write_pages(finished.folder, show, again=finished.fresh, pictures=False if no_pictures else None)
     present(finished.folder, finished, as_json, quiet)
 
 

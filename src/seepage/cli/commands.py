@@ -139,7 +139,7 @@ def audit(
     check_asked(condition, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(tables, out=out, jobs=jobs, on=runner, show=show, command=command_line())
-        write_pages(finished.folder, show, again=False, pictures=not no_pictures)
+        write_pages(finished.folder, show, again=False, pictures=False if no_pictures else None)
     present(finished.folder, finished, as_json, quiet)
     gate(finished.result, condition)
 
@@ -229,6 +229,9 @@ def report(
     cell: Annotated[str | None, typer.Option("--cell", help="For --sheet: this cell.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="For --sheet: this attack.")] = None,
     no_pictures: NoPicturesOption = False,
+    pictures: Annotated[
+        bool, typer.Option("--pictures", help="Show pictures again after --no-pictures, which a run remembers.")
+    ] = False,
 ) -> None:
     """Write report.html and grid.png of a finished run again, or all its pictures on one sheet."""
     from seepage.report import write_sheet
@@ -238,9 +241,11 @@ def report(
     if sheet is not None:
         print(write_sheet(run, sheet, cell=cell, attack=attack))
         return
+    if pictures and no_pictures:
+        raise SeepageError("--pictures and --no-pictures are each other's opposite; leave one out")
     if cell or attack:
         raise SeepageError("--cell and --attack choose what --sheet FILE.png shows; add it")
-    write_pages(run, lambda *_: None, again=True, pictures=not no_pictures)
+    write_pages(run, lambda *_: None, again=True, pictures=True if pictures else False if no_pictures else None)
     print(run / "report.html")
 
 

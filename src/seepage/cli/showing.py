@@ -23,25 +23,30 @@ def command_line() -> str:
     return shlex.join(["seepage", *sys.argv[1:]])
 
 
-def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures: bool = True) -> None:
+def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures: bool | None = None) -> None:
     """Pictures first, the report last; a run that has both is left as it is.
 
     Args:
         folder: The run folder.
         show: Progress.
         again: Write them although they are there.
-        pictures: Whether the pages may show any; without, the report is written anew and `grid.png` goes.
+        pictures: Whether the pages may show any, now and whenever they are written again; without, the report is
+            written anew and `grid.png` goes. None: as the run remembers, with pictures where nobody said otherwise.
     """
     from seepage.core.progress import Doing, Phase
     from seepage.report import write_grid, write_report
+    from seepage.report.picture_choice import keep_choice, shows_pictures
 
-    if again or not pictures or not (folder / "report.html").exists():
+    if pictures is not None:
+        keep_choice(folder, pictures=pictures)
+    may = shows_pictures(folder)
+    if again or not may or not (folder / "report.html").exists():
         show(0.99, 1, Doing("the report", Phase.WRITING))
-        if pictures:
+        if may:
             write_grid(folder)
         else:
             (folder / "grid.png").unlink(missing_ok=True)
-        write_report(folder, pictures=pictures)
+        write_report(folder)
 
 
 def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_old: bool = True) -> None:

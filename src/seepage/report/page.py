@@ -13,6 +13,7 @@ from seepage.core.storage import write_whole
 from seepage.report import formatting as words
 from seepage.report.human_study import Judged, JudgedRow, open_judged
 from seepage.report.leakage import open_exposed
+from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
@@ -101,14 +102,15 @@ class DiagnosticGroup:
     messages: list[tuple[str, list[str]]]
 
 
-def write_report(run: Path, *, pictures: bool = True) -> Path:
+def write_report(run: Path, *, pictures: bool | None = None) -> Path:
     """Write `report.html` into a finished run's folder: one file, no script, nothing from the network.
 
     With pictures the page holds private data, and must be kept like them.
 
     Args:
         run: The run folder, with `result.json`.
-        pictures: Whether to show private pictures and their reconstructions; otherwise only text and numbers.
+        pictures: Whether to show private pictures and their reconstructions; otherwise only text and numbers. None: as
+            it was last said of this run, and with pictures where nothing was said.
 
     Returns:
         Path of the page.
@@ -118,7 +120,7 @@ def write_report(run: Path, *, pictures: bool = True) -> Path:
     """
     opened = open_run(run)
     path = run / "report.html"
-    write_whole(path, _render(opened, pictures))
+    write_whole(path, _render(opened, shows_pictures(run) if pictures is None else pictures))
     return path
 
 
