@@ -150,7 +150,7 @@ def _item(item: Item) -> Line:
     if sizes["paper"] and (lacking := _lacking(item, records)):
         reasons.append(f"Not run at the paper's size: {', '.join(lacking)}.")
     if not any(record.value is not None for record in records):
-        reasons.append("No number could be measured.")
+        reasons.append("LPIPS, its metric, could not be measured: the weights are a download. Others stand beside.")
     return Line(
         what=f"{item.expect.item}: {item.expect.title}",
         paper=PAPERS.get(item.expect.paper, item.expect.paper),

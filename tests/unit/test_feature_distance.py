@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torchmetrics.functional.image.lpips import _LPIPS
 
 from seepage.audit import run as audit
+from seepage.leakage.diagnostics import metric_diagnostics
 from seepage.metrics import feature_distance, feature_network, score
 from seepage.metrics.features import TAPS
 from seepage.types import Batch, Reconstruction
@@ -87,3 +88,11 @@ def test_an_audit_prints_it_beside_the_mean_color(weights: Path, tmp_path: Path)
     row = run.result.rows[0]
     assert row.scores["feature_distance"].mean < 1e-4
     assert row.baselines["mean_color"]["feature_distance"] > 1e-3
+
+
+def test_an_audit_says_why_it_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "nothing"))
+    found = metric_diagnostics(False, (3, 16, 16), ["feature_distance"])
+    assert [one.name for one in found] == ["features-missing"]
+    assert "feature_distance not measured" in found[0].message
+    assert metric_diagnostics(False, (3, 16, 16)) == []

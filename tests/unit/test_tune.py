@@ -124,10 +124,11 @@ def test_the_resolved_recipe_repeats_the_tuning() -> None:
     [
         ({"tune": {"options": {"model.hidden": [1]}}}, "tune.options are of attacks"),
         ({"tune": {"options": {"attack.tv": []}}}, "at least one value"),
-        ({"tune": {"options": {"attack.nothing": [1]}}}, "no attack of this recipe takes"),
+        ({"tune": {"options": {"attack.tv": [1]}}}, "nothing to choose"),
+        ({"tune": {"options": {"attack.nothing": [1, 2]}}}, "no attack of this recipe takes"),
         ({"grid": {"attack": [[{"use": "linear"}]]}}, "have attacks of their own"),
         ({"rounds": {"count": 6, "samples": 9}}, "no other batch for"),
-        ({"tune": {"options": {"attack.steps": ["many"]}}}, "steps must be a whole number"),
+        ({"tune": {"options": {"attack.steps": ["many", 5]}}}, "steps must be a whole number"),
     ],
 )
 def test_mistakes_are_said_before_anything_is_written(changed: dict[str, Any], words: str, tmp_path: Path) -> None:

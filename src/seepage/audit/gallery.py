@@ -22,10 +22,10 @@ def wants_gallery(scoring: Scoring) -> bool:
     return any(find_metric(use).gallery for use in scoring.metrics)
 
 
-def wants_features(scoring: Scoring) -> bool:
-    """Whether the recipe asks for a metric of a public network's features."""
+def feature_metrics(scoring: Scoring) -> list[str]:
+    """The metrics of a public network's features that the recipe asks for."""
     found = map(find_metric, scoring.metrics)
-    return any(metric.features or (metric.gallery and metric.name.endswith("_features")) for metric in found)
+    return [one.name for one in found if one.features or (one.gallery and one.name.endswith("_features"))]
 
 
 def features_of(scoring: Scoring) -> nn.Module | None:
@@ -34,7 +34,7 @@ def features_of(scoring: Scoring) -> nn.Module | None:
     Raises:
         SeepageError: Where the file of weights holds others.
     """
-    there = wants_features(scoring) and features_missing(scoring.features) is None
+    there = bool(feature_metrics(scoring)) and features_missing(scoring.features) is None
     return feature_network(scoring.features) if there else None
 
 

@@ -724,7 +724,7 @@ class Result(JsonRecord):
         run: The path of the run folder, as it was given.
         verdict: Summary of the run in plain words.
         verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified` or `unscored`.
-        rows: One per attack and cell, cheapest attack first.
+        rows: One per attack and cell, in the recipe's order of attacks.
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".
         membership: One per membership test and cell; empty where the recipe asks for none.

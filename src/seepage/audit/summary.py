@@ -13,7 +13,7 @@ from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.candidates import FILE, open_members
-from seepage.audit.gallery import features_of, open_gallery
+from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
@@ -263,7 +263,8 @@ def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | Non
     if truth is not None:
         found += diagnostics.sample_diagnostics(sum(len(batch) for batch in truth), len(truth))
         asked = recipe.score.lpips or "lpips" in recipe.score.metrics
-        found += diagnostics.metric_diagnostics(asked, knowledge.input_shape)
+        features = feature_metrics(recipe.score)
+        found += diagnostics.metric_diagnostics(asked, knowledge.input_shape, features, recipe.score.features)
     return found
 
 

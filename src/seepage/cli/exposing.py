@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOTHING = "no closed form found, which is no proof"
 MOST_SILENT = 6
 """Tensors that give nothing away, and layers that read positions, up to which each has a line of its own."""
-PROOF = "No attack was run: what is not named here may leak all the same. Attack it with: seepage attack FOLDER"
+PROOF = "No attack was run: what is not named here may leak all the same. Attack it with: "
 
 
 def exposure(
@@ -59,7 +59,7 @@ def exposure(
     else:
         for name, one in found:
             _print(name, one, quiet)
-        print(PROOF)
+        print(f"{PROOF}{'seepage attack FOLDER' if folder is not None else 'seepage audit RECIPE'}")
     if most is not None and any(one.examples > most for _, one in found):
         print(f"failed: an update gives away more than {most} examples exactly", file=sys.stderr)
         raise typer.Exit(1)

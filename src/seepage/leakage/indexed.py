@@ -107,7 +107,8 @@ class IndexedRounds:
         below = f"holds ({self.samples} < {layer.neurons})"
         if self.samples >= layer.neurons:
             below = f"does not hold ({self.samples} >= {layer.neurons})"
-        words = f"{layer.layer}: N < d2 {below}; rank V = {layer.rank} of {self.samples}"
+        rank = f"rank V = {layer.rank} of {self.samples}" if self.determined else "no row of V is determined"
+        words = f"{layer.layer}: N < d2 {below}; {rank}"
         if layer.silent:
             words += f", {layer.silent} silent"
         if not self.theorem_two(layer):

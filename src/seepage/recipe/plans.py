@@ -126,6 +126,11 @@ class TunePlan:
         for key, values in self.options.items():
             if isinstance(values, str) or not values:
                 raise SeepageError(f"tune needs at least one value of {short(key)}; write {short(key)}=1e-4,1e-3")
+        if all(len(values) == 1 for values in self.options.values()):
+            key = next(iter(self.options))
+            raise SeepageError(
+                f"tune has one value of {short(key)} and nothing to choose; name several, or set {short(key)}"
+            )
         if self.count < 1:
             raise SeepageError(f"tune.count must be at least 1, got {self.count}")
 

@@ -74,7 +74,7 @@ class RunFolder:
 
     @property
     def rows(self) -> list[Row]:
-        """One per attack and cell, cheapest attack first."""
+        """One per attack and cell, in the recipe's order of attacks."""
         return self.result.rows
 
     @property

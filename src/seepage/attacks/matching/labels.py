@@ -257,7 +257,8 @@ def _depths(vectors: Float[Tensor, "classes rank"]) -> Float[Tensor, " classes"]
 
     As a share of the row's length; 0 where it cannot.
 
-    >>> _depths(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])).tolist()  # the last lies between the others
+    >>> depths = _depths(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))  # the last lies between the others
+    >>> [round(depth, 3) for depth in depths.tolist()]
     [1.0, 1.0, 0.0]
     """
     from scipy.optimize import linprog
