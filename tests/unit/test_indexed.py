@@ -9,7 +9,7 @@ from seepage.attacks.cafe import true_representations
 from seepage.clients import FedSGD
 from seepage.core.nn import frozen_randomness, state_of
 from seepage.leakage import exposure, indexed_rounds
-from seepage.leakage.indexed import constants
+from seepage.leakage.indexed import _rank, constants
 from seepage.models.vertical import vertical
 from seepage.transcript.designs import Listed, RandomDraws, ShuffledEpochs, WholeBatch
 from seepage.transcript.vertical import IndexedVictim, ServerStep
@@ -111,3 +111,12 @@ def test_exposure_says_it_where_indices_are_told_and_only_there():
     assert told.table()["indexed"]["rank"] == 8
     untold = exposure(parties(ShuffledEpochs(samples=8, batch_size=2), 20, told=()).transcript())
     assert untold.indexed is None
+
+
+def test_rows_of_zeros_and_of_no_numbers_have_no_rank():
+    v = torch.randn(5, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    v[3] = 1e9 * v[0] - v[1]
+    v[4] = 0
+    assert _rank(v) == torch.linalg.matrix_rank(v[:3]) == 3
+    assert _rank(torch.zeros(4, 9)) == 0
+    assert _rank(torch.full((2, 3), torch.inf)) == 0

@@ -197,10 +197,12 @@ def _open(transcript: Transcript) -> tuple[list[Tensor], list[TargetLayer]] | No
 
 
 def _rank(v: Tensor) -> int:
-    """Rank of V's rows brought to one length; gradients of float32 give 1e-6 of it at random."""
-    if not len(v):
+    """Rank of V's rows brought to one length, without rows of zeros; gradients of float32 give 1e-6 of it at random."""
+    lengths = v.norm(dim=1)
+    v = v[lengths > 0] / lengths[lengths > 0, None]
+    if not len(v) or not bool(v.isfinite().all()):
         return 0
-    values = torch.linalg.svdvals(v / v.norm(dim=1, keepdim=True))
+    values = torch.linalg.svdvals(v)
     return int((values > GRADIENT_ROUNDING * values[0] * len(v) ** 0.5).sum())
 
 
