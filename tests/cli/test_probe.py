@@ -38,6 +38,11 @@ def test_batch_norm_is_read_and_a_cell_that_cannot_be_probed_says_why(cli: Cli) 
     assert found.code == 0, found.err
     assert "gradient matching" in found.out
     assert "train" in found.out
+    local = ("--client=fedavg", "--set=client.epochs=1", "--set=client.batch_size=2", "--set=client.lr=1e-6")
+    (blurred,) = cli("probe", "--data=digits", "--model=convnet", "--batch-size=4", *settings, *local, "--json").json[
+        "cells"
+    ]
+    assert (blurred["batch_norm"], blurred["channels"]) == (None, 0)
     assert "No outlook says that data are safe" in found.out
     whole = cli("probe", "cafe/few-rounds", "--quiet", "--set=rounds.count=2")
     assert whole.code == 0, whole.err

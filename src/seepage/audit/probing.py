@@ -15,7 +15,7 @@ from seepage.audit.record import named_cell
 from seepage.audit.run import check_device
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import JsonRecord
-from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
+from seepage.errors import Diverged, Inapplicable, NotFinite
 from seepage.leakage import batch_norm_leaks, landscape
 from seepage.leakage.batch_norm import BatchNormSummary
 from seepage.leakage.landscape import PROBE_NOISE, Outlook, outlook
@@ -57,7 +57,7 @@ class Probe(JsonRecord):
         cosines: One for each noise.
         chance: Standard deviation of the cosine of a direction that knows nothing: one over the root of the batch's
             numbers.
-        batch_norm: `train`, `eval`, `train and eval` or `unclear`, by the gradient; None without a batch norm.
+        batch_norm: `train`, `eval`, `train and eval` or `unclear`, by the gradient; None where no batch norm was read.
         variances: Channels whose variance over the batch can be read to within 10 %.
         channels: Channels of all these batch norms.
         seconds: What the probe took, without training and recording.
@@ -146,8 +146,10 @@ def _look(cell: str, title: str, transcript: Transcript, truth: Truth, seed: int
 
 
 def _batch_norms(seen: Round, knowledge: Knowledge) -> list[BatchNormSummary]:
-    """What the batch norms say; none where there are none, or where local steps blur them."""
+    """What the batch norms say; none where there are none, and of a difference of weights, whose steps blur them."""
+    if seen.update.kind != "gradient":
+        return []
     try:
         return [leak.summary for leak in batch_norm_leaks(seen, knowledge)]
-    except SeepageError:
+    except Inapplicable:
         return []

@@ -95,7 +95,7 @@ def _print(found: Sequence["Probe"]) -> None:
     for heading in ("chance", "batch norm", "variances read", "seconds"):
         table.add_column(heading, justify="right")
     for one in probed:
-        norms = (one.batch_norm or "none", f"{one.variances} of {one.channels}" if one.channels else "")
+        norms = (one.batch_norm or "none read", f"{one.variances} of {one.channels}" if one.channels else "")
         cosines = (f"{at.cosine:.3f}" for at in one.cosines)
         table.add_row(Text(printable(one.title)), *cosines, f"{one.chance:.3f}", *norms, f"{one.seconds:.1f}")
     print()
