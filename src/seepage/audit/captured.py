@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from seepage.audit.observe import Files, observe_files
-from seepage.audit.run import AttackRequest, Run, attack_only, claim, undone_on_mistake
+from seepage.audit.run import AttackRequest, Run, attack_only, claim, request_contents, undone_on_mistake
 from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
@@ -108,7 +108,8 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     """
     request.check()
     text = capture.text
-    asked = json.dumps([list(map(dict, request.attacks)), request.seed])
+    named = request_contents(request, capture.architecture)
+    asked = json.dumps([list(map(dict, request.attacks)), request.seed, *([named] if named else [])])
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
     claim(folder, "captured.json", text)
     observed = folder / "observed"

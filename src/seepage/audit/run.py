@@ -49,11 +49,13 @@ from seepage.core.storage import (
 )
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe, Scoring
+from seepage.recipe.contents import MARK, contents, run_text, split_text
 from seepage.recipe.overrides import change
-from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.recipe.resolve import cells, run_name
 from seepage.recipe.trust import refuse_code
 from seepage.registry import Spec
 from seepage.signatures import bind
+from seepage.transcript.foreign import read_facts
 from seepage.transcript.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Transcript
 
@@ -100,7 +102,7 @@ def run(
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
     """
     recipes = cells(tables)
-    text = resolved(tables, recipes)
+    text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
     if claim(folder, "recipe.toml", text):
         return Run(folder, _read_result(folder), fresh=False)
@@ -163,7 +165,7 @@ def run_attack(
         raise SeepageError(f"the recipe has no {attack} on {cell}; name an attack and a cell that it has")
     if recipe.tune is not None:
         raise SeepageError("a recipe with [tune] is run whole; use seepage audit, or name the options it chose")
-    text = resolved(tables, recipes)
+    text = run_text(tables, recipes)
     if claim(out, "recipe.toml", text):
         result = _read_result(out)
         facts = next(one for one in result.cells if one.name == cell)
@@ -202,15 +204,25 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> b
     refuse_links(folder)
     finished = (folder / "result.json").exists()
     if (folder / name).exists():
-        if (folder / name).read_text(encoding="utf-8", errors="replace") != text:
+        found = (folder / name).read_text(encoding="utf-8", errors="replace")
+        if found != text:
             state = "a finished" if finished else "an unfinished"
-            raise SeepageError(f"{folder} holds {state} run of something else; choose another folder with --out")
+            raise SeepageError(f"{folder} holds {state} run of {_other(found, text)}; choose another folder with --out")
         if not finished:
             sweep(folder)
         return finished
     if folder.exists() and {path.name for path in folder.iterdir()} - set(beside):
         raise SeepageError(f"{folder} is not empty and holds no run of this; choose another folder with --out")
     return False
+
+
+def _other(found: str, text: str) -> str:
+    """What else a folder holds a run of: another recipe, or the same one on things that have changed since."""
+    (before, said), (now, says) = split_text(found), split_text(text)
+    if before != now:
+        return "something else"
+    changed = sorted({line.removeprefix(MARK).rpartition(": ")[0] for line in set(said) ^ set(says)})
+    return f"the same recipe, made when {' and '.join(changed)[:200]} had other content"
 
 
 @contextmanager
@@ -258,7 +270,7 @@ def environment(command: str, started: float, device: str, jobs: int) -> dict[st
 def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: ProgressCallback = no_progress) -> Path:
     """Write `observed/` and `private/` of a recipe and nothing more; returns the folder."""
     recipes = cells(tables)
-    text = resolved(tables, recipes)
+    text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, f"{_name_of(recipes[0])}-recorded")
     claim(folder, "recipe.toml", text)
     for device in {recipe.device for recipe in recipes}:
@@ -341,6 +353,7 @@ def attack_only(
         model=None if model is None else {"use": model.use, "options": dict(model.options)},
         batch_size=batch_size,
         sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
+        contents=request_contents(request, model, observed) or None,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
     text = recorded.text
@@ -373,11 +386,12 @@ class RecordedRequest:
     model: dict[str, Any] | None
     batch_size: int | None
     sizes: dict[str, Any] | None = None
+    contents: dict[str, str] | None = None
 
     @property
     def text(self) -> str:
         """As JSON without default values, so that names of runs do not change when an argument is added."""
-        table = {name: value for name, value in asdict(self).items() if name != "sizes" or value}
+        table = {name: value for name, value in asdict(self).items() if name not in ("sizes", "contents") or value}
         return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
 
     def size_of(self, folder: str) -> tuple[int | None, str | None]:
@@ -458,6 +472,23 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         Recipe(name="attack", seed=recorded.seed, attack=parts, cell=source.name, score=scoring) for source in sources
     ]
     return Run(folder, summarize(sources, recipes, folder), fresh=True)
+
+
+def request_contents(
+    request: AttackRequest, model: Architecture | None, observed: Path | None = None
+) -> dict[str, str]:
+    """A digest of each file and module that a request names: weights of attacks, code of models.
+
+    Args:
+        request: The request.
+        model: The model that it names.
+        observed: The recording, whose models count where none is named and its code is trusted.
+    """
+    models = [] if model is None else [model]
+    if model is None and observed is not None and request.trust:
+        models = [read_facts(place).named for place in list_transcripts(observed)]
+    own = [{"use": one.use, **one.options} for one in models]
+    return contents({"attack": [dict(table) for table in request.attacks], "model": own})
 
 
 def fingerprint(folders: Sequence[Path]) -> str:

@@ -14,7 +14,8 @@ from seepage.frontier.page import write_page
 from seepage.frontier.rows import DefenseRow, rows_of
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import measure_all
-from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.recipe.contents import run_text
+from seepage.recipe.resolve import cells, run_name
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def run_frontier(
     """
     sweep = sweep_of(tables, only)
     plain = sweep.entries[0].recipe
-    text = resolved(sweep.tables, cells(sweep.tables))
+    text = run_text(sweep.tables, cells(sweep.tables))
     folder = out or Path("runs") / run_name(text, f"{plain.name}-{Path(plain.data.use).stem}")
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())

@@ -21,7 +21,8 @@ from seepage.errors import Problems, SeepageError
 from seepage.papers.items import Item, Size
 from seepage.papers.lines import Line
 from seepage.papers.records import Record, keep_records, picture_of, read_records
-from seepage.recipe.resolve import cells, resolved, run_name
+from seepage.recipe.contents import run_text
+from seepage.recipe.resolve import cells, run_name
 from seepage.registry import import_dotted
 from seepage.report.grid import write_grid
 
@@ -192,7 +193,7 @@ def run_part(
 
 def folder_of(job: Job, size: Size, out: Path) -> Path:
     """The run folder of a job whose item is an audit."""
-    return out / run_name(resolved(job.tables, cells(job.tables)), f"{job.item.id.replace('/', '-')}-{size}")
+    return out / run_name(run_text(job.tables, cells(job.tables)), f"{job.item.id.replace('/', '-')}-{size}")
 
 
 def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tuple[list[Value], dict[str, Any]]:
