@@ -342,6 +342,19 @@ def test_a_head_of_absurd_size_is_not_read(tmp_path: Path) -> None:
 
 # --- memory ------------------------------------------------------------------------------------------------------
 
+
+def test_of_the_scores_only_those_are_kept_that_a_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("result.json", "flags.json", "env.json"):
+        (tmp_path / name).write_text(json.dumps({**RESULT, "flags": []}))
+    line = {"cell": "a", "attack": "dlg", "round": 0, "example": 0, "metric": "psnr", "value": 1.5}
+    lines = [{**line, "example": i, "metric": metric} for i in range(5) for metric in ("psnr", "mse", "lpips")]
+    (tmp_path / "scores.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert open_run(tmp_path).scores == {("a", "dlg", 0, i, "psnr"): 1.5 for i in range(5)}
+    monkeypatch.setattr("seepage.report.run.MOST_SCORES", 4)
+    with pytest.raises(SeepageError, match="more than 4 scores"):
+        open_run(tmp_path)
+
+
 LIMITED = """
 import resource, sys, warnings
 from pathlib import Path

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import stat
+import tracemalloc
 import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,7 @@ from seepage.core.storage import (
     append_line,
     check_schema,
     check_space,
+    each_line,
     make_private,
     read_json,
     read_lines,
@@ -68,6 +70,25 @@ def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"b"\n{"c": 3}\n')
     with pytest.raises(SeepageError, match="line 2 is not valid JSON"):
         read_lines(tmp_path / "x.jsonl")
+
+
+def test_lines_are_read_one_by_one_and_only_so_long(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"a": 1}\n' * 3 + '{"b"\n{"c": 3}\n')
+    found = each_line(path)
+    assert [next(found) for _ in range(3)] == [{"a": 1}] * 3, "before the broken line was looked at"
+    with pytest.raises(SeepageError, match="line 4 is not valid JSON"):
+        next(found)
+
+
+@pytest.mark.parametrize("content", [b"11\n" * 1_000_000, b"\n" * 3_000_000, b"[" * 2**24 + b"]\n{}\n"])
+def test_what_is_no_table_ends_the_reading_at_its_line(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(SeepageError, match="line 1 is not valid JSON"):
+        read_lines(tmp_path / "x.jsonl")
+    assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

@@ -302,11 +302,13 @@ def _pair(text: str, where: str) -> tuple[str, Any]:
     """`KEY=VALUE`, where the value is as TOML has it, or a word."""
     import tomllib
 
+    from seepage.core.toml import load_toml
+
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise SeepageError(f"{short(where)} takes KEY=VALUE, got {short(text)}")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return key.strip(), load_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
 

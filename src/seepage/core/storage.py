@@ -28,6 +28,9 @@ LARGEST_JSON = 2**26
 LARGEST_LINES = 2**29
 """Bytes of a file of JSON lines, which are read one by one."""
 
+LONGEST_LINE = 2**24
+"""Bytes of one of these lines."""
+
 LARGEST_TENSORS = 2**36
 """Bytes of one file of tensors, where no closer limit is known."""
 
@@ -191,20 +194,36 @@ def _leads_below(path: Path, root: Path) -> bool:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read JSON lines; a missing file reads as none, a last line cut short by a kill is dropped."""
+    return list(each_line(path))
+
+
+def each_line(path: Path) -> Iterator[dict[str, Any]]:
+    """Read JSON lines one by one, as `read_lines` does, with one of them in memory at a time.
+
+    Raises:
+        SeepageError: Where a line but the last is no JSON, is no table, or has more than `LONGEST_LINE` bytes.
+    """
     if not path.exists():
-        return []
+        return
     check_regular(path, LARGEST_LINES)
-    records = []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            records.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                break
-            reason = str(error)[:120]
-            raise SeepageError(f"{path} line {number} is not valid JSON ({reason}); delete the run folder") from error
-    return records
+    with path.open("rb") as file:
+        number = 0
+        while line := file.readline(LONGEST_LINE + 1):
+            number += 1
+            try:
+                if len(line) > LONGEST_LINE:
+                    raise ValueError(f"it is longer than {LONGEST_LINE >> 20} MiB")
+                found = json.loads(line.decode("utf-8", "replace"))
+                if not isinstance(found, dict):
+                    raise ValueError(f"it holds a {type(found).__name__} and no table")
+            except (ValueError, RecursionError) as error:
+                if not file.read(1):
+                    return
+                reason = str(error)[:120]
+                raise SeepageError(
+                    f"{path} line {number} is not valid JSON ({reason}); delete the run folder"
+                ) from error
+            yield found
 
 
 def check_schema(record: Any, path: Path) -> None:

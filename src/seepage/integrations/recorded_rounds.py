@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from seepage.core.storage import LARGEST_JSON, check_regular, read_json, read_tensors
+from seepage.core.storage import check_regular, read_json, read_tensors
+from seepage.core.toml import LARGEST, load_toml
 from seepage.errors import SeepageError, short
 from seepage.privacy.measured import MeasuredEpsilon, measure_outputs
 from seepage.privacy.measured.canaries import Array
@@ -123,10 +124,10 @@ def _flat(tensors: Mapping[str, Any], names: Mapping[str, tuple[int, ...]], wher
 
 def _table(path: Path) -> Mapping[str, Any]:
     if path.suffix == ".toml":
-        check_regular(path, LARGEST_JSON)
+        check_regular(path, LARGEST)
         try:
-            found: Any = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+            found: Any = load_toml(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SeepageError(f"{path} is not valid TOML ({str(error)[:120]}); correct it") from error
     else:
         found = read_json(path)

@@ -6,13 +6,12 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from seepage.core.toml import LARGEST, load_toml
 from seepage.errors import SeepageError, unknown
 from seepage.registry import datasets
 
 BUILT_IN = Path(__file__).parents[1] / "recipes"
 """Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
-LARGEST = 2**24
-"""Bytes of one recipe; more is refused before it is read."""
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
@@ -25,11 +24,12 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
     check_regular(path, LARGEST)
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return load_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SeepageError(f"cannot read the recipe {path}: {error.strerror or error}; check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SeepageError(f"the recipe {path} is not valid TOML: {error}; correct that line") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        reason = str(error)[:200]
+        raise SeepageError(f"the recipe {path} is not valid TOML: {reason}; correct that line") from error
 
 
 def find_recipe(name: str) -> Path:

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from seepage.core.toml import load_toml
 from seepage.errors import SeepageError, short
 from seepage.registry import attacks, defenses
 
@@ -68,7 +69,7 @@ def copy_tables(value: Any) -> Any:
 def parsed(text: str) -> Any:
     """A TOML value; bare words are texts."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return load_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
 

@@ -9,11 +9,15 @@ from typing import Any
 
 from seepage.audit.row import Cell, Diagnostic, Result, Row
 from seepage.core.schema import JsonRecord, parse, parse_all
-from seepage.core.storage import check_regular, check_schema, read_json, read_lines, refuse_links
+from seepage.core.storage import check_regular, check_schema, each_line, read_json, refuse_links
+from seepage.core.toml import LARGEST, load_toml
 from seepage.errors import SeepageError
 
-LARGEST_RECIPE = 2**24
-"""Largest accepted size of `recipe.toml`, in bytes."""
+MOST_SCORES = 2_000_000
+"""Scores that are kept of `scores.jsonl`, some 400 MB of memory."""
+
+SHOWN = ("psnr", "ssim")
+"""Metrics of single examples that the page shows."""
 
 
 class Environment(JsonRecord):
@@ -52,7 +56,7 @@ class RunFolder:
         flags: Diagnostics.
         env: Versions, platform and command of the run.
         recipe: Text of `recipe.toml`; None where the run has none.
-        scores: `(cell, attack, round, example, metric)` to its value.
+        scores: `(cell, attack, round, example, metric)` to its value, for the metrics in `SHOWN`.
     """
 
     folder: Path
@@ -100,8 +104,8 @@ class RunFolder:
     def seed(self) -> Any:
         """The seed that the recipe names, or None."""
         try:
-            return tomllib.loads(self.recipe or "").get("seed")
-        except (tomllib.TOMLDecodeError, RecursionError):
+            return load_toml(self.recipe or "").get("seed")
+        except tomllib.TOMLDecodeError:
             return None
 
 
@@ -136,7 +140,7 @@ def _checked(path: Path) -> Mapping[str, Any]:
 
 
 def _recipe(path: Path) -> str | None:
-    check_regular(path, LARGEST_RECIPE)
+    check_regular(path, LARGEST)
     try:
         return path.read_text(encoding="utf-8") if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
@@ -144,5 +148,15 @@ def _recipe(path: Path) -> str | None:
 
 
 def _scores(path: Path) -> dict[tuple[str, str, int, int, str], float | None]:
-    lines = [parse(ExampleScore, line, f"{path}") for line in read_lines(path)]
-    return {(line.cell, line.attack, line.round, line.example, line.metric): line.value for line in lines}
+    """Those scores that the page shows: files of others can hold any number of lines and of metrics."""
+    found: dict[tuple[str, str, int, int, str], float | None] = {}
+    words: dict[str, str] = {}  # each once, as every line brings its own copy of them
+    for record in each_line(path):
+        line = parse(ExampleScore, record, f"{path}")
+        if line.metric not in SHOWN:
+            continue
+        cell, attack, metric = (words.setdefault(word, word) for word in (line.cell, line.attack, line.metric))
+        found[cell, attack, line.round, line.example, metric] = line.value
+        if len(found) > MOST_SCORES:
+            raise SeepageError(f"{path} has more than {MOST_SCORES} scores, which no run has; make the run again")
+    return found
