@@ -53,7 +53,7 @@ def test_any_small_text_is_read_as_pythons_own_reader_reads_it(text: str) -> Non
         ".".join("a" * MOST_PARTS) + " = {" + ".".join("b" * MOST_PARTS) + " = {c = 1}}",
         "a = " + "[" * DEEPEST + "]" * DEEPEST,
         "a = " + "9" * 5000,
-        "a = 9223372036854775808",
+        "a = " + str(2**1023),
         "a = 0x" + "f" * 100_000,
     ],
 )
@@ -68,7 +68,7 @@ def test_dots_in_strings_comments_and_numbers_are_none_of_a_key() -> None:
     dots = "a." * 100
     text = f'x = "{dots}" # {dots}\ny = """\n{dots}\n"""\nz = [{"0.5, " * 100}]\nw = \'{dots}\''
     assert load_toml(text) == tomllib.loads(text)
-    assert load_toml("a = -9223372036854775808\n" + ".".join("b" * MOST_PARTS) + " = 1")["a"] == -(2**63)
+    assert load_toml("a = -9223372036854775809\n" + ".".join("b" * MOST_PARTS) + " = 1")["a"] == -(2**63) - 1
 
 
 def test_a_recipe_and_a_setting_of_that_kind_are_a_sentence(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
 from seepage.metrics.text import frequent, rouge, tokens_of
 from seepage.recipe.case import Recipe
+from seepage.recipe.places import is_own, kind_of
 from seepage.registry import Spec
 from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, victim_of
 from seepage.simulate.training import accuracy
@@ -202,7 +203,10 @@ def named_cell(recipe: Recipe) -> Cell:
     undefended = ["no defense"] if "defense" in recipe.varied else []
     words += map(str, recipe.defense) if recipe.defense else undefended
     words += ["which the attacker knows"] if recipe.defense and "defense" in recipe.knowledge.told else []
-    words += [f"auxiliary images of {recipe.auxiliary}"] if recipe.auxiliary is not None else []
+    if recipe.auxiliary is not None:
+        use = recipe.auxiliary.use
+        source = str(recipe.auxiliary) if use is None or recipe.score.names else kind_of(use)
+        words.append(f"auxiliary images of {source}")
     return Cell(schema=SCHEMA, name=recipe.cell, title=", ".join(words), title_parts=words, baselines=None)
 
 
@@ -230,6 +234,9 @@ def _history(recipe: Recipe) -> str:
 
 def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
     recipe, dataset = setting.case, setting.dataset
+    # Names of one's own data and classes are names of files and folders, such as those of patients.
+    hidden = is_own(recipe.data.use) and not recipe.score.names
+    of_tokens = isinstance(dataset, TextDataset) and dataset.numbers is None
     defense = recipe.make_defense()
     # Examples that were neither trained on nor attacked; a tiny data set may have none left.
     test = setting.batch(setting.unseen[:MAX_UNSEEN]) if len(setting.unseen) else None
@@ -237,8 +244,8 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
     facts = {
         "model": recipe.model.use,
         "model_options": to_jsonable_python(dict(recipe.model.options)),
-        "data": dataset.name,
-        "data_source": dataset.source,
+        "data": kind_of(recipe.data.use) if hidden else dataset.name,
+        "data_source": f"{len(dataset)} examples of one's own" if hidden else dataset.source,
         "batch_size": recipe.batch.size,
         "batches": recipe.batch.count,
         "rounds": None if recipe.rounds is None else DrawnRounds(**asdict(recipe.rounds)),
@@ -247,7 +254,7 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         "defense": None if defense is None else repr(defense),
         "client": repr(recipe.make_client()),
         # The classes of a next token are the vocabulary, which no report lists.
-        "classes": [] if isinstance(dataset, TextDataset) and dataset.numbers is None else list(dataset.classes),
+        "classes": [] if of_tokens else [str(i) if hidden else name for i, name in enumerate(dataset.classes)],
         "parameters": sum(p.numel() for p in setting.state[0].values()),
         "baselines": _text_baselines(batches, dataset)
         if isinstance(dataset, TextDataset)

@@ -564,7 +564,7 @@ class Cell(JsonRecord):
         title_parts: The parts of which the title is composed.
         model: Name of the model.
         model_options: Options of the model.
-        data: Name of the data set.
+        data: Name of the data set; of one's own its kind, such as `folder`, unless `score.names` asks for the name.
         data_source: Source of the data set.
         batch_size: Number of examples in one batch.
         batches: Number of attacked batches.
@@ -575,7 +575,7 @@ class Cell(JsonRecord):
         accuracy_examples: Number of unseen examples.
         defense: The defense's `repr`; None where there is none or it is not known.
         client: The client rule's `repr`.
-        classes: Names of the classes.
+        classes: Names of the classes; of one's own data numbers, unless `score.names` asks for the names.
         parameters: Number of the model's parameters.
         baselines: Name of a guess without an attack, to metric, to its mean.
         federation: Facts of the federation that trained the model.
@@ -721,7 +721,7 @@ class Result(JsonRecord):
 
     Attributes:
         schema_version: 1. Keys may be added to that version; none is removed or changes its meaning.
-        run: The path of the run folder, as it was given.
+        run: The path of the run folder as it was given, or its name where that is absolute.
         verdict: Summary of the run in plain words.
         verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified` or `unscored`.
         rows: One per attack and cell, in the recipe's order of attacks.

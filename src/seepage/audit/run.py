@@ -51,6 +51,7 @@ from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe, Scoring
 from seepage.recipe.contents import MARK, contents, run_text, split_text
 from seepage.recipe.overrides import change
+from seepage.recipe.places import kind_of
 from seepage.recipe.resolve import cells, run_name
 from seepage.recipe.trust import refuse_code
 from seepage.registry import Spec
@@ -184,7 +185,9 @@ def run_attack(
 def _name_of(recipe: Recipe) -> str:
     """The name of a run: that of its recipe, and the data set where it is not the packaged album."""
     data = recipe.data.use
-    return recipe.name if data == "album" else f"{recipe.name}-{Path(data).stem}"
+    return (
+        recipe.name if data == "album" else f"{recipe.name}-{Path(data).stem if recipe.score.names else kind_of(data)}"
+    )
 
 
 def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> bool:

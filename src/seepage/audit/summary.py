@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic_core import to_jsonable_python
 
 from seepage import data
 from seepage.attacks import Attack
@@ -32,6 +33,7 @@ from seepage.metrics import Alignment, Scores
 from seepage.metrics.text import TextAlignment
 from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
+from seepage.recipe.places import paths_in, without_places
 from seepage.recipe.trust import own_code
 from seepage.transcript.foreign import read_facts
 from seepage.transcript.simulated import OneRound
@@ -70,11 +72,12 @@ def summarize(
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
         found.append(_skipped_cell(source, recipe) if source.skipped else _summarize_cell(source, recipe, folder))
-    flags = [flag.model_dump(mode="json") for part in found for flag in part.diagnostics]
+    places = _places(sources, recipes, folder)
+    flags = without_places([flag.model_dump(mode="json") for part in found for flag in part.diagnostics], places)
     write_lines(folder / "scores.jsonl", [line for part in found for line in part.lines])
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
     exposures = [part.exposure for part in found if part.exposure is not None]
-    write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": exposures})
+    write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": without_places(exposures, places)})
     rows, cells = [row for part in found for row in part.rows], [part.cell for part in found]
     members = [
         row for source, recipe in zip(sources, recipes, strict=True) for row in membership_rows(source, recipe, folder)
@@ -89,7 +92,7 @@ def summarize(
     words = f"{contradicted(epsilons, cells)} {words}".strip()
     scoring = recipes[0].score
     result = Result(
-        run=str(folder),
+        run=folder.name if folder.is_absolute() else str(folder),
         verdict=words,
         verdict_level=level,
         rows=rows,
@@ -101,8 +104,14 @@ def summarize(
         epsilons=epsilons,
         tuned=list(tuned),
     )
-    write_json(folder / "result.json", result.record())
+    write_json(folder / "result.json", without_places(result.record(), places))
     return result
+
+
+def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list[str]:
+    """The paths that a run reads and writes, which messages may repeat and results do not."""
+    named = [path for recipe in recipes for path in paths_in(to_jsonable_python(recipe, fallback=str))]
+    return list(dict.fromkeys([*named, *(str(source.observed) for source in sources), str(folder.absolute())]))
 
 
 def _asked_for(recipes: Sequence[Recipe]) -> set[str]:

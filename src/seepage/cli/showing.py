@@ -60,12 +60,13 @@ def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_o
         note_old: Say where it was finished earlier.
     """
     from seepage.cli.terminal import print_result
+    from seepage.core.storage import read_json
     from seepage.report.run import open_run
 
     if not finished.fresh:
         open_run(folder)  # it may be somebody else's, and damaged
     if as_json:
-        found = {**finished.result.record(), "run": str(folder), "finished_earlier": not finished.fresh}
+        found = {**read_json(folder / "result.json"), "run": str(folder), "finished_earlier": not finished.fresh}
         print(json.dumps(found, allow_nan=False))
     else:
         print_result(folder, finished.result, quiet=quiet, note_old=note_old and not finished.fresh)

@@ -17,6 +17,9 @@ MOST_PARTS = 16
 DEEPEST = 32
 """Tables and lists within one another."""
 
+MOST_BITS = 1023
+"""Bits of a whole number: with more no float can hold it, and comparing it with one fails."""
+
 # One token of TOML at a time. Each alternative ends at what ends it or at the end of the text and never goes back, so
 # that the time is linear: strings of several lines, strings of one, comments, words, and any other character.
 _TOKEN = re.compile(
@@ -38,7 +41,7 @@ def load_toml(text: str) -> dict[str, Any]:
 
     Raises:
         tomllib.TOMLDecodeError: For what is no TOML, a key of more than `MOST_PARTS` parts, tables and lists more than
-            `DEEPEST` deep, and whole numbers of more than 64 bits, which TOML does not have.
+            `DEEPEST` deep, and whole numbers of more than `MOST_BITS` bits.
 
     >>> load_toml("[batch]\nsize = 8")
     {'batch': {'size': 8}}
@@ -75,8 +78,8 @@ def _check_values(tables: dict[str, Any]) -> None:
     for _ in range(DEEPEST):
         if not level:
             return
-        if any(type(value) is int and not -(2**63) <= value < 2**63 for value in level):
-            raise tomllib.TOMLDecodeError("a whole number has more than 64 bits")
+        if any(isinstance(value, int) and value.bit_length() > MOST_BITS for value in level):
+            raise tomllib.TOMLDecodeError(f"a whole number has more than {MOST_BITS} bits")
         tables_inside = [value.values() for value in level if isinstance(value, dict)]
         lists_inside = [value for value in level if isinstance(value, list)]
         level = [value for values in (*tables_inside, *lists_inside) for value in values]

@@ -15,6 +15,7 @@ from seepage.frontier.rows import DefenseRow, rows_of
 from seepage.frontier.sweep import sweep_of
 from seepage.frontier.utility import measure_all
 from seepage.recipe.contents import run_text
+from seepage.recipe.places import kind_of
 from seepage.recipe.resolve import cells, run_name
 
 
@@ -60,7 +61,7 @@ def run_frontier(
     sweep = sweep_of(tables, only)
     plain = sweep.entries[0].recipe
     text = run_text(sweep.tables, cells(sweep.tables))
-    folder = out or Path("runs") / run_name(text, f"{plain.name}-{Path(plain.data.use).stem}")
+    folder = out or Path("runs") / run_name(text, f"{plain.name}-{kind_of(plain.data.use)}")
     finished = audit.run(sweep.tables, out=folder, jobs=jobs, on=on, show=show, command=command)
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())
     result = finished.result

@@ -83,6 +83,8 @@ class Scoring:
         lpips: Also compute LPIPS, where its weights are on this machine.
         metrics: Further metrics, each by its name or as `module:function` of one's own.
         features: Weights of torchvision's `squeezenet1_1` for metrics of features; default: torchvision's own file.
+        names: Let results have the names of your data and classes, and pages without pictures its paths: they are names
+            of files and folders, and may say who the examples are.
     """
 
     recovered_ssim: float = 0.6
@@ -91,6 +93,7 @@ class Scoring:
     lpips: bool = False
     metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
     features: str | None = field(default=None, metadata={"quiet": True})
+    names: bool = field(default=False, metadata={"quiet": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", tuple(self.metrics))  # a list, where it comes from TOML

@@ -100,13 +100,18 @@ class RunFolder:
         """The rows of one cell, in order."""
         return self.result.rows_of(cell)
 
+    @cached_property
+    def tables(self) -> Mapping[str, Any]:
+        """The recipe's tables; none where it has no recipe, or one that cannot be read."""
+        try:
+            return load_toml(self.recipe or "")
+        except tomllib.TOMLDecodeError:
+            return {}
+
     @property
     def seed(self) -> Any:
         """The seed that the recipe names, or None."""
-        try:
-            return load_toml(self.recipe or "").get("seed")
-        except tomllib.TOMLDecodeError:
-            return None
+        return self.tables.get("seed")
 
 
 def open_run(folder: Path) -> RunFolder:
