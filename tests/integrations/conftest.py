@@ -1,6 +1,7 @@
 """Flower over a network on loopback: a link and its nodes as processes that are ended after the test."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.helpers.traps import trapped
 
 CONNECTIONS = """
 [superlink]
@@ -52,17 +54,29 @@ def write_app(folder: Path, name: str, *, client: str, server: str, shared: str 
 
 @dataclass
 class Loopback:
-    """A `flower-superlink` and `flower-supernode`s, each a process that writes its log below `folder`."""
+    """A `flower-superlink` and `flower-supernode`s, each a process that writes its log below `folder`.
+
+    They are started in a stranger's folder; `mark` is there once one of them ran a file of it.
+    """
 
     folder: Path
     port: int = 0
+    mark: Path = field(init=False)
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        stranger = self.folder / "stranger"
+        stranger.mkdir()
+        self.mark = trapped(stranger)
 
     def start(self, nodes: int = 0) -> None:
         """Start the link, wait for it, start nodes with their own partition-id; without any it simulates them."""
         self.port, *ports = _free_ports(1 + nodes)
         simulated = [] if nodes else ["--simulation"]
         where = ["--insecure", "--host=127.0.0.1", f"--port={self.port}"]
+        if simulated:  # Ray puts the folder on the path of its workers: start it in a folder of your own
+            shutil.rmtree(self.mark.parent)
+            self.mark.parent.mkdir()
         self._process("superlink", "flower-superlink", *where, *simulated)
         _wait_for(self.port)
         for number, port in enumerate(ports):
@@ -105,7 +119,9 @@ class Loopback:
 
     def _process(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("wb") as log:
-            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=dict(os.environ)))
+            # Flower starts `python -m uv`, which looks for modules in the current folder first.
+            environment, here = os.environ | {"PYTHONSAFEPATH": "1"}, self.mark.parent
+            self.processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=here))
 
 
 def _free_ports(count: int) -> list[int]:

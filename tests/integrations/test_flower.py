@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.helpers.traps import caught, trapped
 from tests.integrations.conftest import write_app
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
@@ -62,8 +63,12 @@ def assert_same(found: dict[str, torch.Tensor], stage: FederationState) -> None:
         torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
 
 
-def test_the_simulation_engine_gives_the_same_model(recipe: Path) -> None:
-    found = simulate(str(recipe))
+def test_the_simulation_engine_gives_the_same_model(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its workers, which Ray starts, find the recipe in the current folder and run nothing else that lies there."""
+    mark = trapped(recipe.parent)
+    monkeypatch.chdir(recipe.parent)
+    found = simulate(recipe.name)
+    assert caught(mark) == ""
     assert found.t == 3
     assert_same(found.params | found.buffers, here(start_of(str(recipe))))
 
@@ -90,4 +95,5 @@ def test_a_server_and_two_nodes_on_loopback_give_the_same_model(tmp_path: Path, 
     app = write_app(tmp_path, "federated", client=client, server=server)
     loopback.start(nodes=2)
     loopback.run(app, out.exists)
+    assert caught(loopback.mark) == ""
     assert_same(load_file(out), here(start_of(str(recipe))))

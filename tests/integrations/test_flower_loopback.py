@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from tests.helpers.traps import caught
 from tests.integrations.conftest import write_app
 
 pytest.importorskip("flwr", reason="needs seepage[flower]")
@@ -110,6 +111,7 @@ def test_what_leaves_two_nodes_is_what_the_server_gets(tmp_path: Path, loopback:
     app = write_app(tmp_path, "hooked", client=CLIENT, server=SERVER, shared=shared)
     loopback.start(nodes=2)
     loopback.run(app, final.exists)
+    assert caught(loopback.mark) == ""
     assert_sent_is_received(tmp_path, rounds=1)
     # What is blocked is recorded too, where it stays.
     assert sorted(path.name for path in (tmp_path / "client").iterdir()) == ["000001-client-0", "000001-client-1"]

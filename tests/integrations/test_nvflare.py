@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.traps import caught, trapped
 
 pytest.importorskip("nvflare", reason="needs seepage[nvflare]")
 
@@ -345,14 +346,26 @@ def averaged(rounds: int) -> Arrays:
 
 
 def test_two_clients_on_the_simulator(tmp_path: Path) -> None:
+    """With `PYTHONSAFEPATH`, as the page says, the processes it starts run nothing of the current folder."""
+    stranger = tmp_path / "stranger"
+    stranger.mkdir()
+    mark = trapped(stranger)
     (tmp_path / "mine.py").write_text(MINE.replace("Path(PLACE)", f"Path({str(tmp_path)!r})"))
     (tmp_path / "job.py").write_text(JOB.replace("WORKSPACE", repr(str(tmp_path / "workspace"))))
-    env = os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env = os.environ | {"PYTHONPATH": paths, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
-        [sys.executable, "job.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, str(tmp_path / "job.py")],
+        cwd=stranger,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
     )
     logs = ran.stdout[-3000:] + ran.stderr[-3000:]
     assert ran.returncode == 0, logs
+    assert caught(mark) == ""
     names = [f"00000{t}-client-site-{number}" for t in (0, 1) for number in (1, 2)]
     for side in ("client", "server"):
         assert sorted(path.name for path in (tmp_path / side).iterdir()) == names, logs

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers.traps import caught, trapped
 
 pytest.importorskip("ray", reason="needs seepage[ray]")
 
@@ -133,7 +134,7 @@ def until(condition: Callable[[], bool], alive: Callable[[], object] = lambda: T
 
 def start(home: Path, environment: dict[str, str], *arguments: str) -> "subprocess.Popen[str]":
     pipe = subprocess.PIPE
-    command = [sys.executable, "-m", "seepage.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "seepage.cli", *arguments]
     return subprocess.Popen(command, cwd=home, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
@@ -263,6 +264,8 @@ def pictures(folder: Path) -> None:
 
 
 def test_without_a_cluster_one_is_started_and_ended(home: Path, environment: dict[str, str]) -> None:
+    """Nor does it run a file of the current folder, which Ray puts on the path of its workers."""
+    mark = trapped(home)
     run = ("audit", "tiny.toml", "--attack", "linear", "--out", "far", "--on", "ray:local", "--jobs", "1", "--quiet")
     with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as place:
         own = environment | {"RAY_TMPDIR": place}
@@ -271,6 +274,7 @@ def test_without_a_cluster_one_is_started_and_ended(home: Path, environment: dic
     assert out.startswith("LEAKS")
     assert err == ""
     assert len(list(home.glob("far/attacks/*/linear/*.safetensors"))) == 4
+    assert caught(mark) == ""
 
 
 # --- what travels -------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ them must be absolute:
     app = server_app("/path/to/federation.toml", "/path/to/final.safetensors")
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -75,6 +77,11 @@ def client_app(recipe: str) -> ClientApp:
     Args:
         recipe: A file, or the name of a built-in recipe.
     """
+    return _client_app(recipe, None)
+
+
+def _client_app(recipe: str, here: Path | None) -> ClientApp:
+    """The same, whose processes go to this folder first: where paths of the recipe, and named code, are looked for."""
     app = ClientApp()
 
     @app.query()
@@ -83,6 +90,8 @@ def client_app(recipe: str) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        if here is not None:
+            os.chdir(here)
         own, sent = start_of(recipe), message.content
         stage = FederationState(int(sent["config"]["t"]), *_state(sent))
         number, of = int(sent["config"]["number"]), int(sent["config"]["of"])
@@ -132,15 +141,23 @@ def simulate(recipe: str, *, cpus: int = 1) -> FederationState:
     Raises:
         SeepageError: Where the run ends without a result.
     """
+    import ray
     from flwr.simulation import run_simulation
 
+    from seepage.integrations.ray import empty_folder
+
     found: list[FederationState] = []
-    run_simulation(
-        server_app(recipe, found.append),
-        client_app(recipe),
-        len(start_of(recipe).clients.parts),
-        backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": 0.0}},
-    )
+    clients = len(start_of(recipe).clients.parts)
+    with empty_folder() as environment:
+        if not ray.is_initialized():  # or Flower would, whose workers would run code of the current folder
+            paths = os.pathsep.join(filter(None, sys.path))
+            ray.init(runtime_env={**environment, "env_vars": {"PYTHONPATH": paths}}, include_dashboard=False)
+        run_simulation(
+            server_app(recipe, found.append),
+            _client_app(recipe, Path.cwd()),
+            clients,
+            backend_config={"client_resources": {"num_cpus": cpus, "num_gpus": 0.0}},
+        )
     if not found:
         raise SeepageError("Flower's simulation ended without a model; its log above says why")
     return found[0]

@@ -16,14 +16,14 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
 from typing import Any
 
-from seepage.core.executor import Done, LocalExecutor, LogFollower, Plan, SerializedTask, Work
+from seepage.core.executor import Done, LocalExecutor, LogFollower, Plan, SerializedTask, Work, only_installed_code
 from seepage.core.storage import write_whole
 from seepage.errors import SeepageError
 
@@ -69,6 +69,27 @@ def cluster(address: str | None = None) -> Iterator["Ray"]:
             ray.shutdown()
 
 
+@contextmanager
+def empty_folder() -> Iterator[dict[str, Any]]:
+    """The environment of a job whose workers start in an empty folder, for `ray.init`.
+
+    Ray puts the folder that a job was started in before the installed packages on the path of its workers, where a
+    stranger's `pydantic.py` would run in place of the package; it does so unless the job brings a folder of its own.
+    """
+    with tempfile.TemporaryDirectory(prefix="seepage-") as empty, only_installed_code():
+        yield {"working_dir": empty}
+
+
+@contextmanager
+def _environment(address: str | None) -> Iterator[dict[str, Any] | None]:
+    """The same, and None for jobs that go through a client server, which never bring the caller's folder."""
+    if address is not None and address.startswith("ray://"):
+        yield None
+        return
+    with empty_folder() as found:
+        yield found
+
+
 def _join(address: str | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing about an audit is sent to anybody
     named = address or os.environ.get("RAY_ADDRESS") or None
@@ -76,9 +97,11 @@ def _join(address: str | None) -> None:
         if named not in (None, "auto", "local"):
             _knock(named)
         place = "local" if named is None and _is_stale() else named
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _environment(place) as environment:
             warnings.simplefilter("ignore", FutureWarning)  # of what Ray means to change; no user can act on it
-            ray.init(place, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(
+                place, runtime_env=environment, include_dashboard=False, log_to_driver=False, logging_level="ERROR"
+            )
     except (OSError, RuntimeError, ValueError, RayError) as error:
         raise _unreachable(named, error) from error
 
@@ -248,7 +271,7 @@ class _Dispatch:
             # Ray keeps a pool of processes for each environment: none that has held data of clients attacks.
             runtime_env={"env_vars": {"SEEPAGE_WORK": type(serialized).__name__}},
         )
-        return task.remote(serialized, self._loaded[serialized.key], self.plan.threads, lines)
+        return task.remote(serialized, self._loaded[serialized.key], self.plan.threads, lines, Path.cwd())
 
     def _keep(self, work: Work, answer: _Answer) -> None:
         self._append(answer.lines)
@@ -278,9 +301,11 @@ def _answer(ref: Any, work: Work) -> _Answer:
         ) from error
 
 
-def _carry_out(serialized: SerializedTask, loaded: Any, threads: int, lines: Any) -> _Answer:
-    """Do a piece on a worker, in a folder that goes with it."""
+def _carry_out(serialized: SerializedTask, loaded: Any, threads: int, lines: Any, here: Path) -> _Answer:
+    """Do a piece on a worker, in a folder that goes with it; `here` is where the user's own code is looked for."""
     failed = None
+    with suppress(OSError):  # a node that shares no disk with the caller has not got the folder
+        os.chdir(here)
     with tempfile.TemporaryDirectory(prefix="seepage-") as place:
         folder = Path(place)
         follower = LogFollower(folder / PROGRESS_FILE)
