@@ -34,6 +34,7 @@ from seepage.audit.row import Cell, Result, Row, TunedRow
 from seepage.audit.summary import summarize, summarize_attack
 from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_options
 from seepage.core.executor import Executor, threads_for
+from seepage.core.manifest import refuse_changed
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.schema import parse
 from seepage.core.storage import (
@@ -474,6 +475,7 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     recipes = [
         Recipe(name="attack", seed=recorded.seed, attack=parts, cell=source.name, score=scoring) for source in sources
     ]
+    refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
     return Run(folder, summarize(sources, recipes, folder), fresh=True)
 
 
@@ -514,6 +516,7 @@ def _read_through(transcript: Transcript) -> None:
 
 def _read_result(folder: Path) -> Result:
     path = folder / "result.json"
+    refuse_changed(folder, path.name)
     found = read_json(path)
     check_schema(found, path)
     return parse(Result, found, str(path))

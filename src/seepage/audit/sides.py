@@ -72,7 +72,7 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"
         return Side(name="came_back", tried=False, words=f"not known: {why}")
-    worst = max(scored, key=lambda row: (row.mean("exact") or 0.0, row.mean("recovered") or 0.0))
+    worst = max(scored, key=lambda row: (row.mean("exact") or 0.0, row.mean("recovered") or 0.0, row.examples or 0))
     exact = bool(worst.mean("exact"))
     assert worst.examples is not None
     rate = Rate(worst.count("exact" if exact else "recovered") or 0, worst.examples)

@@ -23,9 +23,10 @@ from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnost
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
 from seepage.audit.verdict import contradicted, named_members, verdict
+from seepage.core.manifest import write_manifest
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
-from seepage.core.storage import SCHEMA, write_json, write_lines, write_tensors
+from seepage.core.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.leakage.finding import Finding
@@ -67,7 +68,9 @@ def summarize(
     show: ProgressCallback = no_progress,
     tuned: Sequence[TunedRow] = (),
 ) -> Result:
-    """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json` and, last, `result.json`."""
+    """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json`, the manifest and, last,
+    `result.json`.
+    """
     found = []
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
@@ -104,7 +107,10 @@ def summarize(
         epsilons=epsilons,
         tuned=list(tuned),
     )
-    write_json(folder / "result.json", without_places(result.record(), places))
+    # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
+    text = json_text(without_places(result.record(), places))
+    write_manifest(folder, {"result.json": text})
+    write_whole(folder / "result.json", text)
     return result
 
 

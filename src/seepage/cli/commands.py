@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from seepage.cli.capturing import attack, observe
+from seepage.cli.evidence import evidence, keygen, verify
 from seepage.cli.exposing import exposure
 from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
@@ -218,6 +219,9 @@ app.command()(exposure)
 app.command()(probe)
 app.command()(membership)
 app.command()(prove)
+app.command()(evidence)
+app.command()(verify)
+app.command()(keygen)
 
 
 @app.command()

@@ -33,6 +33,7 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
         pictures: Whether the pages may show any, now and whenever they are written again; without, the report is
             written anew and `grid.png` goes. None: as the run remembers, with pictures where nobody said otherwise.
     """
+    from seepage.core.manifest import renew
     from seepage.core.progress import Doing, Phase
     from seepage.report import write_grid, write_report
     from seepage.report.picture_choice import keep_choice, shows_pictures
@@ -46,6 +47,7 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
             write_grid(folder)
         else:
             (folder / "grid.png").unlink(missing_ok=True)
+            renew(folder, ["grid.png"])
         write_report(folder)
 
 

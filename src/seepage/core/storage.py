@@ -134,9 +134,14 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
         ) from error
 
 
+def json_text(content: Any) -> str:
+    """The text of a JSON file, without NaN (JSON has none)."""
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON without NaN (JSON has none)."""
-    write_whole(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    """Write `json_text`."""
+    write_whole(path, json_text(content))
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seepage.core.manifest import renew
 from seepage.core.storage import OWNER_ONLY, SCHEMA, make_private, write_whole
 from seepage.errors import SeepageError
 from seepage.judging.machine import machine_answers, write_machine_answers
@@ -90,6 +91,7 @@ def write_judge_page(
     make_private(place.parent, tighten=True)
     write_whole(place, json.dumps({**key, "page": digest}, indent=2) + "\n", mode=OWNER_ONLY)
     write_whole(path, _render(digest, pictures), mode=OWNER_ONLY)
+    renew(folder, [place.relative_to(folder).as_posix()])
     if machine is not None and said is not None:
         write_machine_answers(machine, digest, *said)
     guesses = sum(pair.subject.kind == "guess" for pair in shown.values())

@@ -7,6 +7,7 @@ from statistics import fmean
 
 import torch
 
+from seepage.core.manifest import renew
 from seepage.core.storage import SCHEMA, write_json
 from seepage.errors import SeepageError
 from seepage.judging.answers import Answers, Group, Key, open_key
@@ -62,6 +63,7 @@ def tally(folder: Path, answers: Sequence[Answers]) -> Judged:
 def write_judged(folder: Path, judged: Judged) -> Path:
     """Write `judgements.json` into the run folder; an earlier one is replaced."""
     write_json(folder / FILE, {"schema": SCHEMA, **judged.model_dump(mode="json")})
+    renew(folder, [FILE])
     return folder / FILE
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from seepage.audit.row import Cell
+from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
 from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels
@@ -93,6 +94,7 @@ def write_grid(run: Path) -> Path:
         data = _png(_figure(_blocks(opened), _footer(opened)))
     path = run / "grid.png"
     write_whole(path, data)
+    renew(run, [path.name])
     return path
 
 

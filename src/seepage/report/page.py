@@ -9,6 +9,7 @@ from torch import Tensor
 
 from seepage.audit.row import Cell, Diagnostic, Row
 from seepage.audit.verdict import guarantee_lines, reasons
+from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
 from seepage.recipe.places import asks_for_names, paths_in, shown_command, shown_recipe
 from seepage.report import formatting as words
@@ -122,6 +123,7 @@ def write_report(run: Path, *, pictures: bool | None = None) -> Path:
     opened = open_run(run)
     path = run / "report.html"
     write_whole(path, _render(opened, shows_pictures(run) if pictures is None else pictures))
+    renew(run, [path.name])
     return path
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from seepage.core.manifest import renew
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
 
 FILE = "pictures.json"
@@ -27,3 +28,4 @@ def keep_choice(run: Path, *, pictures: bool) -> None:
         write_json(run / FILE, {"schema": SCHEMA, "pictures": False})
     else:
         (run / FILE).unlink(missing_ok=True)
+    renew(run, [FILE])

@@ -1,0 +1,109 @@
+"""`seepage evidence`, `seepage keygen` and `seepage verify`: what is filed, who vouches for it, and whether it holds"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seepage.cli.options import JsonOption
+from seepage.errors import SeepageError, printable, unknown
+
+if TYPE_CHECKING:
+    from seepage.evidence import Checked
+
+
+def evidence(
+    run: Annotated[Path, typer.Argument(help="A finished run folder.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder of the pack; default: RUN-evidence beside the run.")
+    ] = None,
+    sign: Annotated[Path | None, typer.Option("--sign", help="Private key (Ed25519, PEM) that signs it.")] = None,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Print the annex as PDF, by a browser on this machine.")] = False,
+    subject: Annotated[str, typer.Option("--subject", help="What was audited, in your words.")] = "",
+    auditor: Annotated[str, typer.Option("--auditor", help="Who audited it.")] = "",
+    location: Annotated[
+        str, typer.Option("--location", help="File of your repository that findings are shown at.")
+    ] = "recipe.toml",
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--print",
+            help="Print one format instead of writing a pack: junit, sarif, cyclonedx, summary, model-card, "
+            "gitlab-code-quality, open-metrics or evidence.",
+        ),
+    ] = None,
+) -> None:
+    """Write what an auditor files: findings, formats for pipelines, an annex to print, digests, a signature."""
+    from seepage.evidence import FORMATS, PackRequest, export, write_pack
+
+    request = PackRequest(subject=subject, auditor=auditor, key=sign, pdf=pdf, location=location)
+    if only is not None:
+        if only not in FORMATS:
+            raise unknown("format", only, FORMATS)
+        if out is not None or sign is not None or pdf:
+            raise SeepageError("--print writes one format to the terminal; leave out --out, --sign and --pdf")
+        sys.stdout.write(export(run, only, request))
+        return
+    folder = write_pack(run, out or Path(f"{run.resolve()}-evidence"), request)
+    signed = "signed" if sign is not None else "not signed: add --sign KEY, a key that seepage keygen makes"
+    print(printable(f"{folder} ({signed})"))
+
+
+def keygen(
+    path: Annotated[Path, typer.Argument(metavar="KEY", help="File for the private key; KEY.pub is the public one.")],
+) -> None:
+    """Make a pair of keys (Ed25519) to sign evidence with."""
+    from seepage.evidence import make_keys
+    from seepage.evidence.signing import key_name, open_public_key
+
+    public = make_keys(path)
+    print(printable(f"{path} (keep it to yourself) and {public} (give it to who verifies): "))
+    print(key_name(open_public_key(public)))
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="An evidence pack, or a run folder.")],
+    key: Annotated[Path | None, typer.Option("--key", help="Public key that must have signed the pack.")] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="The run that the pack must be of, checked too.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether anything in a run folder or an evidence pack was changed since; exit code 1 if so."""
+    from seepage.evidence import is_pack, verify_pack, verify_run
+
+    if not folder.is_dir():
+        raise SeepageError(f"{folder} is no folder; name an evidence pack or a run folder")
+    pack = is_pack(folder)
+    if not pack and (key is not None or run is not None):
+        raise SeepageError(f"{folder} is no evidence pack, so nothing is signed; leave out --key and --run")
+    checked = verify_pack(folder, key=key, run=run) if pack else verify_run(folder)
+    if as_json:
+        found = {
+            "schema": 1,
+            "good": checked.good,
+            "files": checked.files,
+            "signer": checked.signer,
+            "differences": [one.model_dump() for one in checked.differences],
+            "problems": checked.problems,
+        }
+        print(json.dumps(found))
+    else:
+        _print(folder, checked, pack=pack, named=key is not None)
+    if not checked.good:
+        raise typer.Exit(1)
+
+
+def _print(folder: Path, checked: "Checked", *, pack: bool, named: bool) -> None:
+    for line in [*map(str, checked.differences), *checked.problems]:
+        print(printable(f"  {line}"))
+    if not checked.good:
+        count = len(checked.differences) + len(checked.problems)
+        print(printable(f"NOT AS IT WAS WRITTEN: {count} thing{'s' * (count > 1)} in {folder}"))
+        return
+    print(printable(f"unchanged: all {checked.files} files of {folder} are as they were written"))
+    if checked.signer is None:
+        print("not signed: whoever can edit the files could have written their digests anew")
+    else:
+        whose = "the key you named" if named else "the key in the pack; ask the auditor for the name of theirs"
+        print(f"signed by {checked.signer}, {whose}" if pack else "")

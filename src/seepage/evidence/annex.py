@@ -1,0 +1,95 @@
+"""`annex.html`: one or two printed pages for a data-protection impact assessment. No picture, no script, no network."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from seepage.errors import SeepageError, short
+from seepage.evidence.statement import CaseEvidence, Evidence
+from seepage.report import formatting as words
+from seepage.report.page import LEVELS, STRONG
+
+MOST_CASES = 6
+"""Cases on the page, those that gave back most; the others stand in `evidence.json`."""
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+
+PRINT_SECONDS = 120
+"""Longest time that a browser may take to print the page."""
+
+
+def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
+    """The page.
+
+    Args:
+        evidence: The run's evidence.
+        digest: SHA-256 of the run's manifest.
+        signer: Name of the key that signs the pack; None: none does.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("seepage", "evidence"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    filters: tuple[Callable[..., str], ...] = (words.duration,)
+    environment.filters.update({filter_.__name__: filter_ for filter_ in filters})
+    shown = sorted(evidence.cases, key=_risk, reverse=True)[:MOST_CASES]
+    level = "leaks" if evidence.level in STRONG else "traces" if evidence.level == "traces" else "quiet"
+    style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
+    return environment.get_template("annex.html.j2").render(
+        e=evidence,
+        cases=shown,
+        left=len(evidence.cases) - len(shown),
+        level=level,
+        level_words=LEVELS.get(evidence.level, "Not scored"),
+        digest=digest,
+        signer=signer,
+        style=style,
+    )
+
+
+def _risk(case: CaseEvidence) -> tuple[float, float, int]:
+    if case.recovered is None:
+        return -1.0, 0.0, 0
+    exact = 0.0 if case.exact is None else case.exact.hits / case.exact.of
+    return case.recovered.hits / case.recovered.of, exact, case.recovered.of
+
+
+def find_browser() -> str | None:
+    """A browser of Chromium's kind on this machine; the environment variable `SEEPAGE_BROWSER` names another."""
+    return os.environ.get("SEEPAGE_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def print_page(page: Path, pdf: Path) -> None:
+    """Print a page as PDF by a browser on this machine, which is given a profile of its own and no network.
+
+    Raises:
+        SeepageError: Where there is no browser, or it writes no file.
+    """
+    browser = find_browser()
+    if browser is None:
+        raise SeepageError(
+            f"no browser was found to print {page.name} as PDF; install Chromium, or open the page and print it"
+        )
+    with tempfile.TemporaryDirectory() as profile:
+        options = ["--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
+        options += ["--disable-component-update", f"--user-data-dir={profile}", "--no-pdf-header-footer"]
+        # Its sandbox refuses to start for root, as in a container. The page is our own, without scripts.
+        options += ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
+        command = [browser, *options, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()]
+        try:
+            ended = subprocess.run(command, capture_output=True, timeout=PRINT_SECONDS, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SeepageError(
+                f"{browser} did not print {page.name} ({short(str(error))}); print it by hand"
+            ) from error
+    if ended.returncode or not pdf.exists():
+        raise SeepageError(f"{browser} did not print {page.name} (exit code {ended.returncode}); print it by hand")

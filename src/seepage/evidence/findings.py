@@ -1,0 +1,108 @@
+"""One finding per attack and case, per membership test and per epsilon: what the exported formats are made of."""
+
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Literal
+
+from seepage.audit.row import EpsilonRow, MembershipRow, Result, Row
+from seepage.evidence.statement import failed, leaked
+
+State = Literal["leaks", "quiet", "skipped", "untried"]
+"""`leaks`: data came back, members were named, or a claim is contradicted. `quiet`: tried, and nothing. `skipped`: it
+does not apply. `untried`: it was asked for and has no result, so what it would have found is not known."""
+
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One finding.
+
+    Attributes:
+        rule: What looked: an attack, a membership test, or `epsilon`.
+        kind: `attack`, `membership` or `epsilon`.
+        case: Title of the case.
+        cell: Its name, which stays the same where the title is worded anew.
+        state: What came of it.
+        severity: `error`: exact copies, named members or a contradicted claim; `warning`: recognizable copies, or no
+            result; `note`: all else.
+        words: The finding in words.
+        seconds: Wall time.
+    """
+
+    rule: str
+    kind: Literal["attack", "membership", "epsilon"]
+    case: str
+    cell: str
+    state: State
+    severity: Severity
+    words: str
+    seconds: float
+
+    @property
+    def fingerprint(self) -> str:
+        """The same in every run of the same attack on the same case, so that a platform knows it again."""
+        return sha256(f"{self.kind}\0{self.rule}\0{self.cell}".encode()).hexdigest()[:32]
+
+
+def findings(result: Result) -> list[Found]:
+    """All findings of a run, in its order."""
+    titles = result.titles
+    found = [_of_attack(row, titles[row.cell]) for row in result.rows]
+    found += [_of_test(row, titles[row.cell]) for row in result.membership]
+    return found + [_of_epsilon(row, titles[row.cell]) for row in result.epsilons]
+
+
+def _of_attack(row: Row, case: str) -> Found:
+    if failed(row):
+        state: State = "untried"
+    elif not row.gave_result:
+        state = "skipped"
+    else:
+        state = "leaks" if leaked(row) else "quiet"
+    exact = bool(row.mean("exact")) or (not row.scored and state == "leaks")
+    severity: Severity = "note"
+    if state in ("leaks", "untried"):
+        severity = "error" if exact else "warning"
+    return Found(row.attack, "attack", case, row.cell, state, severity, _words(row), row.cost.seconds or 0.0)
+
+
+def _words(row: Row) -> str:
+    if not row.gave_result:
+        return f"{row.phrase}: {row.reason or 'no reason was recorded'}"
+    parts = [row.phrase]
+    recovered, exact, psnr = row.count("recovered"), row.count("exact"), row.median("psnr")
+    if recovered is not None:
+        parts.append(f"{recovered} of {row.examples} examples recovered, {exact or 0} exactly")
+    if psnr is not None:
+        flat = row.baselines.get("mean_color", {}).get("psnr")
+        parts.append(f"median PSNR {psnr:.1f} dB" + ("" if flat is None else f", mean color {flat:.1f} dB"))
+    if row.certified is not None and not row.scored:
+        parts.append(f"{row.certified.n} guesses certified; no truth at hand")
+    if row.told_extra:
+        parts.append(f"told beyond the protocol: {', '.join(row.told_extra)}")
+    return "; ".join(parts)
+
+
+def _of_test(row: MembershipRow, case: str) -> Found:
+    if row.status != "ok" or row.named is None or row.false is None:
+        state: State = "skipped" if row.status == "inapplicable" else "untried"
+        severity: Severity = "note" if state == "skipped" else "warning"
+        words = row.reason or row.status
+    else:
+        state, severity = ("leaks", "error") if row.tells else ("quiet", "note")
+        words = (
+            f"{row.named.hits} of {row.named.of} members named, and {row.false.hits} of {row.false.of} others, "
+            f"at a level of {100 * (row.level or 0.0):g} %"
+        )
+    return Found(row.test, "membership", case, row.cell, state, severity, words, row.seconds or 0.0)
+
+
+def _of_epsilon(row: EpsilonRow, case: str) -> Found:
+    seconds = row.seconds or 0.0
+    if row.measured is None:
+        return Found("epsilon", "epsilon", case, row.cell, "untried", "warning", row.reason or "not measured", seconds)
+    wrong = bool(row.contradicted)
+    words = "; ".join([row.words, *row.contradicted])
+    state: State = "leaks" if wrong else "quiet"
+    return Found("epsilon", "epsilon", case, row.cell, state, "error" if wrong else "note", words, seconds)

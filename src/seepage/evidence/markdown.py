@@ -1,0 +1,80 @@
+"""Markdown: a summary for the page of a build or of a merge request, and a section for a model card."""
+
+import re
+from collections.abc import Sequence
+
+from seepage.evidence.findings import Found
+from seepage.evidence.statement import Evidence
+
+_SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
+
+WORDS = {"leaks": "**leaks**", "quiet": "nothing", "skipped": "does not apply", "untried": "**no result**"}
+
+
+def plain(text: str) -> str:
+    r"""Text that Markdown shows as it is: a case's name may be a stranger's.
+
+    >>> plain("<img src=x>|[a](b)")
+    '&lt;img src=x&gt;\\|\\[a\\](b)'
+    """
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return _SPECIAL.sub(r"\\\1", text)
+
+
+def summary(evidence: Evidence, found: Sequence[Found]) -> str:
+    """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
+    lines = ["# seepage: what the updates give back", "", plain(evidence.verdict), "", *_risks(evidence), ""]
+    lines += ["| side | finding |", "|---|---|"]
+    lines += [f"| {plain(name)} | {plain(words)} |" for name, words in evidence.sides.items()]
+    telling = [one for one in found if one.state in ("leaks", "untried")]
+    rest = [one for one in found if one.state not in ("leaks", "untried")]
+    if telling:
+        lines += ["", *_table(telling)]
+    if rest:
+        lines += ["", "<details><summary>Attacks that found nothing, or do not apply</summary>", "", *_table(rest)]
+        lines += ["", "</details>"]
+    lines += ["", "**Not tried:**", "", *(f"- {plain(item)}" for item in evidence.not_tried)]
+    return "\n".join(lines) + "\n"
+
+
+def model_card(evidence: Evidence) -> str:
+    """A section for a model card, as model hubs show them: what an update of this model gives away in training."""
+    date = (evidence.started or "")[:10] or "an unknown day"
+    lines = [
+        "## Privacy of updates in federated learning",
+        "",
+        f"Audited on {plain(date)} with {plain(evidence.tool)} by {plain(evidence.auditor)}:",
+        f"{plain(evidence.subject)}.",
+        f"The attacker is an honest-but-curious server (threat model {evidence.threat_model.letter}, "
+        f"{plain(evidence.threat_model.name)}, of {plain(evidence.threat_model.source)}).",
+        "",
+        plain(evidence.verdict),
+        "",
+        *_risks(evidence),
+        "",
+        "| setting | defense | recovered | exactly | best attack | numbers sent per private number |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case in evidence.cases:
+        cells = [case.case, case.defense or "none", "not scored" if case.recovered is None else case.recovered.words]
+        cells += ["not scored" if case.exact is None else case.exact.words, case.best or "none"]
+        cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
+        lines.append(f"| {' | '.join(map(plain, cells))} |")
+    lines += ["", "Attacks: " + "; ".join(plain(f"{one.name} ({one.source})") for one in evidence.attacks) + "."]
+    lines += ["", "### Not tried", "", *(f"- {plain(item)}" for item in evidence.not_tried)]
+    lines += ["", "### When to audit again", "", *(f"- {plain(item)}" for item in evidence.audit_again)]
+    return "\n".join(lines) + "\n"
+
+
+def _risks(evidence: Evidence) -> list[str]:
+    if evidence.maximum_risk is None or evidence.average_risk is None:
+        return ["No truth was at hand, so no share of private examples can be given."]
+    return [
+        f"Maximum risk, in the worst case: {plain(evidence.maximum_risk.words)} private examples recovered. "
+        f"Average over all cases: {plain(evidence.average_risk.words)}."
+    ]
+
+
+def _table(found: Sequence[Found]) -> list[str]:
+    rows = ((plain(one.case), plain(one.rule), WORDS[one.state], plain(one.words)) for one in found)
+    return ["| case | attack | state | finding |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

@@ -1,0 +1,307 @@
+"""The evidence pack of a run: files that an auditor files and a pipeline reads, tied together by digests.
+
+PACK/  evidence.json  evidence.schema.json  result.json  result.schema.json
+annex.html  [annex.pdf]  model-card.md  summary.md
+junit.xml  results.sarif  bom.cdx.json  gitlab-code-quality.json  metrics.txt
+manifest.json  [manifest.json.sig  signer.pub]
+"""
+
+import secrets
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from seepage.audit import row as rows
+from seepage.core import manifest
+from seepage.core.manifest import Difference, Digest
+from seepage.core.schema import JsonRecord, parse
+from seepage.core.storage import check_regular, check_schema, json_text, read_json, refuse_links, write_whole
+from seepage.errors import SeepageError
+from seepage.evidence import statement
+from seepage.evidence.annex import annex, print_page
+from seepage.evidence.cyclonedx import cyclonedx
+from seepage.evidence.findings import Found, findings
+from seepage.evidence.gitlab import code_quality, open_metrics
+from seepage.evidence.junit import junit
+from seepage.evidence.markdown import model_card, summary
+from seepage.evidence.sarif import sarif
+from seepage.evidence.signing import (
+    LARGEST_KEY,
+    LARGEST_SIGNATURE,
+    is_signed,
+    key_name,
+    open_private_key,
+    open_public_key,
+    parse_public_key,
+    public_text,
+    sign,
+)
+from seepage.evidence.statement import Evidence
+from seepage.report.run import RunFolder, open_run
+
+SIGNATURE = f"{manifest.FILE}.sig"
+SIGNER = "signer.pub"
+
+FORMATS: Mapping[str, Callable[[Evidence, list[Found], str], str]] = {
+    "junit": lambda evidence, found, _: junit(evidence, found),
+    "sarif": lambda evidence, found, place: json_text(sarif(evidence, found, location=place)),
+    "cyclonedx": lambda evidence, found, _: json_text(cyclonedx(evidence, {})),
+    "summary": lambda evidence, found, _: summary(evidence, found),
+    "model-card": lambda evidence, found, _: model_card(evidence),
+    "gitlab-code-quality": lambda evidence, found, place: json_text(code_quality(found, location=place)),
+    "open-metrics": lambda evidence, found, _: open_metrics(evidence, found),
+    "evidence": lambda evidence, found, _: json_text(evidence.model_dump(mode="json")),
+}
+"""What a pipeline can ask for by itself, by name."""
+
+
+class PackManifest(JsonRecord):
+    """The content of a pack's `manifest.json`.
+
+    Attributes:
+        schema_version: 1.
+        kind: `evidence`.
+        run: Name of the run.
+        run_manifest: SHA-256 of the run's manifest.
+        run_files: Digests of the run's files; sealed where they may hold private examples.
+        files: Digests of the pack's own files.
+    """
+
+    schema_version: Literal[1] = 1
+    kind: Literal["evidence"]
+    run: str
+    run_manifest: str
+    run_files: dict[str, Digest]
+    files: dict[str, Digest]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackRequest:
+    """What a pack is to hold.
+
+    Attributes:
+        subject: What was audited; empty: the models and data sets of the run.
+        auditor: Who audited.
+        key: Private key that signs it; None: it is not signed.
+        pdf: Whether a browser prints the annex.
+        location: File that findings are shown at.
+    """
+
+    subject: str = ""
+    auditor: str = ""
+    key: Path | None = None
+    pdf: bool = False
+    location: str = "recipe.toml"
+
+
+def write_pack(run: Path, out: Path, request: PackRequest | None = None) -> Path:
+    """Write the evidence pack of a finished run. A pack that is there is replaced as a whole.
+
+    Args:
+        run: The run folder. Its files must be what the run wrote.
+        out: Folder of the pack.
+        request: What it is to hold.
+
+    Returns:
+        The folder of the pack.
+
+    Raises:
+        SeepageError: Where the run is unfinished or was changed, the key is none, or `out` holds something else.
+    """
+    request = request or PackRequest()
+    opened = open_run(run)
+    key = None if request.key is None else open_private_key(request.key)
+    manifest.read_manifest(run)
+    manifest.refuse_changed(run)
+    _check_free(out)
+    signer = None if key is None else key_name(key.public_key())
+    digest = manifest.digest_of(run / manifest.FILE)
+    files = _files(opened, request, digest, signer)
+    temporary = out.parent / f".writing-{secrets.token_hex(8)}"
+    try:
+        temporary.mkdir(parents=True)
+        for name, content in files.items():
+            write_whole(temporary / name, content)
+        if request.pdf:
+            print_page(temporary / "annex.html", temporary / "annex.pdf")
+        if key is not None:
+            write_whole(temporary / SIGNER, public_text(key.public_key()))
+        text = json_text(_manifest(opened, temporary, digest))
+        write_whole(temporary / manifest.FILE, text)
+        if key is not None:
+            write_whole(temporary / SIGNATURE, sign(text.encode(), key))
+        shutil.rmtree(out, ignore_errors=True)
+        temporary.rename(out)
+    except OSError as error:
+        raise SeepageError(
+            f"cannot write {out}: {error.strerror or error}; choose another folder with --out"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return out
+
+
+def export(run: Path, name: str, request: PackRequest | None = None) -> str:
+    """One of `FORMATS` of a finished run, as text.
+
+    Raises:
+        SeepageError: Where the run is unfinished or damaged.
+    """
+    request = request or PackRequest()
+    opened = open_run(run)
+    evidence = statement.state(opened, subject=request.subject, auditor=request.auditor)
+    return FORMATS[name](evidence, findings(opened.result), request.location)
+
+
+def _files(run: RunFolder, request: PackRequest, digest: str, signer: str | None) -> dict[str, str]:
+    evidence = statement.state(run, subject=request.subject, auditor=request.auditor)
+    found = findings(run.result)
+    return {
+        "evidence.json": json_text(evidence.model_dump(mode="json")),
+        "evidence.schema.json": json_text(statement.json_schema()),
+        "result.json": (run.folder / "result.json").read_text(encoding="utf-8"),
+        "result.schema.json": json_text(rows.json_schema()),
+        "annex.html": annex(evidence, digest=digest, signer=signer),
+        "model-card.md": model_card(evidence),
+        "summary.md": summary(evidence, found),
+        "junit.xml": junit(evidence, found),
+        "results.sarif": json_text(sarif(evidence, found, location=request.location)),
+        "bom.cdx.json": json_text(cyclonedx(evidence, _weights(run))),
+        "gitlab-code-quality.json": json_text(code_quality(found, location=request.location)),
+        "metrics.txt": open_metrics(evidence, found),
+    }
+
+
+def _weights(run: RunFolder) -> dict[str, str]:
+    """Title of each case to the digest of the model that its client was sent."""
+    known = manifest.read_manifest(run.folder).files
+    found: dict[str, str] = {}
+    for cell in run.cells:
+        paths = (f"observed/{cell.name}/model.safetensors", "observed/model.safetensors")
+        path = next((path for path in paths if path in known), None)
+        if path is not None:
+            found[cell.heading] = known[path].sha256
+    return found
+
+
+def _manifest(run: RunFolder, pack: Path, digest: str) -> dict[str, Any]:
+    own = {path.name: _digest(path) for path in sorted(pack.iterdir())}
+    return {
+        "schema": 1,
+        "kind": "evidence",
+        "run": run.name,
+        "run_manifest": digest,
+        "run_files": {path: one.model_dump() for path, one in manifest.read_manifest(run.folder).files.items()},
+        "files": {name: one.model_dump() for name, one in own.items()},
+    }
+
+
+def _digest(path: Path) -> Digest:
+    return Digest(sha256=manifest.digest_of(path), size=path.stat().st_size)
+
+
+def _check_free(out: Path) -> None:
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise SeepageError(f"{out} is no folder; choose another with --out")
+    if out.exists() and any(out.iterdir()) and not is_pack(out):
+        raise SeepageError(f"{out} is not empty and no evidence pack; choose another folder with --out")
+
+
+# --- checking ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What `verify` found.
+
+    Attributes:
+        differences: Files that are not as the manifest says.
+        files: Number of files that were compared.
+        signer: Name of the key whose signature is good; None: not signed, or not well.
+        problems: What is wrong with the signature, or does not fit the run.
+    """
+
+    differences: list[Difference]
+    files: int
+    signer: str | None
+    problems: list[str]
+
+    @property
+    def good(self) -> bool:
+        """Whether all is as it was written."""
+        return not self.differences and not self.problems
+
+
+def is_pack(folder: Path) -> bool:
+    """Whether a folder is an evidence pack, as far as its manifest says so."""
+    path = folder / manifest.FILE
+    if not path.is_file():
+        return False
+    found = read_json(path)
+    return isinstance(found, dict) and found.get("kind") == "evidence"
+
+
+def verify_run(folder: Path) -> Checked:
+    """Compare all files of a run folder with its manifest.
+
+    Raises:
+        SeepageError: Where there is no manifest, or it is damaged.
+    """
+    return Checked(manifest.differences(folder), len(manifest.read_manifest(folder).files), None, [])
+
+
+def verify_pack(folder: Path, *, key: Path | None = None, run: Path | None = None) -> Checked:
+    """Compare all files of a pack with its manifest, the manifest with its signature, and a run with both.
+
+    Args:
+        folder: The pack.
+        key: Public key that must have signed it; None: any key may have, and the pack's own is named.
+        run: The run that it must be of, too.
+
+    Raises:
+        SeepageError: Where the pack or the key cannot be read.
+    """
+    refuse_links(folder)
+    path = folder / manifest.FILE
+    record = read_json(path)
+    check_schema(record, path)
+    found = parse(PackManifest, {"schema_version": 1, **record}, str(path))
+    there = {one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()}
+    there -= {manifest.FILE, SIGNATURE}
+    wrong = [Difference(path=name, what="missing") for name in found.files.keys() - there]
+    wrong += [Difference(path=name, what="added") for name in there - found.files.keys()]
+    wrong += [
+        Difference(path=name, what="changed")
+        for name in found.files.keys() & there
+        if (folder / name).stat().st_size != found.files[name].size or _digest(folder / name) != found.files[name]
+    ]
+    signer, problems = _signature(folder, path, key)
+    if run is not None:
+        problems += _misfit(run, found)
+    return Checked(sorted(wrong, key=lambda one: one.path), len(found.files), signer, problems)
+
+
+def _signature(folder: Path, path: Path, key: Path | None) -> tuple[str | None, list[str]]:
+    own, place = folder / SIGNER, folder / SIGNATURE
+    if not place.is_file():
+        lost = own.is_file() or key is not None
+        return None, ["it is not signed" if key is not None else "its signature is gone"] * lost
+    for file, most in ((place, LARGEST_SIGNATURE), (own, LARGEST_KEY)):
+        check_regular(file, most)
+    if key is None and not own.is_file():
+        return None, [f"it is signed and has no {SIGNER}, so say by whom with --key"]
+    public = open_public_key(key) if key is not None else parse_public_key(own.read_bytes(), str(own))
+    if is_signed(path.read_bytes(), place.read_bytes(), public):
+        return key_name(public), []
+    whose = "that of --key" if key is not None else "the one in the pack"
+    return None, [f"the signature is not good: {manifest.FILE} was changed, or the key is not {whose}"]
+
+
+def _misfit(run: Path, found: PackManifest) -> list[str]:
+    if manifest.digest_of(run / manifest.FILE) == found.run_manifest:
+        return [f"the run: {one}" for one in manifest.differences(run)]
+    own = manifest.read_manifest(run).files
+    other = next((name for name in sorted({*own, *found.run_files}) if own.get(name) != found.run_files.get(name)), "?")
+    return [f"the run is another one, or was written anew: {other} has another digest"]

@@ -1,0 +1,441 @@
+"""`evidence.json`: what was audited, by whom, with what, for how long, what came of it, and what was not tried."""
+
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from seepage.audit.row import Cell, Outcome, Result, Row
+from seepage.core.schema import JsonRecord
+from seepage.core.storage import read_json
+from seepage.errors import SeepageError
+from seepage.evidence.frameworks import Reference, ThreatModel, references, threat_model
+from seepage.metrics.membership import Rate
+from seepage.registry import attacks as known_attacks
+from seepage.registry import membership_tests
+from seepage.report.run import RunFolder
+
+OWN_CODE = "the auditor's own code"
+
+GENERATIVE = frozenset({"ggl", "cpa_fia"})
+"""Attacks that bring a network or statistics learned from images like the private ones."""
+
+YEAR = re.compile(r"\b(?:19|20)\d\d\b")
+
+FURTHER_SIDES = {
+    "named": "who was in the batch",
+    "cannot_exceed": "what no attacker can exceed",
+    "measured_epsilon": "the epsilon of the defense that really runs",
+}
+
+OUT_OF_SCOPE = [
+    "a malicious server, which changes the model or picks the clients to learn more",
+    "what the trained model remembers of its training data, and what its predictions give away",
+    "properties of a client's data set, or which site an update is from",
+    "the network, the machines, and the people",
+]
+
+AUDIT_AGAIN = [
+    "the architecture, the loss or the way the input reaches the model changes",
+    "the model has been trained on: fresh and trained weights leak differently",
+    "batch size, local steps, learning rate or optimizer of the client change",
+    "the defense, its strength or the code that applies it changes",
+    "the client's data become of another kind, or the examples of one person become fewer",
+    "an attack is published that is not among those of this run, or seepage gets a new one",
+]
+"""What ends the validity of a finding."""
+
+Ended = Literal["result", "no result", "does not apply", "failed"]
+
+
+class Share(JsonRecord):
+    """A share of private examples with its 95 % interval by Clopper and Pearson.
+
+    Attributes:
+        hits: How many.
+        of: Of how many.
+        low: Lower end of the interval of `hits / of`.
+        high: Its upper end.
+    """
+
+    hits: int
+    of: int
+    low: float
+    high: float
+
+    @classmethod
+    def count(cls, hits: int, of: int) -> "Share":
+        """The share with its interval."""
+        low, high = Rate(hits, of).interval
+        return cls(hits=hits, of=of, low=round(low, 4), high=round(high, 4))
+
+    @property
+    def words(self) -> str:
+        """For people.
+
+        >>> Share.count(0, 8).words
+        '0 of 8 [0 %, 37 %]'
+        """
+        return f"{self.hits:,} of {self.of:,} [{100 * self.low:.0f} %, {100 * self.high:.0f} %]"
+
+
+class CaseEvidence(JsonRecord):
+    """One audited setting.
+
+    Attributes:
+        case: Its title.
+        data: Name of the data set.
+        model: Name of the model.
+        client: The client's rule.
+        defense: The defense; None: none, or not known.
+        examples: Private examples that were attacked.
+        recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
+        exact: Those that the best attack here rebuilt exactly; None without a truth.
+        best: The attack that recovered most; None where none recovered any.
+        sent: Numbers in one update.
+        private: Numbers in the private inputs behind one update.
+        ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
+    """
+
+    case: str
+    data: str | None
+    model: str | None
+    client: str | None
+    defense: str | None
+    examples: int | None
+    recovered: Share | None
+    exact: Share | None
+    best: str | None
+    sent: int | None
+    private: int | None
+    ratio: float | None
+
+
+class AttackEvidence(JsonRecord):
+    """One attack or membership test of the run.
+
+    Attributes:
+        name: Its name in this run.
+        source: Where it was published; `OWN_CODE` for the auditor's own.
+        year: Year of the latest publication in `source`.
+        options: Every option, where all cases have the same; else empty.
+        ran_on: Cases with a result.
+        leaked_on: Those of them where it recovered, certified or named anything.
+        not_on: Cases without a result, each with the reason.
+        seconds: Its wall time over all cases.
+    """
+
+    name: str
+    source: str
+    year: int | None
+    options: str
+    ran_on: list[str]
+    leaked_on: list[str]
+    not_on: dict[str, str]
+    seconds: float
+
+
+class Evidence(JsonRecord):
+    """The content of `evidence.json`.
+
+    Attributes:
+        schema_version: 1.
+        subject: What was audited, in the auditor's words.
+        auditor: Who says so.
+        run: Name of the run folder.
+        started: When the run was started.
+        seconds: Wall time of the run.
+        tool: `seepage` and its version.
+        environment: Versions and machine.
+        seed: The seed of all randomness.
+        command: The command, where it was recorded.
+        verdict: In plain words.
+        level: `exact`, `recognizable`, `traces`, `nothing`, `certified` or `unscored`.
+        sides: What came back, who was named, what none can exceed, and the measured epsilon: in words.
+        maximum_risk: Of the case from which most came back: the share of its examples that the best attack recovered.
+        average_risk: Over all cases: the examples that the best attack of each case recovered.
+        cases: One per audited setting.
+        attacks: One per attack and membership test.
+        threat_model: Who the attacker is.
+        references: Entries of public catalogs that this evidence speaks of.
+        thresholds: When an example counts as recovered or exact.
+        not_tried: What this run says nothing of.
+        audit_again: What ends the validity of this finding.
+    """
+
+    schema_version: Literal[1] = 1
+    subject: str
+    auditor: str
+    run: str
+    started: str | None
+    seconds: float | None
+    tool: str
+    environment: dict[str, str]
+    seed: int | None
+    command: str | None
+    verdict: str
+    level: str
+    sides: dict[str, str]
+    maximum_risk: Share | None
+    average_risk: Share | None
+    cases: list[CaseEvidence]
+    attacks: list[AttackEvidence]
+    threat_model: ThreatModel
+    references: list[Reference]
+    thresholds: dict[str, float]
+    not_tried: list[str]
+    audit_again: list[str]
+
+
+def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
+    """The evidence of a finished run.
+
+    Args:
+        run: The run.
+        subject: What was audited; empty: the models and data sets of the run.
+        auditor: Who audited; empty: said to be not stated.
+    """
+    result = run.result
+    cases = [_case(run, cell) for cell in result.cells]
+    tried = [*_attacks(run), *_tests(result)]
+    told = list(dict.fromkeys(word for row in result.rows for word in row.told))
+    extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
+    alike = any(_use(name, _uses(run)) in GENERATIVE for name in run.attacks)
+    named = sorted({f"{cell.model} on {cell.data}" for cell in result.cells if cell.model})
+    facts = {"python": run.env.python, "torch": run.env.torch, "platform": run.env.platform, "device": run.env.device}
+    return Evidence(
+        subject=subject or f"updates of {', '.join(named) or 'a captured model'}",
+        auditor=auditor or "not stated",
+        run=run.name,
+        started=run.env.started,
+        seconds=run.env.seconds,
+        tool=f"seepage {run.env.seepage or 'of an unknown version'}",
+        environment={name: value for name, value in facts.items() if value},
+        seed=run.seed if type(run.seed) is int else None,
+        command=without_folders(run.env.command),
+        verdict=result.verdict,
+        level=result.verdict_level,
+        sides={side.title: side.words for side in result.sides},
+        maximum_risk=_maximum(cases),
+        average_risk=_average(cases),
+        cases=cases,
+        attacks=tried,
+        threat_model=threat_model(told, extra, learned_from_alike=alike),
+        references=references(
+            membership=bool(result.membership),
+            epsilon=bool(result.epsilons) or any(cell.promise is not None for cell in result.cells),
+        ),
+        thresholds={
+            "recovered_ssim": result.thresholds.recovered_ssim,
+            "recovered_gain_db": result.thresholds.recovered_gain_db,
+            "exact_db": result.thresholds.exact_db,
+        },
+        not_tried=_not_tried(run, tried),
+        audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
+    )
+
+
+def without_folders(command: str | None) -> str | None:
+    """A command with the last part of each absolute path alone: folders name users and projects.
+
+    >>> without_folders("seepage audit --data /home/smith/hiv/scans.zip --out=/tmp/a runs/b")
+    'seepage audit --data scans.zip --out=a runs/b'
+    """
+    return command and re.sub(r"(?<![^\s=:'\"])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s'\"]+[/\\])*", "", command)
+
+
+def _year_after(started: str | None) -> str:
+    try:
+        day = datetime.fromisoformat(started or "").date()
+    except ValueError:
+        day = datetime.now(UTC).date()
+    # 29 February has no anniversary; the day before is as good.
+    return day.replace(year=day.year + 1, day=min(day.day, 28) if day.month == 2 else day.day).isoformat()
+
+
+# --- cases -------------------------------------------------------------------------------------------------------
+
+
+def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
+    rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
+    best = max(rows, key=_strength, default=None)
+    sent, private = _sent(run.folder, cell), _private(run.folder, cell)
+    return CaseEvidence(
+        case=cell.heading,
+        data=cell.data,
+        model=cell.model,
+        client=cell.client,
+        defense=cell.defense,
+        examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
+        recovered=_most(rows, "recovered"),
+        exact=_most(rows, "exact"),
+        best=best.attack if best is not None and best.leaks else None,
+        sent=sent,
+        private=private,
+        ratio=None if not sent or not private else round(sent / private, 4),
+    )
+
+
+def _strength(row: Row) -> tuple[float, float, float]:
+    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, row.median("psnr") or 0.0
+
+
+def _most(rows: Sequence[Row], share: str) -> Share | None:
+    counts = [(row.count(share), row.examples) for row in rows]
+    whole = [(hits, of) for hits, of in counts if hits is not None and of]
+    return Share.count(*max(whole, key=lambda pair: pair[0] / pair[1])) if whole else None
+
+
+def _maximum(cases: Sequence[CaseEvidence]) -> Share | None:
+    scored = [case.recovered for case in cases if case.recovered is not None]
+    return max(scored, key=lambda share: (share.hits / share.of, share.hits), default=None)
+
+
+def _average(cases: Sequence[CaseEvidence]) -> Share | None:
+    scored = [case.recovered for case in cases if case.recovered is not None]
+    return Share.count(sum(one.hits for one in scored), sum(one.of for one in scored)) if scored else None
+
+
+def _observed(folder: Path, cell: Cell) -> Path | None:
+    """The folder of a cell's updates within the run; None where they lie elsewhere, as those that others captured."""
+    for place in (folder / "observed" / cell.name, folder / "observed"):
+        if (place / "knowledge.json").is_file():
+            return place
+    return None
+
+
+def _sent(folder: Path, cell: Cell) -> int | None:
+    """Numbers in the first round's update, by the head of its file alone; else the model's parameters."""
+    place = _observed(folder, cell)
+    files = sorted((place / "rounds").glob("*.safetensors")) if place is not None else []
+    if not files:
+        return cell.parameters
+    try:
+        with safe_open(files[0], framework="numpy") as opened:
+            names = [name for name in opened.keys() if name.startswith("update/")]  # noqa: SIM118
+            return sum(math.prod(opened.get_slice(name).get_shape()) for name in names) or cell.parameters
+    except (OSError, SafetensorError):
+        return cell.parameters
+
+
+def _private(folder: Path, cell: Cell) -> int | None:
+    """Numbers in the inputs of one batch."""
+    place = _observed(folder, cell)
+    if place is None or not cell.batch_size:
+        return None
+    shape = read_json(place / "knowledge.json").get("input_shape")
+    whole = isinstance(shape, list) and all(type(side) is int and side > 0 for side in shape)
+    return cell.batch_size * math.prod(shape) if whole else None
+
+
+# --- attacks -----------------------------------------------------------------------------------------------------
+
+
+def _uses(run: RunFolder) -> dict[str, str]:
+    """An attack's name in the run to its registered name, as far as recipe or request tell."""
+    tables: list[Any] = []
+    try:
+        recipe = tomllib.loads(run.recipe or "")
+        tables += [recipe.get("attack"), *(case.get("attack") for case in recipe.get("case", ()))]
+        if run.recipe is None and (run.folder / "attack.json").exists():
+            tables.append(read_json(run.folder / "attack.json").get("attacks"))
+    except (tomllib.TOMLDecodeError, RecursionError, AttributeError, TypeError, SeepageError):
+        return {}
+    parts = [part for table in tables if isinstance(table, list) for part in table if isinstance(part, Mapping)]
+    return {str(part.get("label") or part.get("use")): str(part.get("use")) for part in parts}
+
+
+def _use(name: str, uses: Mapping[str, str]) -> str:
+    """The registered name behind a name in the run, such as `dlg` behind the second one, `dlg-2`."""
+    return uses.get(name) or uses.get(re.sub(r"-\d+$", "", name)) or name
+
+
+def _published(use: str, registry: Mapping[str, Any]) -> tuple[str, int | None]:
+    entry = registry.get(use)
+    source = str(entry.facts.get("paper", "")) if entry is not None else OWN_CODE
+    years = [int(year) for year in YEAR.findall(source)]
+    return source or "not published", max(years, default=None)
+
+
+def _attacks(run: RunFolder) -> list[AttackEvidence]:
+    titles, uses, found = run.result.titles, _uses(run), []
+    for name in run.attacks:
+        rows = [row for row in run.rows if row.attack == name]
+        source, year = _published(_use(name, uses), known_attacks)
+        options = {row.options for row in rows}
+        found.append(
+            AttackEvidence(
+                name=name,
+                source=source,
+                year=year,
+                options=options.pop() if len(options) == 1 else "",
+                ran_on=[titles[row.cell] for row in rows if row.gave_result],
+                leaked_on=[titles[row.cell] for row in rows if leaked(row)],
+                not_on={titles[row.cell]: row.reason or row.phrase for row in rows if not row.gave_result},
+                seconds=round(sum(row.cost.seconds or 0.0 for row in rows), 1),
+            )
+        )
+    return found
+
+
+def leaked(row: Row) -> bool:
+    """Whether an attack recovered anything, or certified it where no truth is at hand."""
+    return row.leaks or (not row.scored and row.certified is not None and row.certified.n > 0)
+
+
+def _tests(result: Result) -> list[AttackEvidence]:
+    titles, found = result.titles, []
+    for name in dict.fromkeys(row.test for row in result.membership):
+        rows = [row for row in result.membership if row.test == name]
+        source, year = _published(name, membership_tests)
+        options = {row.options for row in rows}
+        found.append(
+            AttackEvidence(
+                name=name,
+                source=source,
+                year=year,
+                options=options.pop() if len(options) == 1 else "",
+                ran_on=[titles[row.cell] for row in rows if row.status == "ok"],
+                leaked_on=[titles[row.cell] for row in rows if row.tells],
+                not_on={titles[row.cell]: row.reason or row.status for row in rows if row.status != "ok"},
+                seconds=round(sum(row.seconds or 0.0 for row in rows), 1),
+            )
+        )
+    return found
+
+
+# --- not tried ---------------------------------------------------------------------------------------------------
+
+
+def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
+    result, uses = run.result, _uses(run)
+    found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {side.words}" for side in result.sides if not side.tried]
+    found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
+    titles = result.titles
+    found += [f"{row.attack} on {titles[row.cell]} failed: {row.reason}" for row in result.rows if failed(row)]
+    found += [f"{one.name}: applies to no case of this run" for one in tried if not one.ran_on]
+    used = {_use(one.name, uses) for one in tried}
+    found += _unused("attacks", used, known_attacks)
+    found += _unused("membership tests", used, membership_tests) if result.membership else []
+    return [*found, *OUT_OF_SCOPE]
+
+
+def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any]) -> list[str]:
+    names = sorted(set(registry) - set(used))
+    return [f"{kind} of seepage that this run did not ask for: {', '.join(names)}"] if names else []
+
+
+def failed(row: Row) -> bool:
+    """Whether an attack was asked for, applies, and has no result: what it would have found is not known."""
+    return row.status == "error" or row.outcome in (Outcome.FAILED, Outcome.NOT_RECORDED)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of `evidence.json`."""
+    schema = Evidence.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "evidence.schema.json", **schema}

@@ -1,0 +1,305 @@
+"""What an auditor files: every format accepted by somebody else's reader, and every changed byte seen."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from seepage.core import manifest
+from seepage.evidence import FORMATS
+from seepage.evidence.annex import find_browser
+
+Cli = Callable[..., Any]
+Refused = Callable[..., str]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def key(home: Path, cli: Cli) -> Path:
+    assert cli("keygen", "auditor.pem").code == 0
+    return home / "auditor.pem"
+
+
+@pytest.fixture
+def pack(run: Path, key: Path, cli: Cli) -> Path:
+    found = cli("evidence", run, "--out", "pack", "--sign", key, "--auditor", "Dr. N.", "--subject", "Faces, round 1")
+    assert found.code == 0, found
+    return Path("pack")
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(bytes(content))
+
+
+# --- digests of a run --------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_nobody_touched_is_as_it_was_written(run: Path, cli: Cli) -> None:
+    assert cli("report", run).code == 0  # seepage's own later pages are known, too
+    found = cli("verify", run)
+    assert (found.code, "unchanged: all" in found.out) == (0, True)
+    assert "not signed" in found.out
+
+
+@pytest.mark.parametrize(
+    "path", ["result.json", "recipe.toml", "private/truth.safetensors", "attacks/cell/linear/000000.safetensors",
+             "observed/rounds/000000.safetensors", "report.html", "scores.jsonl"],
+)  # fmt: skip
+def test_one_changed_bit_is_named(path: str, run: Path, cli: Cli) -> None:
+    assert cli("report", run).code == 0
+    flip(run / path, -3)
+    found = cli("verify", run, "--json")
+    assert found.code == 1
+    assert found.json["differences"] == [{"path": path, "what": "changed"}]
+
+
+def test_files_that_came_or_went_are_named(run: Path, cli: Cli) -> None:
+    (run / "private" / "truth.safetensors").unlink()
+    (run / "private" / "other.safetensors").write_bytes(b"x")
+    found = cli("verify", run)
+    assert found.code == 1
+    assert "missing: private/truth.safetensors" in found.out
+    assert "added: private/other.safetensors" in found.out
+
+
+def test_a_gate_does_not_judge_an_edited_result(run: Path, home: Path, cli: Cli, refused: Refused) -> None:
+    assert cli("audit", "tiny.toml", "--out", run, "--fail-if", "recovered>0", "--quiet").code == 1
+    text = (run / "result.json").read_text()
+    (run / "result.json").write_text(text.replace('"recovered": 1.0', '"recovered": 0.0'))
+    said = refused("audit", "tiny.toml", "--out", run, "--fail-if", "recovered>0", "--quiet")
+    assert "is not what the run wrote" in said
+    assert "is not what the run wrote" in refused("score", run)
+    assert "is not what the run wrote" in refused("evidence", run, "--out", home / "pack")
+
+
+def test_scoring_does_not_vouch_for_outcomes_that_were_edited(run: Path, cli: Cli, refused: Refused) -> None:
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    flip(Path("blind/attacks/observed/linear/000000.safetensors") if Path("blind/attacks/observed").exists()
+         else next(Path("blind/attacks").rglob("000000.safetensors")), -3)  # fmt: skip
+    assert "is not what the run wrote" in refused("score", "blind", "--truth", run / "private")
+
+
+def test_what_is_private_has_no_digest_that_a_guess_could_be_compared_with(run: Path) -> None:
+    known = manifest.read_manifest(run).files
+    sealed = {path for path, one in known.items() if one.sealed}
+    assert {path for path in known if path.startswith(("private/", "attacks/", "reconstructions/"))} <= sealed
+    for path in known:
+        assert (known[path].sha256 == manifest.digest_of(run / path)) == (path not in sealed)
+    assert os.stat(run / manifest.KEY_FILE).st_mode & 0o077 == 0
+
+
+def test_without_its_key_nothing_is_said_to_be_unchanged(run: Path, refused: Refused) -> None:
+    (run / manifest.KEY_FILE).unlink()
+    assert "without which its sealed files cannot be compared" in refused("verify", run)
+
+
+# --- the pack ----------------------------------------------------------------------------------------------------
+
+
+def test_a_signed_pack_is_verified_without_a_network(pack: Path, run: Path, key: Path, cli: Cli) -> None:
+    found = cli("verify", pack, "--key", f"{key}.pub", "--run", run)
+    assert found.code == 0, found
+    assert "signed by SHA256:" in found.out
+    assert "the key you named" in found.out
+    assert "ask the auditor" in cli("verify", pack).out
+
+
+def test_every_byte_of_every_file_counts(pack: Path, cli: Cli) -> None:
+    for path in sorted(pack.iterdir()):
+        whole = path.read_bytes()
+        for at in (0, len(whole) // 2, len(whole) - 2):
+            flip(path, at)
+            found = cli("verify", pack)
+            assert found.code in (1, 2), f"{path} at {at}: {found}"
+            assert "Traceback" not in found.err
+            path.write_bytes(whole)
+    assert cli("verify", pack).code == 0
+
+
+@pytest.mark.parametrize("gone", ["manifest.json.sig", "signer.pub", "annex.html"])
+def test_a_file_that_is_gone_is_seen(gone: str, pack: Path, key: Path, cli: Cli) -> None:
+    (pack / gone).unlink()
+    assert cli("verify", pack).code == 1
+    assert cli("verify", pack, "--key", f"{key}.pub").code == 1
+
+
+def test_another_key_has_not_signed_it(pack: Path, cli: Cli) -> None:
+    assert cli("keygen", "other.pem").code == 0
+    assert cli("verify", pack, "--key", "other.pem.pub").code == 1
+
+
+def test_a_pack_signed_anew_by_somebody_else_is_not_the_auditors(pack: Path, run: Path, key: Path, cli: Cli) -> None:
+    assert cli("keygen", "other.pem").code == 0
+    assert cli("evidence", run, "--out", pack, "--sign", "other.pem").code == 0
+    assert cli("verify", pack).code == 0  # the pack's own key: whose it is only its name tells
+    assert cli("verify", pack, "--key", f"{key}.pub").code == 1
+
+
+def test_a_pack_of_another_run_is_not_of_this_one(pack: Path, run: Path, cli: Cli) -> None:
+    shutil.copytree(run, "later")
+    assert cli("verify", pack, "--run", "later").code == 0
+    flip(Path("later/private/truth.safetensors"), -3)
+    assert cli("verify", pack, "--run", "later").code == 1
+    manifest.write_manifest(Path("later"))
+    found = cli("verify", pack, "--run", "later")
+    assert (found.code, "another one" in found.out) == (1, True)
+
+
+def test_a_pack_holds_no_picture_no_truth_and_no_folder(pack: Path, run: Path, home: Path) -> None:
+    names = {path.name for path in pack.iterdir()}
+    assert not {path for path in names if path.endswith((".png", ".safetensors", ".key"))}
+    text = "".join(path.read_text() for path in pack.iterdir() if path.name != "result.json")
+    assert "data:image" not in text
+    assert str(home) not in text
+    assert (run / manifest.KEY_FILE).read_text().strip() not in text
+
+
+def test_a_pack_replaces_a_pack_and_nothing_else(pack: Path, run: Path, home: Path, cli: Cli, refused: Refused) -> None:
+    assert cli("evidence", run, "--out", pack).code == 0
+    assert not (pack / "signer.pub").exists()
+    (home / "mine").mkdir()
+    (home / "mine" / "letter.txt").write_text("dear")
+    assert "is not empty and no evidence pack" in refused("evidence", run, "--out", "mine")
+
+
+def test_the_same_run_gives_the_same_files(pack: Path, run: Path, key: Path, cli: Cli) -> None:
+    again = cli("evidence", run, "--out", "again", "--sign", key, "--auditor", "Dr. N.", "--subject", "Faces, round 1")
+    assert again.code == 0
+    assert {path.name: path.read_bytes() for path in pack.iterdir()} == {
+        path.name: path.read_bytes() for path in Path("again").iterdir()
+    }
+
+
+@pytest.mark.parametrize("name", ["auditor.pem.pub", "tiny.toml", "none.pem"])
+def test_what_is_no_private_key_signs_nothing(name: str, key: Path, run: Path, refused: Refused) -> None:
+    assert "key" in refused("evidence", run, "--out", "pack", "--sign", key.parent / name)
+
+
+def test_a_key_is_its_owners_alone_and_is_never_replaced(key: Path, refused: Refused) -> None:
+    assert key.stat().st_mode & 0o077 == 0
+    assert "no key is replaced" in refused("keygen", key)
+
+
+def test_openssl_checks_the_same_signature(pack: Path, key: Path) -> None:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("openssl is not installed")
+    raw = subprocess.run(["base64", "-d", pack / "manifest.json.sig"], capture_output=True, check=True).stdout
+    Path("raw.sig").write_bytes(raw)
+    command = [openssl, "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", f"{key}.pub", "-sigfile", "raw.sig"]
+    assert subprocess.run([*command, "-in", pack / "manifest.json"], check=False).returncode == 0
+    flip(pack / "manifest.json", 5)
+    assert subprocess.run([*command, "-in", pack / "manifest.json"], check=False).returncode != 0
+
+
+# --- formats, read by others -------------------------------------------------------------------------------------
+
+
+def test_evidence_and_result_follow_the_published_schemas(pack: Path) -> None:
+    for name in ("evidence", "result"):
+        schema = json.loads((ROOT / "docs" / f"{name}.schema.json").read_text())
+        assert json.loads((pack / f"{name}.schema.json").read_text()) == schema
+        jsonschema.validate(json.loads((pack / f"{name}.json").read_text()), schema)
+
+
+def test_evidence_says_what_the_run_found(pack: Path) -> None:
+    found = json.loads((pack / "evidence.json").read_text())
+    # Two faces, one example a batch: the closed form gives both back, and the search of five steps neither.
+    assert (found["maximum_risk"]["hits"], found["maximum_risk"]["of"]) == (2, 2)
+    assert found["cases"][0]["private"] == 8 * 8
+    assert found["cases"][0]["sent"] == sum(map(Tensor.numel, load_file("run/observed/model.safetensors").values()))
+    assert found["threat_model"]["letter"] == "C"
+    assert [one["year"] for one in found["attacks"]] == [2020, 2020]
+    assert found["auditor"] == "Dr. N."
+    assert any("bounds" in item for item in found["not_tried"])
+    assert any("malicious server" in item for item in found["not_tried"])
+
+
+def test_junit_is_read_by_another_reader(pack: Path) -> None:
+    from junitparser import JUnitXml
+
+    found = JUnitXml.fromfile(str(pack / "junit.xml"))
+    assert (found.tests, found.failures, found.errors, found.skipped) == (2, 1, 0, 0)
+    assert {case.name for suite in found for case in suite if case.result and not case.is_skipped} >= {"linear"}
+
+
+def test_a_bill_of_materials_follows_cyclonedx(pack: Path) -> None:
+    from cyclonedx.schema import SchemaVersion
+    from cyclonedx.validation.json import JsonStrictValidator
+
+    text = (pack / "bom.cdx.json").read_text()
+    assert JsonStrictValidator(SchemaVersion.V1_7).validate_str(text) is None
+    model = json.loads(text)["components"][0]
+    assert model["hashes"][0]["content"] == manifest.digest_of(Path("run/observed/model.safetensors"))
+    assert model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"][0]["value"] == "1.0000"
+
+
+def test_metrics_are_read_by_prometheus(pack: Path) -> None:
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+    found = {
+        family.name: family.samples for family in text_string_to_metric_families((pack / "metrics.txt").read_text())
+    }
+    assert found["seepage_maximum_risk"][0].value == 1.0
+    assert {sample.labels["state"]: sample.value for sample in found["seepage_findings"]} == {
+        "leaks": 1, "quiet": 1, "skipped": 0, "untried": 0,
+    }  # fmt: skip
+
+
+def test_sarif_is_accepted_by_the_validator_of_its_makers(pack: Path) -> None:
+    tool = os.environ.get("SEEPAGE_SARIF_MULTITOOL") or shutil.which("sarif-multitool")
+    log = json.loads((pack / "results.sarif").read_text())
+    results = log["runs"][0]["results"]
+    assert [(one["kind"], one["level"]) for one in results] == [("fail", "error"), ("pass", "none")]
+    assert all(log["runs"][0]["tool"]["driver"]["rules"][one["ruleIndex"]]["id"] == one["ruleId"] for one in results)
+    if tool is None:
+        pytest.skip("npm's @microsoft/sarif-multitool is not installed")
+    ended = subprocess.run([tool, "validate", pack / "results.sarif"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0
+    assert ": error " not in ended.stdout, ended.stdout
+
+
+def test_a_fingerprint_stays_when_the_number_changes(pack: Path, run: Path, cli: Cli) -> None:
+    before = json.loads((pack / "results.sarif").read_text())["runs"][0]["results"]
+    assert cli("audit", "tiny.toml", "--seed", 5, "--out", "other", "--jobs", 1, "--quiet").code == 0
+    after = json.loads(cli("evidence", "other", "--print", "sarif").out)["runs"][0]["results"]
+    assert [one["partialFingerprints"] for one in before] == [one["partialFingerprints"] for one in after]
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_every_format_can_be_printed(name: str, run: Path, cli: Cli) -> None:
+    found = cli("evidence", run, "--print", name)
+    assert (found.code, found.err) == (0, "")
+    assert found.out
+
+
+def test_an_unknown_format_is_named_with_the_known(run: Path, refused: Refused) -> None:
+    assert "did you mean 'sarif'" in refused("evidence", run, "--print", "sariff")
+
+
+@pytest.mark.slow  # a browser starts
+def test_the_annex_prints_on_two_pages(pack: Path, run: Path, cli: Cli) -> None:
+    if find_browser() is None:
+        pytest.skip("no browser is installed")
+    assert cli("evidence", run, "--out", pack, "--pdf").code == 0
+    assert (pack / "annex.pdf").read_bytes().startswith(b"%PDF-")
+    assert len(re.findall(rb"/Type\s*/Page\b(?!s)", (pack / "annex.pdf").read_bytes())) <= 2
+
+
+def test_without_a_browser_the_annex_is_left_to_be_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
+) -> None:
+    monkeypatch.setattr("seepage.evidence.annex.BROWSERS", ())
+    monkeypatch.delenv("SEEPAGE_BROWSER", raising=False)
+    assert "open the page and print it" in refused("evidence", run, "--out", "pack", "--pdf")
