@@ -70,6 +70,8 @@ def test_mistakes_are_one_sentence(
     assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", "--lr=inf", *OPTIONS)
     assert "whole numbers such as" in refused("observe", "before.pt", "after.pt", "--lr=1", "--shape=3*8*8")
     assert "lr > 0" in refused("observe", "before.pt", "after.pt", "--client=fedavg", "--set=client.lr=0", *OPTIONS)
+    many = "--batch-size=9999999999"
+    assert "which cannot be" in refused("observe", "before.pt", "after.pt", "--lr=1", *OPTIONS, many)
     assert "leave them out" in refused("observe", "before.pt", "--gradient=gradient.safetensors", "--lr=1", *OPTIONS)
 
 

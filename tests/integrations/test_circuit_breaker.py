@@ -2,10 +2,12 @@
 
 import doctest
 import errno
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch import nn
 from seepage import Architecture, FedAvg, SeepageError, build, exposure, open_transcript
 from seepage.core.storage import read_lines
 from seepage.integrations import circuit_breaker, recorder, retention
+from seepage.integrations.hook import count_of, named_tensors
 from seepage.integrations.recorder import Recorder
 from seepage.integrations.retention import surplus
 from seepage.leakage import Exposure
@@ -78,6 +81,52 @@ def test_each_fault_is_said_once_and_stays_beside_the_training(
     assert all(str(error).split(";")[0] in row["why"] for row in rows)
     with pytest.raises(type(error)):
         seen.record(*states, t=7, client=0, examples=1)
+
+
+ODD = {
+    "no arrays": lambda like: np.array([None, "x"], dtype=object),
+    "complex": lambda like: like.to(torch.complex64),
+    "meta": lambda like: like.to("meta"),
+    "sparse": lambda like: like.to_sparse(),
+    "quantized": lambda like: torch.quantize_per_tensor(like, 0.1, 0, torch.qint8),
+    "empty": lambda like: torch.empty(0),
+}
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("kind", [*ODD, "a bug"])
+def test_one_client_blinds_the_recorder_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any, kind: str
+) -> None:
+    """Whatever one client sends, and however often, in a row: the next one's update is recorded and looked at."""
+    before, after = states
+    seen, read = of(tmp_path, audit="inline"), Recorder._read
+    make = ODD.get(kind, lambda like: like)
+    odd = named_tensors({name: make(tensor) for name, tensor in after.items()})
+    if kind == "a bug":
+        monkeypatch.setattr(Recorder, "_read", raising(RuntimeError("a message that our code cannot handle")))
+    for t in range(5):
+        found = seen.watch(before, odd, t=t, client="bad", examples=1, say=lambda words: None)
+        assert (found.folder, found.exposure, found.blocked) == (None, None, False)
+    monkeypatch.setattr(Recorder, "_read", read)
+    found = seen.watch(before, after, t=5, client="good", examples=1)
+    assert found.folder is not None
+    assert found.exposure is not None
+    assert [circuit for circuit in seen.breaker.open if circuit != ("read", "bad")] == []
+
+
+@pytest.mark.parametrize("rule", [FedAvg(lr=LR, batch_size=4), FedAvg(lr=LR, epochs=100_000, batch_size=1)], ids=repr)
+@pytest.mark.parametrize("number", [10**6, 10**12, 1e300, 10**5000], ids=["million", "billions", "float", "digits"])
+def test_a_number_of_examples_holds_no_server_up(tmp_path: Path, states: Any, rule: FedAvg, number: float) -> None:
+    """A client may claim any: one that cannot be is a fault of its update, and one that can is read at once."""
+    seen = Recorder(tmp_path, architecture=NET, input_shape=SHAPE, num_classes=CLASSES, client=rule, block=0)
+    seen.watch(*states, t=0, client=0, examples=1)
+    began, lines = time.process_time(), list[str]()
+    found = seen.watch(*states, t=1, client=0, examples=count_of(number), say=lines.append)
+    assert time.process_time() - began < 1
+    assert (found.exposure is None) == (found.folder is None) == (number > 10**6)
+    assert found.blocked, "the one example that this update gives away is given away whatever number is claimed"
+    assert ["which cannot be" in line and len(line) < 300 for line in lines] == [True] * (number > 10**6)
 
 
 def test_a_success_between_starts_the_count_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, states: Any) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import time
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from seepage.attacks.matching.labels import BiasCount, SignOfLastBias
 from seepage.attacks.matching.problem import Problem
 from seepage.clients import client_options, make_client
 from seepage.clients.fedavg import MeanGradient
+from seepage.clients.fedprox import FedProx
 from seepage.core.nn import in_mode, state_of
 from seepage.registry import Spec
 from seepage.types import ClientView, Defense, Tensors
@@ -225,6 +227,31 @@ def test_epochs_without_the_number_of_examples_have_no_scale() -> None:
     assert FedAvg(lr=0.5, steps=2).as_gradient(update)["w"] == -1
     with pytest.raises(SeepageError, match="fedsgd"):
         FedAvg(steps=1).as_gradient(Update({"w": torch.ones(1)}))
+
+
+@pytest.mark.parametrize("rule", [FedAvg(), FedAvg(momentum=0.9), FedAvg(momentum=0.999), FedProx(lr=0.1, mu=0.5),
+                                  FedProx(lr=0.1, mu=0.5, momentum=0.9)], ids=repr)  # fmt: skip
+@pytest.mark.parametrize("steps", [1, 2, 999, 1001, 4321])
+def test_the_reach_of_many_steps_is_the_sum_of_each(rule: FedAvg, steps: int) -> None:
+    """A unit gradient at every step, followed by hand with PyTorch's recursion and the proximal pull."""
+    moved = velocity = 0.0
+    for _ in range(steps):
+        velocity = rule.momentum * velocity + 1 - rule.lr * getattr(rule, "mu", 0.0) * moved
+        moved += velocity
+    assert rule.reach(steps) == pytest.approx(moved, rel=1e-9)
+    assert rule._reach_of_many(steps) == pytest.approx(moved, rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", [FedAvg(epochs=100_000, batch_size=1, momentum=0.9),
+                                  FedProx(epochs=100_000, batch_size=1, mu=0.5)], ids=repr)  # fmt: skip
+def test_a_product_of_strangers_numbers_takes_no_time(rule: FedAvg) -> None:
+    """Epochs and examples are each possible; one step after the other, their product would take a week."""
+    update, began = Update({"w": torch.ones(3)}, kind="delta"), time.process_time()
+    found = rule.as_gradient(update, examples=16_000_000)
+    with pytest.raises(Inapplicable, match="1600000000000 local steps, more than 100000"):
+        rule.batches(16_000_000)
+    assert time.process_time() - began < 1
+    assert bool(torch.isfinite(found["w"]).all())
 
 
 def test_too_many_clients_for_a_batch_are_refused() -> None:

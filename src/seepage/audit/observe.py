@@ -21,6 +21,7 @@ from seepage.models.naming import in_own_names
 from seepage.models.weights import load_weights, read_state
 from seepage.recipe.parts import problems_of
 from seepage.registry import Spec, models
+from seepage.transcript.foreign import check_batch_size
 from seepage.transcript.recorded import save_transcript
 from seepage.types import Architecture, ClientUpdate, Tensors, Transcript, Update
 
@@ -107,6 +108,7 @@ def observe_files(
     _check_rule(client, files, steps)
     state, sent = read_state(files.before), read_state(files.answer)
     input_shape, num_classes, said = infer_shapes(architecture, state, input_shape, num_classes)
+    check_batch_size(batch_size, list(input_shape), "--batch-size")
     model = build(architecture, input_shape, num_classes)
     sent = in_own_names(sent, model, str(files.answer))
     personal = _personal(model, in_own_names(state, model, str(files.before)), sent, files)

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from seepage.clients.base import TrainingRule, WrappedRule, gradient_of, leaves_of
 from seepage.core.nn import derived_seed, generator, has_batch_norm
-from seepage.errors import SeepageError
+from seepage.errors import Inapplicable, SeepageError
 from seepage.registry import clients
 from seepage.types import LocalProblem, Mode, StepGradient, Tensors, Update
 
 MOST_STEPS = 100_000
 """Local steps of one round; more are taken for a mistake."""
+FEW_STEPS = 1000
+"""Local steps whose reaches are added up one by one; the closed form of more loses digits at a momentum near 1."""
 
 
 @clients.register("fedavg")
@@ -89,7 +91,19 @@ class FedAvg(TrainingRule):
         return math.ceil(self.count(examples) / math.ceil(examples / self.batch_size))
 
     def batches(self, examples: int) -> list[Tensor]:
-        """Places `[b]` of the examples of each local step."""
+        """Places `[b]` of the examples of each local step.
+
+        Raises:
+            Inapplicable: For more than `MOST_STEPS` steps: each of a client's numbers may be possible, and their
+                product not.
+        """
+        steps = self.count(examples)
+        if steps > MOST_STEPS:
+            raise Inapplicable(
+                f"a client of {examples} examples makes {steps} local steps, more than {MOST_STEPS}, and "
+                "they are not computed one by one",
+                "correct its epochs, its batch size or its number of examples",
+            )
         parts: list[Tensor] = []
         epoch = 0
         while len(parts) < self.count(examples):
@@ -139,6 +153,18 @@ class FedAvg(TrainingRule):
         # With momentum m, step s moves them again at every later one: 1 + m + ... + m^(steps - 1 - s) times.
         return [(1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps)]
 
+    def reach(self, steps: int) -> float:
+        """The sum of `reaches`: what a gradient that is the same at each of so many steps is multiplied by, over `-lr`.
+
+        It takes no longer for a million steps than for two: their number may be a stranger's word.
+        """
+        return sum(self.reaches(steps)) if steps <= FEW_STEPS else self._reach_of_many(steps)
+
+    def _reach_of_many(self, steps: int) -> float:
+        # Sum over k = 1 .. n of (1 - m^k) / (1 - m), a geometric sum: (n - m (1 - m^n) / (1 - m)) / (1 - m).
+        m = self.momentum
+        return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         """Minus the difference of weights, over what the learning rate and the number of steps make of a gradient.
 
@@ -154,7 +180,7 @@ class FedAvg(TrainingRule):
                 "how many local steps a client of several epochs made is not known without its number of examples; "
                 "name it with --batch-size, or give the client's steps in place of its epochs"
             )
-        reach = sum(self.reaches(self.count(examples or 1)))
+        reach = self.reach(self.count(examples or 1))
         return {name: tensor / (-self.lr * reach) for name, tensor in update.tensors.items()}
 
     def separable(self, model: nn.Module) -> bool:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from seepage.clients.fedavg import FedAvg
 from seepage.errors import SeepageError
 from seepage.registry import clients
@@ -53,3 +55,17 @@ class FedProx(FedAvg):
             moved += velocity
             after.append(moved)
         return after[::-1]
+
+    def _reach_of_many(self, steps: int) -> float:
+        # The recursion of `reaches` is linear in (v, x) and the running sum s of x, so n - 1 more steps are a power of
+        # its matrix, by repeated squaring.
+        pull = self.lr * self.mu
+        once = np.array(
+            [
+                [self.momentum, -pull, 0.0],  # v
+                [self.momentum, 1.0 - pull, 0.0],  # x + v
+                [self.momentum, 1.0 - pull, 1.0],  # s + x + v
+            ]
+        )
+        with np.errstate(all="ignore"):  # a step that is too long for its pull grows without end
+            return float((np.linalg.matrix_power(once, steps - 1) @ np.ones(3))[2])

@@ -110,7 +110,7 @@ class Layout:
         own = {key: name for name, key in keys.items()}
 
         def make(key: str) -> Tensor:
-            tensor, like = arrays[key].detach(), self.like.get(own[key])
+            tensor, like = _plain(arrays[key], key).detach(), self.like.get(own[key])
             if like is None:
                 return tensor
             # Some frameworks give single numbers a dimension of their own.
@@ -118,6 +118,15 @@ class Layout:
             return one.to("cpu", like.dtype)
 
         return LazyTensors(keys, make)
+
+
+def _plain(tensor: Tensor, name: str) -> Tensor:
+    """The tensor, where it holds real numbers one beside the other; a client may send any kind."""
+    odd = tensor.is_complex() or tensor.is_quantized or tensor.is_meta or tensor.is_nested
+    if odd or tensor.layout != torch.strided:
+        kind = "complex numbers" if tensor.is_complex() else "no plain array of numbers"
+        raise SeepageError(f"{short(name)} holds {kind}, which no weights are; send dense, real weights")
+    return tensor
 
 
 def _not_in(keys: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]:

@@ -12,13 +12,15 @@ from seepage.core.storage import SCHEMA, append_line, make_private
 from seepage.errors import SeepageError, printable
 
 MAX_FAULTS_IN_A_ROW = 3
-"""Faults of one step, one after the other, after which it is given up for the rest of the run."""
+"""Faults of one step and client, one after the other, after which it is given up for the rest of the run."""
 MAX_REASON_LETTERS = 400
 """Letters of a fault's reason; more are cut."""
 FAULTS_FILE = "faults.jsonl"
 """File of the recorder's folder with a line for each kind of fault, and for each step that was given up."""
 
 Step = Literal["hook", "read", "look", "write", "ledger"]
+Circuit = tuple[Step, int | str | None]
+"""A step and the client whose message it works on; None where a fault is not of one client's making."""
 Say = Callable[[str], None]
 T = TypeVar("T")
 log = logging.getLogger("seepage")
@@ -29,12 +31,13 @@ class CircuitBreaker:
     """The faults of one recorder in this process.
 
     A fault of the update itself, such as NaN in it, opens no circuit. A full disk, a folder that may not be written,
-    want of memory and mistakes in code do, where they come `MAX_FAULTS_IN_A_ROW` times without a success between.
+    want of memory and mistakes in code do, where they come `MAX_FAULTS_IN_A_ROW` times without a success between. What
+    works on a client's message is counted for that client alone: whatever one sends, the others are recorded.
 
     Attributes:
         folder: Where `faults.jsonl` goes, as far as it can be written.
         said: Kinds that were said already. A framework that starts a process for each round may keep them.
-        open: Open circuits: steps that are not tried anymore, with the reason.
+        open: Open circuits: steps that are not tried anymore, of one client or at all, with the reason.
 
     Example:
         >>> import tempfile
@@ -43,17 +46,26 @@ class CircuitBreaker:
         ...     breaker = CircuitBreaker(Path(place))
         ...     for t in range(5):
         ...         found = breaker.call("look", lambda: 1 / 0, f"round {t}", lines.append)
-        ...     len(lines), "look" in breaker.open, found
+        ...     len(lines), ("look", None) in breaker.open, found
         (2, True, None)
     """
 
     folder: Path
     said: set[str] = field(default_factory=set)
-    open: dict[Step, str] = field(default_factory=dict)
-    _in_a_row: dict[Step, int] = field(default_factory=dict)
+    open: dict[Circuit, str] = field(default_factory=dict)
+    _in_a_row: dict[Circuit, int] = field(default_factory=dict)
     _unwritten: list[dict[str, Any]] = field(default_factory=list)
 
-    def call(self, step: Step, work: Callable[[], T], where: str, say: Say, *, always: bool = False) -> T | None:
+    def call(
+        self,
+        step: Step,
+        work: Callable[[], T],
+        where: str,
+        say: Say,
+        *,
+        always: bool = False,
+        client: int | str | None = None,
+    ) -> T | None:
         """What the work gives; None where it fails, or was given up. It lets no exception through.
 
         Args:
@@ -62,21 +74,24 @@ class CircuitBreaker:
             where: Round and client, for the warning.
             say: Takes the warning.
             always: Never give it up, since something depends on it, or as it costs next to nothing.
+            client: Whose message the work is on; None: a fault would be nobody's, as that of a full disk.
         """
-        if step in self.open:
+        circuit = step, client
+        if circuit in self.open:
             return None
         try:
             found = work()
         except Exception as error:
-            self.note(step, error, where, say, always=always)
+            self.note(circuit, error, where, say, always=always)
             return None
-        self._in_a_row[step] = 0
+        self._in_a_row.pop(circuit, None)
         if self._unwritten and step == "write":
             self._flush()
         return found
 
-    def note(self, step: Step, error: Exception, where: str, say: Say, *, always: bool = False) -> None:
+    def note(self, circuit: Circuit, error: Exception, where: str, say: Say, *, always: bool = False) -> None:
         """Say a fault, if none of its kind was said, and give its step up where it is one too many."""
+        step, client = circuit
         why, kind = reason_of(error), kind_of(error)
         log.debug("seepage: %s: %s", where, why, exc_info=error)
         if kind not in self.said:
@@ -84,12 +99,13 @@ class CircuitBreaker:
             self._write({"step": step, "where": where, "why": why, "given_up": False})
         if always or _of_update(error):
             return
-        self._in_a_row[step] = self._in_a_row.get(step, 0) + 1
-        if self._in_a_row[step] >= MAX_FAULTS_IN_A_ROW:
-            self.open[step] = why
+        self._in_a_row[circuit] = self._in_a_row.get(circuit, 0) + 1
+        if self._in_a_row[circuit] >= MAX_FAULTS_IN_A_ROW:
+            self.open[circuit] = why
+            whose = "" if client is None else " for this client"
             self._tell(
-                f"{where}: {_ENDED[step]} after {MAX_FAULTS_IN_A_ROW} faults in a row, and the training goes on; start "
-                f"the run again to record further: {why}",
+                f"{where}: {_ENDED[step]}{whose} after {MAX_FAULTS_IN_A_ROW} faults in a row, and the training goes "
+                f"on; start the run again to record further: {why}",
                 say,
             )
             self._write({"step": step, "where": where, "why": why, "given_up": True})

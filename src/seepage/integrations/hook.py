@@ -72,7 +72,8 @@ def check_every(every: int) -> None:
 
 def count_of(value: object) -> int | None:
     """A number of examples or steps as a framework's metrics hold it; None for anything else, such as a list."""
-    return int(value) if isinstance(value, int | float) and 1 <= value < math.inf else None
+    # As written, an int may have thousands of digits; what reads the number refuses one far below this bound.
+    return min(int(value), 2**63) if isinstance(value, int | float) and 1 <= value < math.inf else None
 
 
 def named_tensors(arrays: Mapping[str, Any], unpack: Callable[[Any], Any] = lambda array: array) -> LazyTensors:
@@ -82,4 +83,5 @@ def named_tensors(arrays: Mapping[str, Any], unpack: Callable[[Any], Any] = lamb
         arrays: By name.
         unpack: Makes NumPy's or PyTorch's array of one.
     """
-    return LazyTensors({name: name for name in arrays}, lambda name: tensor_of(unpack(arrays[name])))
+    own = {str(name): name for name in arrays}  # a client may have sent numbers for names
+    return LazyTensors({name: name for name in own}, lambda name: tensor_of(unpack(arrays[own[name]])))

@@ -31,6 +31,7 @@ from seepage.integrations.circuit_breaker import CircuitBreaker, Say, Step
 from seepage.integrations.retention import recordings, surplus
 from seepage.leakage import Exposure, exposure
 from seepage.models import build
+from seepage.transcript.foreign import check_batch_size
 from seepage.transcript.recorded import kind_tensor, save_update
 from seepage.transcript.simulated import SimulatedTranscript
 from seepage.transcript.truth import save_truth
@@ -197,7 +198,7 @@ class Recorder:
         Raises:
             SeepageError: Where the weights do not fit the model or are not finite, and where they cannot be written.
         """
-        read = partial(self._read, before, after, t, steps, difference)
+        read = partial(self._read, before, after, t, examples, steps, difference)
         return self._through(_straight, read, (t, client), examples, keep=keep)
 
     def watch(
@@ -217,7 +218,8 @@ class Recorder:
 
         Each kind of fault is logged once and noted in `faults.jsonl` of the folder, if that can be written. A step of
         recording that fails three times in a row for a reason other than the update itself is disabled, which is
-        logged and noted as well. Writing and analyzing an update are independent: one may fail without the other.
+        logged and noted as well: reading and analyzing for that client alone, writing for all. Writing and
+        analyzing an update are independent: one may fail without the other.
 
         Args:
             before: As in `record`, like all up to `keep`.
@@ -233,9 +235,12 @@ class Recorder:
         say, where = say or _warn, printable(f"round {t}, client {client}")
 
         def tried(step: Step, work: Callable[[], T]) -> T | None:
-            return self.breaker.call(step, work, where, say, always=self.block is not None and step != "write")
+            always = self.block is not None and step != "write"
+            # A disk is everybody's; what cannot be read or analyzed is of the client that sent it.
+            whose = None if step == "write" else label_of(client)
+            return self.breaker.call(step, work, where, say, always=always, client=whose)
 
-        read = partial(self._read, before, after, t, steps, difference)
+        read = partial(self._read, before, after, t, examples, steps, difference)
         found = self._through(tried, read, (t, client), examples, keep=keep)
         if found.missing:
             self.breaker.once(f"{where}: {_lacks(found.missing)}", f"missing from {label_of(client)}", say)
@@ -297,10 +302,12 @@ class Recorder:
         before: Mapping[str, Tensor],
         after: Mapping[str, Tensor],
         t: int,
+        examples: int | None,
         steps: int | None,
         difference: bool,
     ) -> tuple[Sent, ClientUpdate]:
         """The update, in memory where it is looked at, and the rule that made it."""
+        check_batch_size(examples, list(self.input_shape), "the client")
         rate = self.lr if self.client.per_client.single_gradient else None
         sent = Sent.between(self.layout, before, after, lr=rate, t=t, difference=difference, hold=self.looks)
         rule = self.client.with_steps(steps) if steps is not None and steps >= 1 else self.client
