@@ -152,6 +152,67 @@ def test_a_killed_run_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
     assert not list((home / "killed").rglob("*-checkpoint*"))
 
 
+def workers_of(process: int) -> list[int]:
+    """The worker processes that another process has started; not the tracker of their semaphores."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == process and b"spawn_main" in (place / "cmdline").read_bytes():
+                found.append(int(place.name))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the workers in /proc")
+def test_whoever_of_a_run_is_killed_it_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
+    arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=80", "--set=batch.count=3", "--json"]
+    program = [sys.executable, "-m", "seepage.cli", "audit", *arguments, "--out=killed"]
+    alike = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+
+    def started() -> "subprocess.Popen[bytes]":
+        child = subprocess.Popen(program, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=alike)
+        wait_for(lambda: bool(workers_of(child.pid)), child)
+        return child
+
+    child = started()
+    # Two processes are kept apart: the second one says so and touches nothing.
+    second = cli("audit", *arguments, "--out=killed")
+    assert (second.code, second.out) == (2, "")
+    assert "another process is writing to killed" in second.err
+    for worker in workers_of(child.pid):
+        os.kill(worker, signal.SIGKILL)
+    _, said = child.communicate(timeout=120)
+    # The worker may just have been done.
+    assert child.returncode == 0 or (child.returncode == 2 and b"a worker died" in said and b"Traceback" not in said)
+    if child.returncode == 2:
+        child = started()
+        time.sleep(2)  # until they are at work
+        os.kill(child.pid, signal.SIGKILL)  # alone: its workers live on for a moment
+        child.communicate()
+    resumed = cli("audit", *arguments, "--out=killed").json
+    whole = cli("audit", *arguments, "--out=whole").json
+    assert without_times(resumed) == without_times(whole)
+    left = {str(path.relative_to("killed")) for path in Path("killed").rglob("*")}
+    assert left == {str(path.relative_to("whole")) for path in Path("whole").rglob("*")}
+
+
+def test_a_run_killed_in_its_first_write_can_be_started_again(cli: Cli, home: Path) -> None:
+    (home / "run").mkdir()
+    (home / "run" / ".writing-0123456789abcdef").write_text("half of a recipe")
+    found = cli("audit", *SMALL, "--json", "--out=run")
+    assert found.code == 0, found.err
+    assert not list((home / "run").rglob(".*"))
+    # Of a finished run only what is too old for a page that is being written.
+    for name, age in (("old", 7200), ("new", 0)):
+        (home / "run" / f".writing-{name}").write_text("half of a page")
+        os.utime(home / "run" / f".writing-{name}", (time.time() - age,) * 2)
+    assert cli("audit", *SMALL, "--json", "--out=run").json["finished_earlier"] is True
+    assert [path.name for path in (home / "run").rglob(".*")] == [".writing-new"]
+
+
 def wait_for(condition: Callable[[], bool], child: "subprocess.Popen[bytes]") -> None:
     """Wait until something is there, as long as the child runs and for at most two minutes."""
     ends = time.monotonic() + 120

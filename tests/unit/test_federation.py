@@ -1,5 +1,7 @@
 """A federation against plain FedAvg by hand, and stopped and resumed to the same bits."""
 
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +116,38 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(tmp_path: Path, defense: 
     assert same(whole.params, resumed.params)
     assert same(whole.buffers, resumed.buffers)
     assert whole.accuracies == resumed.accuracies
+
+
+def test_however_often_it_is_stopped_no_stage_stays_that_nobody_asked_for(tmp_path: Path) -> None:
+    all_, start, plan, kept = (
+        clients(),
+        state_of(network()),
+        Federation(rounds=9, clients=8),
+        CheckpointFolder(tmp_path),
+    )
+
+    def stopped_after(rounds: int) -> Callable[[int, int], None]:
+        def progress(done: int, total: int) -> None:
+            if done >= rounds:
+                raise KeyboardInterrupt
+
+        return progress
+
+    for rounds in (2, 4, 7):
+        with pytest.raises(KeyboardInterrupt):
+            federate(all_, start, plan, checkpoints=kept, progress=stopped_after(rounds))
+        assert [path.name for path in tmp_path.glob("*.safetensors")] == [f"{rounds:06d}.safetensors"]
+    # Killed between the writing of a stage and the removal of the one before.
+    for suffix in (".json", ".safetensors"):
+        shutil.copy(tmp_path / f"000007{suffix}", tmp_path / f"000003{suffix}")
+    found = federate(all_, start, plan, checkpoints=kept)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000009.json", "000009.safetensors"]
+    assert same(found.params, federate(all_, start, plan).params)
+    # Those that were asked for stay, whatever starts from them.
+    with pytest.raises(KeyboardInterrupt):
+        federate(all_, start, Federation(rounds=14, clients=8), checkpoints=kept, progress=stopped_after(11))
+    federate(all_, start, Federation(rounds=14, clients=8), checkpoints=kept)
+    assert [path.stem for path in sorted(tmp_path.glob("*.json"))] == ["000009", "000014"]
 
 
 def test_a_later_stage_goes_on_from_an_earlier_one(tmp_path: Path) -> None:

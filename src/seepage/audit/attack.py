@@ -1,7 +1,6 @@
 """Run attacks on recorded rounds in parallel. A worker process gets only folders that an attacker may read."""
 
 import json
-import tempfile
 import threading
 import time
 import traceback
@@ -21,6 +20,7 @@ from seepage.audit.membership import judge_members, save_judgment
 from seepage.audit.record import cell_folder, is_skipped, made_anew
 from seepage.audit.serving import served
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
+from seepage.core.lock import scratch
 from seepage.core.nn import generator
 from seepage.core.progress import Doing, ProgressCallback, no_progress
 from seepage.errors import SeepageError
@@ -243,12 +243,12 @@ class SerializedAttack:
 
     def run(self, loaded: Mapping[str, bytes], folder: Path, threads: int) -> None:
         """Unpack the files, attack, and write the outcome below `folder`."""
-        with tempfile.TemporaryDirectory(prefix="seepage-") as unpacked:
+        with scratch() as place:
             for name, content in loaded.items():
-                path = Path(unpacked, name)
+                path = place / "observed" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-            source = replace(self.task.source, observed=Path(unpacked))
+            source = replace(self.task.source, observed=place / "observed")
             replace(self.task, source=source, folder=folder).run(threads)
 
 

@@ -123,7 +123,8 @@ class FolderProgress:
         append_line(self.log, {**self.task, "done": done, "total": total, "objective": finite})
 
     def load(self) -> Checkpoint | None:
-        if not self.checkpoint.with_suffix(".json").exists():
+        # Where either is missing: a worker of a killed process may have cleared it in its last moments.
+        if not all(self.checkpoint.with_suffix(suffix).exists() for suffix in (".json", ".safetensors")):
             return None
         facts = read_json(self.checkpoint.with_suffix(".json"))
         tensors = read_tensors(self.checkpoint.with_suffix(".safetensors"))

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from seepage.audit.observe import Files, observe_files
 from seepage.audit.run import AttackRequest, Run, attack_only, claim, request_contents, undone_on_mistake
-from seepage.core.storage import SCHEMA, check_regular, make_private, write_whole
+from seepage.core.lock import locked
+from seepage.core.storage import SCHEMA, check_regular, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
 from seepage.recipe.resolve import run_name
@@ -113,14 +114,15 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
     claim(folder, "captured.json", text)
     observed = folder / "observed"
-    if not (observed / "knowledge.json").exists():
-        with undone_on_mistake(folder):
-            make_private(folder)
-            write_whole(folder / "captured.json", text)
-            capture.observe(observed)
-    return attack_only(
-        observed,
-        replace(request, out=folder),
-        model=Architecture(capture.architecture.use),
-        beside=("captured.json", "observed"),
-    )
+    with locked(folder) as made:
+        claim(folder, "captured.json", text, sweeps=True)
+        if not (observed / "knowledge.json").exists():
+            with undone_on_mistake(made):
+                write_whole(folder / "captured.json", text)
+                capture.observe(observed)
+        return attack_only(
+            observed,
+            replace(request, out=folder),
+            model=Architecture(capture.architecture.use),
+            beside=("captured.json", "observed"),
+        )

@@ -5,14 +5,13 @@ The auditor holds the batch, and the probe starts beside it. No attack runs, and
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.problem import Problem
 from seepage.audit.record import named_cell
 from seepage.audit.run import check_device
+from seepage.core.lock import scratch
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import JsonRecord
 from seepage.errors import Diverged, Inapplicable, NotFinite
@@ -102,8 +101,8 @@ def probe_cells(tables: Mapping[str, Any], *, show: ProgressCallback = no_progre
 def _probe(recipe: Recipe, shared: SharedParts) -> Probe:
     title = named_cell(recipe).title
     try:
-        with TemporaryDirectory() as place:
-            setting = Setting.of(recipe, shared).after_federation(Path(place))
+        with scratch() as place:
+            setting = Setting.of(recipe, shared).after_federation(place)
         victim, truth = setting.victim()
         return _look(recipe.cell, title, victim.transcript(), truth, recipe.seed)
     except (Skipped, Inapplicable, Diverged, NotFinite) as error:

@@ -34,14 +34,15 @@ from seepage.audit.row import Cell, Result, Row, TunedRow
 from seepage.audit.summary import summarize, summarize_attack
 from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_options
 from seepage.core.executor import Executor, threads_for
+from seepage.core.lock import LOCK, locked
 from seepage.core.manifest import refuse_changed
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.schema import parse
 from seepage.core.storage import (
     SCHEMA,
+    TEMPORARY,
     check_schema,
     check_space,
-    make_private,
     read_json,
     refuse_links,
     sweep,
@@ -63,6 +64,9 @@ from seepage.types import Architecture, Transcript
 
 MIN_FREE_BYTES = 64 * 2**20
 """Bytes that must be free before a run starts."""
+
+STALE_SECONDS = 3600.0
+"""Age at which a file under a temporary name is of a killed writer, where the run is finished and pages are written."""
 
 
 @dataclass(frozen=True)
@@ -115,23 +119,24 @@ def run(
         check_device(device)
     started = time.time()
     check_space(folder, MIN_FREE_BYTES)
-    with undone_on_mistake(folder):
-        make_private(folder, tighten=True)
-        write_whole(folder / "recipe.toml", text)
-        tuned: list[TunedRow] = []
-        if sweep_tables is not None:
-            tried = run(sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command)
-            tuned = chosen_options(tables, recipes, tried.result)
-            recipes = cells(with_options(tables, tuned))
-        record_cells(recipes, folder, show)
-    sources = [own_source(recipe, recipes, folder) for recipe in recipes]
-    plan = attack_cells(sources, recipes, folder, jobs, show, on=on)
-    bound_cells(sources, recipes, show)
-    measure_cells(sources, recipes, folder, show)
-    found = environment(command, started, recipes[0].device, plan.jobs)
-    write_json(folder / "env.json", found | {"threads": plan.threads})
-    result = summarize(sources, recipes, folder, show, tuned)
-    return Run(folder, result, fresh=True)
+    with locked(folder) as made:
+        if claim(folder, "recipe.toml", text, sweeps=True):  # by another process, meanwhile
+            return Run(folder, _read_result(folder), fresh=False)
+        with undone_on_mistake(made):
+            write_whole(folder / "recipe.toml", text)
+            tuned: list[TunedRow] = []
+            if sweep_tables is not None:
+                tried = run(sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command)
+                tuned = chosen_options(tables, recipes, tried.result)
+                recipes = cells(with_options(tables, tuned))
+            record_cells(recipes, folder, show)
+        sources = [own_source(recipe, recipes, folder) for recipe in recipes]
+        plan = attack_cells(sources, recipes, folder, jobs, show, on=on)
+        bound_cells(sources, recipes, show)
+        measure_cells(sources, recipes, folder, show)
+        found = environment(command, started, recipes[0].device, plan.jobs)
+        write_json(folder / "env.json", found | {"threads": plan.threads})
+        return Run(folder, summarize(sources, recipes, folder, show, tuned), fresh=True)
 
 
 def run_attack(
@@ -174,13 +179,14 @@ def run_attack(
         return facts, next(row for row in result.rows if (row.cell, row.attack) == (cell, attack))
     check_device(recipe.device)
     check_space(out, MIN_FREE_BYTES)
-    with undone_on_mistake(out):
-        make_private(out, tighten=True)
-        write_whole(out / "recipe.toml", text)
-        record_cells(recipes, out, show)
-    source = own_source(recipe, recipes, out)
-    attack_cells([source], [recipe], out, 1, show, only=attack)
-    return summarize_attack(source, recipe, out, attack)
+    with locked(out) as made:
+        claim(out, "recipe.toml", text, sweeps=True)
+        with undone_on_mistake(made):
+            write_whole(out / "recipe.toml", text)
+            record_cells(recipes, out, show)
+        source = own_source(recipe, recipes, out)
+        attack_cells([source], [recipe], out, 1, show, only=attack)
+        return summarize_attack(source, recipe, out, attack)
 
 
 def _name_of(recipe: Recipe) -> str:
@@ -191,7 +197,7 @@ def _name_of(recipe: Recipe) -> str:
     )
 
 
-def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> bool:
+def claim(folder: Path, name: str, text: str, beside: Collection[str] = (), *, sweeps: bool = False) -> bool:
     """Check that a folder is free for a run, or belongs to it already; returns whether the run there is finished.
 
     Args:
@@ -199,6 +205,7 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> b
         name: Name of the file that identifies the run, such as `recipe.toml`.
         text: Content that the file must have.
         beside: Further entries that are allowed in a folder without that file.
+        sweeps: Whether to remove what a killed writer left; only while the folder is `locked`.
 
     Raises:
         SeepageError: Where the folder holds something else, or a link that leads out of it.
@@ -212,11 +219,14 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = ()) -> b
         if found != text:
             state = "a finished" if finished else "an unfinished"
             raise SeepageError(f"{folder} holds {state} run of {_other(found, text)}; choose another folder with --out")
-        if not finished:
-            sweep(folder)
+        if sweeps or finished:
+            sweep(folder, older=STALE_SECONDS if finished else 0.0)
         return finished
-    if folder.exists() and {path.name for path in folder.iterdir()} - set(beside):
+    found_names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if {one for one in found_names if not one.startswith((TEMPORARY, LOCK))} - set(beside):
         raise SeepageError(f"{folder} is not empty and holds no run of this; choose another folder with --out")
+    if sweeps:  # what was killed in its very first write
+        sweep(folder)
     return False
 
 
@@ -230,9 +240,8 @@ def _other(found: str, text: str) -> str:
 
 
 @contextmanager
-def undone_on_mistake(folder: Path) -> Iterator[None]:
-    """Remove a folder that was created inside the `with` block if the block raises. Existing folders are kept."""
-    made = next((path for path in reversed([folder, *folder.parents]) if not path.exists()), None)
+def undone_on_mistake(made: Path | None) -> Iterator[None]:
+    """Remove a folder that was made for a run, as `locked` says, if the `with` block raises. None: nothing was."""
     try:
         yield
     except SeepageError:
@@ -280,10 +289,11 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
     check_space(folder, MIN_FREE_BYTES)
-    with undone_on_mistake(folder):
-        make_private(folder, tighten=True)
-        write_whole(folder / "recipe.toml", text)
-        record_cells(recipes, folder, show, keep=sys.maxsize)
+    with locked(folder) as made:
+        claim(folder, "recipe.toml", text, sweeps=True)
+        with undone_on_mistake(made):
+            write_whole(folder / "recipe.toml", text)
+            record_cells(recipes, folder, show, keep=sys.maxsize)
     return folder
 
 
@@ -367,16 +377,18 @@ def attack_only(
     for source in sources:
         _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
     check_space(folder, MIN_FREE_BYTES)
-    make_private(folder, tighten=True)
-    write_whole(folder / "attack.json", text)
     recipes = [
         Recipe(name="attack", seed=request.seed, device=request.device, attack=request.specs, cell=source.name)
         for source in sources
     ]
-    plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on)
-    found = environment(request.command, started, request.device, plan.jobs)
-    write_json(folder / "env.json", found | {"threads": plan.threads})
-    return Run(folder, summarize(sources, recipes, folder, request.show), fresh=True)
+    with locked(folder):
+        if claim(folder, "attack.json", text, beside, sweeps=True):  # by another process, meanwhile
+            return Run(folder, _read_result(folder), fresh=False)
+        write_whole(folder / "attack.json", text)
+        plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on)
+        found = environment(request.command, started, request.device, plan.jobs)
+        write_json(folder / "env.json", found | {"threads": plan.threads})
+        return Run(folder, summarize(sources, recipes, folder, request.show), fresh=True)
 
 
 @dataclass(frozen=True, kw_only=True)

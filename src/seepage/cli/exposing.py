@@ -1,10 +1,10 @@
 """`seepage exposure`: what an update gives away in closed form, before any attack."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -86,10 +86,12 @@ def _of_folder(
 
 def _of_recipe(tables: dict[str, object], t: int, thorough: bool) -> Iterator[tuple[str, "Exposure"]]:
     from seepage.audit.run import record_only
+    from seepage.core.lock import scratch
 
-    with TemporaryDirectory() as place:
-        run = Path(place) / "run"
+    with scratch() as place:
+        run = place / "run"
         record_only(tables, out=run)
+        shutil.rmtree(run / "private")  # the look needs none of it
         yield from _of_folder(run / "observed", t, trust=True, thorough=thorough)
 
 

@@ -148,6 +148,7 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
             future.add_done_callback(partial(_report_done, done, work))
         for future, work in reversed(running.items()):
             if future.cancel():
+                _leave_alone(future)
                 work.run(plan.threads)
                 done(work)
         for future, work in running.items():
@@ -201,10 +202,19 @@ def _end_with_parent(parent: int) -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(1)
+            time.sleep(0.2)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _leave_alone(future: "Future[None]") -> None:
+    """Let the pool tell a withdrawn piece nothing anymore.
+
+    Where a worker dies, the pool of Python 3.11 and 3.12 sets an exception on every piece, also on these, which refuse
+    it: its thread then ends with a traceback, and pieces after them would wait forever.
+    """
+    future.set_exception = lambda exception: None  # type: ignore[method-assign]
 
 
 def _report_done(done: Done, work: Work, future: "Future[None]") -> None:

@@ -5,6 +5,7 @@ import math
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -51,6 +52,9 @@ DTYPES = {
 }
 """What safetensors calls the kinds of numbers that are written."""
 
+TEMPORARY = ".writing-"
+"""What the name of a file begins with that is not written to its end."""
+
 Kind = tuple[torch.dtype, tuple[int, ...]]
 """What a tensor holds, and its shape."""
 
@@ -76,7 +80,7 @@ def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
 @contextmanager
 def _opened(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     # Not by `tempfile`: its files are their owner's alone, and a later chmod knows nothing of the umask.
-    temporary = path.parent / f".writing-{secrets.token_hex(8)}"
+    temporary = path.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
@@ -93,10 +97,17 @@ def _opened(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
             temporary.unlink(missing_ok=True)
 
 
-def sweep(folder: Path) -> None:
-    """Remove what a killed writer left under temporary names. Not while another process writes to the folder."""
-    for left in folder.rglob(".writing-*"):
-        left.unlink(missing_ok=True)
+def sweep(folder: Path, *, older: float = 0.0) -> None:
+    """Remove what a killed writer left under temporary names. Not while another process writes to the folder.
+
+    Args:
+        folder: The folder.
+        older: Seconds since the last change, from which a file is taken for left, where somebody may be writing.
+    """
+    for left in folder.rglob(f"{TEMPORARY}*"):
+        with suppress(OSError):  # whoever writes it may just have renamed it
+            if not older or time.time() - left.stat().st_mtime > older:
+                left.unlink(missing_ok=True)
 
 
 OWNER_ONLY = 0o600

@@ -148,12 +148,15 @@ class CheckpointFolder:
 
     folder: Path | None = None
 
-    def latest(self, t: int, like: FederationState) -> FederationState:
-        """The latest checkpoint at or before round `t`; `like`, the initial state, if there is none."""
+    def latest(self, t: int, like: FederationState) -> tuple[FederationState, bool]:
+        """The latest checkpoint at or before round `t`, and whether its round was requested.
+
+        The initial state `like` if there is none. What a killed federation left behind of earlier rounds is removed.
+        """
         rounds = [int(path.stem) for path in self.folder.glob("*.safetensors")] if self.folder else []
         usable = [done for done in rounds if done <= t]
         if not usable or self.folder is None:
-            return like
+            return like, True
         path = self.folder / f"{max(usable):06d}.safetensors"
         tensors = read_tensors(path)
         params, buffers = (
@@ -163,8 +166,11 @@ class CheckpointFolder:
         check_fits(params, like.params, f"the checkpoint {path}", "the model")
         check_fits(buffers, like.buffers, f"the checkpoint {path}", "the model")
         facts = read_json(path.with_suffix(".json"))
+        for done in usable:
+            if done < max(usable) and not self._requested(done):
+                self._remove(done)
         # In the model's own order, so that sums over tensors round exactly as in an uninterrupted run.
-        return FederationState(
+        found = FederationState(
             max(usable),
             {name: params[name].to(like.params[name].device) for name in like.params},
             {name: buffers[name].to(like.buffers[name].device) for name in like.buffers},
@@ -172,9 +178,25 @@ class CheckpointFolder:
             tuple(facts.get("losses", ())),
             {int(client): memory for client, memory in facts.get("memories", {}).items()},
         )
+        return found, self._requested(found.t)
 
-    def keep(self, stage: FederationState, before: FederationState | None) -> None:
-        """Write a checkpoint, and remove the previous one unless its round was requested."""
+    def _requested(self, t: int) -> bool:
+        """Whether the checkpoint of round `t` is there for other cells; it says so itself."""
+        facts = read_json((self.folder or Path()) / f"{t:06d}.json")
+        return not isinstance(facts, dict) or facts.get("passing") is not True
+
+    def _remove(self, t: int) -> None:
+        for suffix in (".safetensors", ".json"):
+            ((self.folder or Path()) / f"{t:06d}{suffix}").unlink(missing_ok=True)
+
+    def keep(self, stage: FederationState, before: FederationState | None, *, requested: bool) -> None:
+        """Write a checkpoint, and remove the previous one, `before`, which was not requested.
+
+        Args:
+            stage: The state to keep.
+            before: The checkpoint that it replaces.
+            requested: Whether the round was asked for, so that it stays.
+        """
         if self.folder is None:
             return
         tensors = {f"params/{name}": tensor for name, tensor in stage.params.items()}
@@ -184,11 +206,12 @@ class CheckpointFolder:
         if stage.losses or stage.memories:
             memories = {str(client): memory for client, memory in stage.memories.items()}
             facts |= {"losses": list(stage.losses), "memories": memories}
+        if not requested:
+            facts |= {"passing": True}
         write_json(path.with_suffix(".json"), facts)
         write_tensors(path, tensors)
-        if before is not None:
-            for suffix in (".safetensors", ".json"):
-                (self.folder / f"{before.t:06d}{suffix}").unlink(missing_ok=True)
+        if before is not None and before.t != stage.t:
+            self._remove(before.t)
 
 
 @dataclass
@@ -198,8 +221,8 @@ class _Kept:
     checkpoints: CheckpointFolder
     last: FederationState | None = field(default=None)
 
-    def write(self, stage: FederationState) -> None:
-        self.checkpoints.keep(stage, self.last)
+    def write(self, stage: FederationState, *, requested: bool) -> None:
+        self.checkpoints.keep(stage, self.last, requested=requested)
         self.last = stage
 
 
@@ -241,13 +264,13 @@ def federate(
         raise SeepageError(
             f"{clients.defense} follows the loss on examples that no client holds, and there are none; use more data"
         )
-    stage = checkpoints.latest(plan.rounds, _validated(clients, FederationState(0, *state)))
-    kept, every = _Kept(checkpoints), max(1, plan.rounds // MIN_CHECKPOINTS)
+    stage, requested = checkpoints.latest(plan.rounds, _validated(clients, FederationState(0, *state)))
+    kept, every = _Kept(checkpoints, None if requested else stage), max(1, plan.rounds // MIN_CHECKPOINTS)
     while stage.t < plan.rounds:
         stage = _validated(clients, _round(clients, stage, plan, ask))
         if stage.t % every == 0 or stage.t == plan.rounds:
             stage = _measured(clients, stage)
-            kept.write(stage)
+            kept.write(stage, requested=stage.t == plan.rounds)
         progress(stage.t, plan.rounds)
     return stage
 

@@ -1,6 +1,5 @@
 """The Cocktail Party Attack: its ablation, and what it recovers of embeddings (Kariyappa et al., ICML 2023)."""
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.mixing_layer import find_layer
 from seepage.audit.record import cell_folder
 from seepage.audit.run import record_only
+from seepage.core.lock import scratch
 from seepage.core.progress import Doing, ProgressCallback
 from seepage.papers.run import Value
 from seepage.recipe.resolve import cells
@@ -49,8 +49,8 @@ def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: Progres
     sign.
     """
     recipes, values = cells(tables), []
-    with tempfile.TemporaryDirectory() as place:
-        folder = record_only(tables, out=Path(place) / "recorded")
+    with scratch() as place:
+        folder = record_only(tables, out=place / "recorded")
         for column, recipe in enumerate(recipes):
             observed, private = (
                 cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private")

@@ -1,0 +1,83 @@
+"""One process at a time writes to a run folder, and nothing private stays in a temporary one."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from seepage.core.storage import make_private
+from seepage.errors import SeepageError
+
+LOCK = ".lock"
+"""File in a folder that is there while a process writes to it; of one that was killed it is free."""
+
+SCRATCH = "seepage-scratch-"
+"""What the name of a temporary folder begins with."""
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[Path | None]:
+    """Make a run folder, which only its owner can open, and write to it alone. May be entered again inside.
+
+    Args:
+        folder: The run folder.
+
+    Yields:
+        The outermost folder that was made for it; None where it was there.
+
+    Raises:
+        SeepageError: Where another process writes to it, and where it cannot be made.
+    """
+    made = next((path for path in reversed([folder, *folder.parents]) if not path.exists()), None)
+    make_private(folder, tighten=True)
+    path = folder.resolve() / LOCK
+    lock = FileLock(path, timeout=0, mode=0o600, thread_local=False, is_singleton=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise SeepageError(
+            f"another process is writing to {folder}; wait until it has ended, or choose another folder with --out"
+        ) from None
+    except OSError as error:
+        raise SeepageError(
+            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --out"
+        ) from error
+    try:
+        yield made
+    finally:
+        if lock.lock_counter == 1:  # the outermost; whoever waits for this very file sees that it is gone
+            with suppress(OSError):
+                path.unlink()
+        lock.release()
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder, which only its owner can open and which is removed at the end.
+
+    A process that is killed cannot remove its own. The next one does: it removes those that nobody has locked.
+    """
+    _sweep_scratch(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=SCRATCH) as place:
+        lock = FileLock(Path(place) / LOCK, timeout=0, mode=0o600, thread_local=False)
+        lock.acquire()
+        try:
+            yield Path(place)
+        finally:
+            lock.release()
+
+
+def _sweep_scratch(place: Path) -> None:
+    for left in place.glob(f"{SCRATCH}*"):
+        with suppress(OSError, Timeout):
+            found = left.lstat()
+            mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+            # One without a lock file is of a process that is just making it, or was killed in doing so: it is empty.
+            if mine and not left.is_symlink() and (left / LOCK).is_file():
+                lock = FileLock(left / LOCK, timeout=0, thread_local=False)
+                with lock.acquire():
+                    shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,101 @@
+"""Two processes and one folder; a process that is killed, and what it leaves."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from seepage.core.lock import LOCK, SCRATCH, locked, scratch
+from seepage.core.storage import write_whole
+from seepage.errors import SeepageError
+
+HOLD = """
+import sys
+from pathlib import Path
+from seepage.core.lock import locked, scratch
+with {what} as place:
+    print(place, flush=True)
+    sys.stdin.read()
+"""
+
+
+def holding(what: str, temporary: Path | None = None) -> "subprocess.Popen[str]":
+    """Another process inside of a `with` block, until its input ends."""
+    environment = os.environ | ({"TMPDIR": str(temporary)} if temporary else {})
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD.format(what=what)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+@pytest.mark.slow  # two processes that import PyTorch
+def test_one_process_at_a_time_and_a_killed_one_holds_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    other = holding(f"locked(Path({str(folder)!r}))")
+    try:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(SeepageError, match="another process is writing to"), locked(folder):
+            pass
+        assert (folder / LOCK).exists(), "which is the other's"
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+        with locked(folder) as made:
+            assert made is None
+        assert list(folder.iterdir()) == []
+    finally:
+        other.kill()
+        other.communicate()
+
+
+def test_a_lock_can_be_taken_again_inside_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with locked(tmp_path / "a" / "run") as made:
+        assert made == tmp_path / "a"
+        monkeypatch.chdir(tmp_path / "a")
+        with locked(Path("run")) as again:
+            assert again is None
+        assert (tmp_path / "a" / "run" / LOCK).exists()
+    assert list((tmp_path / "a" / "run").iterdir()) == []
+    assert (tmp_path / "a" / "run").stat().st_mode & 0o077 == 0
+
+
+def test_a_lock_that_is_a_link_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("untouched")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / LOCK).symlink_to(tmp_path / "theirs")
+    with pytest.raises(SeepageError, match="cannot write to"), locked(tmp_path / "run"):
+        pass
+    assert (tmp_path / "theirs").read_text() == "untouched"
+
+
+@pytest.mark.slow  # a process that imports PyTorch
+def test_the_truth_in_a_temporary_folder_of_a_killed_process_is_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / f"{SCRATCH}of-a-stranger").symlink_to(tmp_path.parent)
+    other = holding("scratch()", tmp_path)
+    try:
+        assert other.stdout is not None
+        left = Path(other.stdout.readline().strip())
+        write_whole(left / "run" / "private" / "truth.safetensors", "somebody")
+        with scratch() as place:
+            assert left.exists(), "of a process that still needs it"
+            assert place != left
+        os.kill(other.pid, signal.SIGKILL)
+        other.wait()
+        with scratch() as place:
+            assert not left.exists()
+            assert place.stat().st_mode & 0o077 == 0
+        assert tmp_path.parent.exists()
+        assert [path.name for path in tmp_path.iterdir()] == [f"{SCRATCH}of-a-stranger"]
+    finally:
+        other.kill()
+        other.communicate()
