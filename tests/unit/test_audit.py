@@ -1,7 +1,10 @@
 """The audit from code: folders, names, tasks, and what a worker is given."""
 
+import hashlib
 import json
+import os
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from hypothesis import strategies as st
 
 from seepage.audit import run as audit
 from seepage.audit.attack import attack_cells, attack_names, check_reconstruction, own_source
+from seepage.audit.captured import Capture, attack_captured
+from seepage.audit.observe import Files
 from seepage.audit.record import record_cells
 from seepage.core.executor import threads_for
 from seepage.errors import SeepageError
@@ -113,6 +118,55 @@ def test_a_fingerprint_changes_with_every_file_and_not_with_the_place(tmp_path: 
         assert audit.fingerprint([other]) != before
         (other / name).write_bytes(whole)
     assert audit.fingerprint([folder, other]) != before
+
+
+@pytest.fixture
+def nothing_large_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = hashlib.file_digest
+
+    def digest(file: Any, kind: Any) -> Any:
+        assert os.fstat(file.fileno()).st_size < 2**30, "hashed to its end, which takes hours"
+        return whole(file, kind)
+
+    monkeypatch.setattr(hashlib, "file_digest", digest)
+
+
+@pytest.mark.usefixtures("nothing_large_is_hashed")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("junk.safetensors", None),
+        ("rounds/x", None),
+        ("rounds/000009.safetensors", None),
+        ("auxiliary.safetensors", "larger than"),
+        ("model.safetensors", "larger than"),
+        ("rounds/000000.safetensors", "larger than"),
+        ("knowledge.json", "larger than"),
+    ],
+)
+def test_a_terabyte_of_nothing_is_not_hashed(tmp_path: Path, name: str, words: str | None) -> None:
+    """What a recording does not have is passed over, and what it has is looked at before it is read to its end."""
+    observed = audit.record_only(TABLES, out=tmp_path / "one") / "observed"
+    with (observed / name).open("ab") as file:
+        file.truncate(2**40)
+    request = audit.AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "blind", jobs=1)
+    with nullcontext() if words is None else pytest.raises(SeepageError, match=words):
+        audit.attack_only(observed, request)
+    assert (tmp_path / "blind").exists() == (words is None)
+
+
+@pytest.mark.usefixtures("nothing_large_is_hashed")
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+@pytest.mark.parametrize("size", [2**40, 2**33])
+def test_a_captured_file_is_looked_at_before_it_is_hashed(tmp_path: Path, suffix: str, size: int) -> None:
+    files = [tmp_path / f"{name}.{suffix}" for name in ("before", "after")]
+    for path in files:
+        with path.open("wb") as file:
+            file.truncate(size)
+    capture = Capture(files=Files(before=files[0], after=files[1], lr=0.1), architecture=Spec("fc2"))
+    with pytest.raises(SeepageError, match="larger than" if size == 2**40 else "is not a whole"):
+        attack_captured(capture, audit.AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "run", jobs=1))
+    assert not (tmp_path / "run").exists()
 
 
 uses = st.lists(st.sampled_from(["dlg", "linear", "sapag", "mine:Attack", "mine.deep:Attack"]), max_size=8)

@@ -17,8 +17,8 @@ import shutil
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,10 +39,13 @@ from seepage.core.manifest import refuse_changed
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.schema import parse
 from seepage.core.storage import (
+    LARGEST_JSON,
     SCHEMA,
     TEMPORARY,
+    check_regular,
     check_schema,
     check_space,
+    check_whole,
     read_json,
     refuse_links,
     sweep,
@@ -361,7 +364,7 @@ def attack_only(
     request.check()
     recorded = RecordedRequest(
         observed=str(observed),
-        content=fingerprint(list_transcripts(observed)),
+        content="",
         attacks=[dict(table) for table in request.attacks],
         seed=request.seed,
         model=None if model is None else {"use": model.use, "options": dict(model.options)},
@@ -370,12 +373,14 @@ def attack_only(
         contents=request_contents(request, model, observed) or None,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
+    for source in sources:
+        # A damaged folder is refused before anything is written, and a file of absurd size before it is hashed.
+        _read_through(source.open("cpu"))
+    recorded = replace(recorded, content=fingerprint([source.observed for source in sources]))
     text = recorded.text
     folder = request.out or Path("runs") / run_name(text, "attack")
     if claim(folder, "attack.json", text, beside):
         return Run(folder, _read_result(folder), fresh=False)
-    for source in sources:
-        _read_through(source.open("cpu"))  # a damaged folder is refused before anything is written
     check_space(folder, MIN_FREE_BYTES)
     recipes = [
         Recipe(name="attack", seed=request.seed, device=request.device, attack=request.specs, cell=source.name)
@@ -509,15 +514,35 @@ def request_contents(
 
 
 def fingerprint(folders: Sequence[Path]) -> str:
-    """A digest of the content of all files in recorded folders, so that changed files count as another recording."""
+    """A digest of the content of recorded folders, so that changed files count as another recording.
+
+    Files that no recording has, which are not read either, do not count: a stranger's may be terabytes of nothing.
+
+    Raises:
+        SeepageError: For tensors that are less, or more, than their file's head says.
+    """
     digest = hashlib.sha256()
     for folder in folders:
-        files = [folder / "knowledge.json", *sorted(folder.glob("*.safetensors")), *sorted(folder.glob("rounds/*"))]
-        for file in filter(Path.is_file, files):
+        for file in _files_of(folder):
             digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """The files of a recording, as far as they are there; those of a damaged description are the description."""
+    named = [folder / "knowledge.json"]
+    check_regular(named[0], LARGEST_JSON)
+    with suppress(SeepageError):
+        facts = read_facts(folder)
+        rounds = sorted((folder / "rounds").glob("*.safetensors"))
+        own = [file for file in rounds if file.stem.isdecimal() and int(file.stem) < facts.rounds]
+        named += [folder / "auxiliary.safetensors", folder / "model.safetensors", *own]
+    found = [file for file in named if file.is_file()]
+    for file in found[1:]:
+        check_whole(file)
+    return found
 
 
 def _read_through(transcript: Transcript) -> None:

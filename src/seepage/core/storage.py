@@ -363,8 +363,26 @@ def read_tensors(path: Path, names: Collection[str] | None = None, *, most: int 
     except FileNotFoundError as error:
         raise SeepageError(f"{path} does not exist; check the path") from error
     except (SafetensorError, OSError, ValueError) as error:
-        reason = str(error)[:120]
-        raise SeepageError(f"{path} is not a whole safetensors file ({reason}); copy or record it again") from error
+        raise _not_whole(path, error) from error
+
+
+def check_whole(path: Path) -> None:
+    """Raise for a safetensors file that is not as long as its head says, without reading its tensors.
+
+    Raises:
+        SeepageError: For such a file, and for one of absurd size.
+    """
+    check_regular(path, LARGEST_TENSORS)
+    try:
+        _check_head(path)
+        with safe_open(path, framework="pt"):
+            pass
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _not_whole(path, error) from error
+
+
+def _not_whole(path: Path, error: Exception) -> SeepageError:
+    return SeepageError(f"{path} is not a whole safetensors file ({str(error)[:120]}); copy or record it again")
 
 
 def _check_head(path: Path) -> None:

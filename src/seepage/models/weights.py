@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seepage.core.storage import PICKLE_SUFFIXES, check_regular, read_tensors
+from seepage.core.storage import PICKLE_SUFFIXES, check_regular, check_whole, read_tensors
 from seepage.core.zip_safety import DAMAGED, refuse_expansion
 from seepage.errors import SeepageError, printable, short
 from seepage.models.naming import in_own_names
@@ -24,6 +24,22 @@ MOST_SHARED = 8
 """Times its size that a file's tensors may have together, where several share their values."""
 LARGEST = 2**36
 """Bytes of one file of weights; more is refused before it is read."""
+
+
+def check_head(path: Path) -> None:
+    """Raise for a file that `read_state` would refuse by its size, its head or its list of members.
+
+    Raises:
+        SeepageError: As `read_state` does.
+    """
+    check_regular(path, LARGEST)
+    if path.suffix.lower() not in PICKLE_SUFFIXES:
+        check_whole(path)
+        return
+    _check_packing(path)
+    with path.open("rb") as file:
+        if file.read(1) not in (b"P", b"\x80"):  # of an archive, and of the pickle that torch.save wrote before 1.6
+            raise SeepageError(f"{path} is not a whole file of torch.save; copy or save it again")
 
 
 def read_state(path: Path) -> Tensors:
