@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from seepage.cli.completing import names_of
 from seepage.cli.options import (
     ClientOption,
     DeviceOption,
@@ -103,7 +104,10 @@ def attack(
     use: Annotated[
         list[str] | None,
         typer.Option(
-            "--use", "--attack", help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable."
+            "--use",
+            "--attack",
+            help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable.",
+            autocompletion=names_of("attacks"),
         ),
     ] = None,
     model: ModelOption = None,

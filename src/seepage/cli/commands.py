@@ -72,7 +72,6 @@ app = typer.Typer(
     cls=_Commands,
     name="seepage",
     no_args_is_help=True,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )

@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from seepage.cli.completing import names_of, recipe_names
 from seepage.cli.stopping import answer_by_interrupt
 
 if TYPE_CHECKING:
     from seepage.core.executor import Executor
 
-DataOption = Annotated[str | None, typer.Option("--data", help="Name, image folder, .zip or .npz of private examples.")]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data", help="Name, image folder, .zip or .npz of private examples.", autocompletion=names_of("data")
+    ),
+]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", help="fc2, convnet, resnet, vit, gpt, torchvision:NAME, timm:NAME or module:factory."),
+    typer.Option(
+        "--model",
+        help="fc2, convnet, resnet, vit, gpt, torchvision:NAME, timm:NAME or module:factory.",
+        autocompletion=names_of("models"),
+    ),
 ]
 WeightsOption = Annotated[
     str | None,
@@ -23,16 +33,24 @@ WeightsOption = Annotated[
 ]
 ClientOption = Annotated[
     str | None,
-    typer.Option("--client", help="What clients compute: fedsgd, fedavg; options by --set client.OPTION=VALUE."),
+    typer.Option(
+        "--client",
+        help="What clients compute: fedsgd, fedavg; options by --set client.OPTION=VALUE.",
+        autocompletion=names_of("clients"),
+    ),
 ]
 SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
-AttackOption = Annotated[list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.")]
+AttackOption = Annotated[
+    list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.", autocompletion=names_of("attacks"))
+]
 DefenseOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--defense", help="Let clients use this defense; options by --set defense.OPTION=VALUE. Repeatable, in order."
+        "--defense",
+        help="Let clients use this defense; options by --set defense.OPTION=VALUE. Repeatable, in order.",
+        autocompletion=names_of("defenses"),
     ),
 ]
 ToldOption = Annotated[
@@ -88,7 +106,8 @@ RecipeArgument = Annotated[
     str | None,
     typer.Argument(
         help="A recipe: FILE.toml or a name from `seepage list`. It may name code of its own (module:name), which is "
-        "run: read a stranger's recipe first."
+        "run: read a stranger's recipe first.",
+        autocompletion=recipe_names,
     ),
 ]
 

@@ -8,7 +8,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -138,9 +137,9 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
     print tracebacks of their own, and a busy one outlives a parent that was killed.
     """
     # spawn, not fork: torch's thread pools do not survive a fork.
-    context, arguments = multiprocessing.get_context("spawn"), (os.getpid(),)
+    context = multiprocessing.get_context("spawn")
     with only_installed_code():  # whose queues start the tracker
-        pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_end_with_parent, initargs=arguments)
+        pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_end_with_parent)
     try:
         with only_installed_code(), _signals_held_back():
             running = {pool.submit(work.run, plan.threads): work for work in works}
@@ -197,13 +196,14 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_with_parent(parent: int) -> None:
+def _end_with_parent() -> None:
     """Make this worker end once its parent is gone: a killed parent cannot tell it, and it would wait forever."""
+    parent = multiprocessing.parent_process()
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
+        if parent is not None:
+            parent.join()
+            os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 

@@ -7,7 +7,6 @@ results/STUDY.jsonl                 studies (`experiments/`) and benchmarks (`be
 
 import math
 import platform
-import resource
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -190,7 +189,7 @@ def keep_measured(
     value, rounded = _short(value), {key: _short(fact) for key, fact in facts.items()}
     made = {"torch": torch.__version__, "python": platform.python_version(), "threads": torch.get_num_threads()}
     # KiB on Linux: the peak of the process so far, which is what a machine must have.
-    made["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    made["peak_mb"] = peak_mb()
     record = Record(
         item=study,
         row=row,
@@ -226,3 +225,13 @@ def own_command() -> str:
     script = Path(sys.argv[0])
     words = [f"{script.parent.name}/{script.name}", *sys.argv[1:]]
     return shlex.join(["python", *(Path(word).name if word.startswith("/") else word for word in words)])
+
+
+def peak_mb() -> int | None:
+    """The most memory that this process had so far, in MiB; None where the system does not say (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in KiB, on macOS in bytes
+    return int(most) // (2**20 if sys.platform == "darwin" else 2**10)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import resource
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from seepage.data import DATA, is_packaged
 from seepage.errors import Problems, SeepageError
 from seepage.papers.items import Item, Size
 from seepage.papers.lines import Line
-from seepage.papers.records import Record, keep_records, picture_of, read_records
+from seepage.papers.records import Record, keep_records, peak_mb, picture_of, read_records
 from seepage.recipe.contents import run_text
 from seepage.recipe.resolve import cells, run_name
 from seepage.registry import import_dotted
@@ -187,7 +186,7 @@ def run_part(
     started = time.time()
     facts, row = audit.run_attack(job.tables, cell, attack, out=folder_of(job, size, out), show=show)
     env = environment(str(job.tables.get("device", "cpu")), started)
-    env["peak_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024  # of the process so far; KiB on Linux
+    env["peak_mb"] = peak_mb()
     return [_record(job, size, value, env) for value in _values(job, [row], [facts], only=True)]
 
 

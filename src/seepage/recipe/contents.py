@@ -94,8 +94,13 @@ def _is_named(place: str, text: str, path: Path) -> bool:
         return os.path.exists(path)  # unlike Path.exists, False for a name too long to be one
     if place.rpartition(".")[2] in _NO_PATH:
         return False
-    slash = os.sep in text or place.endswith("folder")
+    slash = has_separator(text) or place.endswith("folder")
     return os.path.isfile(path) or (slash and os.path.isdir(path))
+
+
+def has_separator(text: str) -> bool:
+    """Whether a text has a slash, or what else separates folders here."""
+    return any(separator in text for separator in {os.sep, os.altsep or os.sep})
 
 
 def digest_of(path: Path) -> str:

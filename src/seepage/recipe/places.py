@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from seepage.core.toml import load_toml
-from seepage.recipe.contents import MARK, split_text
+from seepage.recipe.contents import MARK, has_separator, split_text
 from seepage.recipe.files import list_recipes
 from seepage.registry import datasets, is_dotted
 
@@ -86,7 +86,7 @@ def paths_in(tables: Any, place: str = "") -> list[str]:
 def _is_path(place: str, text: str) -> bool:
     if place in ("data", "data.use", "auxiliary.use"):
         return is_own(text) and not is_dotted(text)
-    return place.rpartition(".")[2] not in _WORDS and (os.sep in text or text.startswith("~"))
+    return place.rpartition(".")[2] not in _WORDS and (has_separator(text) or text.startswith("~"))
 
 
 def shown_recipe(text: str) -> str | None:
@@ -129,9 +129,9 @@ def shown_command(command: str, hidden: Sequence[str]) -> str:
     for word in words:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
         name, has, path = value.partition("=")  # of --set data.use=PATH
-        if path in hidden or (has and os.sep in path):
+        if path in hidden or (has and has_separator(path)):
             value = f"{name}={HIDDEN}"
-        elif value in hidden or value.startswith("~") or (os.sep in value and value not in known):
+        elif value in hidden or value.startswith("~") or (has_separator(value) and value not in known):
             value = HIDDEN
         whole = f"{option}{equals}{value}"
         shown.append(whole if HIDDEN in whole else shlex.quote(whole))
