@@ -492,9 +492,8 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     recipes = [
         Recipe(name="attack", seed=recorded.seed, attack=parts, cell=source.name, score=scoring) for source in sources
     ]
-    with locked(folder):
-        refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
-        return Run(folder, summarize(sources, recipes, folder), fresh=True)
+    refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
+    return Run(folder, summarize(sources, recipes, folder), fresh=True)
 
 
 def request_contents(
