@@ -95,6 +95,7 @@ def run(
     on: Executor | None = None,
     show: ProgressCallback = no_progress,
     command: str = "",
+    retry_failed: bool = False,
 ) -> Run:
     """Audit: record every cell of a recipe, run every attack on it, score, and write the run folder.
 
@@ -106,6 +107,7 @@ def run(
         on: Executor that runs the attacks, such as `seepage.integrations.ray.cluster()`; None: on this machine.
         show: Called with progress messages.
         command: The command line, stored with the run.
+        retry_failed: Whether what failed in a finished run is run again.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
@@ -113,7 +115,7 @@ def run(
     recipes = cells(tables)
     text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
-    if claim(folder, "recipe.toml", text):
+    if claim(folder, "recipe.toml", text) and not (retry_failed and forget_failures(folder)):
         return Run(folder, _read_result(folder), fresh=False)
     sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
     if sweep_tables is not None:
@@ -190,6 +192,28 @@ def run_attack(
         source = own_source(recipe, recipes, out)
         attack_cells([source], [recipe], out, 1, show, only=attack)
         return summarize_attack(source, recipe, out, attack)
+
+
+def forget_failures(folder: Path) -> int:
+    """Remove what failed in a finished run, and its result, so that only that is run again; returns how much failed.
+
+    Failed are attacks and membership tests that ended in an error, and cells that could not be recorded. Whatever does
+    not apply stays: it would not apply again.
+    """
+    refuse_changed(folder)
+    failed = [path for path in _outcomes(folder) if read_json(path).get("status") in ("error", "interrupted")]
+    failed += [path for path in folder.glob("private/**/cell.json") if "skipped" in read_json(path)]
+    if failed:
+        # First the result: a run that is killed in between is an unfinished one, and goes on.
+        (folder / "result.json").unlink()
+        for path in failed:
+            path.with_suffix(".safetensors").unlink(missing_ok=True)
+            path.unlink()
+    return len(failed)
+
+
+def _outcomes(folder: Path) -> list[Path]:
+    return [path for part in ("attacks", "membership") for path in sorted(folder.glob(f"{part}/**/*.json"))]
 
 
 def _name_of(recipe: Recipe) -> str:

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from seepage.cli.capturing import attack, observe
+from seepage.cli.comparing import compare, hold_against
 from seepage.cli.evidence import evidence, keygen, verify
 from seepage.cli.exposing import exposure
 from seepage.cli.frontier import frontier
@@ -16,6 +17,7 @@ from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.membership import membership
 from seepage.cli.options import (
     AttackOption,
+    BaselineOption,
     BoundsOption,
     ClientOption,
     DataOption,
@@ -32,6 +34,7 @@ from seepage.cli.options import (
     ProveOption,
     QuietOption,
     RecipeArgument,
+    RetryOption,
     SeedOption,
     SetOption,
     SizeOption,
@@ -46,6 +49,7 @@ from seepage.cli.options import (
 from seepage.cli.probing import probe
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
+from seepage.cli.settings_file import use_settings
 from seepage.cli.showing import check_asked, command_line, condition_of, gate, present, write_pages
 from seepage.errors import SeepageError, printable, unknown
 
@@ -85,8 +89,12 @@ def _print_version(asked: bool) -> None:
 
 @app.callback()
 def _seepage(
+    context: typer.Context,
     _version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+    no_settings: Annotated[
+        bool, typer.Option("--no-settings", help="Pass over seepage.toml and pyproject.toml of this folder.")
     ] = False,
 ) -> None:
     """How much private data can be read back out of a federated-learning update?
@@ -94,6 +102,8 @@ def _seepage(
     Start with `seepage audit`: it needs no arguments, no download and a minute. Then point it at your own images
     with `seepage audit --data FOLDER`.
     """
+    if not no_settings:
+        use_settings(context)
 
 
 @app.command()
@@ -118,6 +128,8 @@ def audit(
     bounds: BoundsOption = False,
     prove: ProveOption = False,
     fail_if: GateOption = None,
+    baseline: BaselineOption = None,
+    retry_failed: RetryOption = False,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -138,10 +150,14 @@ def audit(
     condition = condition_of(fail_if, tables)
     check_asked(condition, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
-        finished = run(tables, out=out, jobs=jobs, on=runner, show=show, command=command_line())
-        write_pages(finished.folder, show, again=False, pictures=False if no_pictures else None)
+        finished = run(
+            tables, out=out, jobs=jobs, on=runner, show=show, command=command_line(), retry_failed=retry_failed
+        )
+        again = retry_failed and finished.fresh
+        write_pages(finished.folder, show, again=again, pictures=False if no_pictures else None)
     present(finished.folder, finished, as_json, quiet)
     gate(finished.result, condition)
+    hold_against(finished.result, baseline)
 
 
 @app.command()
@@ -220,6 +236,7 @@ app.command()(membership)
 app.command()(prove)
 app.command()(evidence)
 app.command()(verify)
+app.command()(compare)
 app.command()(keygen)
 
 

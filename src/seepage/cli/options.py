@@ -88,6 +88,16 @@ GateOption = Annotated[
         "--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0', 'named>0.1', 'contradicted>0'."
     ),
 ]
+BaselineOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--baseline", help="Exit with code 1 if anything got worse than in this run, evidence pack or result.json."
+    ),
+]
+RetryOption = Annotated[
+    bool,
+    typer.Option("--retry-failed", help="Run again what failed in a finished run: attacks with an error, lost cases."),
+]
 MembershipOption = Annotated[
     bool,
     typer.Option(

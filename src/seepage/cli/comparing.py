@@ -1,0 +1,70 @@
+"""`seepage compare` and `--baseline`: what got worse since an older run"""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from seepage.cli.options import JsonOption
+from seepage.errors import SeepageError, printable
+
+if TYPE_CHECKING:
+    from seepage.audit.row import Result
+    from seepage.evidence.comparison import Comparison
+
+
+def compare(
+    old: Annotated[Path, typer.Argument(help="The older run, its evidence pack or its result.json.")],
+    new: Annotated[Path, typer.Argument(help="The newer one.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Say what got worse from one run to another, beyond chance: exit code 1 if anything did, 2 if none can tell."""
+    from seepage.evidence import comparison
+
+    found = comparison.compare(comparison.open_result(old), comparison.open_result(new))
+    if as_json:
+        print(json.dumps(found.record()))
+    else:
+        _print(found)
+    _end(found)
+
+
+def hold_against(result: "Result", baseline: Path | None) -> None:
+    """End with exit code 1 where a result is worse than a baseline, with 2 where it cannot be told.
+
+    Raises:
+        SeepageError: Where the baseline is none, or a count of it has no result any more.
+    """
+    if baseline is None:
+        return
+    from seepage.evidence import comparison
+
+    found = comparison.compare(comparison.open_result(baseline), result)
+    for change in found.worse[:3]:
+        print(printable(f"worse than the baseline: {change.words}"), file=sys.stderr)
+    _end(found)
+
+
+def _end(found: "Comparison") -> None:
+    if found.worse:
+        raise typer.Exit(1)
+    if found.lost:
+        more = f" and {len(found.lost) - 1} more counts" if len(found.lost) > 1 else ""
+        raise SeepageError(
+            f"nothing got worse, but there is no result any more ({found.lost[0].words}){more}; "
+            "run the same attacks on the same cases"
+        )
+
+
+def _print(found: "Comparison") -> None:
+    from seepage.evidence.comparison import by_kind, summary_line
+
+    for remark in found.remarks:
+        print(printable(f"note: {remark}"))
+    for kind, changes in by_kind(found.changes).items():
+        print(f"{kind}:")
+        for change in changes:
+            print(printable(f"  {change.words}"))
+    print(summary_line(found))

@@ -1,0 +1,266 @@
+"""What got worse between two runs: counts of recovered, exact and named examples, each with an interval."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from seepage.audit.row import Result
+from seepage.core.manifest import refuse_changed
+from seepage.core.schema import JsonRecord, parse
+from seepage.core.storage import check_schema, read_json
+from seepage.errors import SeepageError
+from seepage.evidence.statement import leaked
+
+LEVEL = 0.05
+"""Chance that a comparison of two runs of the same thing calls anything worse."""
+
+Kind = Literal["worse", "new leak", "lost", "more", "better", "less", "same"]
+"""`worse` and `better`: beyond chance. `more` and `less`: within it. `new leak`: there was nothing to compare with.
+`lost`: the older run had a result and the newer has none."""
+
+Measure = Literal["recovered", "exact", "named", "certified", "contradicted"]
+
+
+class Count(JsonRecord):
+    """How many of how many.
+
+    Attributes:
+        hits: How many.
+        of: Of how many; None where that is not known, as of certified guesses without a truth.
+    """
+
+    hits: int
+    of: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.hits}" if self.of is None else f"{self.hits} of {self.of}"
+
+
+class Change(JsonRecord):
+    """One finding in two runs.
+
+    Attributes:
+        case: Title of the case in the newer run.
+        rule: The attack, the membership test, or `epsilon`.
+        measure: What is counted.
+        kind: What became of it.
+        old: The older count; None where there is none.
+        new: The newer count; None where there is none.
+        low: Lower end of the interval of the newer share less the older one; None where no shares are compared.
+        high: Its upper end.
+    """
+
+    case: str
+    rule: str
+    measure: Measure
+    kind: Kind
+    old: Count | None
+    new: Count | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        change = (
+            f"{self.old if self.old is not None else 'nothing'} -> {self.new if self.new is not None else 'no result'}"
+        )
+        if self.low is None or self.high is None:
+            return f"{self.rule} on {self.case}: {self.measure} {change}"
+        between = f"difference {100 * self.low:+.0f} to {100 * self.high:+.0f} points"
+        return f"{self.rule} on {self.case}: {self.measure} {change} ({between})"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs side by side.
+
+    Attributes:
+        changes: One per attack, case and measure.
+        level: Chance that anything is called worse although nothing changed.
+        remarks: What to know before believing it.
+    """
+
+    changes: list[Change]
+    level: float
+    remarks: list[str]
+
+    def of(self, *kinds: Kind) -> list[Change]:
+        """The changes of these kinds."""
+        return [change for change in self.changes if change.kind in kinds]
+
+    @cached_property
+    def worse(self) -> list[Change]:
+        """What got worse, beyond chance or for the first time."""
+        return self.of("worse", "new leak")
+
+    @cached_property
+    def lost(self) -> list[Change]:
+        """What the older run knew and the newer does not."""
+        return self.of("lost")
+
+    def record(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "schema": 1,
+            "level": self.level,
+            "worse": len(self.worse),
+            "lost": len(self.lost),
+            "remarks": self.remarks,
+            "changes": [change.model_dump(mode="json") for change in self.changes],
+        }
+
+
+def open_result(place: Path) -> Result:
+    """The result of a run folder, of an evidence pack, or in a file.
+
+    Raises:
+        SeepageError: Where there is none, or it is damaged or was edited.
+    """
+    path = place / "result.json" if place.is_dir() else place
+    if not path.exists():
+        raise SeepageError(f"{path} does not exist; name a finished run, an evidence pack or a result.json")
+    if place.is_dir() and (place / "recipe.toml").exists():
+        refuse_changed(place, path.name)
+    record = read_json(path)
+    check_schema(record, path)
+    return parse(Result, record, str(path))
+
+
+def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
+    """Say what got worse, case by case and attack by attack.
+
+    A share is worse where the interval of the difference of the two (Newcombe 1998, method 10, from two Wilson
+    intervals) lies above 0. Each of the m shares that are compared is given the chance `level / m` (Bonferroni), so
+    that two runs of the same thing with other seeds differ anywhere with the chance `level` at most, as far as the
+    intervals hold. What has no share (certified guesses, contradicted claims) is worse where it is more.
+
+    Args:
+        old: The older run.
+        new: The newer run.
+        level: Chance that anything is called worse although nothing changed.
+
+    Raises:
+        SeepageError: Where the two counted by different thresholds, or have no case and attack in common.
+    """
+    if old.thresholds != new.thresholds:
+        raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
+    before, after = _counts(old), _counts(new)
+    common = before.keys() & after.keys()
+    if not common:
+        raise SeepageError("the two runs have no case and attack in common; compare runs of the same recipe")
+    shares = sum(before[key].of is not None and after[key].of is not None for key in common)
+    titles = {**old.titles, **new.titles}
+    changes = []
+    for key in [*after, *(key for key in before if key not in after)]:
+        cell, rule, measure = key
+        kind, low, high = _judge(before.get(key), after.get(key), level / max(shares, 1))
+        changes.append(
+            Change(
+                case=titles[cell], rule=rule, measure=measure, kind=kind, old=before.get(key), new=after.get(key),
+                low=low, high=high,
+            )
+        )  # fmt: skip
+    return Comparison(changes, level, _remarks(old, new))
+
+
+def difference(old: Count, new: Count, chance: float) -> tuple[float, float]:
+    """Interval of the newer share less the older one: Newcombe's method 10.
+
+    Args:
+        old: The older count.
+        new: The newer count.
+        chance: Chance that the truth lies below it, and the same that it lies above.
+
+    >>> low, high = difference(Count(hits=0, of=8), Count(hits=8, of=8), 0.025)
+    >>> round(low, 2), round(high, 2)
+    (0.54, 1.0)
+    """
+    p1, low1, high1 = _wilson(old, chance)
+    p2, low2, high2 = _wilson(new, chance)
+    # The two intervals' arms add as those of independent errors do: d -+ sqrt(arm1^2 + arm2^2).
+    d = p2 - p1
+    return d - math.hypot(p2 - low2, high1 - p1), d + math.hypot(high2 - p2, p1 - low1)
+
+
+def _wilson(count: Count, chance: float) -> tuple[float, float, float]:
+    """A share and its interval by Wilson (1927): the p with |hits/n - p| = z sqrt(p (1 - p) / n)."""
+    from scipy.stats import norm
+
+    n = count.of or 1
+    share, z = count.hits / n, float(norm.isf(chance))
+    middle, arm = share + z**2 / (2 * n), z * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
+    return share, (middle - arm) / (1 + z**2 / n), (middle + arm) / (1 + z**2 / n)
+
+
+def _judge(old: Count | None, new: Count | None, chance: float) -> tuple[Kind, float | None, float | None]:
+    if new is None:
+        return "lost", None, None
+    if old is None:
+        return ("new leak" if new.hits else "same"), None, None
+    if old.of is None or new.of is None:
+        return ("worse" if new.hits > old.hits else "better" if new.hits < old.hits else "same"), None, None
+    low, high = difference(old, new, chance)
+    if low > 0 or high < 0:
+        return ("worse" if low > 0 else "better"), low, high
+    # Cross-multiplied: shares of different numbers are compared without rounding.
+    more = new.hits * old.of - old.hits * new.of
+    return ("more" if more > 0 else "less" if more < 0 else "same"), low, high
+
+
+Key = tuple[str, str, Measure]
+
+
+def _counts(result: Result) -> dict[Key, Count]:
+    """All counts of a run, by case, attack and measure. What has no result has none."""
+    found: dict[Key, Count] = {}
+    for row in result.rows:
+        if not row.gave_result:
+            continue
+        for measure in ("recovered", "exact"):
+            hits = row.count(measure)
+            if row.scored and hits is not None and row.examples:
+                found[row.cell, row.attack, measure] = Count(hits=hits, of=row.examples)
+        if not row.scored:
+            certified = 0 if row.certified is None or not leaked(row) else row.certified.n
+            found[row.cell, row.attack, "certified"] = Count(hits=certified)
+    for test in result.membership:
+        if test.named is not None:
+            found[test.cell, test.test, "named"] = Count(hits=test.named.hits, of=test.named.of)
+    for one in result.epsilons:
+        if one.measured is not None:
+            found[one.cell, "epsilon", "contradicted"] = Count(hits=len(one.contradicted))
+    return found
+
+
+def _remarks(old: Result, new: Result) -> list[str]:
+    before = {cell.name: cell.heading for cell in old.cells}
+    return [
+        f"{cell.name} was {before[cell.name]!r} and is {cell.heading!r}: another setting under the same name"
+        for cell in new.cells
+        if before.get(cell.name, cell.heading) != cell.heading
+    ]
+
+
+def summary_line(comparison: Comparison) -> str:
+    """One sentence on all of it."""
+    worse, lost = len(comparison.worse), len(comparison.lost)
+    compared = len([change for change in comparison.changes if change.old is not None and change.new is not None])
+    if worse:
+        return f"WORSE in {worse} of {len(comparison.changes)} counts."
+    if lost:
+        return f"CANNOT TELL: {lost} counts of the older run have no result in the newer one."
+    return (
+        f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * comparison.level:g} % for all of "
+        "them together). That is no proof of safety."
+    )
+
+
+def by_kind(changes: Iterable[Change]) -> Mapping[Kind, list[Change]]:
+    """Changes by kind, in the order of their weight, without those that are the same."""
+    order: tuple[Kind, ...] = ("worse", "new leak", "lost", "more", "better", "less")
+    listed = list(changes)
+    return {kind: found for kind in order if (found := [change for change in listed if change.kind == kind])}

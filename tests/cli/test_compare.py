@@ -1,0 +1,160 @@
+"""Two runs side by side, a baseline, what failed run again, and a folder's own settings."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seepage.core import manifest
+
+Cli = Callable[..., Any]
+Refused = Callable[..., str]
+EIGHT = ("--attack", "linear", "--set", "batch.count=8")
+NOISE = ("--defense", "gaussian_noise", "--set", "defense.sigma=10.0")
+
+
+@pytest.fixture
+def noisy(home: Path, cli: Cli) -> Path:
+    """The tiny recipe, eight faces, behind noise that hides them."""
+    assert cli("audit", "tiny.toml", *EIGHT, *NOISE, "--out", "noisy", "--jobs", 1, "--quiet").code == 0
+    return Path("noisy")
+
+
+@pytest.fixture
+def bare(home: Path, cli: Cli) -> Path:
+    assert cli("audit", "tiny.toml", *EIGHT, "--out", "bare", "--jobs", 1, "--quiet").code == 0
+    return Path("bare")
+
+
+def test_taking_the_noise_away_is_worse(noisy: Path, bare: Path, cli: Cli) -> None:
+    found = cli("compare", noisy, bare)
+    assert found.code == 1, found
+    assert "recovered 0 of 8 -> 8 of 8" in found.out
+    assert found.out.rstrip().endswith("WORSE in 2 of 2 counts.")
+    back = cli("compare", bare, noisy)
+    assert (back.code, "NOT WORSE" in back.out, "better:" in back.out) == (0, True, True)
+
+
+def test_json_counts_what_is_worse(noisy: Path, bare: Path, cli: Cli) -> None:
+    found = cli("compare", noisy, bare / "result.json", "--json")
+    assert (found.code, found.json["worse"], found.json["lost"]) == (1, 2, 0)
+    assert {change["measure"] for change in found.json["changes"]} == {"recovered", "exact"}
+
+
+def test_a_baseline_closes_the_gate(noisy: Path, bare: Path, cli: Cli) -> None:
+    found = cli("audit", "tiny.toml", *EIGHT, "--out", bare, "--baseline", noisy, "--quiet")
+    assert found.code == 1
+    assert "worse than the baseline: linear on" in found.err
+    assert cli("audit", "tiny.toml", *EIGHT, "--out", bare, "--baseline", bare, "--quiet").code == 0
+
+
+def test_an_evidence_pack_is_a_baseline(bare: Path, cli: Cli) -> None:
+    assert cli("evidence", bare, "--out", "pack").code == 0
+    assert cli("compare", "pack", bare).code == 0
+
+
+def test_what_was_not_run_again_is_no_pass(bare: Path, cli: Cli) -> None:
+    record = json.loads((bare / "result.json").read_text())
+    record["rows"].append(record["rows"][0] | {"attack": "dlg"})
+    Path("old.json").write_text(json.dumps(record))
+    found = cli("audit", "tiny.toml", *EIGHT, "--out", bare, "--baseline", "old.json", "--quiet")
+    assert (found.code, "there is no result any more (dlg on" in found.err) == (2, True)
+    assert cli("compare", "old.json", bare).code == 2
+
+
+def test_an_edited_baseline_is_refused(bare: Path, noisy: Path, refused: Refused) -> None:
+    text = (noisy / "result.json").read_text()
+    (noisy / "result.json").write_text(text.replace("nothing recovered", "nothing  recovered"))
+    assert "is not what the run wrote" in refused("compare", noisy, bare)
+
+
+# --- what failed ------------------------------------------------------------------------------------------------
+
+
+FLAKY = """
+import pathlib
+from dataclasses import dataclass
+from seepage.attacks.linear import LinearLeak
+
+@dataclass(frozen=True, kw_only=True)
+class Flaky(LinearLeak):
+    def run(self, examined, **given):
+        if not pathlib.Path("mended").exists():
+            raise ValueError("the disk of the cluster is away")
+        return super().run(examined, **given)
+"""
+
+
+def test_what_failed_is_run_again_and_nothing_else(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "flaky.py").write_text(FLAKY)
+    monkeypatch.syspath_prepend(home)
+    line = (
+        "audit",
+        "tiny.toml",
+        "--attack",
+        "linear",
+        "--attack",
+        "flaky:Flaky",
+        "--out",
+        "run",
+        "--jobs",
+        1,
+        "--json",
+    )
+    first = cli(*line)
+    assert [row["status"] for row in first.json["rows"]] == ["ok", "error"]
+    kept = {path: path.stat().st_mtime_ns for path in Path("run/attacks").rglob("linear/*")}
+    assert cli(*line, "--retry-failed").json["rows"][1]["status"] == "error"
+    (home / "mended").touch()
+    assert cli(*line).json["finished_earlier"]
+    again = cli(*line, "--retry-failed")
+    assert [row["status"] for row in again.json["rows"]] == ["ok", "ok"]
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert manifest.differences(Path("run")) == []
+    assert cli(*line, "--retry-failed").json["finished_earlier"]
+
+
+# --- a folder's own settings -------------------------------------------------------------------------------------
+
+
+def test_the_settings_of_a_folder_are_used_and_said(home: Path, cli: Cli) -> None:
+    (home / "seepage.toml").write_text(
+        'recipe = "tiny.toml"\nfail-if = "recovered>0"\nout = "run"\nset = "batch.count=1"\n'
+    )
+    found = cli("audit", "--jobs", 1, "--quiet")
+    assert found.code == 1
+    assert "using seepage.toml: recipe, fail-if, out, set" in found.err
+    assert cli("audit", "--jobs", 1, "--quiet", "--fail-if", "recovered>1").code == 0  # what is typed goes first
+    assert "using" not in cli("list").err
+
+
+def test_pyproject_may_hold_them(home: Path, cli: Cli) -> None:
+    (home / "pyproject.toml").write_text(
+        '[project]\nname = "x"\n[tool.seepage]\nrecipe = "tiny.toml"\nattack = ["linear"]\n'
+    )
+    found = cli("audit", "--jobs", 1, "--json", "--out", "run")
+    assert [row["attack"] for row in found.json["rows"]] == ["linear"]
+    assert cli("--no-settings", "audit", "tiny.toml", "--jobs", 1, "--json", "--out", "both").json["rows"][1:]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('model = "theirs:Net"', "names code to run"),
+        ('recipe = "own.toml"', "names code to run"),
+        ('set = ["model.use=theirs:Net"]', "names code to run"),
+        ('on = "ray://somewhere:10001"', "unknown option in seepage.toml"),
+        ('out = "/tmp/elsewhere"', "leads out of this folder"),
+        ('out = "../elsewhere"', "leads out of this folder"),
+        ("jobs = [1, 2]", "is one value"),
+        ("fail_if = { a = 1 }", "is one value"),
+        ("x = ", "is not valid TOML"),
+    ],
+)
+def test_a_strangers_folder_runs_nothing_and_writes_nowhere(line: str, said: str, home: Path, refused: Refused) -> None:
+    (home / "theirs.py").write_text("raise SystemExit('ran')")
+    (home / "own.toml").write_text('[model]\nuse = "theirs:Net"\n')
+    (home / "seepage.toml").write_text(line + "\n")
+    assert said in refused("audit")

@@ -1,0 +1,128 @@
+"""What got worse between two runs, and how often that is said of two runs of the same thing."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seepage.audit.row import Cell, MembershipRow, Outcome, Proportion, Result, Row, Thresholds
+from seepage.core.schema import Summary
+from seepage.errors import SeepageError
+from seepage.evidence.comparison import Count, compare, difference
+
+
+def result(*shares: tuple[int, int], level: str = "exact", exact_db: float = 40.0) -> Result:
+    """A run with one case per share; one attack recovers `hits` of `of`, none exactly."""
+    rows = [
+        Row(
+            cell=f"c{i}",
+            attack="linear",
+            outcome=Outcome.RECOVERED,
+            examples=of,
+            scores={"psnr": Summary(mean=20.0), "recovered": Summary(mean=hits / of), "exact": Summary(mean=0.0)},
+        )
+        for i, (hits, of) in enumerate(shares)
+    ]
+    cells = [Cell(name=f"c{i}", title=f"case {i}") for i in range(len(shares))]
+    return Result(verdict="", verdict_level=level, rows=rows, cells=cells, thresholds=Thresholds(exact_db=exact_db))
+
+
+def test_what_rose_beyond_chance_is_worse_and_what_did_not_is_more() -> None:
+    found = compare(result((0, 8), (1, 8), (8, 8)), result((8, 8), (2, 8), (0, 8)))
+    kinds = {change.case: change.kind for change in found.changes if change.measure == "recovered"}
+    assert kinds == {"case 0": "worse", "case 1": "more", "case 2": "better"}
+    assert [change.case for change in found.worse] == ["case 0"]
+    assert "0 of 8 -> 8 of 8" in found.worse[0].words
+
+
+def test_the_same_run_is_not_worse_than_itself() -> None:
+    one = result((3, 8), (0, 2), (2, 2))
+    assert {change.kind for change in compare(one, one).changes} == {"same"}
+
+
+def test_what_has_no_result_any_more_is_lost_and_a_new_leak_is_told() -> None:
+    old, new = result((0, 8), (0, 8)), result((0, 8), (0, 8), (4, 8), (0, 8))
+    gone = new.model_copy(update={"rows": [row for row in new.rows if row.cell != "c1"]})
+    found = compare(old, gone)
+    assert {change.case for change in found.lost} == {"case 1"}
+    assert [(change.case, change.kind) for change in found.worse] == [("case 2", "new leak")]
+
+
+def test_membership_is_compared_as_examples_are() -> None:
+    def named(hits: int) -> Result:
+        share = Proportion(hits=hits, of=16, low=0.0, high=1.0)
+        row = MembershipRow(cell="c0", test="matched_filter", named=share, false=share)
+        return result((0, 8)).model_copy(update={"membership": [row]})
+
+    assert [change.measure for change in compare(named(0), named(14)).worse] == ["named"]
+    assert not compare(named(7), named(8)).worse
+
+
+def test_certified_guesses_without_a_truth_have_no_share_and_count_as_they_are() -> None:
+    def certified(n: int) -> Result:
+        row = Row(cell="c0", attack="linear", outcome=Outcome.NOT_SCORED, certified={"n": n})
+        return result((0, 8)).model_copy(update={"rows": [row]})
+
+    assert [str(change.new) for change in compare(certified(1), certified(2)).worse] == ["2"]
+    assert not compare(certified(2), certified(2)).worse
+
+
+def test_runs_that_count_differently_or_have_nothing_in_common_are_not_compared() -> None:
+    with pytest.raises(SeepageError, match="different thresholds"):
+        compare(result((0, 8)), result((0, 8), exact_db=50.0))
+    other = result((0, 8)).model_copy(update={"rows": []})
+    with pytest.raises(SeepageError, match="no case and attack in common"):
+        compare(result((0, 8)), other)
+
+
+def test_another_setting_under_the_same_name_is_said() -> None:
+    new = result((0, 8)).model_copy(update={"cells": [Cell(name="c0", title="batch 64")]})
+    assert "another setting under the same name" in compare(result((0, 8)), new).remarks[0]
+
+
+def test_the_interval_is_newcombes() -> None:
+    # Newcombe 1998, Statistics in Medicine 17, table II: 56/70 and 48/80, method 10: 0.0524 to 0.3339.
+    low, high = difference(Count(hits=48, of=80), Count(hits=56, of=70), 0.025)
+    assert (round(low, 4), round(high, 4)) == (0.0524, 0.3339)
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.data())
+def test_the_interval_holds_the_difference_and_turns_with_it(n: int, m: int, data: st.DataObject) -> None:
+    old = Count(hits=data.draw(st.integers(0, n)), of=n)
+    new = Count(hits=data.draw(st.integers(0, m)), of=m)
+    low, high = difference(old, new, 0.025)
+    assert -1 - 1e-9 <= low <= new.hits / m - old.hits / n <= high <= 1 + 1e-9
+    back = difference(new, old, 0.025)
+    assert math.isclose(back[0], -high, abs_tol=1e-9)
+    assert math.isclose(back[1], -low, abs_tol=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 0.9])
+def test_two_runs_of_the_same_thing_are_seldom_called_worse(share: float) -> None:
+    """2,000 pairs of runs with the same chances in 10 cases of 2 to 64 examples: 5 % may be called worse, one-sided.
+
+    Wilson's intervals are approximate; with level / m far in the tails 7 % are allowed for, and 5 % nearly kept.
+    """
+    generator = torch.Generator().manual_seed(int(100 * share))
+    sizes = torch.tensor([2.0, 4, 8, 8, 16, 16, 32, 32, 64, 64])
+    chances = torch.full_like(sizes, share)
+    draws = torch.stack([torch.binomial(sizes, chances, generator=generator) for _ in range(4000)]).long()
+    wrong = sum(_any_worse(draws[i].tolist(), draws[i + 2000].tolist(), sizes.long().tolist()) for i in range(2000))
+    assert wrong / 2000 < 0.07
+
+
+def _any_worse(old: list[int], new: list[int], sizes: list[int]) -> bool:
+    pairs = zip(old, new, sizes, strict=True)
+    return any(_low(a, b, n) > 0 for a, b, n in pairs if b > a)
+
+
+def _low(a: int, b: int, n: int) -> float:
+    key = a, b, n
+    if key not in _LOWS:
+        _LOWS[key] = difference(Count(hits=a, of=n), Count(hits=b, of=n), 0.05 / 10)[0]
+    return _LOWS[key]
+
+
+_LOWS: dict[tuple[int, int, int], float] = {}
