@@ -115,7 +115,7 @@ def run(
     recipes = cells(tables)
     text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
-    if claim(folder, "recipe.toml", text) and not (retry_failed and forget_failures(folder)):
+    if claim(folder, "recipe.toml", text) and not (retry_failed and _failures(folder)):
         return Run(folder, _read_result(folder), fresh=False)
     sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
     if sweep_tables is not None:
@@ -125,7 +125,8 @@ def run(
     started = time.time()
     check_space(folder, MIN_FREE_BYTES)
     with locked(folder) as made:
-        if claim(folder, "recipe.toml", text, sweeps=True):  # by another process, meanwhile
+        finished = claim(folder, "recipe.toml", text, sweeps=True)  # by another process, meanwhile
+        if finished and not (retry_failed and forget_failures(folder)):
             return Run(folder, _read_result(folder), fresh=False)
         with undone_on_mistake(made):
             write_whole(folder / "recipe.toml", text)
@@ -200,9 +201,7 @@ def forget_failures(folder: Path) -> int:
     Failed are attacks and membership tests that ended in an error, and cells that could not be recorded. Whatever does
     not apply stays: it would not apply again.
     """
-    refuse_changed(folder)
-    failed = [path for path in _outcomes(folder) if read_json(path).get("status") in ("error", "interrupted")]
-    failed += [path for path in folder.glob("private/**/cell.json") if "skipped" in read_json(path)]
+    failed = _failures(folder)
     if failed:
         # First the result: a run that is killed in between is an unfinished one, and goes on.
         (folder / "result.json").unlink()
@@ -210,6 +209,12 @@ def forget_failures(folder: Path) -> int:
             path.with_suffix(".safetensors").unlink(missing_ok=True)
             path.unlink()
     return len(failed)
+
+
+def _failures(folder: Path) -> list[Path]:
+    refuse_changed(folder)
+    failed = [path for path in _outcomes(folder) if read_json(path).get("status") in ("error", "interrupted")]
+    return failed + [path for path in folder.glob("private/**/cell.json") if "skipped" in read_json(path)]
 
 
 def _outcomes(folder: Path) -> list[Path]:
