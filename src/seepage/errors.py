@@ -74,6 +74,26 @@ def short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+LONGEST_LINE, MOST_LINES = 800, 40
+"""Letters of one line of a message in the terminal, and its lines."""
+
+
+def brief(text: str) -> str:
+    """A message for a terminal: the middle of a long line, and lines beyond `MOST_LINES`, are left out.
+
+    Its end stays, where the remedy is.
+
+    >>> text = brief("no file " + "x" * 5000 + "; check the path")
+    >>> len(text) <= LONGEST_LINE, text[:9], text[-16:]
+    (True, 'no file x', '; check the path')
+    """
+    lines = text.split("\n")
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], f"  and {len(lines) - MOST_LINES + 1} lines more"]
+    half = (LONGEST_LINE - 5) // 2
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:half]} ... {line[-half:]}" for line in lines)
+
+
 def printable(text: str) -> str:
     r"""A stranger's words for a terminal: what would move the cursor, ring or turn the writing around is spelled out.
 

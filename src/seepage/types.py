@@ -66,8 +66,10 @@ class Batch:
     indices: Tensor | None = None
 
     def __post_init__(self) -> None:
-        sizes = {len(t) for t in (self.inputs, self.labels, self.indices) if t is not None}
-        if len(sizes) != 1:
+        given = [t for t in (self.inputs, self.labels, self.indices) if t is not None]
+        if any(t.ndim == 0 for t in given):
+            raise SeepageError("a batch needs inputs, labels and indices with one entry per example, got a lone number")
+        if len({len(t) for t in given}) != 1:
             raise SeepageError(
                 f"a batch needs as many labels (and indices) as inputs, got {len(self.inputs)} "
                 f"inputs and {len(self.labels)} labels; pass tensors of one length"

@@ -245,3 +245,11 @@ def test_the_program_itself_shows_no_traceback(home: Path) -> None:
 def test_examples_without_labels_are_refused(refused: Callable[..., str], home: Path) -> None:
     np.savez(home / "bare.npz", x=np.zeros((8, 8, 8, 3), np.uint8), y=np.full(8, -1))
     assert "one class only" in refused("audit", "--data=bare.npz", "--attack=linear", "--batch-size=1", "--quiet")
+
+
+def test_no_message_is_longer_than_a_screen(refused: Refused) -> None:
+    """What was typed is cut in the middle: the remedy at the end stays."""
+    for words in (["--set", f"{'x' * 5000}=1"], ["--fail-if", "y" * 5000], ["--attack", "z" * 5000]):
+        message = refused("audit", "tiny.toml", *words)
+        assert max(map(len, message.split("\n"))) < 820
+    assert refused("audit", "tiny.toml", "--tune", "y" * 5000).endswith("y'\n")

@@ -1,18 +1,20 @@
 """One attempt of an attack on one round, on disk: a reconstruction, or the reason why there is none."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from seepage.attacks.base import Checkpoint
 from seepage.audit.row import Status
+from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
 from seepage.errors import SeepageError
-from seepage.types import Reconstruction, Tensors
+from seepage.types import Ambiguity, Reconstruction, Tensors
 from seepage.types import Status as SearchStatus
 
 
@@ -63,37 +65,86 @@ def save_attempt(outcome: Attempt, path: Path) -> None:
     write_json(path.with_suffix(".json"), facts)
 
 
+class _Facts(JsonRecord):
+    """What `PATH.json` holds of every attempt."""
+
+    status: Status
+    attack: str
+    reason: str | None
+    seconds: float
+    cpu_seconds: float
+
+
+class _FactsOfResult(_Facts):
+    """What it holds of one with a reconstruction."""
+
+    status: SearchStatus
+    space: Literal["input", "feature"]
+    ambiguity: list[Ambiguity]
+    history: list[list[float]]
+    cost: dict[str, float]
+    notes: list[str]
+
+
 def open_attempt(path: Path) -> Attempt:
-    """Read what `save_attempt` wrote."""
-    facts = read_json(path.with_suffix(".json"))
-    check_schema(facts, path.with_suffix(".json"))
-    found = None
-    try:
-        if "space" in facts:
-            found = _reconstruction(facts, read_tensors(path.with_suffix(".safetensors")))
-        return Attempt(facts["status"], facts["attack"], found, facts["reason"], facts["seconds"], facts["cpu_seconds"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise SeepageError(
-            f"{path}.json is damaged ({type(error).__name__}: {error}); delete it and run again"
-        ) from error
+    """Read what `save_attempt` wrote. It may come from others.
+
+    Raises:
+        SeepageError: For a damaged file, and for tensors that do not fit each other.
+    """
+    file = path.with_suffix(".json")
+    facts = read_json(file)
+    check_schema(facts, file)
+    if "space" not in facts:
+        read = parse(_Facts, facts, str(file))
+        return Attempt(read.status, read.attack, None, read.reason, read.seconds, read.cpu_seconds)
+    told = parse(_FactsOfResult, facts, str(file))
+    found = _reconstruction(told, path.with_suffix(".safetensors"))
+    return Attempt(told.status, told.attack, found, told.reason, told.seconds, told.cpu_seconds)
 
 
-def _reconstruction(facts: Mapping[str, Any], tensors: Tensors) -> Reconstruction:
-    status: SearchStatus = facts["status"]
+def _reconstruction(facts: _FactsOfResult, path: Path) -> Reconstruction:
+    tensors = read_tensors(path)
+    wrong = _misfit(tensors)
+    wrong = "history" if any(len(pair) != 2 for pair in facts.history) else wrong
+    if wrong is not None:
+        raise SeepageError(f"the {wrong} in {path} cannot be those of guesses; delete it and run again")
     return Reconstruction(
         inputs=tensors["inputs"],
         labels=tensors.get("labels"),
-        space=facts["space"],
+        space=facts.space,
         indices=tensors.get("indices"),
-        ambiguity=frozenset(facts["ambiguity"]),
+        ambiguity=frozenset(facts.ambiguity),
         objective=tensors.get("objective"),
         certified=tensors.get("certified"),
         inner={name[6:]: tensor for name, tensor in tensors.items() if name.startswith("inner/")},
-        status=status,
-        history=tuple((int(step), float(value)) for step, value in facts["history"]),
-        cost=facts["cost"],
-        notes=tuple(facts["notes"]),
+        status=facts.status,
+        history=tuple((int(step), value) for step, value in facts.history),
+        cost=facts.cost,
+        notes=tuple(facts.notes),
     )
+
+
+def _misfit(tensors: Tensors) -> str | None:
+    """The first tensor that does not belong to `k` guesses, by its name; None where all do."""
+    inputs = tensors.get("inputs")
+    if inputs is None or inputs.ndim < 2 or inputs.dtype == torch.bool:
+        return "inputs"
+
+    def per_guess(tensor: Tensor) -> bool:
+        return tensor.ndim > 0 and len(tensor) == len(inputs)
+
+    fits: dict[str, Callable[[Tensor], bool]] = {
+        "labels": lambda t: per_guess(t) and not t.is_floating_point() and t.dtype != torch.bool,
+        "indices": lambda t: per_guess(t) and t.dtype == torch.int64 and t.ndim == 1,
+        "objective": lambda t: t.is_floating_point(),
+        "certified": lambda t: per_guess(t) and t.dtype == torch.bool and t.ndim == 1,
+    }
+    odd = next((name for name, fit in fits.items() if name in tensors and not fit(tensors[name])), None)
+    if odd is not None:
+        return odd
+    inner = (name for name in tensors if name.startswith("inner/"))
+    return next((name for name in inner if not (per_guess(tensors[name]) and tensors[name].is_floating_point())), None)
 
 
 def has_attempt(path: Path) -> bool:

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from seepage.cli.commands import Interrupted, NobodyReads, app
 from seepage.cli.stopping import INTERRUPTED, TERMINATED, Stopped, stoppable
-from seepage.errors import SeepageError, printable
+from seepage.errors import SeepageError, brief, printable
 
 __all__ = ["app", "main"]
 
@@ -68,7 +68,7 @@ def _fault() -> NoReturn:
 
 def _fail(sentence: str) -> NoReturn:
     words = "\n".join(printable(line) for line in sentence.split("\n"))  # several mistakes have a line each
-    print(f"error: {words}", file=sys.stderr)
+    print(f"error: {brief(words)}", file=sys.stderr)
     sys.exit(2)
 
 

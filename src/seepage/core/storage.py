@@ -357,13 +357,25 @@ def read_tensors(path: Path, names: Collection[str] | None = None, *, most: int 
         _check_head(path)
         # Copies: views into the file are not aligned in memory, and kernels then round differently.
         if names is None:
-            return {name: tensor.clone() for name, tensor in load_file(path).items()}
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in names if name in file.keys()}  # noqa: SIM118
+            found = {name: tensor.clone() for name, tensor in load_file(path).items()}
+        else:
+            with safe_open(path, framework="pt") as file:
+                found = {name: file.get_tensor(name).clone() for name in names if name in file.keys()}  # noqa: SIM118
     except FileNotFoundError as error:
         raise SeepageError(f"{path} does not exist; check the path") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise _not_whole(path, error) from error
+    check_kinds(found, path)
+    return found
+
+
+def check_kinds(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise for kinds of numbers that PyTorch stores and hardly computes with, such as those of 8 bits with a point."""
+    odd = next((name for name, tensor in tensors.items() if tensor.dtype not in DTYPES), None)
+    if odd is not None:
+        raise SeepageError(
+            f"{path} holds {short(odd)} as {tensors[odd].dtype}, which nothing is computed with; convert it to float32"
+        )
 
 
 def check_whole(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seepage.core.storage import PICKLE_SUFFIXES, check_regular, check_whole, read_tensors
+from seepage.core.storage import PICKLE_SUFFIXES, check_kinds, check_regular, check_whole, read_tensors
 from seepage.core.zip_safety import DAMAGED, refuse_expansion
 from seepage.errors import SeepageError, printable, short
 from seepage.models.naming import in_own_names
@@ -106,6 +106,7 @@ def _tensors(content: Any, path: Path) -> Tensors:
         found = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
         if found and all(isinstance(name, str) for name in found):
             _check_sizes(found.values(), path)
+            check_kinds(found, path)
             return {name: tensor.detach().clone() for name, tensor in found.items()}
     raise SeepageError(f"{path} holds no named tensors; save the model's state_dict()")
 

@@ -1,5 +1,6 @@
 """The results book: one page per paper with every table and figure, its claims, the paper's numbers and ours."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from math import inf
@@ -11,6 +12,7 @@ from seepage.papers.claims import At, Claim
 from seepage.papers.draw import draw
 from seepage.papers.items import PAPERS, Item, list_items
 from seepage.papers.lines import Line
+from seepage.papers.markdown import as_code, as_words
 from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, picture_of, read_records
 from seepage.papers.used import USED
@@ -165,7 +167,7 @@ def _claims(item: Item, records: Sequence[Record]) -> str:
         for size, head in (("paper", "At the paper's size"), ("small", "In a smaller experiment")):
             if size in judged:
                 one = judged[size]
-                used = f", on {', '.join(one.data)}" if one.data else ""
+                used = f", on {', '.join(map(as_words, one.data))}" if one.data else ""
                 shown = examples_of(item, one)
                 lines.append(f"    - {head}{used}: **{in_words(one)}**{f': {shown}' if shown else ''}.")
             elif size == "paper":
@@ -218,7 +220,8 @@ def _figures(item: Item, size: str, records: Sequence[Record], results: Path, fo
         if drawn is not None:
             found.append((f"{item.id.replace('/', '-')}-{size}.png", "the paper's numbers and ours", drawn))
     if item.expect.kind == "pictures":
-        kept = dict.fromkeys(picture_of(results, item.id, r.size, r.data) for r in records)
+        named = [r for r in records if re.fullmatch(r"[\w.-]+", r.data)]  # one step down and nowhere else
+        kept = dict.fromkeys(picture_of(results, item.id, r.size, r.data) for r in named)
         words = "private pictures that a dependency ships, and what came back of them"
         found += [(path.name, words, path.read_bytes()) for path in kept if path.exists()]
     for name, _, content in found:
@@ -240,7 +243,7 @@ def _table(item: Item, size: str, records: Sequence[Record]) -> str:
             lines.append(_row([name, "paper", *map(line.printed_at, columns)]))
             name = ""
         ours = [ours_of(at.get(column)) for column in columns]
-        lines.append(_row([name, f"ours, {size}, {own[0].data}", *ours]))
+        lines.append(_row([name, f"ours, {size}, {as_words(own[0].data)}", *ours]))
         lines += [_row(["", words, *entries]) for words, entries in _beside(line, at, columns)]
     lines += [
         _row([line.name, "paper; not run", *map(line.printed_at, range(len(heads)))])
@@ -259,7 +262,7 @@ def _beside(line: Line, at: Mapping[int, Record], columns: Iterable[int]) -> lis
         wanted = {"psnr": "PSNR, dB", "ssim": "SSIM", **wanted}
     lone = [record for record in at.values() if len(record.seeds) > 1 and "by_seed" not in record.facts]
     # The number above is a mean over seeds, and in older records what stands below it is not.
-    whose = f", seed {next(iter(lone[0].seeds))}" if lone else ""
+    whose = f", seed {as_words(next(iter(lone[0].seeds)))}" if lone else ""
     found = []
     for key, words in wanted.items():
         values = [at[column].facts.get(key) if column in at else None for column in columns]
@@ -282,7 +285,7 @@ def ours_of(record: Record | None) -> str:
         return "no LPIPS"
     if record.value is None:
         reason = record.facts.get("reason")
-        return f"none: {_cell(str(reason))}" if reason else "none"
+        return f"none: {as_words(str(reason))}" if reason else "none"
     interval = "" if record.interval is None else " [{}, {}]".format(*map(number_of, record.interval))
     return number_of(record.value) + interval
 
@@ -298,13 +301,13 @@ def number_of(value: float | None) -> str:
 def _made(records: Sequence[Record]) -> str:
     """The commands that produced a table, and the machine."""
     found = {
-        (r.command, r.made.get("torch"), r.made.get("device"), str(r.made.get("started", ""))[:10]): None
+        (r.command, str(r.made.get("torch")), str(r.made.get("device")), str(r.made.get("started", ""))[:10]): None
         for r in records
     }
     commands: dict[str, str] = {}
     for command, torch, device, day in found:
-        commands[command] = f"torch {torch}, {device}, {day}"
-    return "\n".join(f"`{command}` ({where})\n" for command, where in commands.items())
+        commands[command] = as_words(f"torch {torch}, {device}, {day}")
+    return "\n".join(f"{as_code(command)} ({where})\n" for command, where in commands.items())
 
 
 def _used(records: Sequence[Record]) -> str:

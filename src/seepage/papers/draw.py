@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from seepage.errors import printable
 from seepage.papers.items import Item
 from seepage.papers.lines import Line
 from seepage.papers.records import Record
@@ -58,7 +59,7 @@ def _one(
     color = f"C{number % 10}"
     ours = {record.column: record.value for record in records if record.value is not None}
     printed = [(places[i], value) for i in range(len(places)) if (value := line.paper_at(i)) is not None]
-    name = f"{line.name}, {records[0].data}"
+    name = f"{line.name}, {_literal(records[0].data)}"
     if item.expect.kind == "bars":
         width = 0.8 / (2 * of)
         start = -0.4 + 2 * number * width
@@ -69,3 +70,8 @@ def _one(
     axes.plot([places[i] for i in sorted(ours)], [ours[i] for i in sorted(ours)], "o-", color=color, label=name)
     if printed:
         axes.plot(*zip(*printed, strict=True), "s--", color=color, alpha=0.5, label=f"{line.name}, paper")
+
+
+def _literal(text: str) -> str:
+    """A stranger's words for a legend, in which dollars would begin a formula."""
+    return printable(text[:60]).replace("$", r"\$")

@@ -11,9 +11,9 @@ import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from seepage.core.storage import append_line, read_lines, write_lines
 from seepage.errors import SeepageError
@@ -30,6 +30,39 @@ def _in_order(interval: tuple[float, float]) -> tuple[float, float]:
     if interval[0] > interval[1]:
         raise ValueError(f"an interval goes from its lower end to its upper one, got {interval}")
     return interval
+
+
+LARGEST = 1e100
+"""Size up to which a number of an item is one: squares of what is beyond cannot be summed."""
+
+_Amount = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
+
+class _ItemFacts(BaseModel):
+    """The facts of an item's record that the book reads; others may be anything."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    recovered: _Amount | None = None
+    examples: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    psnr: _Amount | None = None
+    psnr_low: _Amount | None = None
+    psnr_high: _Amount | None = None
+    ssim: _Amount | None = None
+    lpips: _Amount | None = None
+    cosine: _Amount | None = None
+    correlation: _Amount | None = None
+    mean_color_psnr: _Amount | None = None
+    mean_color_ssim: _Amount | None = None
+    by_seed: dict[str, dict[str, _Amount | None]] = {}
+    intervals: dict[str, list[_Amount | None] | tuple[_Amount | None, ...]] = {}
+
+    @field_validator("intervals")
+    @classmethod
+    def _of_two_ends(cls, found: dict[str, Sequence[float | None]]) -> dict[str, Sequence[float | None]]:
+        if any(len(ends) != 2 for ends in found.values()):
+            raise ValueError("an interval has two ends")
+        return found
 
 
 class Record(BaseModel):
@@ -81,6 +114,16 @@ class Record(BaseModel):
         low, high = given.get("low"), given.get("high")
         ends = None if low is None or high is None else (low, high)
         return {**line, "value": given.get("ours"), "interval": ends}
+
+    @model_validator(mode="after")
+    def _check_item(self) -> Self:
+        """The facts of an item's record are what the results book takes them for."""
+        if self.size is not None:
+            _ItemFacts.model_validate(self.facts)
+            numbers = [self.value, self.paper, *(self.interval or ()), *self.seeds.values()]
+            if any(number is not None and abs(number) > LARGEST for number in numbers):
+                raise ValueError(f"no number of an item is beyond {LARGEST:g}")
+        return self
 
     @property
     def key(self) -> tuple[str | None, str, int, str, str]:

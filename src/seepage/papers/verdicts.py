@@ -184,10 +184,11 @@ def _ours(at: At, records: Sequence[Record], data: str, claim: Claim) -> Number 
         low, high = record.interval or _moved(record)
         seeds = {seed: value for seed, value in record.seeds.items() if value is not None}
         return Number(record.value, low, high, seeds, better=at.line.better)
-    if claim.instead is None or claim.instead not in record.facts:
+    if claim.instead is None or record.facts.get(claim.instead) is None:
         return None
     by_seed = record.facts.get("by_seed", {})
-    seeds = {seed: scores[claim.instead] for seed, scores in by_seed.items() if claim.instead in scores}
+    known = {seed: scores.get(claim.instead) for seed, scores in by_seed.items()}
+    seeds = {seed: value for seed, value in known.items() if value is not None}
     low, high = record.facts.get("intervals", {}).get(claim.instead, (None, None))
     return Number(record.facts[claim.instead], low, high, seeds, metric=claim.instead)
 

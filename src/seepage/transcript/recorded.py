@@ -161,7 +161,7 @@ class RecordedTranscript:
     def _size(self, tensors: Tensors) -> int | None:
         """The batch size; where indices are told, the last batch of an epoch may be smaller."""
         told = tensors.get("indices") if "indices" in self.knowledge.told else None
-        return self.batch_size if told is None else len(told)
+        return self.batch_size if told is None or told.ndim != 1 else len(told)
 
     def _told(
         self, what: Literal["labels", "indices"], tensors: Tensors, path: Path, bound: int | None
@@ -173,7 +173,9 @@ class RecordedTranscript:
         if what not in tensors:
             raise SeepageError(f"{path} lacks the {what} that knowledge.json says are told; record it again")
         told = tensors[what]
-        if told.dtype != torch.int64 or told.ndim != 1 or len(told) != (self._size(tensors) or len(told)):
+        if told.dtype != torch.int64 or told.ndim != 1 or not len(told):
+            raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
+        if len(told) != (self._size(tensors) or len(told)):
             raise SeepageError(f"{path} does not tell {what} as one whole number per example; record it again")
         if (told < 0).any() or (bound is not None and (told >= bound).any()):
             limits = "below 0" if bound is None else f"outside 0..{bound - 1}"

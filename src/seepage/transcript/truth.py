@@ -90,10 +90,13 @@ def open_truth(folder: Path) -> Truth:
     try:
         if "data/draws" in tensors:
             inputs, draws = tensors["data/inputs"], tensors["data/draws"]
-            data = Batch(inputs, tensors["data/labels"], torch.arange(len(inputs)))
+            data = Batch(inputs, tensors["data/labels"], torch.arange(len(inputs) if inputs.ndim else 1))
             _check_draws(draws, len(data), path)
             return Truth((data,), draws)
         rounds = sorted({name.partition("/")[0] for name in tensors})
+        indices = [tensors[f"{t}/indices"] for t in rounds if f"{t}/indices" in tensors]
+        if any(part.dtype != torch.int64 or part.ndim != 1 for part in indices):
+            raise SeepageError(f"{path} does not give indices as one whole number per example; record it again")
         return Truth(
             tuple(Batch(tensors[f"{t}/inputs"], tensors[f"{t}/labels"], tensors.get(f"{t}/indices")) for t in rounds)
         )
@@ -122,20 +125,28 @@ def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowled
         batch = truth.of_round(t)
         wanted = (size or len(batch), *knowledge.input_shape)
         tokens = vocabulary_of(knowledge.model) is not None
-        if tuple(batch.inputs.shape) != wanted or batch.inputs.is_floating_point() == tokens:
+        if tuple(batch.inputs.shape) != wanted or not _is_input(batch.inputs, knowledge, tokens=tokens):
             return f"holds {tuple(batch.inputs.shape)} in batch {t}, expected {wanted}"
     for t, batch in enumerate(truth):
         if not batch.inputs.isfinite().all():
             return f"holds NaN or infinite values in batch {t}"
-        if not _are_classes(batch.labels, knowledge.num_classes):
+        if not _are_classes(batch.labels, knowledge.num_classes, tokens=vocabulary_of(knowledge.model) is not None):
             return f"holds labels in batch {t} that are not among the {knowledge.num_classes} classes"
     return None
 
 
-def _are_classes(labels: Tensor, classes: int) -> bool:
+def _is_input(inputs: Tensor, knowledge: Knowledge, *, tokens: bool) -> bool:
+    """Whether inputs are of a kind that the model takes: whole numbers where it reads tokens."""
+    if tokens:
+        return inputs.dtype == torch.int64
+    own = next((parameter.dtype for parameter in knowledge.model.parameters()), torch.float32)
+    return inputs.dtype in (torch.float32, own)
+
+
+def _are_classes(labels: Tensor, classes: int, *, tokens: bool) -> bool:
     if labels.is_floating_point():
         return labels.shape[1:] == (classes,)
-    if labels.dtype != torch.int64 or labels.ndim not in (1, 2):
+    if labels.dtype != torch.int64 or labels.ndim not in ((1, 2) if tokens else (1,)):
         return False
     named = (labels >= 0) if labels.ndim == 1 else (labels >= 0) | (labels == NO_TARGET)  # `[n, tokens]`: of each token
     return bool((named & (labels < classes)).all())

@@ -1,5 +1,6 @@
 """Features and class probabilities of every example of a batch, solved from the gradient of the last linear layer."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -254,6 +255,11 @@ def _by_softmax(
         if sum(misfit < SOLVED for misfit, _ in tries) == 2:
             break
     misfit, unmixing = min(tries, key=lambda one: one[0])
+    if not math.isfinite(misfit):
+        raise Inapplicable(
+            "the softmax equations of the last layer have no finite solution: its gradient or weights are too large",
+            "look at the update of another round",
+        )
     if before is not None and before.misfit < misfit:
         return before
     features = unmixing @ equations.inner
