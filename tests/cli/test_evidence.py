@@ -253,7 +253,7 @@ def test_metrics_are_read_by_prometheus(pack: Path) -> None:
     }
     assert found["seepage_maximum_risk"][0].value == 1.0
     assert {sample.labels["state"]: sample.value for sample in found["seepage_findings"]} == {
-        "leaks": 1, "quiet": 1, "skipped": 0, "untried": 0,
+        "leaks": 1, "quiet": 1, "unjudged": 0, "skipped": 0, "untried": 0,
     }  # fmt: skip
 
 
@@ -303,3 +303,22 @@ def test_without_a_browser_the_annex_is_left_to_be_printed(
     monkeypatch.setattr("seepage.evidence.annex.BROWSERS", ())
     monkeypatch.delenv("SEEPAGE_BROWSER", raising=False)
     assert "open the page and print it" in refused("evidence", run, "--out", "pack", "--pdf")
+
+
+# --- two checkpoints ---------------------------------------------------------------------------------------------
+
+
+def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, key: Path, cli: Cli) -> None:
+    found = cli("attack", observed, "--use", "linear", "--use", "dlg", "--set", "attack.steps=2", "--out", "round",
+                "--jobs", 1, "--fail-if", "certified>0", "--quiet")  # fmt: skip
+    assert found.code == 1, found
+    assert "certified" in found.err
+    assert cli("evidence", "round", "--out", "pack", "--sign", key).code == 0
+    assert cli("verify", "pack", "--key", f"{key}.pub").code == 0
+    evidence = json.loads(Path("pack/evidence.json").read_text())
+    assert evidence["maximum_risk"] is None
+    assert (evidence["cases"][0]["certified"], evidence["cases"][0]["best"]) == (2, "linear")
+    log = json.loads(Path("pack/results.sarif").read_text())
+    # Nobody can say whether a guess without certificate is right: that is no pass.
+    assert [one["kind"] for one in log["runs"][0]["results"]] == ["fail", "review"]
+    assert 'skipped="1"' in Path("pack/junit.xml").read_text()

@@ -79,7 +79,7 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
         SeepageError: If no row meets it but a cell could not be recorded or has no row with that score: missing
             numbers must not let the gate pass. A cell with a zero update has nothing to leak and passes.
     """
-    values = [(row, row.value(condition.score)) for row in rows]
+    values = [(row, judged_value(row, condition.score)) for row in rows]
     found = [row for row, value in values if value is not None and condition.meets(value)]
     if found:
         return found
@@ -98,6 +98,13 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
             "score the run against the truth, name another score, or leave out cases that no attack applies to"
         )
     return []
+
+
+def judged_value(row: Row, score: str) -> float | None:
+    """A score of a row. Without a truth, `certified` counts all certified guesses: none is known to be wrong."""
+    if score == "certified" and not row.scored and row.certified is not None:
+        return row.certified.n / row.examples if row.examples else float(row.certified.n)
+    return row.value(score)
 
 
 class Judged(NamedTuple):

@@ -145,7 +145,10 @@ def _personal(model: nn.Module, before: Tensors, after: Tensors, files: Files) -
         )
     personal = [name for name in trained if name not in before]
     if len(personal) == len(trained):
-        raise SeepageError(f"{files.before} holds no trained parameter of the model; give files of the same model")
+        raise SeepageError(
+            f"{files.before} holds none of the parameters that the model trains ({_some(trained)}); name the model "
+            "that the files are of with --model, such as --model mymodule:factory"
+        )
     return personal
 
 

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from seepage.cli.comparing import hold_against
 from seepage.cli.completing import names_of
 from seepage.cli.options import (
+    BaselineOption,
     ClientOption,
     DeviceOption,
+    GateOption,
     JobsOption,
     JsonOption,
     ModelOption,
@@ -22,7 +25,7 @@ from seepage.cli.options import (
     SizeOption,
     running_on,
 )
-from seepage.cli.showing import command_line, present, write_pages
+from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
 from seepage.errors import SeepageError
 
 if TYPE_CHECKING:
@@ -126,6 +129,8 @@ def attack(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that the folder names: a model, a client rule; it is yours.")
     ] = False,
+    fail_if: GateOption = None,
+    baseline: BaselineOption = None,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -159,6 +164,7 @@ def attack(
             model=Spec.of(tables["model"]) if "model" in tables else None,
             batch_size=batch_size,
         )
+    condition = condition_of(fail_if, {})
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         request = AttackRequest(
             attacks=tables["attack"],
@@ -174,6 +180,8 @@ def attack(
         finished = run(request=request)
         write_pages(finished.folder, show, again=finished.fresh, pictures=False if no_pictures else None)
     present(finished.folder, finished, as_json, quiet)
+    gate(finished.result, condition)
+    hold_against(finished.result, baseline)
 
 
 def _check_files(captured: Path, after: Path | None, params: Path | None) -> None:

@@ -110,14 +110,14 @@ def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> Non
 
 def gate(result: "Result", condition: "Condition | None") -> None:
     """End with exit code 1 where a row meets the condition of `--fail-if`."""
-    from seepage.audit.gate import SIDE_SCORES, side_violations, violations
+    from seepage.audit.gate import SIDE_SCORES, judged_value, side_violations, violations
 
     if condition is None:
         return
     titles, score = result.titles, condition.score
     told: list[tuple[str, str, float | None]] = [*side_violations(result, condition)] if score in SIDE_SCORES else []
     if score not in SIDE_SCORES:
-        told = [(row.attack, row.cell, row.value(score)) for row in violations(result.rows, condition)]
+        told = [(row.attack, row.cell, judged_value(row, score)) for row in violations(result.rows, condition)]
     if told:
         worst = "; ".join(f"{name} on {titles[cell]}: {score} {value:g}" for name, cell, value in told[:3])
         rows = "1 row has" if len(told) == 1 else f"{len(told)} rows have"

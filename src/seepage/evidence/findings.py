@@ -7,9 +7,10 @@ from typing import Literal
 from seepage.audit.row import EpsilonRow, MembershipRow, Result, Row
 from seepage.evidence.statement import failed, leaked
 
-State = Literal["leaks", "quiet", "skipped", "untried"]
-"""`leaks`: data came back, members were named, or a claim is contradicted. `quiet`: tried, and nothing. `skipped`: it
-does not apply. `untried`: it was asked for and has no result, so what it would have found is not known."""
+State = Literal["leaks", "quiet", "unjudged", "skipped", "untried"]
+"""`leaks`: data came back, members were named, or a claim is contradicted. `quiet`: tried, and nothing. `unjudged`:
+guesses came back, and no truth is at hand to compare them with. `skipped`: it does not apply. `untried`: it was asked
+for and has no result, so what it would have found is not known."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -59,7 +60,7 @@ def _of_attack(row: Row, case: str) -> Found:
     elif not row.gave_result:
         state = "skipped"
     else:
-        state = "leaks" if leaked(row) else "quiet"
+        state = "leaks" if leaked(row) else "quiet" if row.scored or row.returned == 0 else "unjudged"
     exact = bool(row.mean("exact")) or (not row.scored and state == "leaks")
     severity: Severity = "note"
     if state in ("leaks", "untried"):
@@ -78,7 +79,7 @@ def _words(row: Row) -> str:
         flat = row.baselines.get("mean_color", {}).get("psnr")
         parts.append(f"median PSNR {psnr:.1f} dB" + ("" if flat is None else f", mean color {flat:.1f} dB"))
     if row.certified is not None and not row.scored:
-        parts.append(f"{row.certified.n} guesses certified; no truth at hand")
+        parts.append(f"{row.certified.n} guesses certified, without a truth")
     if row.told_extra:
         parts.append(f"told beyond the protocol: {', '.join(row.told_extra)}")
     return "; ".join(parts)

@@ -1,9 +1,9 @@
 """What GitLab reads beside JUnit: a report of code quality, and one of metrics in OpenMetrics' text format."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
-from seepage.evidence.findings import Found
+from seepage.evidence.findings import Found, State
 from seepage.evidence.statement import Evidence, Share
 
 SEVERITIES = {"error": "critical", "warning": "major", "note": "info"}
@@ -44,7 +44,7 @@ def open_metrics(evidence: Evidence, found: Sequence[Found]) -> str:
             lines += [f"# TYPE seepage_{name}_risk gauge", f"# HELP seepage_{name}_risk Of recovered examples."]
             lines.append(f"seepage_{name}_risk {_share(share)}")
     lines += ["# TYPE seepage_findings gauge", "# HELP seepage_findings Attacks and cases by state."]
-    for state in ("leaks", "quiet", "skipped", "untried"):
+    for state in get_args(State):
         lines.append(f'seepage_findings{{state="{state}"}} {sum(one.state == state for one in found)}')
     return "\n".join([*lines, "# EOF"]) + "\n"
 

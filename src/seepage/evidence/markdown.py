@@ -8,7 +8,13 @@ from seepage.evidence.statement import Evidence
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
 
-WORDS = {"leaks": "**leaks**", "quiet": "nothing", "skipped": "does not apply", "untried": "**no result**"}
+WORDS = {
+    "leaks": "**leaks**",
+    "quiet": "nothing",
+    "unjudged": "not judged",
+    "skipped": "does not apply",
+    "untried": "**no result**",
+}
 
 
 def plain(text: str) -> str:
@@ -57,6 +63,8 @@ def model_card(evidence: Evidence) -> str:
     ]
     for case in evidence.cases:
         cells = [case.case, case.defense or "none", "not scored" if case.recovered is None else case.recovered.words]
+        if case.recovered is None and case.certified:
+            cells[-1] = f"{case.certified} guesses certified"
         cells += ["not scored" if case.exact is None else case.exact.words, case.best or "none"]
         cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
         lines.append(f"| {' | '.join(map(plain, cells))} |")
@@ -68,7 +76,9 @@ def model_card(evidence: Evidence) -> str:
 
 def _risks(evidence: Evidence) -> list[str]:
     if evidence.maximum_risk is None or evidence.average_risk is None:
-        return ["No truth was at hand, so no share of private examples can be given."]
+        certified = sum(case.certified for case in evidence.cases)
+        proof = f" {certified} guesses are certified without one." if certified else ""
+        return [f"No truth was at hand, so no share of private examples can be given.{proof}"]
     return [
         f"Maximum risk, in the worst case: {plain(evidence.maximum_risk.words)} private examples recovered. "
         f"Average over all cases: {plain(evidence.average_risk.words)}."

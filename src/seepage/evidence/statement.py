@@ -96,7 +96,9 @@ class CaseEvidence(JsonRecord):
         examples: Private examples that were attacked.
         recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
         exact: Those that the best attack here rebuilt exactly; None without a truth.
-        best: The attack that recovered most; None where none recovered any.
+        certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
+            truth.
+        best: The attack that recovered or certified most; None where none did any.
         sent: Numbers in one update.
         private: Numbers in the private inputs behind one update.
         ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
@@ -110,6 +112,7 @@ class CaseEvidence(JsonRecord):
     examples: int | None
     recovered: Share | None
     exact: Share | None
+    certified: int
     best: str | None
     sent: int | None
     private: int | None
@@ -263,7 +266,7 @@ def _year_after(started: str | None) -> str:
 
 def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
     rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
-    best = max(rows, key=_strength, default=None)
+    best = max(run.rows_of(cell), key=_strength, default=None)
     sent, private = _sent(run.folder, cell), _private(run.folder, cell)
     return CaseEvidence(
         case=cell.heading,
@@ -274,15 +277,20 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
         recovered=_most(rows, "recovered"),
         exact=_most(rows, "exact"),
-        best=best.attack if best is not None and best.leaks else None,
+        certified=max((_certified(row) for row in run.rows_of(cell)), default=0),
+        best=best.attack if best is not None and leaked(best) else None,
         sent=sent,
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
     )
 
 
-def _strength(row: Row) -> tuple[float, float, float]:
-    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, row.median("psnr") or 0.0
+def _strength(row: Row) -> tuple[float, float, int, float]:
+    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, _certified(row), row.median("psnr") or 0.0
+
+
+def _certified(row: Row) -> int:
+    return 0 if row.certified is None else row.certified.n
 
 
 def _most(rows: Sequence[Row], share: str) -> Share | None:
