@@ -290,13 +290,18 @@ def list_(
 
 @app.command()
 def validate(
-    path: Annotated[str, typer.Argument(help="A recipe, or an observed/ folder.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Recipes, or observed/ folders.")],
     settings: SetOption = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Import the code that a recipe names, to check its options; it is yours.")
     ] = False,
 ) -> None:
-    """Check a recipe or a recorded folder without running anything."""
+    """Check recipes and recorded folders without running anything."""
+    for path in paths:
+        _validate(path, settings or [], trust)
+
+
+def _validate(path: str, settings: list[str], trust: bool) -> None:
     if Path(path).is_dir():
         from seepage.audit.run import validate_folder
 
@@ -311,5 +316,5 @@ def validate(
     tables = read_recipe(find_recipe(path))
     if not trust:
         refuse_code(tables, path, models=False)  # which are built by an audit, and not here
-    for recipe in cells(change(tables, settings or [])):
+    for recipe in cells(change(tables, settings)):
         print(printable(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks"))

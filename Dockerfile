@@ -1,0 +1,26 @@
+# seepage with PyTorch for the CPU alone, for a container without root and without a writable root file system:
+#
+#   docker build -t seepage .
+#   docker run --rm --read-only --tmpfs /tmp --cap-drop ALL --network none --user "$(id -u):$(id -g)" \
+#     -v "$PWD:/work" seepage audit --data photos --out leakage
+FROM python:3.12-slim AS build
+RUN python -m venv /opt/seepage
+COPY pyproject.toml README.md LICENSE /source/
+COPY src /source/src
+RUN /opt/seepage/bin/pip install --no-cache-dir --no-compile \
+      --extra-index-url https://download.pytorch.org/whl/cpu /source \
+    && /opt/seepage/bin/pip uninstall --yes pip
+
+FROM python:3.12-slim
+COPY --from=build /opt/seepage /opt/seepage
+RUN useradd --uid 10001 --no-create-home --home-dir /tmp seepage && mkdir /work && chown seepage /work
+ENV PATH=/opt/seepage/bin:$PATH \
+    HOME=/tmp \
+    USER=seepage \
+    MPLCONFIGDIR=/tmp/matplotlib \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+USER 10001
+WORKDIR /work
+ENTRYPOINT ["seepage"]
+CMD ["--help"]
