@@ -220,7 +220,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         tool=f"seepage {run.env.seepage or 'of an unknown version'}",
         environment={name: value for name, value in facts.items() if value},
         seed=run.seed if type(run.seed) is int else None,
-        command=without_folders(run.env.command),
+        command=run.shown_command,
         verdict=result.verdict,
         level=result.verdict_level,
         sides={side.title: side.words for side in result.sides},
@@ -241,15 +241,6 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         not_tried=_not_tried(run, tried),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],
     )
-
-
-def without_folders(command: str | None) -> str | None:
-    """A command with the last part of each absolute path alone: folders name users and projects.
-
-    >>> without_folders("seepage audit --data /home/smith/hiv/scans.zip --out=/tmp/a runs/b")
-    'seepage audit --data scans.zip --out=a runs/b'
-    """
-    return command and re.sub(r"(?<![^\s=:'\"])(?:~|[A-Za-z]:)?[/\\](?:[^/\\\s'\"]+[/\\])*", "", command)
 
 
 def _year_after(started: str | None) -> str:

@@ -43,6 +43,20 @@ def is_own(use: str) -> bool:
     return kind_of(use) != use or is_dotted(use)
 
 
+def called(use: str, name: str, *, names: bool) -> str:
+    """What a sentence of a result calls a data set.
+
+    Args:
+        use: How a recipe names it.
+        name: Its own name.
+        names: Whether the recipe asks for names.
+
+    >>> called("digits", "digits", names=False), called("/data/ward-7", "ward-7", names=False)
+    ('digits', 'your data')
+    """
+    return name if names or not is_own(use) else "your data"
+
+
 def without_places(record: Any, places: Sequence[str]) -> Any:
     """A JSON record without the given paths, and without those of the user's own folders, wherever it has a text.
 

@@ -11,7 +11,7 @@ from seepage.audit.row import Cell, Diagnostic, Row
 from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
-from seepage.recipe.places import asks_for_names, paths_in, shown_command, shown_recipe
+from seepage.recipe.places import shown_recipe
 from seepage.report import formatting as words
 from seepage.report.human_study import Judged, JudgedRow, open_judged
 from seepage.report.leakage import open_exposed
@@ -160,7 +160,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     return {
         "run": run,
         "pictures": pictures,
-        "command": run.env.command if pictures else _command_without_paths(run),
+        "command": run.env.command if pictures else run.shown_command,
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
         "of_text": bool(run.rows) and all(row.of_text for row in run.rows if row.scored) and run.scored,
         "tuned": [row.words for row in run.result.tuned],
@@ -192,14 +192,6 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "epsilons": [(titles.get(row.cell, row.cell), row) for row in run.result.epsilons],
         "member_gaps": [(cell.heading, cell.membership_skipped) for cell in run.cells if cell.membership_skipped],
     }
-
-
-def _command_without_paths(run: RunFolder) -> str | None:
-    """The command of a run, without the places of private data unless its recipe asks for names."""
-    tables = run.tables
-    if run.env.command is None or asks_for_names(tables):
-        return run.env.command
-    return shown_command(run.env.command, paths_in(tables))
 
 
 def _row(run: RunFolder, attack: str, cell: Cell) -> Row | None:

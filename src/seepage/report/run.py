@@ -12,6 +12,7 @@ from seepage.core.schema import JsonRecord, parse, parse_all
 from seepage.core.storage import check_regular, check_schema, each_line, read_json, refuse_links
 from seepage.core.toml import LARGEST, load_toml
 from seepage.errors import SeepageError
+from seepage.recipe.places import asks_for_names, paths_in, shown_command
 
 MOST_SCORES = 2_000_000
 """Scores that are kept of `scores.jsonl`, some 400 MB of memory."""
@@ -107,6 +108,13 @@ class RunFolder:
             return load_toml(self.recipe or "")
         except tomllib.TOMLDecodeError:
             return {}
+
+    @property
+    def shown_command(self) -> str | None:
+        """The command, without the places of private data unless the recipe asks for names."""
+        if self.env.command is None or asks_for_names(self.tables):
+            return self.env.command
+        return shown_command(self.env.command, paths_in(self.tables))
 
     @property
     def seed(self) -> Any:

@@ -30,6 +30,7 @@ from seepage.metrics.identify import SIZE, Gallery
 from seepage.models import build
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
+from seepage.recipe.places import called
 from seepage.registry import Spec, partitions
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.simulate.partition import Partition, sizes_of
@@ -239,8 +240,8 @@ class Setting:
         if len(others) < needed + least:
             raise Skipped(
                 f"a membership test at level {plan.level:g} needs {needed} non-members and {least} public examples, "
-                f"and {self.dataset.name} has {len(others)} that are neither trained on nor attacked; lower "
-                "batch.size or batch.count, raise membership.level, or use more data"
+                f"and {_called(self.case, self.dataset)} has {len(others)} that are neither trained on nor attacked; "
+                "lower batch.size or batch.count, raise membership.level, or use more data"
             )
         chosen, public = others[:needed], others[needed : needed + plan.public]
         candidates, members = [], []
@@ -425,25 +426,31 @@ def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
     return model
 
 
+def _called(case: Recipe, dataset: Dataset) -> str:
+    return called(case.data.use, dataset.name, names=case.score.names)
+
+
 def _check_enough(case: Recipe, dataset: Dataset) -> None:
     if len(dataset.classes) < 2:
         raise Skipped(
-            f"{dataset.name} has one class only, and a classifier of one class has no loss to send a gradient of; "
-            "give the examples labels"
+            f"{_called(case, dataset)} has one class only, and a classifier of one class has no loss to send a "
+            "gradient of; give the examples labels"
         )
     needed = _passed(case) + _attacked(case)
     if needed > len(dataset.private) and case.rounds is not None:
         raise Skipped(
-            f"the rounds draw from {needed} private examples and {dataset.name} has {len(dataset.private)}; "
+            f"the rounds draw from {needed} private examples and {_called(case, dataset)} has {len(dataset.private)}; "
             "lower rounds.samples"
         )
     if needed > len(dataset.private):
         raise Skipped(
             f"{case.batch.skip + case.batch.count} batches of {case.batch.size} need {needed} private examples and "
-            f"{dataset.name} has {len(dataset.private)}; lower batch.size or batch.count, or raise data.split"
+            f"{_called(case, dataset)} has {len(dataset.private)}; lower batch.size or batch.count, or raise data.split"
         )
     if case.training.steps and not len(dataset.train):
-        raise SeepageError(f"{dataset.name} has no examples to train on; lower data.split or set training.steps=0")
+        raise SeepageError(
+            f"{_called(case, dataset)} has no examples to train on; lower data.split or set training.steps=0"
+        )
 
 
 def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
@@ -451,8 +458,9 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
     tokens, text = vocabulary_of(model), isinstance(dataset, TextDataset)
     if (tokens is None) == text:
         raise Skipped(
-            f"the model {case.model.use!r} takes {'numbers' if tokens is None else 'tokens'} and {dataset.name} holds "
-            f"{'text' if text else 'none'}; use a text model such as gpt with text, and another with other data"
+            f"the model {case.model.use!r} takes {'numbers' if tokens is None else 'tokens'} and "
+            f"{_called(case, dataset)} holds {'text' if text else 'none'}; use a text model such as gpt with text, and "
+            "another with other data"
         )
     if isinstance(dataset, TextDataset) and tokens is not None and len(dataset.pieces) > tokens:
         raise Skipped(
