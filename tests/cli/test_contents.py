@@ -93,6 +93,11 @@ def test_a_recipe_that_names_nothing_on_disk_has_the_name_it_had(cli: Cli, home:
     assert "# content" not in Path(found["run"], "recipe.toml").read_text()
 
 
+def test_code_of_this_package_is_known_by_its_version() -> None:
+    assert contents.contents({"score": {"metrics": ["seepage.metrics.image:psnr"]}}) == {}
+    assert contents.contents({"attack": [{"use": "json:loads"}]}).keys() == {"json:loads"}
+
+
 def test_a_digest_is_of_bytes_and_a_large_folder_is_not_read(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "x.bin").write_bytes(b"abc")
     inside = b".\x003\x00" + hashlib.sha256(b"abc").digest()

@@ -2,7 +2,6 @@
 
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -339,11 +338,11 @@ def _uses(run: RunFolder) -> dict[str, str]:
     """An attack's name in the run to its registered name, as far as recipe or request tell."""
     tables: list[Any] = []
     try:
-        recipe = tomllib.loads(run.recipe or "")
+        recipe = run.tables
         tables += [recipe.get("attack"), *(case.get("attack") for case in recipe.get("case", ()))]
         if run.recipe is None and (run.folder / "attack.json").exists():
             tables.append(read_json(run.folder / "attack.json").get("attacks"))
-    except (tomllib.TOMLDecodeError, RecursionError, AttributeError, TypeError, SeepageError):
+    except (AttributeError, TypeError, SeepageError):
         return {}
     parts = [part for table in tables if isinstance(table, list) for part in table if isinstance(part, Mapping)]
     return {str(part.get("label") or part.get("use")): str(part.get("use")) for part in parts}

@@ -20,7 +20,7 @@ from seepage.errors import Problems, SeepageError
 from seepage.papers.items import Item, Size
 from seepage.papers.lines import Line
 from seepage.papers.records import Record, keep_records, peak_mb, picture_of, read_records
-from seepage.recipe.contents import run_text
+from seepage.recipe.contents import contents, run_text
 from seepage.recipe.resolve import cells, run_name
 from seepage.registry import import_dotted
 from seepage.report.grid import write_grid
@@ -199,7 +199,9 @@ def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tupl
     """The values of an item that is no audit, kept in a file of its own: a second run finds them there."""
     make = import_dotted(job.item.expect.by)
     started, cpu = time.time(), time.process_time()
-    folder = out / run_name(repr((job.item.expect.by, job.tables, job.data, job.seed)), name)
+    named = contents(_without_aside(job.tables)) | contents({"data": {"use": job.data}} if job.data else {})
+    known = (job.item.expect.by, job.tables, job.data, job.seed, *([named] if named else []))
+    folder = out / run_name(repr(known), name)
     path = folder / "values.json"
     if path.exists():
         kept = read_json(path)
@@ -209,6 +211,11 @@ def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tupl
     env = {**environment(str(job.tables.get("device", "cpu"))), **spent}
     write_json(path, {"values": [vars(value) for value in values], "env": env})
     return values, env
+
+
+def _without_aside(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's tables without what is expected of them, which names functions of this package."""
+    return {key: value for key, value in tables.items() if key not in ("expect", "small")}
 
 
 def _finite(value: Value) -> Value:

@@ -27,6 +27,9 @@ MOST_HASHED = 4 * 2**30
 MARK = "# content of "
 """What the comment of one thing begins with."""
 
+OWN = "seepage"
+"""The package whose code is not part of a run's name: its version stands in `env.json`."""
+
 _DATA = ("data.use", "auxiliary.use")
 """Places whose text is a path wherever one of that name exists."""
 
@@ -140,7 +143,7 @@ def _digest_of_code(module: str) -> str:
     versions.
     """
     top = module.partition(".")[0]
-    start = _home_of(top)
+    start = None if top == OWN else _home_of(top)
     if start is None:
         return ""
     files, left = set[Path](), [start]
