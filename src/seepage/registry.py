@@ -47,6 +47,28 @@ def is_dotted(use: str) -> bool:
     return _DOTTED.fullmatch(use) is not None
 
 
+def respelled(use: str) -> str | None:
+    """What a name in the form of a file or of an attribute is called here; None where it has no such form.
+
+    >>> respelled("./nets/mine.py:Net"), respelled("nets.mine.Net"), respelled("fc2")
+    ('nets.mine:Net', 'nets.mine:Net', None)
+    """
+    file = re.fullmatch(r"(?:\./)?([A-Za-z_][\w/]*)\.py:([A-Za-z_]\w*)", use)
+    if file:
+        return f"{file[1].replace('/', '.')}:{file[2]}"
+    dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)", use)
+    return f"{dotted[1]}:{dotted[2]}" if dotted and dotted[2] != "py" else None
+
+
+def _in_a_library(use: str) -> str | None:
+    """The name with its library in front, where torchvision has a network of this name."""
+    try:
+        from torchvision import models as networks
+    except ImportError:
+        return None
+    return f"torchvision:{use}" if use in networks.list_models(module=networks) else None
+
+
 def import_dotted(use: str) -> Any:
     """Import `module:thing` from the user's own code; the current folder counts as a place to look.
 
@@ -253,8 +275,11 @@ class Registry(Mapping[str, Entry[T]]):
             head = pattern.removesuffix("NAME")
             if use.startswith(head) and len(use) > len(head):
                 return Entry(use, entry.home, entry.facts, entry.given, (use.removeprefix(head),), entry.made)
-        if is_dotted(use):
+        if is_dotted(use) and respelled(use) is None:
             return Entry(use, use, {}, self.given, made=import_dotted(use))
+        meant = respelled(use) or (self.kind == "model" and _in_a_library(use))
+        if meant:
+            raise SeepageError(f"unknown {self.kind} {short(use)}; did you mean {short(meant)}?")
         raise unknown(self.kind, use, [*self, *self.patterns, f"module:{self.own}"])
 
     def knows(self, use: str) -> bool:

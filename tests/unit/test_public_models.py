@@ -201,9 +201,10 @@ def test_layers_that_take_no_empty_batch_are_unmixed_behind() -> None:
     assert attack(seen(model, n=2), "cocktail_party").space == "feature"
 
 
-def test_a_tuple_of_outputs_is_refused_in_a_sentence() -> None:
+def test_of_a_tuple_of_outputs_the_first_is_taken() -> None:
+    assert logits_in((torch.ones(1, 3), torch.zeros(1, 3))).sum() == 3
     with pytest.raises(SeepageError, match="returns a tuple, in which no logits are found; let it return them alone"):
-        logits_in((torch.ones(1, 3), torch.ones(1, 3)))
+        logits_in(("logits", torch.ones(1, 3)))
 
 
 def test_calls_by_keyword_and_tuples_are_captured() -> None:

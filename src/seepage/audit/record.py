@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -24,7 +25,7 @@ from seepage.metrics.text import frequent, rouge, tokens_of
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import is_own, kind_of
 from seepage.registry import Spec
-from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, victim_of
+from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs, victim_of
 from seepage.simulate.training import accuracy
 from seepage.transcript.recorded import open_knowledge, save_transcript
 from seepage.transcript.truth import open_truth, save_truth
@@ -260,10 +261,17 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         if isinstance(dataset, TextDataset)
         else _baselines(batches, recipe.seed),
         **setting.facts,
+        **_inferred(setting),
         "accuracy": right,
         "accuracy_examples": None if test is None else len(test),
     }
     return named_cell(recipe).model_copy(update=facts)
+
+
+def _inferred(setting: Setting) -> dict[str, Any]:
+    """What was taken for granted of somebody's model, if anything."""
+    taken = taken_outputs(setting)
+    return {} if taken is None else {"inferred": {"logits": taken}}
 
 
 def _baselines(batches: Sequence[Batch], seed: int) -> dict[str, dict[str, float | None]]:

@@ -179,9 +179,9 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     truth = None if source.private is None else _truth_for(transcript, source)
     said, look = _said(source), _look(source, transcript)
     promise = None if source.recipe is None else _guarantee(source.recipe)
-    cell = _cell_of(source, transcript).model_copy(
-        update={"inferred": said, "exposure": look.get("line"), "promise": promise}
-    )
+    cell = _cell_of(source, transcript)
+    said = {**(cell.inferred or {}), **said}
+    cell = cell.model_copy(update={"inferred": said, "exposure": look.get("line"), "promise": promise})
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]

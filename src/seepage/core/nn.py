@@ -131,7 +131,8 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
 
 
 def logits_in(output: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, or an object or a dictionary that has them under this name.
+    """The logits in what a model returns: a tensor, what an object or a dictionary has under this name, or the first of
+    a tuple.
 
     The models of `transformers` return a dataclass of several tensors, those of torchvision with auxiliary heads a
     named tuple.
@@ -145,12 +146,28 @@ def logits_in(output: Any) -> Tensor:
     if isinstance(output, Tensor):
         return output
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if found is None and isinstance(output, tuple | list) and output:
+        found = output[0]
     if not isinstance(found, Tensor):
         raise SeepageError(
             f"the model returns a {type(output).__name__}, in which no logits are found; let it return them alone, as "
-            "a tensor, or with others in a dictionary or dataclass under the name logits"
+            "a tensor, with others in a dictionary or dataclass under the name logits, or as the first of a tuple"
         )
     return found
+
+
+def logits_words(output: Any) -> str | None:
+    """Where in a model's output the logits were found; None where it is nothing else.
+
+    >>> logits_words((torch.ones(1, 2), torch.ones(1, 8))), logits_words(torch.ones(1, 2))
+    ('the first of the tuple of 2 that the model returns', None)
+    """
+    if isinstance(output, Tensor):
+        return None
+    kind = type(output).__name__
+    if isinstance(output, Mapping) or hasattr(output, "logits"):
+        return f"logits of the {kind} that the model returns"
+    return f"the first of the {kind} of {len(output)} that the model returns"
 
 
 class LayerCall(NamedTuple):

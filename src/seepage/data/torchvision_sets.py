@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import numpy as np
 import torch
@@ -120,9 +121,12 @@ def _open(known: TorchvisionSet, root: Path, arguments: Mapping[str, Any]) -> An
         return make(root, download=True, **arguments, **extra)
     except Exception as error:  # Whatever torchvision, the network or a damaged file comes up with.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        # What urllib says of a missing network is of interest to nobody.
+        lost = isinstance(error, URLError) or "urlopen error" in str(error)
+        why = "there is no network" if lost else reason[:200]
         raise SeepageError(
-            f"torchvision can neither load {known.name!r} from {root} nor download it ({reason[:200]}); "
-            "get the files on a machine with network and set SEEPAGE_DATA to their folder, or pass --data FILE.npz"
+            f"{known.name!r} can neither be loaded from SEEPAGE_DATA, the folder of data sets, nor downloaded ({why}); "
+            "get the files on a machine with a network and set SEEPAGE_DATA to their folder, or pass --data FILE.npz"
         ) from error
 
 

@@ -11,6 +11,8 @@ a `Setting`.
 import hashlib
 import math
 import statistics
+import sysconfig
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
-from seepage.core.nn import as_inputs, generator, state_of, vocabulary_of
+from seepage.core.nn import as_inputs, generator, logits_in, logits_words, state_of, vocabulary_of
 from seepage.data import Dataset, TextDataset
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
@@ -467,24 +469,59 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
             f"the tokenizer has {len(dataset.pieces)} tokens and the model {case.model.use!r} embeds {tokens}; name "
             "the tokenizer that belongs to the model, or give the model a larger vocabulary"
         )
-    probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=case.device))
-    try:
-        with torch.no_grad():
-            output = model.eval()(probe)
-    except Exception as error:  # third-party forward code may raise anything
-        raise Skipped(
-            f"the model {case.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); "
-            "choose another model, or change the data with --set data.size=… or data.channels=…"
-        ) from error
-    finally:
-        model.train()
+    output = _probed(model, case, dataset)
     wanted: tuple[int, ...] = (2, len(dataset.classes))
     if isinstance(dataset, TextDataset) and dataset.numbers is None:
         # Logits of each token's next one; a model may know tokens that the tokenizer does not make.
         wanted = (2, tokens or 0, *dataset.input_shape)
-    if not isinstance(output, torch.Tensor) or output.shape != wanted:
-        found = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
-        raise SeepageError(
-            f"the model {case.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; "
-            f"it must return logits of shape {wanted}"
-        )
+    logits = logits_in(output)
+    if logits.shape == wanted:
+        return
+    found, remedy = tuple(logits.shape), f"let it return logits of shape {wanted}"
+    if found == (2, 1) and len(dataset.classes) == 2:
+        # Softmax of (0, z) is the sigmoid of z, so both losses have the same gradient.
+        remedy = "for two classes let it return torch.cat([torch.zeros_like(z), z], 1) of its one logit z"
+    elif len(found) > 2 and not isinstance(dataset, TextDataset):
+        remedy += ": one label per example is audited, and not one per pixel or position"
+    raise SeepageError(
+        f"the model {case.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; {remedy}"
+    )
+
+
+def _probed(model: nn.Module, case: Recipe, dataset: Dataset) -> Any:
+    """What a model in eval mode returns for two examples."""
+    probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=case.device))
+    try:
+        with torch.no_grad():
+            return model.eval()(probe)
+    except Exception as error:  # third-party forward code may raise anything
+        place = _own_line(error)
+        what = f"cannot take inputs of shape {dataset.input_shape} ({_first_line(error)}{place})"
+        remedy = "choose another model, or change the data with --set data.size=… or data.channels=…"
+        if isinstance(error, TypeError) and "required positional argument" in str(error):
+            remedy = (
+                "it takes more than the examples: give it the rest in a module around it, as the page my-model shows"
+            )
+        elif place:
+            remedy = "correct that line, or change the data with --set data.size=… or data.channels=…"
+        raise Skipped(f"the model {case.model.use!r} {what}; {remedy}") from error
+    finally:
+        model.train()
+
+
+def taken_outputs(setting: "Setting") -> str | None:
+    """Where in the model's output the logits were found; None where it returns nothing else."""
+    return logits_words(_probed(setting.model, setting.case, setting.dataset))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def _own_line(error: Exception) -> str:
+    """The last line of somebody's own code that an error came through, for a message; empty where it was none."""
+    installed = tuple(filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))))
+    ours = str(Path(__file__).parents[1])
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not frame.filename.startswith((*installed, ours))]
+    return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
