@@ -1,5 +1,6 @@
 """Whether named tensors fit a model: the same names and shapes, or those of a part of it, and finite."""
 
+import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -64,19 +65,40 @@ def check_fits(
             )
 
 
-def check_finite(update: Mapping[str, Tensor], t: int) -> None:
-    """Raise `NotFinite` where the update of round `t` holds NaN or infinite values."""
+LARGEST_VALUE = 1e15
+"""Of a weight, or of a gradient's entry: a sum of the squares of 300 million of them is a number in float32 still.
+
+What is larger comes of a training that diverged, or of somebody who means to stop whoever looks: decompositions of such
+matrices end in no result.
+"""
+
+
+def check_finite(update: Mapping[str, Tensor], t: int, what: str = "update") -> None:
+    """Raise `NotFinite` where the update of round `t` holds NaN, infinite values, or some beyond `LARGEST_VALUE`.
+
+    Args:
+        update: By name.
+        t: The round, for the message.
+        what: How to call it in the message.
+    """
     for name in update:
-        if not _is_finite(update[name]):
-            raise NotFinite(
-                f"the update of round {t} holds NaN or infinite values in {short(name)}, so nothing "
-                "can be read from it; check the client's training for overflow and record again"
-            )
+        largest = largest_value(update[name])
+        if largest <= LARGEST_VALUE:
+            continue
+        found = f"values of {largest:.2g}" if largest < math.inf else "NaN or infinite values"
+        raise NotFinite(
+            f"the {what} of round {t} holds {found} in {short(name)}, so nothing "
+            "can be read from it; check the client's training for overflow and record again"
+        )
 
 
-def _is_finite(tensor: Tensor) -> bool:
-    # The sum is there at once; it is not finite where a value is not, and where finite values overflow it.
-    return bool(tensor.sum().isfinite()) or bool(torch.isfinite(tensor).all())
+def largest_value(tensor: Tensor) -> float:
+    """The largest magnitude of an entry; infinite where one is NaN, 0 where there is none."""
+    if not tensor.numel():
+        return 0.0
+    low, high = torch.aminmax(tensor.detach() if tensor.dtype.itemsize > 1 else tensor.detach().float())
+    largest = max(-low.item(), high.item())
+    return math.inf if math.isnan(largest) else float(largest)
 
 
 def _some(names: list[str]) -> str:

@@ -182,6 +182,9 @@ class Round:
         Asking it for a tensor that was not sent raises `Inapplicable`.
         """
         found = client.as_gradient(self.update, self.batch_size)
+        if found is not self.update.tensors:
+            # A rate of 1e-300, which a stranger may state, makes of any difference more than a number can hold.
+            check_finite(found, self.t, "gradient that the client's rule and update make")
         return SentTensors(found, [*self.params, *self.personal])
 
 

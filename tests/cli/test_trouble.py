@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -95,6 +96,19 @@ def test_used_up_memory_is_a_sentence(error: Exception, cli: Cli, monkeypatch: p
     found = cli("audit", "tiny.toml", "--jobs", 1)
     assert (found.code, found.out) == (2, "")
     assert found.err == "error: the memory is used up; use a smaller batch, model or image size, or --jobs 1\n"
+
+
+@pytest.mark.parametrize(
+    "solve", [lambda: torch.linalg.cholesky(-torch.eye(2)), lambda: np.linalg.inv(np.zeros((2, 2)))]
+)
+def test_a_matrix_that_cannot_be_decomposed_is_a_sentence(
+    solve: Callable[[], object], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("seepage.simulate.setting.train", lambda *arguments, **options: solve())
+    found = cli("audit", "tiny.toml", "--jobs", 1)
+    assert (found.code, found.out) == (2, "")
+    assert found.err.startswith("error: a matrix of these numbers cannot be decomposed (")
+    assert found.err.count("\n") == 1
 
 
 def test_a_fault_of_our_own_shows_where_it_is(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seepage import Architecture, Batch, SeepageError, build, exposure, open_transcript, record, save_transcript
+from seepage.transcript.recorded import kind_tensor
 
 pytestmark = pytest.mark.filterwarnings("error")
 FEW = settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -149,3 +150,49 @@ def test_any_kind_of_numbers(good: Path, dtype: torch.dtype, extra: str, value: 
         folder = copied(good, place)
         save_file(tensors, folder / "rounds" / "000000.safetensors")
         opened(folder)
+
+
+SIZES = st.sampled_from([1e-45, 1e-40, 1e-30, 1e10, 9e14, 1e19, 1e31, 1e37, 3e38])
+
+
+@FEW
+@given(
+    sizes=st.dictionaries(st.sampled_from(["0.", "2.", "4."]), SIZES, min_size=1),
+    kind=st.sampled_from(["update", "params", "gradient"]),
+    drawn=st.integers(0, 99),
+    lr=st.sampled_from([0.1, 1e-320, 1e-9, 1e30]),
+)
+def test_finite_values_of_any_size(good: Path, sizes: dict[str, float], kind: str, drawn: int, lr: float) -> None:
+    """What no training makes is refused before a matrix of it is decomposed, in weights, updates and their quotient."""
+    from safetensors.torch import load_file, save_file
+
+    draw = torch.Generator().manual_seed(drawn)
+    with TemporaryDirectory() as place:
+        folder = copied(good, place)
+        file = folder / ("model.safetensors" if kind == "params" else "rounds/000000.safetensors")
+        tensors, part = load_file(file), "params" if kind == "params" else "update"
+        for name, tensor in tensors.items():
+            for layer, size in sizes.items():
+                if name.startswith(f"{part}/") and layer in name:
+                    tensors[name] = torch.empty(tensor.shape).uniform_(-1, 1, generator=draw) * size
+        if kind != "gradient":
+            facts = json.loads((folder / "knowledge.json").read_text())
+            facts["client"] = {"use": "fedavg", "lr": lr, "steps": 3}
+            (folder / "knowledge.json").write_text(json.dumps(facts))
+            round_file = folder / "rounds" / "000000.safetensors"
+            sent = load_file(round_file) if kind == "params" else tensors
+            save_file({**sent, "kind": kind_tensor("delta")}, round_file)
+        if kind != "update":
+            save_file(tensors, file)
+        opened(folder)
+
+
+@pytest.mark.parametrize("kind", ["update", "params"])
+def test_the_largest_value_is_named(good: Path, tmp_path: Path, kind: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = copied(good, str(tmp_path))
+    file = folder / ("model.safetensors" if kind == "params" else "rounds/000000.safetensors")
+    save_file({**(tensors := load_file(file)), f"{kind}/2.bias": tensors[f"{kind}/2.bias"] - 1e31}, file)
+    with pytest.raises(SeepageError, match=r"holds values of 1e\+31 in '2.bias'.*record again"):
+        open_transcript(folder)[0]

@@ -14,6 +14,7 @@ from seepage.attacks.linear import LinearLeak
 from seepage.core.nn import last_linear
 from seepage.core.storage import LazyTensors
 from seepage.errors import Inapplicable, SeepageError
+from seepage.fitting import check_finite
 from seepage.leakage.adapters import AdapterLeak, adapter_findings, adapter_leaks
 from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
 from seepage.leakage.convolutions import EquationCount, convolution_findings, equation_count
@@ -219,9 +220,14 @@ class UpdateAnalysis:
         names = {name: name for name in update.tensors}
         moved = update.kind == "delta"  # weights after minus before, so against the gradient
         direction = LazyTensors(names, lambda name: -update.tensors[name] if moved else update.tensors[name])
-        gradient = LazyTensors(
-            names, lambda name: rule.as_gradient(Update({name: update.tensors[name]}, update.kind), size)[name]
-        )
+
+        def scaled(name: str) -> Tensor:
+            found = rule.as_gradient(Update({name: update.tensors[name]}, update.kind), size)
+            if moved:
+                check_finite(found, self.observed.t, "gradient that the client's rule and update make")
+            return found[name]
+
+        gradient = LazyTensors(names, scaled)
         try:
             NEEDS.check_rule(self.knowledge, self.observed)
         except Inapplicable as error:

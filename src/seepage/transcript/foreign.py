@@ -13,6 +13,7 @@ from seepage.clients import CLIENTS, make_client
 from seepage.core.storage import check_schema, read_json, read_tensors
 from seepage.defenses import DEFENSES, joined
 from seepage.errors import SeepageError, short, unknown
+from seepage.fitting import LARGEST_VALUE, largest_value
 from seepage.registry import Spec
 from seepage.signatures import bind, problems_with
 from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
@@ -190,9 +191,11 @@ def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, fin
                 f"{path} holds {short(name)} as {tensor.dtype}, and the model as {dtype}; record it again"
             )
         out[name] = tensor.to(dtype)
-        if finite and not torch.isfinite(out[name]).all():
+        largest = largest_value(out[name]) if finite else 0.0
+        if largest > LARGEST_VALUE:
+            values = "NaN or infinite values" if largest == math.inf else f"values of {largest:.2g}"
             raise SeepageError(
-                f"the model of {path} holds NaN or infinite values in {short(name)}, so no update of it says anything; "
+                f"the model of {path} holds {values} in {short(name)}, so no update of it says anything; "
                 "check the training for overflow and record again"
             )
     return out

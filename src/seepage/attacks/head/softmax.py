@@ -83,7 +83,7 @@ def refine(
         for _ in range(8):
             lifted = normal + damping * torch.diag(normal.diagonal() + 1e-12)
             change = -torch.linalg.solve(lifted, slope).view(n, n)
-            change = change * min(1.0, 1.0 / float(change.norm()))
+            change = change * (1.0 / max(1.0, float(change.norm())))
             new = unmixing + change @ unmixing
             tried = residuals(equations, new, labels)
             lower = float(tried[0].square().sum() + tried[1].square().sum())
