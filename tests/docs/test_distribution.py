@@ -97,7 +97,7 @@ def run_step(name: str, place: Path, environment: dict[str, str], **inputs: str)
     )
 
 
-@pytest.mark.slow  # three audits, each in a process of its own
+@pytest.mark.slow  # four commands, each in a process of its own
 def test_the_action_gates_a_small_model_as_far_as_a_machine_without_github_can_say(
     tmp_path: Path, runner: dict[str, str]
 ) -> None:
@@ -114,13 +114,22 @@ def test_the_action_gates_a_small_model_as_far_as_a_machine_without_github_can_s
     assert "LEAKS" in (tmp_path / "summary").read_text()
     assert (tmp_path / "seepage.sarif").stat().st_size
     assert "data:image" not in (tmp_path / "bare" / "report.html").read_text()
-    # Inputs are words, whatever stands in them.
-    wrong = run_step(
-        "audit", tmp_path, runner, RECIPE="$(touch pwned)", FAIL_IF="x`touch pwned`>0", ARGS="; touch pwned", OUT="no"
-    )
-    assert wrong.returncode == 2
-    assert not (tmp_path / "pwned").exists()
+
+
+def test_inputs_of_the_action_are_words_whatever_stands_in_them(tmp_path: Path, runner: dict[str, str]) -> None:
+    (tmp_path / "bin" / "seepage").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > words\nexit 2\n")
+    asked = {
+        "RECIPE": "$(touch pwned)",
+        "FAIL_IF": "x`touch pwned`>0",
+        "ARGS": "; touch pwned\n\n--set=a b",
+        "OUT": "no",
+    }
+    assert run_step("audit", tmp_path, runner, **asked).returncode == 2
+    words = ["audit", asked["RECIPE"], "; touch pwned", "--set=a b", "--fail-if", asked["FAIL_IF"]]
+    assert (tmp_path / "words").read_text().splitlines() == [*words, "--no-pictures", "--out", "no"]
     assert run_step("findings", tmp_path, runner, OUT="no", RECIPE="").returncode == 0
+    assert not (tmp_path / "pwned").exists()
+    assert (tmp_path / "output").read_text() == "run=no\nexit-code=2\n"
 
 
 def test_the_container_is_not_root_and_is_built_from_what_is_there() -> None:
