@@ -161,7 +161,7 @@ def _spoil_at(rng: Random, holder: Any, key: Any) -> None:
         holder[rng.choice((*NAMES, *WORDS))] = odd(rng)
     elif kind == 2 and isinstance(there, str):
         holder[key] = there + rng.choice(HOSTILE)
-    elif kind == 3 and isinstance(there, int | float):
+    elif kind == 3 and isinstance(there, int | float) and abs(there) < 1e300:
         holder[key] = rng.choice((-there, there * 10**6, there + 1, there + 0.5, str(there), [there], not there))
     elif kind == 4:
         holder[key] = rng.choice((str(there), [there], {"use": there}, {"mean": there}, None))

@@ -316,8 +316,9 @@ class Recorded(Reader):
     name, about = "canaries", "list of recordings with a canary: seepage prove --recorded"
 
     def prepare(self) -> None:
-        self.list = {"with": ["a", "b"], "without": ["c", "d"]}
-        for name in "abcd":
+        self.names = [f"{kind}{number}" for kind in ("with", "without") for number in range(9)]
+        self.list = {"with": self.names[:9], "without": self.names[9:]}
+        for name in self.names:
             write_observed(self.home / "rec" / name)
         self.put("list.json", json.dumps(self.list))
         self.file = "list.json"
@@ -329,7 +330,7 @@ class Recorded(Reader):
     def spoil(self, rng: Random) -> None:
         listed: dict[str, object] = dict(self.list)
         if rng.random() < 0.3:
-            listed["canary"] = rng.choice(("canary.safetensors", "rec/a/model.safetensors", *WORDS))
+            listed["canary"] = rng.choice(("canary.safetensors", "rec/with1/model.safetensors", *WORDS))
             self.put("canary.safetensors", spoiled_file(rng, small_state()))
         found = spoiled(rng, listed)
         if rng.random() < 0.3 and isinstance(found, dict):
@@ -344,7 +345,7 @@ class Recorded(Reader):
         else:
             self.put("list.json", as_json(rng, found))
         if rng.random() < 0.4:
-            name = f"rec/{rng.choice('abcd')}/rounds/000000.safetensors"
+            name = f"rec/{rng.choice(self.names)}/rounds/000000.safetensors"
             self.put(name, spoiled_file(rng, read_tensors(self.home / name)))
 
     def outcome(self) -> str:

@@ -70,6 +70,8 @@ class _OfRun(Reader):
 
     def prepare(self) -> None:
         shutil.copytree(self.shared / self.source, self.home)
+        for vouches in self.home.rglob("manifest.*"):
+            vouches.unlink()  # a stranger's folder has none, or one that fits
 
     def pages(self) -> None:
         """What the commands wrote: no stranger's words may act in it."""

@@ -186,7 +186,7 @@ class Words(Reader):
     name, about = "words", "--fail-if, --shape, --shapes, --tune, --data, --weights, paths"
 
     def prepare(self) -> None:
-        self.put("x.toml", "[batch]\nsize = 1\n")
+        self.put("x.toml", "[batch]\nsize = 1\n[[attack]]\nuse = 'linear'\n")
         self.given = ["score", "nothing-here"]
 
     def restore(self) -> None:

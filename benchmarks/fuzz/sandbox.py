@@ -18,7 +18,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from readers import READERS, Reader
-from watch import Fault, Hang, Watcher, answered, kind_of
+from watch import Fault, Hang, Watcher, kind_of
 
 MEMORY = 6 * 2**30
 """Bytes that a reader may map beyond what its process has when it starts."""
@@ -199,9 +199,9 @@ def _limit() -> None:
 def _warm(reader: Reader) -> None:
     """Read a good input unwatched: libraries are imported, and compile what they compile, once."""
     reader.restore()
-    reader.read()
+    reader.read()  # shows what is wrong, where something is
     reader.restore()
-    if answered(reader.read) != "accepted":
+    if reader.outcome() != "accepted":
         raise AssertionError(f"{reader.name}: the good input is not accepted")
 
 

@@ -260,6 +260,8 @@ def command(*words: str) -> tuple[int, str, str]:
 def ran(*words: str) -> str:
     """As `answered`, of a command. One that ends with a sentence was refused."""
     code, _, err = command(*words)
+    if os.environ.get("FUZZ_SHOW"):
+        print(err, file=sys.stderr)
     if code == 2 and "memory is used up" in err:
         return "memory"
     return "refused" if code == 2 else "accepted"

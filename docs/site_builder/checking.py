@@ -1,4 +1,4 @@
-"""What must hold of the built site: no link leads nowhere, and nothing is loaded from elsewhere."""
+"""What must hold of the built site: no link leads nowhere, nothing is loaded from elsewhere, no text acts."""
 
 import re
 from collections.abc import Iterator
@@ -9,16 +9,21 @@ from urllib.parse import unquote, urlsplit
 
 LOADED = {"script": "src", "img": "src", "iframe": "src", "link": "href", "source": "src", "video": "src"}
 ELSEWHERE = re.compile(r"(https?:)?//")
+ACTING = {"script", "iframe", "object", "embed", "form", "base", "meta"}
+"""Tags that run, load or send something."""
+SCHEME = re.compile(r"\s*(javascript|vbscript|data:text)", re.IGNORECASE)
 STYLES_LOAD = re.compile(r"""(?:url\(|@import)\s*["']?((?:https?:)?//[^"')]+)""")
 
 
 @dataclass
 class Page(HTMLParser):
-    """The anchors, links and loaded files of a page."""
+    """The anchors, links and loaded files of a page, and what acts in its text, which no text of ours does."""
 
     anchors: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
+    acts: list[str] = field(default_factory=list)
+    depth: int = 0
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -28,8 +33,21 @@ class Page(HTMLParser):
         self.anchors |= {found[name] for name in ("id", "name") if name in found}
         if tag == "a" and "href" in found:
             self.links.append(found["href"])
+        self.depth += tag == "article"
+        if self.depth:  # outside of it stand the theme's own scripts
+            self._look(tag, found)
         if tag in LOADED and LOADED[tag] in found and found.get("rel") not in {"canonical", "next", "prev"}:
             self.loaded.append(found[LOADED[tag]])
+
+    def handle_endtag(self, tag: str) -> None:
+        self.depth -= tag == "article"
+
+    def _look(self, tag: str, attributes: dict[str, str]) -> None:
+        if tag in ACTING:
+            self.acts.append(f"a <{tag}>")
+        self.acts += [f"{name} of a <{tag}>" for name in attributes if name.startswith("on")]
+        links = [value for value in attributes.values() if SCHEME.match(value)]
+        self.acts += [f"the link {value[:40]}" for value in links]
 
 
 def problems(site: Path) -> list[str]:
@@ -51,6 +69,7 @@ def _read(path: Path) -> Page:
 def _of_page(path: Path, page: Page, pages: dict[Path, Page], site: Path) -> Iterator[str]:
     name = path.relative_to(site)
     yield from (f"{name} loads {url} from another server" for url in page.loaded if ELSEWHERE.match(url))
+    yield from (f"{name} has {what} in its text; texts of ours have none" for what in page.acts)
     for url in [*page.links, *page.loaded]:
         parts = urlsplit(url)
         if parts.scheme or ELSEWHERE.match(url):

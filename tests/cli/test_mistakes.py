@@ -253,3 +253,19 @@ def test_no_message_is_longer_than_a_screen(refused: Refused) -> None:
         message = refused("audit", "tiny.toml", *words)
         assert max(map(len, message.split("\n"))) < 820
     assert refused("audit", "tiny.toml", "--tune", "y" * 5000).endswith("y'\n")
+
+
+def test_bytes_that_are_no_utf_8_are_refused_with_the_remedy(refused: Refused) -> None:
+    assert "rename the file or folder" in refused("audit", "--data", "pics\udcff")
+
+
+def test_the_home_of_nobody_is_a_path_like_any_other(refused: Refused) -> None:
+    message = refused(
+        "audit", "tiny.toml", "--weights", "~nosuchuser/x.pt", "--jobs", 1, "--set", "batch.count=1", "--out", "o"
+    )
+    assert "~nosuchuser/x.pt" in message
+
+
+@pytest.mark.parametrize("key", ["batch.", ".size", "batch..size", " . "])
+def test_a_setting_without_a_name_is_refused(refused: Refused, key: str) -> None:
+    assert "--set takes KEY=VALUE" in refused("audit", "--set", f"{key}=5")

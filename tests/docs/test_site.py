@@ -101,6 +101,19 @@ def test_recipes_that_use_a_part_are_found_wherever_they_name_it(monkeypatch: py
             "a.html loads https://elsewhere.org/x.js from another server",
         ),
         ("<img src='//elsewhere.org/x.png'>", "a.html loads //elsewhere.org/x.png from another server"),
+        ("<script>theme()</script><article><p>text</p></article>", None),
+        (
+            "<article><script>pwned()</script></article>",
+            "a.html has a <script> in its text; texts of ours have none",
+        ),
+        (
+            "<article><b onclick='pwned()'>x</b></article>",
+            "a.html has onclick of a <b> in its text; texts of ours have none",
+        ),
+        (
+            "<article><a href=' JavaScript:pwned()'>x</a></article>",
+            "a.html has the link  JavaScript:pwned() in its text; texts of ours have none",
+        ),
     ],
 )
 def test_faults_are_found(body: str, problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ def main() -> None:
     try:
         with stoppable():
             try:
+                _check_arguments(sys.argv[1:])
                 app()
             finally:
                 sys.stdout.flush()
@@ -52,6 +53,13 @@ def main() -> None:
         _stopped(TERMINATED if stopped.code == TERMINATED else INTERRUPTED)
     except Exception:
         _fault()
+
+
+def _check_arguments(words: list[str]) -> None:
+    """Raise for bytes that are no UTF-8: recipes, records and safetensors cannot name such a path."""
+    odd = next((word for word in words if any("\ud800" <= letter <= "\udfff" for letter in word)), None)
+    if odd is not None:
+        raise SeepageError(f"{odd} has bytes that are no UTF-8, which no recipe can name; rename the file or folder")
 
 
 def _stopped(code: int) -> NoReturn:

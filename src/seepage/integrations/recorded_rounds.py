@@ -138,4 +138,6 @@ def _table(path: Path) -> Mapping[str, Any]:
 
 def _is_name(name: object) -> bool:
     """One step down, and nowhere else."""
-    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
+    if not isinstance(name, str) or name in ("", ".", "..") or "\0" in name:
+        return False
+    return Path(name).name == name and not any("\ud800" <= letter <= "\udfff" for letter in name)

@@ -24,7 +24,7 @@ def change(tables: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     tables = copy_tables(tables)
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or not key:
+        if not equals or not all(part.strip() for part in key.split(".")):
             raise SeepageError(f"--set takes KEY=VALUE such as batch.size=4, got {setting!r}")
         put(tables, key.strip(), parsed(text.strip()))
     return tables

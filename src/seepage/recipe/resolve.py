@@ -246,7 +246,7 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         # A choice of the grid that leaves this option out takes the recipe's own value, or else the default.
         own = tables.get(head, {})
         out[head].pop(option, None)
-        if option in own:
+        if isinstance(own, Mapping) and option in own:
             out[head][option] = own[option]
     out = {key: value for key, value in out.items() if value not in (None, [], {})}
     for key in ("grid", "case", "frontier", "utility"):

@@ -1,5 +1,6 @@
 """Train a fresh model to the state in which a real server would send it out."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ def begin(model: nn.Module, plan: Training, architecture: Architecture, num_clas
     if plan.weights is None:
         return None
     own = plan.weights == "pretrained"
-    state = pretrained_state(architecture.use) if own else read_state(Path(plan.weights).expanduser())
+    state = pretrained_state(architecture.use) if own else read_state(Path(os.path.expanduser(plan.weights)))
     return load_weights(model, state, num_classes, plan.weights)
 
 
