@@ -215,7 +215,8 @@ class Needs:
             raise Inapplicable(f"the batch size is unknown, and {self.batch_size}", "name it with --batch-size")
         if self.single_example is not None and observed.batch_size != 1:
             raise Inapplicable(
-                f"{self.single_example}, and {observed.batch_size} are mixed in this update", f"use {self.instead}"
+                f"{self.single_example}, and {observed.batch_size or 'an unknown number'} are mixed in this update",
+                f"use {self.instead}",
             )
 
 

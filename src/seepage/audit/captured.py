@@ -5,7 +5,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from seepage.audit.observe import Files, observe_files
+from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
 from seepage.audit.run import AttackRequest, Run, attack_only, claim, request_contents, undone_on_mistake
 from seepage.core.lock import locked
 from seepage.core.storage import SCHEMA, write_whole
@@ -99,6 +99,10 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
+TOLD_FIRST = (SIZE_UNKNOWN, "looks like")
+"""How remarks begin that are told before hours are spent on attacks."""
+
+
 def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     """Attack captured files without a truth. They are stored in `observed/` and `captured.json` of the run folder.
 
@@ -122,7 +126,9 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
         if not (observed / "knowledge.json").exists():
             with undone_on_mistake(made):
                 write_whole(folder / "captured.json", text)
-                capture.observe(observed)
+                for remark in capture.observe(observed):
+                    if remark.startswith(TOLD_FIRST):
+                        request.tell(remark)
         return attack_only(
             observed,
             replace(request, out=folder),

@@ -15,6 +15,8 @@ from seepage.clients.fedavg import MOST_STEPS
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.leakage import UpdateAnalysis, sent_words
+from seepage.leakage.finding import Finding
+from seepage.leakage.fingerprints import adaptive_step, fingerprint
 from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
 from seepage.models import build
 from seepage.models.naming import in_own_names
@@ -122,7 +124,9 @@ def observe_files(
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
     rule, lr, found = _rule(files, client, steps, model, update, (input_shape, num_classes))
-    said |= found
+    adaptive = adaptive_step([fingerprint(name, tensor) for name, tensor in update.tensors.items()])
+    # The rate of such an optimizer is no factor of a gradient.
+    said |= {name: words for name, words in found.items() if adaptive is None or name != "learning rate"}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal
     )
@@ -130,7 +134,7 @@ def observe_files(
     said |= more
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
-    remarks = _remarks(update, rule, lr, said, unknown)
+    remarks = _remarks(update, rule, lr, said, unknown, adaptive)
     return [*remarks, sent_words(transcript[0], model)]
 
 
@@ -209,8 +213,16 @@ def _rule(
     return FedAvg(lr=found.lr, steps=found.steps), None, dict(found.said)
 
 
+SIZE_UNKNOWN = "batch size unknown"
+
+
 def _remarks(
-    update: Update, rule: ClientUpdate, lr: float | None, said: Mapping[str, str], unknown: str | None
+    update: Update,
+    rule: ClientUpdate,
+    lr: float | None,
+    said: Mapping[str, str],
+    unknown: str | None,
+    adaptive: Finding | None,
 ) -> list[str]:
     size = float(torch.stack([tensor.double().norm() for tensor in update.tensors.values()]).norm())
     words = [f"{len(update.tensors)} tensors, norm {size:.3g}"]
@@ -218,7 +230,8 @@ def _remarks(
         one = "" if lr is None else f"one SGD step at learning rate {lr:.3g}"
         words.append(f"read as {one or f'what {rule} sends'}")
     if unknown is not None:
-        words.append(f"batch size unknown: {unknown}; give it with --batch-size, where you know it")
+        words.append(f"{SIZE_UNKNOWN}: {unknown}; give it with --batch-size, where you know it: most attacks need it")
+    words += [] if adaptive is None else [adaptive.message]
     return [*words, *inferred_lines(said)]
 
 

@@ -16,7 +16,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -343,6 +343,7 @@ class AttackRequest:
         show: Called with progress messages.
         command: The command line, stored with the run.
         trust: Whether to execute model code that the folder names; only for folders from a trusted source.
+        tell: Called with what to know before the attacks begin.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -354,6 +355,7 @@ class AttackRequest:
     show: ProgressCallback = no_progress
     command: str = ""
     trust: bool = False
+    tell: Callable[[str], None] = lambda _: None
 
     @property
     def specs(self) -> tuple[Spec, ...]:

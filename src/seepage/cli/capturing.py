@@ -1,5 +1,6 @@
 """`seepage observe` and `seepage attack`: updates that somebody captured, with no truth at hand."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,7 +27,7 @@ from seepage.cli.options import (
     running_on,
 )
 from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.captured import Capture
@@ -176,12 +177,17 @@ def attack(
             show=show,
             command=command_line(),
             trust=trust,
+            tell=(lambda _: None) if as_json or quiet else _tell,
         )
         finished = run(request=request)
         write_pages(finished.folder, show, again=finished.fresh, pictures=False if no_pictures else None)
     present(finished.folder, finished, as_json, quiet)
     gate(finished.result, condition)
     hold_against(finished.result, baseline)
+
+
+def _tell(remark: str) -> None:
+    print(printable(remark), file=sys.stderr)
 
 
 def _check_files(captured: Path, after: Path | None, params: Path | None) -> None:

@@ -115,8 +115,9 @@ class AdapterTokens:
         behind: Sequence[AdaptedLayer],
     ) -> "AdapterTokens":
         if observed.batch_size != 1:
+            count = observed.batch_size or "an unknown number"
             raise Inapplicable(
-                f"the tokens of one image are solved for, and {observed.batch_size} are mixed in this update",
+                f"the tokens of one image are solved for, and {count} are mixed in this update",
                 f"use {MATCHING}",
             )
         sent = observed.gradient(knowledge.client)
