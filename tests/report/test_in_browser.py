@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from markupsafe import escape
 
+from seepage.papers.markdown import as_code, as_words
 from seepage.report import write_report
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -205,6 +206,16 @@ def spoiled(value: Any, evil: str) -> Any:
     if isinstance(value, list):
         return [spoiled(item, evil) for item in value]
     return f"{value[:9]}{evil}" if isinstance(value, str) else value
+
+
+def test_what_the_book_makes_of_a_strangers_words_runs_nowhere(tmp_path: Path) -> None:
+    """A builder of pages passes on what is no Markdown: as a tag, were it one. No policy helps here."""
+    words = "".join(f"<p>{as_words(evil)}</p><p>{as_code(evil)}</p>" for evil in EVIL)
+    (tmp_path / "report.html").write_text(f"<!doctype html><title>book</title><body>{words}", encoding="utf-8")
+    sight = look(tmp_path)
+    assert [view["title"] for view in sight.views] == ["book"] * 2
+    assert [view["images"] for view in sight.views] == [[], []]
+    assert set(sight.requests) <= {"/lookout.html", "/report.html", "/favicon.ico"}, "nothing was fetched"
 
 
 def test_a_policy_stops_a_script_that_came_in(tmp_path: Path, run: Path) -> None:
