@@ -252,9 +252,20 @@ def test_a_damaged_result_is_refused(what: str, run: Path, refused: Refused) -> 
 def test_a_damaged_request_is_refused(cli: Cli, run: Path, refused: Refused) -> None:
     assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
     asked = json.loads(Path("blind/attack.json").read_text())
-    for change in ({"schema": 2}, {"attacks": 3}, {"attacks": [3]}, {"observed": 3}, {"model": 3}, {"seed": "x"}):
+    Path("blind/manifest.json").unlink()  # which would say that the file was changed
+    wrong = (
+        {"schema": 2},
+        {"attacks": 3},
+        {"attacks": [3]},
+        {"observed": 3},
+        {"model": 3},
+        {"seed": "x"},
+        {"seed": 2**64},
+    )
+    for change in wrong:
         Path("blind/attack.json").write_text(json.dumps({**asked, **change}))
         assert "attack.json" in refused("score", "blind", "--truth", run / "private")
+    assert "2**63" in refused("attack", run / "observed", "--use", "linear", "--seed", 2**64, "--jobs", 1)
 
 
 def test_a_report_is_written_again_bit_by_bit(cli: Cli, audited: Path, home: Path) -> None:

@@ -56,6 +56,7 @@ from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe, Scoring
 from seepage.recipe.contents import MARK, contents, run_text, split_text
 from seepage.recipe.overrides import change
+from seepage.recipe.parts import seed_problems
 from seepage.recipe.places import kind_of
 from seepage.recipe.resolve import cells, run_name
 from seepage.recipe.trust import refuse_code
@@ -365,6 +366,8 @@ class AttackRequest:
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
         check_device(self.device)
+        for problem in seed_problems(self.seed, "--seed"):
+            raise SeepageError(f"{problem}; give a smaller one")
         for spec in self.specs:
             ATTACKS.build(spec)
 
@@ -466,6 +469,8 @@ def _read_request(path: Path, trust: bool) -> RecordedRequest:
     check_schema(record, path)
     known = {name: record[name] for name in RecordedRequest.__dataclass_fields__ if name in record}
     bind(RecordedRequest, known, str(path))
+    for problem in seed_problems(known["seed"], "its seed"):
+        raise SeepageError(f"{path} is damaged: {problem}; attack again")
     if not trust:
         refuse_code({"attack": known.get("attacks"), "model": known.get("model")}, str(path))
     return RecordedRequest(**known)
