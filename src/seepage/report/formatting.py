@@ -90,6 +90,15 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word if count == 1 else word + ending}"
 
 
+def brief(title: str) -> str:
+    """A case's title for the head of a column: without what stands in brackets.
+
+    >>> brief("fc2, batch 32, freshly initialized, 2 local epochs (lr 0.01, batch size 8)")
+    'fc2, batch 32, fresh, 2 local epochs'
+    """
+    return re.sub(r" \([^()]*\)", "", title).replace("freshly initialized", "fresh")
+
+
 def with_options(name: str | None, options: Mapping[str, object]) -> str:
     """A name with its options, written as a call.
 

@@ -36,6 +36,20 @@ LEVELS = {
 }
 """The verdict in words; any other level means that nothing could be scored."""
 
+GLOSSARY = {
+    "recovered": "so like a private example that it passes for a copy, by the limits named under the tables",
+    "exact": "equal to a private example but for rounding, by the same limits",
+    "traces": "closer to a private example than a flat square of its mean color, and not recovered",
+    "outlines": "too far off to count, but brighter and darker where the private example is",
+    "certified": "an attack proved, without the private examples, that only they fit what was sent",
+    "told": "what the attacker was given beyond what the protocol shows to every server",
+    "features only": "what an inner layer was given came back, and no attack made examples of it",
+    "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
+    "not run": "the recipe asks for this attack in other cases only",
+    "fresh": "the model had its random initial weights, so the attacked round is the first of a training",
+}
+"""What a reader who is no specialist may look up."""
+
 STRONG = ("certified", "exact", "recognizable")
 """Levels at which examples came back."""
 
@@ -140,6 +154,7 @@ def _render(run: RunFolder, pictures: bool) -> str:
     )
     filters: tuple[Callable[..., str], ...] = (
         words.breakable,
+        words.brief,
         words.number,
         words.signed,
         words.scientific,
@@ -185,6 +200,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "with_options": words.with_options,
         "is_muted": is_muted,
         "headings": HEADINGS,
+        "glossary": GLOSSARY,
         "judged": _judged(run),
         "members": [(titles.get(row.cell, row.cell), row) for row in run.result.membership],
         "bounds": [(titles.get(row.cell, row.cell), row) for row in run.result.bounds if row.value is not None],
