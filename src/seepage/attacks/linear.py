@@ -8,9 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.core.nn import InputLayer, captured_calls, forward, in_mode, input_layer
+from seepage.core.nn import InputLayer, captured_calls, forward, in_mode, input_layer, last_linear
 from seepage.registry import attacks
 from seepage.types import ClientUpdate, Knowledge, Reconstruction, Round, Tensors, Transcript
+
+MIN_AGREEING_ROWS = 3
+"""Rows with one quotient that make an example, where nothing is known of the loss; as in `seepage exposure`."""
+MIN_LABEL_SHARE = 1e-3
+"""Of the last bias gradient's largest entry: what is less below zero is taken for rounding, and for no label."""
 
 
 @attacks.register(
@@ -29,6 +34,13 @@ class LinearLeak(Attack):
     one example alone, and that is checked without the truth: the model's own backward pass on the divided row must
     give back what the client sent for that neuron, both the bias gradient and the column of the next fully connected
     layer's weight gradient. Only such rows are returned; mixtures are not.
+
+    The same can be told whatever the loss was (label smoothing, class weights, a clipped or scaled gradient): of one
+    example, the next layer's column over the neuron's activation is the slope at that layer's outputs, and what the
+    model makes of it on its way back to the neuron must be the bias gradient that was sent. That is one equation for a
+    row, so three rows must agree on the example too. It takes more than two classes: with two, the slopes of all
+    examples are multiples of one another, and a mixture looks like an example. So may one of two examples of one label;
+    such rows are returned as guesses, and certified only where the last bias names as many labels as examples.
 
     Args:
         floor: Rows whose bias gradient is below this share of the largest are left out; float32 rounding grows as
@@ -97,16 +109,28 @@ class LinearLeak(Attack):
         live, inputs = live[inside], inputs[inside]
         labels, mismatch = leak.certify(inputs, live)
         sure = mismatch <= self.tolerance
+        proof, alone = bool(sure.any()), torch.zeros_like(sure)
+        if not proof:  # the loss is another than the rule's, or was weighted, or the gradient was scaled
+            labels, mismatch, alone = leak.certify_any_loss(inputs, live, self.tolerance)
+            sure = mismatch <= self.tolerance
         keep = _distinct(inputs[sure], mismatch[sure], self.same)
+        differ = bool(alone[sure].all()) and leak.labels_differ(labels[sure])
+        certified = torch.full((len(keep),), proof or differ, device=inputs.device)
         note = (
             f"{int(sure.sum())} of {len(size)} rows come from one example alone and identify {len(keep)} of "
             f"{leak.batch_size} examples; no other row could be told from a mixture"
         )
+        if not proof and len(keep):
+            note = (
+                f"{int(sure.sum())} of {len(size)} rows agree on {len(keep)} of {leak.batch_size} examples, under a "
+                "loss or a scale of the gradient that the client's rule does not state"
+            )
+            note += "" if certified.all() else "; examples of one label could look so together"
         return Reconstruction(
             inputs=inputs[sure][keep],
             labels=labels[sure][keep],
             objective=mismatch[sure][keep],
-            certified=torch.ones(len(keep), dtype=torch.bool, device=inputs.device),
+            certified=certified,
             cost={"evaluations": len(inputs) * leak.knowledge.num_classes},
             notes=(note,),
         )
@@ -206,6 +230,50 @@ class _Leak:
             best = torch.minimum(best, mismatch)
         return labels, best
 
+    def certify_any_loss(self, inputs: Tensor, neurons: Tensor, tolerance: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The same without a word of the loss: likeliest label and mismatch, `[k]` each; infinite for lone rows.
+
+        And `[k]` whether the slope at the logits is seen, and below zero at one label alone.
+
+        Of one example x alone at neuron j, column j of the next layer's weight gradient is a_j(x) s, with the
+        activation a_j and the slope s at that layer's outputs. So s is known, and the chain rule gives the bias
+        gradient from it: db_j = d(s . output) / d(first_j). A mixture of examples whose slopes are no multiples of one
+        another fulfils this for no three rows with one quotient.
+        """
+        labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
+        best = torch.full((len(inputs),), torch.inf, dtype=inputs.dtype, device=inputs.device)
+        alone = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
+        if not len(inputs) or self.knowledge.num_classes <= 2:
+            return labels, best, alone
+        ends = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        trace, sent = _Trace.of(inputs, self), self.bias[neurons].to(inputs)[:, None]  # [k, 1]
+        for name, activation, output in trace.later:
+            column = self.gradient[name][:, neurons].T.to(inputs)  # [k, c]
+            slope = column / activation.gather(1, neurons[:, None])  # [k, c]
+            # Each candidate's output depends on its own input alone, so one pass back serves all rows.
+            (back,) = torch.autograd.grad(output, trace.first, slope, retain_graph=True, materialize_grads=True)
+            best = torch.minimum(best, _mismatch(back.gather(1, neurons[:, None]), sent))
+            labels = trace.nearest_label(name, slope)
+            if ends is not None and name == ends[0]:
+                alone = (slope < -MIN_LABEL_SHARE * slope.abs().amax(1, keepdim=True)).sum(1) == 1
+        passed = best <= tolerance
+        agreeing = _agreeing(inputs.flatten(1), passed, tolerance)
+        return labels, torch.where(passed & (agreeing >= MIN_AGREEING_ROWS), best, torch.inf), alone
+
+    def labels_differ(self, labels: Tensor) -> bool:
+        """Whether each example has a label of its own, so that no two slopes are multiples of one another.
+
+        Where an example's slope at the logits is below zero at its own label alone (cross-entropy, however weighted,
+        and margins; of the rows that are certified it is seen), as many entries of the last bias gradient below zero
+        as examples are as many labels. Every label that was found must be among them.
+        """
+        names = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        bias = None if names is None or names[1] is None else self.gradient.get(names[1])
+        if bias is None:
+            return False
+        below = bias < -MIN_LABEL_SHARE * bias.abs().max()
+        return int(below.sum()) == self.batch_size and bool(below[labels].all())
+
 
 @dataclass(frozen=True)
 class _Trace:
@@ -252,6 +320,20 @@ class _Trace:
         outputs = [output for _, _, output in self.later]
         slopes = torch.autograd.grad(loss, [self.first, *outputs], retain_graph=True, materialize_grads=True)
         return slopes[0], slopes[1:]
+
+    def nearest_label(self, name: str, slope: Tensor) -> Tensor:
+        """`[k]` the label whose slope at the outputs of a later layer points most nearly as `[k, c]` slopes do."""
+        place = [found for found, _, _ in self.later].index(name)
+        own = torch.stack([self.gradients(label)[1][place] for label in range(self.logits.shape[1])])  # [C, k, c]
+        return F.cosine_similarity(own, slope[None], dim=2).argmax(0)
+
+
+def _agreeing(rows: Tensor, passed: Tensor, tolerance: float) -> Tensor:
+    """`[k]` how many of the rows `[k, d]` that passed are within the tolerance of each, relative to its size."""
+    gaps = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")  # [k, k]
+    near = gaps <= tolerance * rows.norm(dim=1, keepdim=True).clamp(min=1e-30)
+    found: Tensor = (near & passed[None]).sum(1)
+    return found
 
 
 def _mismatch(own: Tensor, sent: Tensor) -> Tensor:
