@@ -5,6 +5,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +292,60 @@ def test_the_strategy_records_what_each_client_sent(tmp_path: Path) -> None:
     for folder in (folders[0], folders[-1]):
         node = int(folder.name.rpartition("-")[2])
         assert score(attack(folder, "linear"), batch_of(node - 1000)).psnr > 50
+
+
+def npy(content: Any, **options: Any) -> bytes:
+    with BytesIO() as file:
+        np.save(file, content, **options)
+        return file.getvalue()
+
+
+def spoiled(data: bytes, stype: str = "numpy.ndarray") -> ArrayRecord:
+    """The arrays of a client that writes what it likes where Flower has the bytes of an array."""
+    like = initial()
+    return ArrayRecord(
+        {n: Array(dtype="float32", shape=tuple(t.shape), stype=stype, data=data) for n, t in like.items()}
+    )
+
+
+HUGE = (
+    b"\x93NUMPY\x01\x00v\x00"
+    + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(117)
+    + b"\n"
+)
+HOSTILE: dict[str, Callable[[], ArrayRecord]] = {
+    "a pickle": lambda: spoiled(npy(np.array([print], dtype=object), allow_pickle=True)),
+    "no array": lambda: spoiled(b"\x80\x04cos\nsystem\n"),
+    "empty": lambda: spoiled(b""),
+    "eight terabytes": lambda: spoiled(HUGE),
+    "of another kind": lambda: spoiled(npy(np.zeros(3)), "torch.tensor"),
+    "text": lambda: spoiled(npy(np.array(["x" * 99]))),
+    "complex": lambda: record_of({name: tensor.to(torch.complex64) for name, tensor in initial().items()}),
+    "NaN": lambda: record_of({name: tensor * torch.nan for name, tensor in initial().items()}),
+    "3e38": lambda: record_of({name: torch.full_like(tensor, 3e38) for name, tensor in initial().items()}),
+    "other names": lambda: record_of({f"../{name}\x1b": tensor for name, tensor in initial().items()}),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("block", [None, lambda found: False], ids=["records", "blocks"])
+def test_a_hostile_reply_hides_no_honest_one(tmp_path: Path, kind: str, block: Any) -> None:
+    """Round after round of it: the honest client is recorded and let through, and what blocks drops the other."""
+    audited = AuditedStrategy(FedAvg(fraction_evaluate=0.0), recorder(tmp_path, audit="inline", block=block))
+    passed: list[int] = []
+    audited.strategy.aggregate_train = lambda t, replies: (passed.extend(r.metadata.src_node_id for r in replies), None)
+    for t in range(1, 6):
+        messages = [question(t=t, client=client) for client in (0, 1)]
+        audited._sent = {1000 + client: dict(record_of(initial())) for client in (0, 1)}
+        bad, good = (train(one, context_of(one.metadata.dst_node_id - 1000)) for one in messages)
+        bad.content["arrays"] = HOSTILE[kind]()
+        bad.content["metrics"] = MetricRecord({"num-examples": 10**15})
+        audited.aggregate_train(t, [bad, bad, bad, good])
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        f"{t:06d}-client-1001" for t in range(1, 6)
+    ]
+    assert passed.count(1001) == 5
+    assert passed.count(1000) == (15 if block is None else 0)
 
 
 def test_a_blocked_reply_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
