@@ -20,6 +20,7 @@ import pages_cafe
 import pages_fedleak
 import pages_landscape
 import pages_runs
+import pages_safety
 import torch
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
 
@@ -925,6 +926,7 @@ PARTS: dict[str, Part] = {
     **pages_fedleak.PARTS,
     **pages_bounds.PARTS,
     **pages_landscape.PARTS,
+    **pages_safety.PARTS,
 }
 
 
