@@ -4,13 +4,13 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from seepage.errors import SeepageError, short
 from seepage.evidence.statement import CaseEvidence, Evidence
-from seepage.report import formatting as words
+from seepage.report.formatting import duration
 from seepage.report.page import LEVELS, STRONG
+from seepage.report.templates import page_environment
 
 MOST_CASES = 6
 """Cases on the page, those that gave back most; the others stand in `evidence.json`."""
@@ -29,30 +29,22 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
         digest: SHA-256 of the run's manifest.
         signer: Name of the key that signs the pack; None: none does.
     """
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("seepage", "evidence"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    filters: tuple[Callable[..., str], ...] = (words.duration,)
-    environment.filters.update({filter_.__name__: filter_ for filter_ in filters})
     shown = sorted(evidence.cases, key=_risk, reverse=True)[:MOST_CASES]
     level = "leaks" if evidence.level in STRONG else "traces" if evidence.level == "traces" else "quiet"
     style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
-    return environment.get_template("annex.html.j2").render(
-        e=evidence,
-        cases=shown,
-        left=len(evidence.cases) - len(shown),
-        level=level,
-        level_words=LEVELS.get(evidence.level, "Not scored"),
-        digest=digest,
-        signer=signer,
-        style=style,
+    return (
+        page_environment("evidence", filters=(duration,))
+        .get_template("annex.html.j2")
+        .render(
+            e=evidence,
+            cases=shown,
+            left=len(evidence.cases) - len(shown),
+            level=level,
+            level_words=LEVELS.get(evidence.level, "Not scored"),
+            digest=digest,
+            signer=signer,
+            style=style,
+        )
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from seepage.audit.row import Cell, Outcome, Result, Row
+from seepage.audit.row import Cell, Outcome, Proportion, Result, Row
 from seepage.core.schema import JsonRecord
 from seepage.core.storage import read_json
 from seepage.errors import SeepageError
@@ -52,20 +52,8 @@ AUDIT_AGAIN = [
 Ended = Literal["result", "no result", "does not apply", "failed"]
 
 
-class Share(JsonRecord):
-    """A share of private examples with its 95 % interval by Clopper and Pearson.
-
-    Attributes:
-        hits: How many.
-        of: Of how many.
-        low: Lower end of the interval of `hits / of`.
-        high: Its upper end.
-    """
-
-    hits: int
-    of: int
-    low: float
-    high: float
+class Share(Proportion):
+    """A share of private examples with its 95 % interval by Clopper and Pearson."""
 
     @classmethod
     def count(cls, hits: int, of: int) -> "Share":

@@ -12,6 +12,7 @@ from seepage.core.storage import write_whole
 from seepage.frontier.advising import untried
 from seepage.frontier.rows import DefenseRow, pareto, points_of
 from seepage.report import formatting as words
+from seepage.report.templates import page_environment
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,22 +30,10 @@ def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Cel
         facts: Facts of a recorded cell, from `result.json`.
         rounds: Number of training rounds before the accuracy is measured.
     """
-    import jinja2
-
     plot = draw(rows)
     write_whole(folder / "frontier.png", plot)
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader("seepage", "frontier"), jinja2.PackageLoader("seepage", "report")]
-        ),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    for name in ("number", "signed", "percent", "breakable", "scientific"):
-        environment.filters[name] = getattr(words, name)
+    filters = (words.number, words.signed, words.percent, words.breakable, words.scientific)
+    environment = page_environment("frontier", "report", filters=filters)
     best = {point.defense for point in pareto(points_of(rows))}
     page = environment.get_template("frontier.html.j2").render(
         run=folder.name,

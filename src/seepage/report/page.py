@@ -19,6 +19,7 @@ from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
+from seepage.report.templates import page_environment
 from seepage.report.texts import Texts, open_texts
 
 STRIP_LENGTH = 8
@@ -142,16 +143,6 @@ def write_report(run: Path, *, pictures: bool | None = None) -> Path:
 
 
 def _render(run: RunFolder, pictures: bool) -> str:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("seepage", "report"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
     filters: tuple[Callable[..., str], ...] = (
         words.breakable,
         words.brief,
@@ -163,8 +154,7 @@ def _render(run: RunFolder, pictures: bool) -> str:
         words.duration,
         words.plural,
     )
-    environment.filters.update({filter_.__name__: filter_ for filter_ in filters})
-    return environment.get_template("template.html.j2").render(_content(run, pictures))
+    return page_environment("report", filters=filters).get_template("template.html.j2").render(_content(run, pictures))
 
 
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
