@@ -377,3 +377,34 @@ def test_two_clients_on_the_simulator(tmp_path: Path) -> None:
     final, wanted = load_file(tmp_path / "final.safetensors"), averaged(2)
     for key, array in wanted.items():
         torch.testing.assert_close(final[key], torch.from_numpy(array), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow  # NVFlare's simulator, with its processes
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_blocked_reply_ends_the_simulation_unless_the_workflow_ignores_it(tmp_path: Path, goes_on: bool) -> None:
+    """The example that site-1 gives away is held back; the model is then that of site-2 alone, or there is none."""
+    mine = MINE.replace("Path(PLACE)", f"Path({str(tmp_path)!r})").replace(
+        "client=rule)", "client=rule, block=(lambda found: True) if side == 'blocked' else None)"
+    )
+    mine += "\nblocking = recorder_at('blocked')\n"
+    mine = mine.replace('persistor_id="")', f'persistor_id="", ignore_result_error={goes_on})').replace(
+        "num_rounds=2", "num_rounds=1"
+    )
+    job = JOB.replace("WORKSPACE", repr(str(tmp_path / "workspace")))
+    job = job.replace('RecordingFilter("mine:on_client"', 'RecordingFilter(f"mine:{NAMES[site]}"')
+    job = job.replace("from mine", "NAMES = {'site-1': 'blocking', 'site-2': 'on_client'}\nfrom mine")
+    (tmp_path / "mine.py").write_text(mine)
+    (tmp_path / "job.py").write_text(job)
+    paths = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    env = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(
+        [sys.executable, "job.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240, check=False
+    )
+    logs = ran.stdout + ran.stderr
+    assert "the update was blocked and does not go on" in logs
+    assert ("Aborting current RUN" in logs) is not goes_on
+    final = tmp_path / "final.safetensors"
+    assert final.exists() is goes_on, logs[-3000:]
+    if goes_on:
+        for key, array in stepped(initial(), 2).items():
+            torch.testing.assert_close(load_file(final)[key], torch.from_numpy(array), rtol=1e-5, atol=1e-6)
