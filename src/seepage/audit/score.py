@@ -168,7 +168,7 @@ def inner_errors(
             continue
         true = attack.inner_at(view, batch.inputs, batch.labels)
         rows = aligned.permutation[aligned.matched]
-        for name in found.inner.keys() & true.keys():
+        for name in sorted(found.inner.keys() & true.keys()):  # a set is in another order in each process
             guess, wanted = found.inner[name][rows].double(), true[name].cpu()[aligned.matched].double()
             known = guess.isfinite()
             error = float((guess - wanted)[known].square().sum()), float(wanted[known].square().sum())
