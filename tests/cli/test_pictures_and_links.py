@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from tests.cli.conftest import Cli
 
 Refused = Callable[..., str]
@@ -108,6 +110,6 @@ def test_a_captured_run_is_not_gone_on_with_through_a_link(home: Path, refused: 
     (home / "theirs").mkdir()
     (home / "elsewhere").mkdir()
     (home / "theirs" / "observed").symlink_to(home / "elsewhere")
-    (home / "a.safetensors").write_bytes(b"x")
+    save_file({"w": torch.ones(1)}, home / "a.safetensors")
     files = ("a.safetensors", "a.safetensors", "--lr=1", "--use=linear")
     assert "leads out of it" in refused("attack", *files, "--out", "theirs")

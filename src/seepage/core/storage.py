@@ -237,7 +237,7 @@ def each_line(path: Path) -> Iterator[dict[str, Any]]:
                     return
                 reason = str(error)[:120]
                 raise SeepageError(
-                    f"{path} line {number} is not valid JSON ({reason}); delete the run folder"
+                    f"{path} line {number} is not valid JSON ({reason}); delete it, or make it again"
                 ) from error
             yield found
 
