@@ -31,10 +31,13 @@ def test_a_terminal_shows_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) 
 
 
 def logged(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *shown: tuple[float, float, Doing]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *shown: tuple[float, float, Doing],
+    seconds: int = 11,
 ) -> list[str]:
     """The lines of a log, with eleven seconds between any two things that are shown."""
-    clock = iter(range(0, 1000, 11))
+    clock = iter(range(0, 1000 * seconds, seconds))
     monkeypatch.setattr(terminal.time, "monotonic", lambda: next(clock))
     with progress_bar() as show:
         for done, total, doing in shown:
@@ -56,6 +59,18 @@ def test_a_log_says_what_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         "attacking: 10 of 72, dlg on fc2_size-1",
         "scoring: 1 of 8, fc2_size-8",
         "writing: the report",
+    ]
+
+
+def test_a_log_of_a_long_attack_says_how_long_it_still_takes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [(0.0, 1, Doing("dlg")), (0.5, 1, Doing("dlg")), (0.8, 1, Doing("dlg")), (0.99, 1, Doing("dlg"))]
+    assert logged(monkeypatch, capsys, *steps, seconds=600) == [
+        "attacking: 0%, dlg",
+        "attacking: 50%, dlg; about 10 min left",  # the first half took 600 s
+        "attacking: 80%, dlg; about 5 min left",  # 1,200 s for four fifths
+        "attacking: 99%, dlg",  # 18 s
     ]
 
 

@@ -24,13 +24,14 @@ from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
 from seepage.audit.verdict import contradicted, named_members, verdict
 from seepage.core.manifest import write_manifest
+from seepage.core.nn import vocabulary_of
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.leakage.finding import Finding
-from seepage.metrics import Alignment, Scores
+from seepage.metrics import Alignment, Scores, is_image
 from seepage.metrics.text import TextAlignment
 from seepage.privacy.guarantee import guarantee_of
 from seepage.recipe.case import Recipe
@@ -88,7 +89,7 @@ def summarize(
     bounds = [row for source, recipe in zip(sources, recipes, strict=True) for row in bound_rows(source, recipe)]
     measured = (epsilon_row(source, recipe, folder) for source, recipe in zip(sources, recipes, strict=True))
     epsilons = [row for row in measured if row is not None]
-    level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes))
+    level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes), of=_to_look_at(sources))
     said = named_members(members, cells)
     first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
     words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
@@ -118,6 +119,17 @@ def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) 
     """The paths that a run reads and writes, which messages may repeat and results do not."""
     named = [path for recipe in recipes for path in paths_in(to_jsonable_python(recipe, fallback=str))]
     return list(dict.fromkeys([*named, *(str(source.observed) for source in sources), str(folder.absolute())]))
+
+
+def _to_look_at(sources: Sequence[Source]) -> str:
+    """What the guesses of most recordings are, for people to look at."""
+    first = next((source for source in sources if not source.skipped), None)
+    if first is None:
+        return "pictures"
+    knowledge = first.open("cpu").knowledge
+    if vocabulary_of(knowledge.model) is not None:
+        return "texts"
+    return "pictures" if is_image(knowledge.input_shape) else "values"
 
 
 def _asked_for(recipes: Sequence[Recipe]) -> set[str]:

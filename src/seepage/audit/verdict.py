@@ -8,7 +8,9 @@ LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
 
 
-def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = False) -> tuple[str, str]:
+def verdict(
+    rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = False, of: str = "pictures"
+) -> tuple[str, str]:
     """The run in plain words: `(level, text)`.
 
     Levels: `exact`, `recognizable`, `traces`, `nothing`; without a truth `certified` or `unscored`.
@@ -17,14 +19,15 @@ def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = Fals
         rows: All rows.
         cells: All cells.
         own_code: Whether scoring the run later has to execute third-party code, which requires `--trust`.
+        of: What a reader can look at where nothing is scored: `pictures`, `texts`, or `values` of a table.
     """
     named = {cell.name: cell for cell in cells}
-    level, text = _found(rows, named, f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}")
+    level, text = _found(rows, named, f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}", of)
     unaware = _unaware(rows, named)
     return level, f"{text.removesuffix('.')}. {unaware}" if unaware else text
 
 
-def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[str, str]:
+def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, of: str) -> tuple[str, str]:
     """Level and sentences about what the attacks found; `score` is the command that compares it with a truth."""
     scored = [row for row in rows if row.scored]
     silent = _silent(rows, cells)
@@ -42,7 +45,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[
         )
     if not scored:
         return "unscored", (
-            f"NOT SCORED. Look at the pictures: {_unscored(rows, cells)} The truth is not at hand to say how close "
+            f"NOT SCORED. Look at the {of}: {_unscored(rows, cells)} The truth is not at hand to say how close "
             f"that is, and nothing here is a proof of safety; whoever has it can: {score}"
         )
     best = {

@@ -22,6 +22,9 @@ from seepage.errors import printable
 from seepage.report.formatting import number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
 
+LONG = 60.0
+"""Seconds that a phase must have taken, and must have left, for the rest to be told."""
+
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
 
@@ -73,6 +76,7 @@ class _Lines:
 
     def __init__(self) -> None:
         self.at, self.line, self.label = time.monotonic(), "", _Label()
+        self.phase, self.began = Phase.RECORDING, self.at
 
     def show(self, done: float, total: float, doing: Doing) -> None:
         named = self.label.of(total, doing)
@@ -81,9 +85,17 @@ class _Lines:
             count = f"{done / total:.0%}"
         line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what))))))
         now = time.monotonic()
+        if named.phase is not self.phase:
+            self.phase, self.began = named.phase, now
         if now - self.at >= LINE_EVERY and line != self.line:
             self.at, self.line = now, line
-            print(line, file=sys.stderr, flush=True)
+            print(f"{line}{self._left(done / total, now)}", file=sys.stderr, flush=True)
+
+    def _left(self, share: float, now: float) -> str:
+        """What the phase still takes, if it goes on as it went; nothing where too little is done to tell."""
+        taken = now - self.began
+        left = taken * (1 - share) / share if 0.01 <= share < 1 else 0.0
+        return f"; about {left / 60:.0f} min left" if taken >= LONG and left >= LONG else ""
 
 
 def plain(value: Any) -> Any:
