@@ -1,6 +1,13 @@
-"""`python -m seepage` is `seepage`."""
+"""`python -m seepage` is `seepage`: what lies in the working folder is not imported in place of what is installed."""
 
-from seepage.cli import main
+import sys
+from pathlib import Path
+
+HERE = str(Path.cwd())
+if sys.path and sys.path[0] in ("", HERE) and Path(HERE) != Path(__file__).parents[1]:
+    del sys.path[0]  # which Python itself puts there; code of one's own (module:name) is looked for on request
+
+from seepage.cli import main  # noqa: E402
 
 if __name__ == "__main__":  # and not where a worker imports the main module anew
     main()

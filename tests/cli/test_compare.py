@@ -64,6 +64,29 @@ def test_what_was_not_run_again_is_no_pass(bare: Path, cli: Cli) -> None:
     assert cli("compare", "old.json", bare).code == 2
 
 
+def test_a_run_that_was_scored_since_is_compared_by_what_both_certify(run: Path, cli: Cli) -> None:
+    for name in ("first", "second"):
+        assert cli("attack", run / "observed", "--use", "linear", "--out", name, "--jobs", 1).code == 0
+    assert cli("score", "first", "--truth", run / "private").code == 0
+    found = cli("compare", "first", "second")
+    assert (found.code, "certified guesses are compared" in found.out) == (0, True)
+
+
+def test_an_edited_pack_is_no_baseline(bare: Path, cli: Cli, refused: Refused) -> None:
+    assert cli("evidence", bare, "--out", "pack").code == 0
+    text = Path("pack/result.json").read_text()
+    Path("pack/result.json").write_text(text.replace('"recovered": 1.0', '"recovered": 0.0'))
+    assert "is not as it was written" in refused("compare", "pack", bare)
+
+
+def test_an_edited_run_of_captured_updates_is_refused(run: Path, cli: Cli, refused: Refused) -> None:
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    text = Path("blind/result.json").read_text()
+    Path("blind/result.json").write_text(text.replace('"vouched": 2', '"vouched": 0'))
+    assert "is not what the run wrote" in refused("compare", "blind", "blind")
+    assert "is not what the run wrote" in refused("evidence", "blind", "--print", "junit")
+
+
 def test_an_edited_baseline_is_refused(bare: Path, noisy: Path, refused: Refused) -> None:
     text = (noisy / "result.json").read_text()
     (noisy / "result.json").write_text(text.replace("nothing recovered", "nothing  recovered"))
@@ -125,8 +148,10 @@ def test_the_settings_of_a_folder_are_used_and_said(home: Path, cli: Cli) -> Non
     )
     found = cli("audit", "--jobs", 1, "--quiet")
     assert found.code == 1
-    assert "using seepage.toml: recipe, fail-if, out, set" in found.err
-    assert cli("audit", "--jobs", 1, "--quiet", "--fail-if", "recovered>1").code == 0  # what is typed goes first
+    assert (
+        "using seepage.toml: recipe = tiny.toml, fail-if = recovered>0, out = run, set = ['batch.count=1']" in found.err
+    )
+    assert cli("audit", "--jobs", 1, "--quiet", "--fail-if", "psnr>1000").code == 0  # what is typed goes first
     assert "using" not in cli("list").err
 
 
@@ -148,6 +173,11 @@ def test_pyproject_may_hold_them(home: Path, cli: Cli) -> None:
         ('on = "ray://somewhere:10001"', "unknown option in seepage.toml"),
         ('out = "/tmp/elsewhere"', "leads out of this folder"),
         ('out = "../elsewhere"', "leads out of this folder"),
+        ('out = "link/run"', "leads out of this folder"),
+        ('set = ["score.recovered_gain_db=60"]', "sets score.recovered_gain_db, which only your own command line may"),
+        ('set = ["score.names=true"]', "sets score.names"),
+        ('recipe = "lenient.toml"', "sets case.score.exact_db"),
+        ('recipe = "grid.toml"', "sets grid.score.recovered_ssim"),
         ("jobs = [1, 2]", "is one value"),
         ("fail_if = { a = 1 }", "is one value"),
         ("x = ", "is not valid TOML"),
@@ -156,5 +186,8 @@ def test_pyproject_may_hold_them(home: Path, cli: Cli) -> None:
 def test_a_strangers_folder_runs_nothing_and_writes_nowhere(line: str, said: str, home: Path, refused: Refused) -> None:
     (home / "theirs.py").write_text("raise SystemExit('ran')")
     (home / "own.toml").write_text('[model]\nuse = "theirs:Net"\n')
+    (home / "lenient.toml").write_text('[[case]]\nname = "a"\nscore = { exact_db = 59.0 }\n')
+    (home / "grid.toml").write_text('[grid]\n"score.recovered_ssim" = [0.9, 1.0]\n')
+    (home / "link").symlink_to(home.parent)
     (home / "seepage.toml").write_text(line + "\n")
     assert said in refused("audit")

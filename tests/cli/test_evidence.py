@@ -11,7 +11,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from seepage.core import manifest
@@ -67,10 +67,12 @@ def test_one_changed_bit_is_named(path: str, run: Path, cli: Cli) -> None:
 def test_files_that_came_or_went_are_named(run: Path, cli: Cli) -> None:
     (run / "private" / "truth.safetensors").unlink()
     (run / "private" / "other.safetensors").write_bytes(b"x")
+    (run / ".hidden.py").write_bytes(b"x")
     found = cli("verify", run)
     assert found.code == 1
     assert "missing: private/truth.safetensors" in found.out
     assert "added: private/other.safetensors" in found.out
+    assert "added: .hidden.py" in found.out
 
 
 def test_a_gate_does_not_judge_an_edited_result(run: Path, home: Path, cli: Cli, refused: Refused) -> None:
@@ -131,6 +133,12 @@ def test_every_byte_of_every_file_counts(pack: Path, cli: Cli) -> None:
 def test_a_file_that_is_gone_is_seen(gone: str, pack: Path, key: Path, cli: Cli) -> None:
     (pack / gone).unlink()
     assert cli("verify", pack).code == 1
+    assert cli("verify", pack, "--key", f"{key}.pub").code == 1
+
+
+def test_not_one_byte_may_stand_beside_a_signature(pack: Path, key: Path, cli: Cli) -> None:
+    with (pack / "manifest.json.sig").open("a") as file:
+        file.write("\n")
     assert cli("verify", pack, "--key", f"{key}.pub").code == 1
 
 
@@ -322,3 +330,24 @@ def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, ke
     # Nobody can say whether a guess without certificate is right: that is no pass.
     assert [one["kind"] for one in log["runs"][0]["results"]] == ["fail", "review"]
     assert 'skipped="1"' in Path("pack/junit.xml").read_text()
+    # What an audit's option would ask for, no option of this command does.
+    assert evidence["sides"]["named"] == "not tried: ask with seepage membership OBSERVED --candidates FILE"
+
+
+def test_a_share_that_no_guess_can_reach_is_no_gate(observed: Path, refused: Refused) -> None:
+    for condition in ("certified>1", "certified>=2", "recovered>1"):
+        said = refused("attack", observed, "--use", "linear", "--out", "round", "--fail-if", condition)
+        assert "is a share, from 0 to 1" in said
+
+
+def test_the_name_of_a_checkpoint_is_not_in_what_is_handed_on(home: Path, run: Path, cli: Cli) -> None:
+    state = load_file(run / "observed/model.safetensors")
+    update = load_file(run / "observed/rounds/000000.safetensors")
+    save_file({name.partition("/")[2]: tensor for name, tensor in state.items()}, home / "weights.safetensors")
+    sent = {name.partition("/")[2]: tensor for name, tensor in update.items() if name.startswith("update/")}
+    save_file(sent, home / "Anna_Schmidt.safetensors")
+    line = ("attack", "Anna_Schmidt.safetensors", "--params", "weights.safetensors", "--shape", "1,8,8")
+    line += ("--set", "model.hidden=16")
+    assert cli(*line, "--model", "fc2", "--use", "linear", "--out", "captured", "--jobs", 1).code == 0
+    assert cli("evidence", "captured", "--out", "pack").code == 0
+    assert "Schmidt" not in "".join(path.read_text() for path in Path("pack").iterdir())

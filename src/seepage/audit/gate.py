@@ -13,6 +13,8 @@ BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_named": "tpr", "bound_exact": "e
 """Bounds in a condition, and what they bound."""
 EPSILON_SCORES = ("measured_epsilon", "fitted_epsilon", "contradicted")
 """Measurements of a defense's epsilon in a condition; `contradicted` is how many claims are."""
+SHARES = frozenset({"recovered", "exact", "certified", "label_accuracy", "named", "false"})
+"""Scores that are shares; certified guesses are counted per private example."""
 SIDE_SCORES = (*MEMBERSHIP_SCORES, *BOUND_SCORES, *EPSILON_SCORES)
 """Scores that no attack has."""
 
@@ -69,7 +71,10 @@ def parse_condition(text: str, metrics: Collection[str] = ()) -> Condition:
     known = (*SCORE_NAMES, *SIDE_SCORES, *metrics)
     if score not in known and not (metric in metrics and part in Summary.model_fields):
         raise unknown("score in --fail-if", score, list(dict.fromkeys(known)))
-    return Condition(score, sign, float(limit))
+    condition = Condition(score, sign, float(limit))
+    if score in SHARES and not (condition.meets(0.0) or condition.meets(1.0)):
+        raise SeepageError(f"--fail-if {condition} is never met, as {score} is a share, from 0 to 1; name a share")
+    return condition
 
 
 def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
@@ -103,7 +108,7 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
 def judged_value(row: Row, score: str) -> float | None:
     """A score of a row. Without a truth, `certified` counts all certified guesses: none is known to be wrong."""
     if score == "certified" and not row.scored and row.certified is not None:
-        return row.certified.n / row.examples if row.examples else float(row.certified.n)
+        return row.certified.n / (row.examples or row.returned or row.certified.n or 1)
     return row.value(score)
 
 

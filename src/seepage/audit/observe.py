@@ -12,6 +12,7 @@ from torch import nn
 from seepage.api import observe
 from seepage.clients import FedAvg, make_client
 from seepage.clients.fedavg import MOST_STEPS
+from seepage.core.nn import as_inputs, in_mode, logits_words
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.leakage import UpdateAnalysis, sent_words
@@ -118,6 +119,8 @@ def observe_files(
     note = load_weights(model, state, num_classes, str(files.before), optional=spared)
     if note is not None:
         raise SeepageError(f"{files.before} was not made for {num_classes} classes; give their number with --classes")
+    taken = _taken_outputs(model, input_shape)
+    said |= {} if taken is None else {"logits": taken}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
     before = {name: p.detach() for name, p in own.items() if name not in personal}
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
@@ -136,6 +139,15 @@ def observe_files(
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown, adaptive)
     return [*remarks, sent_words(transcript[0], model)]
+
+
+def _taken_outputs(model: nn.Module, shape: tuple[int, ...]) -> str | None:
+    """Where in the output of somebody's model the logits are; None where it returns nothing else."""
+    with torch.no_grad(), in_mode(model, training=False):
+        try:
+            return logits_words(model(as_inputs(model, torch.zeros(2, *shape))))
+        except Exception:  # that is said where the update is computed
+            return None
 
 
 def _personal(model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:

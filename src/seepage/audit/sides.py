@@ -16,6 +16,8 @@ def sides(
     epsilons: Sequence[EpsilonRow],
     cells: Sequence[Cell],
     asked: Collection[str] = (),
+    *,
+    captured: bool = False,
 ) -> list[Side]:
     """All sides of a run, in the order in which they are shown.
 
@@ -26,15 +28,30 @@ def sides(
         epsilons: The rows of measured defenses.
         cells: All cells.
         asked: Which of `membership` and `epsilon` the recipe asks for in any cell.
+        captured: Whether somebody else recorded the updates, so that no option of an audit helps.
     """
     headings = {cell.name: cell.heading for cell in cells}
-    return [
+    found = [
         came_back(rows, headings),
         _asked(named(members, headings), "membership" in asked, _untested(cells)),
         cannot_exceed(bounds, headings),
         _asked(measured_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
+    if not captured:
+        return found
+    words = [(side, side.words.rpartition("ask with ")[2]) for side in found]
+    return [
+        side.model_copy(update={"words": f"not tried: ask with {ELSEWHERE[option]}"}) if option in ELSEWHERE else side
+        for side, option in words
+    ]
 
+
+ELSEWHERE = {
+    "--membership": "seepage membership OBSERVED --candidates FILE",
+    "--bounds": "seepage audit --bounds on data of your own",
+    "--prove": "seepage prove",
+}
+"""What asks for a side of an update that was captured, in place of an option of an audit."""
 
 NO_DEFENSE = "no client uses a defense, so updates are sent as they are and no epsilon holds"
 

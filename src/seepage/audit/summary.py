@@ -103,7 +103,7 @@ def summarize(
         cells=cells,
         thresholds=Thresholds(**(asdict(scoring) | {"metrics": list(scoring.metrics)})),
         membership=members,
-        sides=sides(rows, members, bounds, epsilons, cells, _asked_for(recipes)),
+        sides=sides(rows, members, bounds, epsilons, cells, _asked_for(recipes), captured=_is_captured(sources)),
         bounds=bounds,
         epsilons=epsilons,
         tuned=list(tuned),
@@ -119,6 +119,11 @@ def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) 
     """The paths that a run reads and writes, which messages may repeat and results do not."""
     named = [path for recipe in recipes for path in paths_in(to_jsonable_python(recipe, fallback=str))]
     return list(dict.fromkeys([*named, *(str(source.observed) for source in sources), str(folder.absolute())]))
+
+
+def _is_captured(sources: Sequence[Source]) -> bool:
+    """Whether updates are attacked that no recipe of ours made."""
+    return all(source.recipe is None for source in sources)
 
 
 def _to_look_at(sources: Sequence[Source]) -> str:

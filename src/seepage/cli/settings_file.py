@@ -1,11 +1,11 @@
 """`seepage.toml`, or `[tool.seepage]` of `pyproject.toml`, in the working folder: options of `seepage audit`
 
-The folder may be a stranger's, as one's own code is not: such a file names no code that is run, nor a place outside of
-the folder to write to. What is typed on the command line goes before it.
+The folder may be a stranger's: such a file names no code that is run and no place outside of the folder to write to,
+and moves no threshold of what counts as recovered. What is typed on the command line goes before it.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,12 @@ OPTIONS = (
     "settings", "tune", "out", "jobs", "membership", "bounds", "prove", "fail_if", "baseline", "no_pictures",
 )  # fmt: skip
 """What it may set, by the name of the parameter. Not `--on`: to join a cluster is to run its code."""
+
+TYPED_ONLY = {"recovered_ssim", "recovered_gain_db", "exact_db", "names"}
+"""Keys of [score] that such a file may not set."""
+
+SAID = 400
+"""Letters of the line that says what was taken from the file."""
 
 SPELLED = {"set": "settings"}
 SPELLED_BACK = {new: old for old, new in SPELLED.items()}
@@ -67,7 +73,8 @@ def _checked(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
         if key in REPEATABLE and not isinstance(value, list):
             found[key] = [value]
     out = found.get("out")
-    if out is not None and (Path(str(out)).is_absolute() or ".." in Path(str(out)).parts):
+    here = Path.cwd().resolve()
+    if out is not None and not (here / str(out)).resolve().is_relative_to(here):  # through a link, too
         raise SeepageError(f"out in {name} leads out of this folder ({printable(str(out))[:80]}); give --out yourself")
     return found
 
@@ -80,15 +87,19 @@ def use_settings(context: typer.Context) -> None:
     if found is None:
         return
     name, options = found
-    _refuse_code(name, options)
+    _refuse_power(name, options)
     context.default_map = {"audit": options}
     if options:
-        said = ", ".join(SPELLED_BACK.get(key, key.replace("_", "-")) for key in options)
-        print(printable(f"using {name}: {said}"), file=sys.stderr)
+        pairs = ((SPELLED_BACK.get(key, key.replace("_", "-")), value) for key, value in options.items())
+        said = ", ".join(f"{key} = {value}" for key, value in pairs)
+        print(printable(f"using {name}: {said}")[:SAID], file=sys.stderr)
 
 
-def _refuse_code(name: str, options: Mapping[str, Any]) -> None:
-    """Raise where the options of a file, or the recipe that they name, name somebody's own code."""
+def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
+    """Raise where the options of a file, or the recipe that they name, take what only who types the command may give.
+
+    That is: code to run, what counts as recovered (which would open a gate), and that names of data are written down.
+    """
     from seepage.cli.options import tables_of
     from seepage.recipe.trust import own_code
 
@@ -103,3 +114,23 @@ def _refuse_code(name: str, options: Mapping[str, Any]) -> None:
             f"{name} names code to run ({printable(found[0])[:80]}), which only your own command line may; leave "
             "it out there, and name the recipe or --model yourself"
         )
+    moved = [key for key in _scoring(tables) if key.rpartition(".")[2] in TYPED_ONLY]
+    if moved:
+        raise SeepageError(
+            f"{name} sets {printable(moved[0])[:80]}, which only your own command line may: it decides what a gate "
+            "sees or what a result names; leave it out there, and give the recipe or --set yourself"
+        )
+
+
+def _scoring(tables: Any, place: str = "") -> Iterator[str]:
+    """Every key of scoring in a recipe's tables, by its dotted name: of cases and of grids, too."""
+    if isinstance(tables, list):
+        for table in tables:
+            yield from _scoring(table, place)
+    if not isinstance(tables, Mapping):
+        return
+    for key, value in tables.items():
+        inside = f"{place}.{key}" if place else str(key)
+        if "score" in inside.split("."):
+            yield inside
+        yield from _scoring(value, inside)

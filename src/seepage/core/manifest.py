@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
+from seepage.core.lock import LOCK
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import (
     OWNER_ONLY,
@@ -181,10 +182,10 @@ def digest_of(path: Path) -> str:
 
 
 def _paths(folder: Path) -> Iterator[str]:
-    """All files that a manifest lists. Hidden ones are locks and what is just being written."""
+    """All files that a manifest lists: not the lock, nor what is just being written."""
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if path.is_file() and inside.as_posix() not in (FILE, KEY_FILE) and not path.name.startswith("."):
+        if path.is_file() and inside.as_posix() not in (FILE, KEY_FILE, LOCK) and not path.name.startswith(".writing-"):
             yield inside.as_posix()
 
 

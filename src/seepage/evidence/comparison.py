@@ -12,7 +12,7 @@ from seepage.core.manifest import refuse_changed
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import check_schema, read_json
 from seepage.errors import SeepageError
-from seepage.evidence.statement import leaked
+from seepage.evidence.pack import is_pack, refuse_changed_pack
 
 LEVEL = 0.05
 """Chance that a comparison of two runs of the same thing calls anything worse."""
@@ -123,7 +123,9 @@ def open_result(place: Path) -> Result:
     path = place / "result.json" if place.is_dir() else place
     if not path.exists():
         raise SeepageError(f"{path} does not exist; name a finished run, an evidence pack or a result.json")
-    if place.is_dir() and (place / "recipe.toml").exists():
+    if place.is_dir() and is_pack(place):
+        refuse_changed_pack(place)
+    elif place.is_dir():
         refuse_changed(place, path.name)
     record = read_json(path)
     check_schema(record, path)
@@ -148,7 +150,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
-    before, after = _counts(old), _counts(new)
+    before, after, remarks = _comparable(_counts(old), _counts(new))
     common = before.keys() & after.keys()
     if not common:
         raise SeepageError("the two runs have no case and attack in common; compare runs of the same recipe")
@@ -164,7 +166,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
                 low=low, high=high,
             )
         )  # fmt: skip
-    return Comparison(changes, level, _remarks(old, new))
+    return Comparison(changes, level, [*_remarks(old, new), *remarks])
 
 
 def difference(old: Count, new: Count, chance: float) -> tuple[float, float]:
@@ -224,8 +226,8 @@ def _counts(result: Result) -> dict[Key, Count]:
             hits = row.count(measure)
             if row.scored and hits is not None and row.examples:
                 found[row.cell, row.attack, measure] = Count(hits=hits, of=row.examples)
-        if not row.scored:
-            certified = 0 if row.certified is None or not leaked(row) else row.certified.n
+        if row.certified is not None or not row.scored:
+            certified = 0 if row.certified is None else row.certified.n
             found[row.cell, row.attack, "certified"] = Count(hits=certified)
     for test in result.membership:
         if test.named is not None:
@@ -234,6 +236,35 @@ def _counts(result: Result) -> dict[Key, Count]:
         if one.measured is not None:
             found[one.cell, "epsilon", "contradicted"] = Count(hits=len(one.contradicted))
     return found
+
+
+def _comparable(old: dict[Key, Count], new: dict[Key, Count]) -> tuple[dict[Key, Count], dict[Key, Count], list[str]]:
+    """Counts of two runs that say the same of an attack: scores where both have them, else certified guesses.
+
+    One of them may have been scored since, or the other not yet.
+    """
+    both: set[tuple[str, str]] = set()
+    alone: set[tuple[str, str]] = set()
+    for cell, attack, measure in old.keys() | new.keys():
+        if measure != "certified":
+            continue
+        scored = [(cell, attack, "recovered") in counts for counts in (old, new)]
+        certified = [(cell, attack, "certified") in counts for counts in (old, new)]
+        if all(scored):
+            both.add((cell, attack))
+        elif any(scored) and all(certified):
+            alone.add((cell, attack))
+
+    def kept(counts: dict[Key, Count]) -> dict[Key, Count]:
+        return {
+            (cell, attack, measure): count
+            for (cell, attack, measure), count in counts.items()
+            if not (measure == "certified" and (cell, attack) in both)
+            and not (measure in ("recovered", "exact") and (cell, attack) in alone)
+        }
+
+    words = "one run alone was scored against a truth, so certified guesses are compared; score both to compare shares"
+    return kept(old), kept(new), [words] * bool(alone)
 
 
 def _remarks(old: Result, new: Result) -> list[str]:

@@ -147,9 +147,10 @@ def export(run: Path, name: str, request: PackRequest | None = None) -> str:
     """One of `FORMATS` of a finished run, as text.
 
     Raises:
-        SeepageError: Where the run is unfinished or damaged.
+        SeepageError: Where the run is unfinished or damaged, or its result was edited.
     """
     request = request or PackRequest()
+    manifest.refuse_changed(run, "result.json")
     opened = open_run(run)
     evidence = statement.state(opened, subject=request.subject, auditor=request.auditor)
     return FORMATS[name](evidence, findings(opened.result), request.location)
@@ -281,6 +282,18 @@ def verify_pack(folder: Path, *, key: Path | None = None, run: Path | None = Non
     if run is not None:
         problems += _misfit(run, found)
     return Checked(sorted(wrong, key=lambda one: one.path), len(found.files), signer, problems)
+
+
+def refuse_changed_pack(folder: Path) -> None:
+    """Raise where a file of a pack, or its signature, is not as it was written.
+
+    Raises:
+        SeepageError: With the first that is not.
+    """
+    checked = verify_pack(folder)
+    if not checked.good:
+        first = next((str(one) for one in checked.differences), None) or checked.problems[0]
+        raise SeepageError(f"{folder} is not as it was written ({first}); see seepage verify, and write the pack anew")
 
 
 def _signature(folder: Path, path: Path, key: Path | None) -> tuple[str | None, list[str]]:

@@ -113,10 +113,11 @@ def is_signed(content: bytes, signature: bytes, key: "Ed25519PublicKey") -> bool
     from cryptography.exceptions import InvalidSignature
 
     try:
-        key.verify(base64.b64decode(signature.strip(), validate=True), content)
+        raw = base64.b64decode(signature.strip(), validate=True)
+        key.verify(raw, content)
+        return signature == base64.b64encode(raw) + b"\n"  # not one byte beside it
     except (InvalidSignature, binascii.Error, ValueError):
         return False
-    return True
 
 
 def _read(path: Path) -> bytes:
