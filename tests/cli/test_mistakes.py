@@ -269,3 +269,8 @@ def test_the_home_of_nobody_is_a_path_like_any_other(refused: Refused) -> None:
 @pytest.mark.parametrize("key", ["batch.", ".size", "batch..size", " . "])
 def test_a_setting_without_a_name_is_refused(refused: Refused, key: str) -> None:
     assert "--set takes KEY=VALUE" in refused("audit", "--set", f"{key}=5")
+
+
+@pytest.mark.parametrize("command", ["audit", "frontier"])
+def test_an_empty_name_is_no_default_recipe(command: str, refused: Callable[..., str]) -> None:
+    assert "looks like data" in refused(command, "")

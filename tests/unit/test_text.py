@@ -75,6 +75,7 @@ class TestData:
             ("a.csv", b"title,y\nhello there,1\n", {}, "no text in a column 'text'"),
             ("a.jsonl", b"[1, 2]\n", {}, "no JSON objects"),
             ("a.jsonl", b"{broken\n", {}, "cannot be read as jsonl"),
+            ("a.jsonl", b'{"text": "half \\ud800 a word"}\n', {}, "half a character"),
             ("a.txt", b"word\n", {}, "two words or more"),
             ("a.txt", b"two words\nmore words\n", {"tokens": 1}, "data.tokens"),
             ("a.txt", b"two words\nmore words\n", {"tokenizer": "nowhere.json"}, "no tokenizer"),

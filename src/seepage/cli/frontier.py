@@ -62,8 +62,8 @@ def frontier(
 
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
     tables = tables_of(
-        recipe or "frontier", data=data, model=model, weights=weights, client=client, batch_size=batch_size,
-        seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
+        "frontier" if recipe is None else recipe, data=data, model=model, weights=weights, client=client,
+        batch_size=batch_size, seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
     )  # fmt: skip
     if membership:
         tables.setdefault("membership", {})

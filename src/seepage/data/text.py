@@ -223,4 +223,7 @@ def _cell(row: dict[str, Any], column: str, number: int, path: Path) -> str:
             f"row {number} of {path} has no text in a column {column!r} (it has {names}); "
             "name the columns with --set data.column=… and data.label_column=…"
         )
+    if isinstance(value, str) and not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+        # JSON can write half of a pair, which no encoding of Unicode has.
+        raise SeepageError(f"row {number} of {path} has half a character in {column!r} (a surrogate); correct it there")
     return str(value)
