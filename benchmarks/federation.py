@@ -13,7 +13,6 @@ other. Ray's workers get the niceness of this process, not 15 more. Needs `seepa
 """
 
 import argparse
-import contextlib
 import os
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from processes import below, processes
 
 from seepage.integrations import flower
 from seepage.integrations.flower import start_of
@@ -54,16 +54,8 @@ use = "linear"
 
 def processor_seconds() -> float:
     """Of this process and of all that descend from it and still run."""
-    parents, used = {}, {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            parents[int(path.parent.name)] = int(fields[1])
-            used[int(path.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    own = {os.getpid()}
-    while found := {pid for pid, parent in parents.items() if parent in own} - own:
-        own |= found
-    return sum(used[pid] for pid in own)
+    alive = processes()
+    return sum(alive[number].seconds for number in (os.getpid(), *below(os.getpid(), alive)))
 
 
 @dataclass

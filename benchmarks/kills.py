@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from processes import below, group_lives, processes
+
 from seepage.papers.records import keep_measured
 
 MOST = 12
@@ -140,21 +142,6 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
-def workers(main: int) -> list[int]:
-    """The processes that a process has started, and theirs."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        try:
-            parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (ValueError, OSError, IndexError):
-            continue
-    found, level = list[int](), [main]
-    while level:
-        level = [pid for pid, parent in parents.items() if parent in level]
-        found += level
-    return found
-
-
 def start(place: Path, command: tuple[str, ...]) -> subprocess.Popen[str]:
     """Begin a command in a process group of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -192,9 +179,9 @@ def in_peace(place: Path, command: tuple[str, ...]) -> tuple[float, float]:
 
 def killed(process: subprocess.Popen[str], how: str, rng: random.Random) -> str | None:
     """Kill a running command, or a part of it; returns what was killed."""
-    below = workers(process.pid)
-    if how == "worker" and below:
-        os.kill(rng.choice(below), signal.SIGKILL)
+    started = below(process.pid, processes())
+    if how == "worker" and started:
+        os.kill(rng.choice(started), signal.SIGKILL)
         return "worker"
     if how == "main":
         os.kill(process.pid, signal.SIGKILL)
@@ -247,23 +234,12 @@ def ended(process: subprocess.Popen[str], seen: Seen) -> str:
         os.killpg(process.pid, signal.SIGKILL)
         _, error = process.communicate()
     until = time.monotonic() + 20
-    while time.monotonic() < until and _group_lives(process.pid):
+    while time.monotonic() < until and group_lives(process.pid):
         time.sleep(0.05)
-    if _group_lives(process.pid):
+    if group_lives(process.pid):
         seen.other.append("workers outlive the main process by 20 s")
         os.killpg(process.pid, signal.SIGKILL)
     return error
-
-
-def _group_lives(group: int) -> bool:
-    for entry in Path("/proc").iterdir():
-        try:
-            state, _, found = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-        except (ValueError, OSError):
-            continue
-        if int(found) == group and state != "Z":
-            return True
-    return False
 
 
 def check_whole(place: Path, seen: Seen) -> None:
@@ -296,7 +272,7 @@ def kill_runs(name: str, kills: int, seed: int, shared: Path) -> Seen:
             seen.identical += same and sum(seen.kills.values()) > before
             if not same:
                 odd = sorted({path for path in {*found, *wanted} if found.get(path) != wanted.get(path)})
-                seen.other.append(f"differs in {', '.join(odd[:3])}")
+                seen.other.append(f"differs in {', '.join(odd[:20])}")
         shutil.rmtree(place, ignore_errors=True)
         total = sum(seen.kills.values())
         print(f"{name}: {total} kills {dict(seen.kills)} in {seen.runs} runs, {seen.identical} identical", flush=True)
@@ -339,7 +315,9 @@ def main() -> int:
                     "identical",
                     seen.identical,
                     seed=asked.seed,
-                    command=f"python benchmarks/kills.py --kills {asked.kills} --seed {asked.seed}",
+                    command=" ".join(
+                        [f"python benchmarks/kills.py --kills {asked.kills} --seed {asked.seed}", *asked.names]
+                    ),
                     findings=sorted(set(seen.other)),
                     **facts,
                 )

@@ -2,8 +2,9 @@
 
 import re
 from collections import Counter, defaultdict
+from functools import partial
 
-from page_parts import Lines, commands, rows_of, span, table
+from page_parts import Lines, Part, commands, rows_of, span, table
 
 
 def cells(setting: str) -> Lines:
@@ -70,3 +71,10 @@ def _general(words: str) -> str:
     for pattern, instead in NAMED:
         words = re.sub(pattern, instead, words)
     return words
+
+
+PARTS: dict[str, Part] = {
+    "one example": Part("architectures.md", partial(cells, "one example, eval mode")),
+    "two examples": Part("architectures.md", partial(cells, "two examples, train mode")),
+    "refusals": Part("architectures.md", refusals),
+}

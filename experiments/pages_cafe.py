@@ -1,5 +1,6 @@
-"""Parts of docs/cafe.md on the paper's own loops, on their rivals in the same loop, and on what stands beside them."""
+"""Parts of docs/cafe.md."""
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
@@ -110,7 +111,61 @@ def unique() -> Lines:
     return table(heads, body) + commands(rows)
 
 
+DESIGNS = {"random": "random batches", "partitions": "server-chosen", "epochs": "shuffled epochs"}
+
+
+def cafe_rounds() -> Lines:
+    """How few rounds identify all samples, and how exactly."""
+    groups: dict[tuple[str, str, int, int], list[Row]] = defaultdict(list)
+    rows = rows_of("cafe/exact", "cafe/few-rounds")
+    for row in rows:
+        groups[row["data"], row["design"], row["rounds"], row["samples"]].append(row)
+    heads = ["data", "rounds", "seeds", "identifiable", "with silent parts", "error of V", "error of H"]
+    body = []
+    for (data, design, rounds, samples), found in sorted(groups.items()):
+        known = f"{span(row['identifiable'] for row in found)} of {samples}"
+        silent = f"{span(row['identifiable_or_silent'] for row in found)} of {samples}"
+        errors = [span((row[key] for row in found), "{:.0e}") for key in ("error_v", "error_h")]
+        cpu = span((row["cpu_1_2"] for row in found), "{:.1f}")
+        body.append([data, f"{rounds}, {DESIGNS[design]}", str(len(found)), known, silent, *errors, cpu])
+    return table([*heads, "CPU-s, steps I + II"], body) + commands(rows)
+
+
+def cafe_rivals() -> Lines:
+    """The published loops and the closed form on the same parties: rounds, work, mean PSNR."""
+    rows = rows_of("cafe/published", "cafe/published-small")
+    heads = ["method", "N, K", "rounds recorded", "rounds read", "CPU-s", "mean PSNR"]
+    body = []
+    for row in rows:
+        size, dB = f"{row['samples']}, {row['batch']}", f"{row['psnr']:.1f} dB"
+        body.append([_method(row), size, f"{row['rounds']:,}", f"{row['reads']:,}", f"{row['cpu_attack']:.3g}", dB])
+    return table(heads, body) + commands(rows)
+
+
+def _method(row: Row) -> str:
+    if row["who"] == "published":
+        return "published, single loop" if "single_loop" in row["attack"] else "published, nested loops"
+    steps = re.search(r"\bsteps=\((\d+)", row["attack"])
+    return f"`cafe`, {DESIGNS[row['design']]}, {steps[1] if steps else '?'} steps of step III"
+
+
+def cafe_training() -> Lines:
+    """What comes back while the server takes steps, with the loss at the first round and after the last."""
+    rows = rows_of("cafe/training")
+    heads = ["server", "N, K", "rounds", "loss, first to last", "samples returned", "mean PSNR"]
+    body = []
+    for row in rows:
+        server = f"{'SGD' if row['optimizer'] == 'sgd' else 'Adam'} {row['lr']:g}"
+        loss = " to ".join(f"{value:.3f}" for value in row["losses"])
+        rounds, returned = f"{row['rounds']}, {DESIGNS[row['design']]}", f"{row['returned']} of {row['samples']}"
+        body.append([server, f"{row['samples']}, {row['batch']}", rounds, loss, returned, f"{row['psnr']:.1f} dB"])
+    return table(heads, body) + commands(rows)
+
+
 PARTS: dict[str, Part] = {
+    "cafe rounds": Part("cafe.md", cafe_rounds),
+    "cafe rivals": Part("cafe.md", cafe_rivals),
+    "cafe training": Part("cafe.md", cafe_training),
     "cafe horizontal": Part("cafe.md", horizontal),
     "cafe equation nine": Part("cafe.md", equation_nine),
     "cafe rivals in the loop": Part("cafe.md", rivals),

@@ -1,12 +1,18 @@
 """One thread and no surprises: the same bits and the same examples on every run."""
 
+import os
 from importlib.util import find_spec
+
+# Before torch is imported, and for every process that a test starts: their threads would wait for one another's cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+# No test cuts the power; what is written is in the page cache at once, and waiting for the disk takes long.
+os.fsync = lambda descriptor: None
 settings.register_profile("seepage", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("seepage")
 
@@ -14,7 +20,7 @@ settings.load_profile("seepage")
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     """PyTorch's global generator starts every test alike, whichever worker runs it and whatever ran before."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

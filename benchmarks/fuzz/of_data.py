@@ -1,4 +1,4 @@
-"""Readers of data sets: archives, arrays, folders of pictures, texts."""
+"""Readers of data sets: archives, arrays, folders of pictures, tables, texts."""
 
 import io
 import json
@@ -54,7 +54,7 @@ class _Data(Reader):
             data = load(str(self.home / self.path), **self.options)
             return data.batch(torch.arange(min(3, len(data))))
 
-    options: ClassVar[dict[str, int]] = {}
+    options: ClassVar[dict[str, object]] = {}
 
 
 class Archive(_Data):
@@ -200,6 +200,60 @@ class Images(_Data):
                 f"{name}/{rng.choice(('1.png', 'x.JPG', 'y.txt', '.png', name[:20] + '.png'))}", spoiled_picture(rng)
             )
         type(self).options = rng.choice(({}, {"size": 2}, {"size": 4, "channels": 1}, {"channels": 3}))
+
+
+class Table(_Data):
+    name, about, path = "table", "table as .csv, .tsv and .parquet", "x.csv"
+
+    def prepare(self) -> None:
+        self.rows = [[str(20 + n), f"{n}.5", "ns"[n % 2], "" if n % 3 else "7", "ab"[n % 2]] for n in range(6)]
+        self.put("x.csv", self._lines(self.rows, ","))
+        type(self).options = {"label_column": "y"}
+
+    @staticmethod
+    def _lines(rows: list[list[str]], between: str) -> bytes:
+        head = ["age", "income", "region", "debt", "y"]
+        return "\n".join(between.join(row) for row in [head, *rows]).encode(errors="surrogatepass")
+
+    def spoil(self, rng: Random) -> None:
+        rows = [list(row) for row in self.rows]
+        for _ in range(rng.choice((0, 1, 3, 9))):
+            row = rng.choice(rows)
+            strange = rng.choice((*PLAIN, "nan", "inf", "-1e308", "1e309", "1_0", "0x1", "١٢", '"', "", " ", "9" * 400))
+            row[rng.randrange(len(row))] = strange
+        if rng.random() < 0.2:
+            rows[rng.randrange(len(rows))] = [rng.choice(PLAIN)] * rng.choice((0, 1, 4, 6))
+        between = rng.choice(",;\t|")
+        content = self._lines(rows, between)
+        self.path = rng.choice(("x.csv", "x.csv", "x.tsv", "x.parquet"))
+        if self.path == "x.parquet":
+            content = self._parquet(rng, rows)
+        self.put(self.path, damaged(rng, content) if rng.random() < 0.4 else content)
+        chosen = {"label_column": rng.choice(("y", "y", "region", "debt", *PLAIN[:3]))}
+        type(self).options = chosen | ({"drop": [rng.choice(("age", "y", PLAIN[0]))]} if rng.random() < 0.2 else {})
+
+    @staticmethod
+    def _parquet(rng: Random, rows: list[list[str]]) -> bytes:
+        import pyarrow
+        from pyarrow import parquet
+
+        rows = [row for row in rows if len(row) == 5]
+        columns = [list(column) for column in zip(*rows, strict=True)] or [[]] * 5
+        kinds = (
+            [None] * len(rows), [float("nan")] * len(rows), [{"a": 1}] * len(rows), [b"\xff"] * len(rows),
+            [[1, 2]] * len(rows), [True] * len(rows), [2**62] * len(rows),
+        )  # fmt: skip
+        if rng.random() < 0.5:
+            columns[rng.randrange(5)] = rng.choice(kinds)
+        names = ["age", "income", rng.choice(("region", "age", *PLAIN[:3])), "debt", "y"]
+        buffer = io.BytesIO()
+        parquet.write_table(pyarrow.Table.from_arrays([pyarrow.array(c) for c in columns], names=names), buffer)
+        return buffer.getvalue()
+
+    def restore(self) -> None:
+        super().restore()
+        self.path = "x.csv"
+        type(self).options = {"label_column": "y"}
 
 
 class Text(_Data):

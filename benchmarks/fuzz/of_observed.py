@@ -15,7 +15,7 @@ from watch import ran
 from seepage import Architecture, Batch, build, exposure, open_transcript, record, save_transcript
 from seepage.attacks import ATTACKS
 from seepage.audit.observe import Files, observe_files
-from seepage.audit.run import validate_folder
+from seepage.audit.recorded import validate_folder
 from seepage.core.storage import read_tensors
 from seepage.models.weights import load_weights, read_state
 from seepage.privacy.ledger import open_entry

@@ -39,7 +39,8 @@ def make_goods(shared: Path) -> None:
     """Once for all readers: a finished audit, and a run that was attacked without its truth."""
     from of_observed import small_batch
 
-    from seepage.audit.run import AttackRequest, attack_only, run
+    from seepage.audit.recorded import AttackRequest, attack_only
+    from seepage.audit.run import run
     from seepage.judging import write_judge_page
     from seepage.report import write_grid, write_report
 

@@ -1,7 +1,7 @@
 """All readers by name."""
 
 from base import Reader
-from of_data import Archive, Images, Npz, Text
+from of_data import Archive, Images, Npz, Table, Text
 from of_observed import Captured, FactsOfRounds, Ledger, Privacy, Recorded, Rounds, State, Tensors
 from of_runs import Judgements, Private, Records, Run, Scored
 from of_words import Recipe, Settings, TomlBytes, Words
@@ -27,6 +27,7 @@ ALL: tuple[type[Reader], ...] = (
     Archive,
     Npz,
     Images,
+    Table,
     Text,
 )
 

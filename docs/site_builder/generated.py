@@ -27,7 +27,7 @@ FAMILIES = {
 }
 REFERENCE = {
     "verbs": ("Verbs", ["seepage.api", "seepage.transcript.recorded", "seepage.transcript.truth"]),
-    "types": ("Types", ["seepage.types"]),
+    "types": ("Types", ["seepage.types", "seepage.client_types", "seepage.defense_types"]),
     "errors": ("Errors", ["seepage.errors"]),
     "attacks": ("What an attack is", ["seepage.attacks.base"]),
     "clients": (

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
-from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of
+from seepage.clients.losses import check_target, likely_target, target_of
+from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
 from seepage.errors import SeepageError, short
 from seepage.models.naming import in_own_names
 from seepage.registry import Spec
@@ -24,6 +25,7 @@ from seepage.types import (
     Knowledge,
     Reconstruction,
     Round,
+    Target,
     Tensors,
     Told,
     Transcript,
@@ -69,10 +71,12 @@ def record(
     if not batches or not len(batches[0]):
         raise SeepageError("record needs at least one private example; pass a Batch with inputs and labels")
     params, buffers = state_of(model)
-    shape = tuple(batches[0].inputs.shape[1:])
-    classes = _classes_of(model, batches[0].inputs[:1])
+    shape, rule = tuple(batches[0].inputs.shape[1:]), client or FedSGD()
+    classes = _classes_of(model, batches[0].inputs[:1], rule)
+    target = target_of(batches[0].labels, rule.loss, tokens=vocabulary_of(model) is not None)
+    check_target(rule.loss, target, classes)
     for labels in (batch.labels for batch in batches):
-        unnamed = (labels < 0) & ((labels != NO_TARGET) | (labels.ndim == 1))  # a token may have no next one
+        unnamed = (labels < 0) & ((labels != NO_TARGET) | (labels.ndim == 1))  # a token or a pixel may have none
         if not labels.is_floating_point() and bool((unnamed | (labels >= classes)).any()):
             raise SeepageError(
                 f"the batch has labels from {labels.min()} to {labels.max()} and the model {classes} classes; "
@@ -80,26 +84,46 @@ def record(
             )
     knowledge = Knowledge(
         model=model,
-        client=client or FedSGD(),
+        client=rule,
         input_shape=shape,
         num_classes=classes,
         value_range=value_range,
         told=frozenset(told),
         defense=defense if "defense" in told else None,
         architecture=architecture,
+        target=target,
     )
     return Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, seed).transcript()
 
 
-def _classes_of(model: nn.Module, inputs: Tensor) -> int:
+def _classes_of(model: nn.Module, inputs: Tensor, rule: ClientUpdate) -> int:
+    outputs = _outputs_of(model, inputs)[0]
+    if not rule.one_logit:
+        return outputs
+    if outputs != 1:
+        raise SeepageError(
+            f"the loss binary is of a model's one output, and this model has {outputs}; use cross_entropy, or let the "
+            "model return one logit"
+        )
+    return 2
+
+
+def _outputs_of(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
+    """Shape of the model's outputs for one example."""
     with torch.no_grad(), in_mode(model, training=False):
         try:
-            return forward(model, {}, inputs).shape[1]
+            found = forward(model, {}, inputs)
         except (RuntimeError, ValueError, IndexError, TypeError) as error:  # a network of the user's may raise any
             raise SeepageError(
                 f"the model cannot take inputs of shape {tuple(inputs.shape[1:])} ({short(str(error))}); state the "
                 "shape of one example: --shape 3,32,32, or input_shape in Python"
             ) from error
+    if found.ndim < 2:
+        raise SeepageError(
+            f"the model returns outputs of shape {tuple(found.shape)} for {len(inputs)} example, and [n, 1] are needed "
+            "for n examples; leave out what flattens or squeezes them, which changes no weight"
+        )
+    return tuple(found.shape[1:])
 
 
 def observe(
@@ -114,6 +138,7 @@ def observe(
     value_range: tuple[float, float] = (0.0, 1.0),
     architecture: Architecture | None = None,
     personal: Collection[str] = (),
+    target: Target | None = None,
 ) -> SimulatedTranscript:
     """An update that somebody else sent, to be attacked with no truth at hand.
 
@@ -124,11 +149,13 @@ def observe(
         input_shape: Shape of one example, e.g. `(3, 32, 32)`.
         batch_size: Examples behind the update, if you know.
         lr: Learning rate of the one SGD step that made a difference of weights; it turns it into a gradient.
-        labels: `[n]` the examples' labels, if the attacker is told them.
+        labels: The examples' labels, as `Batch` has them, if the attacker is told them.
         client: The client's rule; None: FedSGD in train mode.
         value_range: Smallest and largest value an input can take.
         architecture: How to build the model by name; needed only to save the transcript to a folder.
         personal: Names of parameters that are the client's own, whose weights were never seen.
+        target: What the examples are trained towards; None: a map where the model's outputs are maps, values where it
+            has one output and its loss is `mse`, else classes.
 
     Raises:
         SeepageError: For an update that does not fit the model, moves a frozen parameter, or is not finite.
@@ -152,17 +179,21 @@ def observe(
     sent = Update(_trained(update.tensors, model, params.keys() | buffers.keys()), update.kind)
     sent = Update({name: tensor for name, tensor in sent.tensors.items() if name not in buffers}, update.kind)
     if lr is not None and sent.kind == "delta":
-        sent = Update({name: -tensor / lr for name, tensor in sent.tensors.items()})
+        sent = Update({name: -tensor / lr for name, tensor in sent.tensors.items()}, rate=lr)
     zeros = torch.zeros(1, *input_shape, device=next(iter(params.values())).device)
-    classes = _classes_of(model, as_inputs(model, zeros))
+    rule, dummy = client or FedSGD(), as_inputs(model, zeros)
+    classes = _classes_of(model, dummy, rule)
+    target = target or likely_target(_outputs_of(model, dummy), rule.loss, tokens=vocabulary_of(model) is not None)
+    check_target(rule.loss, target, classes)
     knowledge = Knowledge(
         model=model,
-        client=client or FedSGD(),
+        client=rule,
         input_shape=input_shape,
         num_classes=classes,
         value_range=value_range,
         told=frozenset() if labels is None else frozenset(["labels"]),
         architecture=architecture,
+        target=target,
     )
     seen = Round(0, params, sent, buffers, batch_size=batch_size, labels=labels, personal=frozenset(personal))
     return SimulatedTranscript(knowledge, lambda t: seen, 1)

@@ -212,3 +212,97 @@ def test_inferences_of_strangers_are_texts_of_bearable_length(cli: Cli, home: Pa
     assert "\x1b" not in found.out
     assert max(map(len, found.out.splitlines())) < 500
     assert "<script>" not in (home / "run" / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "options", "target"),
+    [(1, ("--loss=binary",), None), (1, ("--loss=mse",), "value"), (3, ("--loss=mse", "--target=value"), "value")],
+)
+def test_checkpoints_of_another_loss_are_read_by_it(
+    cli: Cli, home: Path, outputs: int, options: tuple[str, ...], target: str | None
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, outputs))
+    names = {"1": "2", "3": "4"}  # of fc2, whose first layer normalizes
+    named = lambda: {f"{names[n.partition('.')[0]]}.{n.partition('.')[2]}": t for n, t in model.state_dict().items()}  # noqa: E731
+    torch.save({name: tensor.clone() for name, tensor in named().items()}, home / "before.pt")
+    x = torch.rand(1, *SHAPE)
+    wanted = torch.ones(1, outputs)
+    loss = F.binary_cross_entropy_with_logits if "--loss=binary" in options else F.mse_loss
+    loss(model(x), wanted).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(named(), home / "after.pt")
+    asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--batch-size=1", "--shape=1,8,8", *HIDDEN)
+    found = cli(*asked, *options, "--out=run", "--json")
+    assert found.code == 0, found.err
+    assert found.json["rows"][0]["vouched"] == 1
+    told = json.loads((home / "run" / "observed" / "knowledge.json").read_text())
+    assert told.get("target") == target
+    (outcome,) = home.glob("run/attacks/**/*.safetensors")
+    label = load_file(outcome)["labels"].double()
+    torch.testing.assert_close(label.flatten(), wanted.flatten().double(), atol=1e-3, rtol=0)
+
+
+def test_one_output_is_asked_for_its_loss(cli: Cli, home: Path) -> None:
+    model = nn.Linear(4, 1)
+    torch.save(model.state_dict(), home / "before.pt")
+    torch.save({name: tensor + 0.1 for name, tensor in model.state_dict().items()}, home / "after.pt")
+    (home / "lone.py").write_text("from torch import nn\ndef net(shape, classes):\n    return nn.Linear(4, classes)\n")
+    asked = ("attack", "before.pt", "after.pt", "--model=lone:net", "--shape=4", "--classes=1", "--lr=0.1", "--jobs=1")
+    found = cli(*asked)
+    assert found.code == 2
+    assert "add --loss binary" in found.err
+
+
+def test_a_network_of_rows_is_asked_for_their_length(home: Path, refused: Refused) -> None:
+    model = nn.Linear(9, 2)
+    torch.save(model.state_dict(), home / "before.pt")
+    torch.save({name: tensor + 0.1 for name, tensor in model.state_dict().items()}, home / "after.pt")
+    (home / "bare.py").write_text("from torch import nn\ndef net(shape, classes):\n    return nn.Linear(shape[0], 2)\n")
+    said = refused("attack", "before.pt", "after.pt", "--model=bare:net", "--classes=2", "--lr=0.1", "--jobs=1")
+    assert "which was taken for 3,32,32: --shape 9 for rows of 9 numbers" in said
+
+
+def test_a_loss_that_was_typed_is_run_and_a_strangers_is_not(cli: Cli, home: Path, captured: Tensor) -> None:
+    own = "from torch.nn import functional\ndef smooth(outputs, targets):\n    return functional.cross_entropy("
+    (home / "ownloss.py").write_text(f"{own}outputs, targets)\n")
+    asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", *HIDDEN, "--out=run", "--batch-size=3")
+    found = cli(*asked, "--loss=ownloss:smooth", "--json")
+    assert found.code == 0, found.err
+    index = home / "run" / "observed" / "knowledge.json"
+    assert json.loads(index.read_text())["client"]["loss"] == "ownloss:smooth"
+    index.write_text(index.read_text().replace("ownloss:smooth", "strangers:trap"))
+    (home / "run" / "result.json").unlink()
+    found = cli(*asked, "--loss=ownloss:smooth")
+    assert found.code == 2
+    assert "'strangers:trap', which is somebody's own code" in found.err
+
+
+def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
+    """Classes as floats too, as a loss of one logit takes them."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net, rows = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 2)), torch.rand(1, 5)
+    (home / "rows.py").write_text(
+        "from torch import nn\n"
+        "def factory(shape, classes):\n"
+        "    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, classes))\n"
+    )
+    torch.save(net.state_dict(), home / "rows_before.pt")
+    F.cross_entropy(net(rows), torch.tensor([1])).backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    torch.save(net.state_dict(), home / "rows_after.pt")
+    np.savez(home / "batch.npz", x=rows.numpy(), y=np.float32([1]))
+    told = (
+        "--model=rows:factory",
+        "--shape=5",
+        "--classes=2",
+        "--lr=0.1",
+        "--batch-size=1",
+        "--use=linear",
+        "--jobs=1",
+    )
+    assert cli("attack", "rows_before.pt", "rows_after.pt", *told, "--out=run").code == 0
+    scored = cli("score", "run", "--truth", "batch.npz", "--trust")
+    assert scored.code == 0, scored.err
+    assert "rebuilt 1 of 1 examples exactly" in " ".join(scored.out.split())

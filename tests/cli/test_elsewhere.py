@@ -25,6 +25,7 @@ def seepage(*arguments: str, **environment: str) -> "subprocess.CompletedProcess
     )
 
 
+@pytest.mark.slow
 def test_the_package_can_be_run_as_a_module(home: Path) -> None:
     found = seepage("--version")
     assert (found.returncode, found.stderr) == (0, "")

@@ -1,5 +1,6 @@
 """People judge a run: the page, what it gives away, what a browser saves, and what is counted from that."""
 
+import fcntl
 import json
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.conftest import Cli
 from tests.report.test_in_browser import BROWSER, FLAGS, served
 
+from seepage.core.lock import LOCK
 from seepage.core.storage import read_tensors, write_tensors
 
 RIGHT = {"same": "same", "other": "not", "flat": "not"}
@@ -100,6 +102,23 @@ def test_from_judgements_to_a_report(cli: Cli, judged: Path) -> None:
     assert "attack success rate 100%" in spoken.out
     assert "judge yes" in spoken.out
     assert cli("score", judged, f"--judgements={files[0]}", "--quiet").out.count("\n") == 1
+
+
+def test_nothing_is_written_while_another_process_writes(cli: Cli, judged: Path) -> None:
+    """Pages, judgements and their keys: each writer of a finished run waits its turn, or says that it cannot."""
+    page = cli("judge", judged, "--attack=linear", "--json").json["page"]
+    answers = answers_of(judged, page, "ab", "same")
+    for command in (("judge", judged), ("report", judged), ("score", judged, "--judgements", answers)):
+        before = {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()}
+        with (judged / LOCK).open("w") as theirs:
+            fcntl.flock(theirs, fcntl.LOCK_EX)
+            found = cli(*command)
+        assert found.code == 2, command
+        assert "another process is writing to" in found.err
+        (judged / LOCK).unlink()
+        assert {path: path.read_bytes() for path in judged.rglob("*") if path.is_file()} == before
+        assert cli(*command).code == 0, found.err
+        assert not (judged / LOCK).exists()
 
 
 def test_a_machine_judges_blindly_and_is_named_as_one(cli: Cli, refused: Callable[..., str], judged: Path) -> None:

@@ -102,6 +102,7 @@ def test_the_order_is_by_seed_and_then_by_cost(home: Path) -> None:
     assert sum(part.minutes for part in open_parts(on_a_core, "paper", home, home)) == pytest.approx(2 * CORES_PER_GPU)
 
 
+@pytest.mark.slow
 def test_an_end_in_the_middle_loses_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the time is up, the numbers are those of an undisturbed run."""
     cli("reproduce", "cpa/table-7", "--jobs=1", "--results=whole", "--out=b", "--quiet")
@@ -139,6 +140,7 @@ def _save_each(save: Any) -> Any:
     return saved
 
 
+@pytest.mark.slow
 def test_a_seed_measured_later_joins_the_others(cli: Cli) -> None:
     for seed in (0, 2, 1):
         cli("reproduce", "cpa/table-7", "--hours=1", f"--seed={seed}", "--results=parts", "--quiet")

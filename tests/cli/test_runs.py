@@ -315,7 +315,7 @@ def test_a_run_is_its_owner_s_alone_whatever_out_was_before(cli: Cli, home: Path
     out = home / "shared"
     out.mkdir(mode=0o755)
     out.chmod(0o755)
-    found = cli("audit", "tiny.toml", "--out", out, "--quiet")
+    found = cli("audit", "tiny.toml", "--out", out, "--jobs", 1, "--quiet")
     assert found.code == 0, found.err
     assert [oct(path.stat().st_mode & 0o777) for path in (out, out / "private")] == ["0o700", "0o700"]
     sheet = home / "sheet.png"

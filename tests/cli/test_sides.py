@@ -106,7 +106,9 @@ def test_bounds_and_measurements_are_kept_when_a_run_goes_on(run: Path, cli: Cli
 
 
 def test_without_a_defense_bounds_count_numbers_sent_and_none_is_measured(cli: Cli) -> None:
-    found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--bounds", "--prove", "--json")
+    found = cli(
+        "audit", "tiny.toml", "--out", "run", "--attack", "linear", "--bounds", "--prove", "--jobs", 1, "--json"
+    )
     assert found.code == 0, found.err
     measures = {row["measure"] for row in found.json["bounds"]}
     assert {"rank", "unseen_share"} <= measures
@@ -132,7 +134,9 @@ def test_mistakes_in_the_tables_are_one_sentence(cli: Cli, setting: str, words: 
 
 
 def test_a_side_that_was_asked_for_and_is_not_to_be_had_says_why(cli: Cli) -> None:
-    found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--membership", "--prove", "--json")
+    found = cli(
+        "audit", "tiny.toml", "--out", "run", "--attack", "linear", "--membership", "--prove", "--jobs", 1, "--json"
+    )
     assert found.code == 0, found.err
     sides = {side["name"]: side for side in found.json["sides"]}
     assert sides["named"]["words"].startswith("asked for, and not to be had: a membership test")
@@ -154,5 +158,5 @@ def test_a_bound_stands_beside_the_mean_color_on_the_same_scale(run: Path) -> No
 
 
 def test_all_numbers_of_a_batch_are_no_limit(cli: Cli) -> None:
-    found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--bounds", "--json")
+    found = cli("audit", "tiny.toml", "--out", "run", "--attack", "linear", "--bounds", "--jobs", 1, "--json")
     assert found.json["sides"][2]["words"].startswith("no bound")

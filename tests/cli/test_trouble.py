@@ -405,6 +405,7 @@ def test_a_pipe_that_nobody_reads_is_not_the_gate_s_code(arguments: list[str]) -
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_leaves_the_exit_code_alone() -> None:
     words = " ".join(f"'{word}'" for word in SEEPAGE[:2]) + f' "{SEEPAGE[2]}"'
     for arguments, code in (("list", 0), ("report nosuch", 2)):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 yaml = pytest.importorskip("yaml")
 
@@ -35,13 +36,10 @@ def read(name: str) -> Any:
     ],
 )
 def test_files_of_the_repository_fit_their_published_schemas(schema: str, files: list[str]) -> None:
-    pytest.importorskip("check_jsonschema")
-    found = subprocess.run(
-        [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, *(str(ROOT / name) for name in files)],
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stdout
+    checker = pytest.importorskip("check_jsonschema")
+    arguments = ["--builtin-schema", schema, *(str(ROOT / name) for name in files)]
+    found = CliRunner().invoke(checker.main, arguments)
+    assert found.exit_code == 0, found.output
 
 
 def test_the_hooks_are_a_manifest_that_pre_commit_takes_and_name_commands() -> None:

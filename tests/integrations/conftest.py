@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from tests.helpers.traps import trapped
 
+# Workers of pytest-xdist look for modules in the current folder, as `python -c` does; an installed program does not.
+sys.path[:] = [entry for entry in sys.path if entry]
+
 CONNECTIONS = """
 [superlink]
 default = "loopback"

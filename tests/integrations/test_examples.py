@@ -82,6 +82,7 @@ def test_the_commands_of_the_workflow_fail_a_build(
     assert (tmp_path / "leakage" / "report.html").is_file()  # what the last step uploads
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arguments", "code"), [((), 0), (("0", "0"), 1), (("4", "0"), 0), (("0", "-1"), 2)])
 def test_gate_a_build(arguments: tuple[str, ...], code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ran("gate_a_build.py", *arguments, monkeypatch=monkeypatch) == code

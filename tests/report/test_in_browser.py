@@ -181,6 +181,7 @@ EVIL = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evil", EVIL, ids=["script", "attribute", "closing tag", "template"])
 def test_no_script_of_a_stranger_runs(tmp_path: Path, build_run: Callable[..., Path], evil: str) -> None:
     folder = build_run(tmp_path / "run", cells=("a", "b"))

@@ -280,12 +280,18 @@ def test_no_more_than_eight_examples_over_all_rounds(tmp_path: Path, build_run: 
 def test_data_that_are_no_pictures_give_numbers_only(
     tmp_path: Path, build_run: Build, report: Read, picture: Picture
 ) -> None:
-    run = build_run(tmp_path, shape=(7,))
+    run = build_run(tmp_path, shape=(2, 3, 7))
     page = report(run)
     assert page.all("img") == []
     assert "41.2" in page.words
     assert "no pictures to show" in page.words
     assert picture(write_grid(run)).format == "PNG"
+
+
+def test_records_without_names_stand_as_the_model_reads_them(tmp_path: Path, build_run: Build, report: Read) -> None:
+    page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), shape=(7,)))
+    assert "The columns' names and units are not known" in page.words
+    assert "Record 3: dlg" in page.words
 
 
 def test_large_pictures_are_reduced_and_gray_ones_shown(tmp_path: Path, build_run: Build, report: Read) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_a_part_of_a_page_is_what_its_records_say(name: str, monkeypatch: pytest
 def test_every_part_between_marks_is_made() -> None:
     marked = [
         line.removeprefix("<!-- part ").partition(":")[0]
-        for page in sorted((ROOT / "docs").glob("*.md"))
+        for page in sorted((ROOT / "docs").rglob("*.md"))
         for line in page.read_text(encoding="utf-8").splitlines()
         if line.startswith("<!-- part ")
     ]
@@ -38,6 +39,7 @@ NO_MEASUREMENT = "<!-- no measurement: "
 HAND_WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "results" not in page.parent.parts]
 
 
+@cache
 def commands_of_records() -> set[str]:
     """Every command that a line below `results/` names."""
     files = sorted((ROOT / "results").rglob("*.jsonl"))

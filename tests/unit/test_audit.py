@@ -17,6 +17,7 @@ from seepage.audit.attack import attack_cells, attack_names, check_reconstructio
 from seepage.audit.captured import Capture, attack_captured
 from seepage.audit.observe import Files
 from seepage.audit.record import record_cells
+from seepage.audit.recorded import AttackRequest, attack_only, fingerprint
 from seepage.core.executor import threads_for
 from seepage.errors import SeepageError
 from seepage.recipe.resolve import cells
@@ -98,9 +99,7 @@ def test_private_examples_are_not_trained_on_and_not_drawn_twice(tmp_path: Path)
 def test_what_an_attacker_reads_works_without_the_private_side(tmp_path: Path) -> None:
     whole = audit.run(TABLES, out=tmp_path / "run", jobs=1)
     (tmp_path / "run/observed").rename(tmp_path / "sent")
-    blind = audit.attack_only(
-        tmp_path / "sent", audit.AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "blind", jobs=1)
-    )
+    blind = attack_only(tmp_path / "sent", AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "blind", jobs=1))
     one, two = (folder / "attacks" for folder in (whole.folder, blind.folder))
     assert (two / "sent/linear/000000.safetensors").read_bytes() == (
         one / "cell/linear/000000.safetensors"
@@ -110,14 +109,14 @@ def test_what_an_attacker_reads_works_without_the_private_side(tmp_path: Path) -
 def test_a_fingerprint_changes_with_every_file_and_not_with_the_place(tmp_path: Path) -> None:
     folder = audit.record_only(TABLES, out=tmp_path / "one") / "observed"
     other = audit.record_only(TABLES, out=tmp_path / "two") / "observed"
-    before = audit.fingerprint([folder])
-    assert audit.fingerprint([other]) == before
+    before = fingerprint([folder])
+    assert fingerprint([other]) == before
     for name in ("knowledge.json", "model.safetensors", "rounds/000000.safetensors"):
         whole = (other / name).read_bytes()
         (other / name).write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        assert audit.fingerprint([other]) != before
+        assert fingerprint([other]) != before
         (other / name).write_bytes(whole)
-    assert audit.fingerprint([folder, other]) != before
+    assert fingerprint([folder, other]) != before
 
 
 @pytest.fixture
@@ -149,9 +148,9 @@ def test_a_terabyte_of_nothing_is_not_hashed(tmp_path: Path, name: str, words: s
     observed = audit.record_only(TABLES, out=tmp_path / "one") / "observed"
     with (observed / name).open("ab") as file:
         file.truncate(2**40)
-    request = audit.AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "blind", jobs=1)
+    request = AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "blind", jobs=1)
     with nullcontext() if words is None else pytest.raises(SeepageError, match=words):
-        audit.attack_only(observed, request)
+        attack_only(observed, request)
     assert (tmp_path / "blind").exists() == (words is None)
 
 
@@ -165,7 +164,7 @@ def test_a_captured_file_is_looked_at_before_it_is_hashed(tmp_path: Path, suffix
             file.truncate(size)
     capture = Capture(files=Files(before=files[0], after=files[1], lr=0.1), architecture=Spec("fc2"))
     with pytest.raises(SeepageError, match="larger than" if size == 2**40 else "is not a whole"):
-        attack_captured(capture, audit.AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "run", jobs=1))
+        attack_captured(capture, AttackRequest(attacks=[{"use": "linear"}], out=tmp_path / "run", jobs=1))
     assert not (tmp_path / "run").exists()
 
 

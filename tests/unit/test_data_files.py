@@ -277,7 +277,7 @@ def test_linnaeus_5_as_its_archive_unpacks(tmp_path: Path) -> None:
 
 def test_other_files_are_refused_with_the_list_of_what_works(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"x")
-    with pytest.raises(SeepageError, match=r"\.zip with images and labels\.csv, an \.npz with x and y, or text"):
+    with pytest.raises(SeepageError, match=r"\.zip with images and labels\.csv, an \.npz with x and y, a table as"):
         load(str(tmp_path / "x.tar"))
 
 

@@ -259,6 +259,7 @@ def test_a_search_that_never_had_a_finite_value_returns_mid_grey() -> None:
     assert bool((found.inputs == 0.5).all())
 
 
+@pytest.mark.slow
 def test_a_search_by_first_order_steps_resumes_with_the_same_bits() -> None:
     """What has been learned of a good move's length travels with the checkpoint."""
     it = matching(distance=Cosine(), steps=60, restarts=2, gradients="first_order")

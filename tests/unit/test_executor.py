@@ -114,6 +114,7 @@ class Square:
         return None
 
 
+@pytest.mark.slow
 def test_workers_run_no_code_of_the_current_folder(tmp_path: Path) -> None:
     """A file beside a stranger's recording is not imported, though workers are started by `python -c`."""
     marker, here, script = tmp_path / "ran", tmp_path / "stranger", tmp_path / "bin" / "script.py"

@@ -157,6 +157,7 @@ def test_a_confident_example_is_as_noisy_as_it_says_and_spoils_no_other(logit: f
     assert bool(found.known[0]) or logit > 5
 
 
+@pytest.mark.slow
 def test_noise_is_the_error_that_is_made() -> None:
     standard = []
     for steps in (0, 60):

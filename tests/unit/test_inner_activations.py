@@ -182,6 +182,7 @@ def test_layers_that_were_not_sent_are_not_used() -> None:
         inner_activations(frozen[0], frozen.knowledge)
 
 
+@pytest.mark.slow
 def test_activations_of_a_wide_network_are_images() -> None:
     seen, batch = victim(2, width=32)
     found = inner_activations(seen[0], seen.knowledge)
@@ -195,6 +196,7 @@ def test_activations_of_a_wide_network_are_images() -> None:
         invert_activations(seen[0], seen.knowledge, "stem.0", found.activations, guess, steps=1)
 
 
+@pytest.mark.slow
 def test_fedleak_is_started_and_held_by_activations() -> None:
     seen, batch = victim(2, width=32)
     found = attack(seen, fedleak_guided(steps=4))

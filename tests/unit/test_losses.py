@@ -94,6 +94,6 @@ def test_a_default_loss_is_not_written_and_another_is() -> None:
 
 def test_an_unknown_loss_is_named() -> None:
     with pytest.raises(SeepageError, match="cross_entropy"):
-        FedSGD(loss="crossentropy")  # type: ignore[arg-type]
+        FedSGD(loss="crossentropy")
     with pytest.raises(SeepageError, match="label_smoothing"):
         FedAvg(loss="mse", label_smoothing=0.1)

@@ -163,6 +163,7 @@ def noisy(seed: int, sigma: float, told: tuple[str, ...]) -> tuple[Transcript, B
     return record(small_resnet(), private, defense=GaussianNoise(clip=0.5, sigma=sigma), told=told, seed=seed), private
 
 
+@pytest.mark.slow
 def test_who_knows_the_noise_names_more() -> None:
     """Behind a clip and noise the test that is told of both names members that the other does not."""
     named = {}

@@ -146,6 +146,7 @@ def test_what_is_not_an_image_has_no_ssim(shape: tuple[int, ...]) -> None:
         ssim(torch.zeros(2, *shape), torch.zeros(2, *shape))
 
 
+@pytest.mark.slow
 def test_ssim_loads_no_library() -> None:
     """torchmetrics takes longer to import than all SSIMs of the default audit take to compute."""
     code = (

@@ -128,7 +128,8 @@ def test_a_strange_outcome_is_one_sentence(tmp_path: Path, spoiled: dict[str, An
     [
         ("inputs", torch.tensor(1.0)),
         ("labels", torch.tensor(1)),
-        ("labels", torch.tensor([0.5, 1.0])),
+        ("labels", torch.tensor([0.5, 1.0, 2.0])),
+        ("labels", torch.tensor([True, False])),
         ("objective", torch.tensor([1, 2], dtype=torch.int16)),
         ("certified", torch.tensor([0.5, 1.0])),
         ("certified", torch.tensor([True])),

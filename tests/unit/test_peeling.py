@@ -128,6 +128,7 @@ def residual(n: int, width: int = 8, classes: int = 4) -> tuple[Transcript, Tens
     return record(model, batch, client=FedSGD(mode="eval")), batch.inputs
 
 
+@pytest.mark.slow
 def test_more_images_than_classes_come_back_through_a_residual_network() -> None:
     seen, truth = residual(4, width=16, classes=3)
     found = GaussNewton(steps=12)(seen, seed=0)
@@ -136,6 +137,7 @@ def test_more_images_than_classes_come_back_through_a_residual_network() -> None
     assert found.certified.all()
 
 
+@pytest.mark.slow
 def test_last_layers_of_one_batch_with_first_layers_of_another_get_no_certificate() -> None:
     seen, _ = residual(2)
     other = residual(3)[0][0].update.tensors

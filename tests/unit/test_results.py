@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
 from seepage.audit.gate import Condition, parse_condition, violations
-from seepage.audit.row import SCORE_NAMES, Cell, Result, Row
+from seepage.audit.row import SCORE_NAMES, Cell, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
+from seepage.audit.sides import came_back
 from seepage.audit.verdict import reasons, verdict
 from seepage.core.schema import parse
 from seepage.errors import SeepageError
+from seepage.evidence.findings import findings
 from seepage.metrics import Scores
 from seepage.recipe.case import Recipe
+from seepage.report.formatting import NONE
+from seepage.report.table import MatrixEntry
 
 TITLES = {"a": "case A", "b": "case B"}
 
@@ -335,3 +339,38 @@ def test_a_result_file_needs_what_readers_rely_on() -> None:
         rows = [{k: v for k, v in row().record().items() if k != key}]
         with pytest.raises(SeepageError, match=f"lacks '{key}'"):
             parse(Result, {**good, "rows": rows}, "x")
+
+
+CERTIFIED_FEATURES: dict[str, Any] = {
+    **NO_SCORE, "attack": "cocktail_party", "outcome": "features only", "space": "feature", "returned": 1, "vouched": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("beside", [[], [row(attack="cpa_fia", **NO_SCORE, returned=1)]], ids=["alone", "with-guess"])
+def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]) -> None:
+    features = row(**CERTIFIED_FEATURES)
+    rows = [features, *beside]
+    level, text = verdict(rows, cells_of(TITLES))
+    assert level == "unscored"
+    assert "LEAKS" not in text
+    assert "1 inner feature certified, which is no example" in text
+    found = came_back(rows, TITLES)
+    assert found.words.startswith("1 inner feature certified, which is no example, by cocktail_party on ")
+    assert violations(rows, parse_condition("certified>0")) == []
+    result = Result(rows=[features], cells=cells_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
+    finding = findings(result)[0]
+    assert (finding.state, finding.severity) == ("unjudged", "note")
+    assert "inner feature" in finding.words
+    assert "guess" not in finding.words
+    entry = MatrixEntry.of(features)
+    assert (entry.count, entry.words, entry.shade) == (NONE, "features only, 1 of them certified", 0)
+
+
+def test_certified_examples_beside_certified_features_leak_and_are_the_ones_named() -> None:
+    rows = [row(**CERTIFIED_FEATURES | {"vouched": 5}), row(attack="linear", **NO_SCORE, returned=1, vouched=1)]
+    level, text = verdict(rows, cells_of(TITLES))
+    assert level == "certified"
+    assert "linear returned 1 guess" in text
+    assert "certifies it without any truth" in text
+    assert came_back(rows, TITLES).words.startswith("1 guess certified, by linear on ")
+    assert [one.attack for one in violations(rows, parse_condition("certified>0"))] == ["linear"]

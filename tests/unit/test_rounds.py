@@ -12,7 +12,8 @@ import torch
 from seepage import Batch, SeepageError
 from seepage.audit.attack import attack_cells, own_source
 from seepage.audit.record import record_cells
-from seepage.audit.run import AttackRequest, attack_only, record_only, run
+from seepage.audit.recorded import AttackRequest, attack_only
+from seepage.audit.run import record_only, run
 from seepage.core.storage import write_tensors
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells, resolved

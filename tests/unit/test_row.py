@@ -17,7 +17,6 @@ from seepage.audit.row import (
     Cell,
     Certified,
     Cost,
-    Guarantee,
     Outcome,
     Result,
     Row,
@@ -25,7 +24,7 @@ from seepage.audit.row import (
     json_schema,
 )
 from seepage.audit.run import run
-from seepage.core.schema import Summary, parse
+from seepage.core.schema import Guarantee, Summary, parse
 from seepage.core.storage import write_json
 from seepage.errors import SeepageError
 from seepage.report import write_report
@@ -203,3 +202,14 @@ def test_reading_results_needs_no_pytorch() -> None:
     code = "import sys, seepage.audit.row, seepage.audit.gate; print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_labels_that_a_search_leaves_aside_do_not_count_as_told(tmp_path: Path) -> None:
+    tables = {
+        "data": {"use": "digits", "size": 8}, "model": {"use": "fc2", "hidden": 8}, "batch": {"size": 1},
+        "knowledge": {"told": ["labels"]},
+        "attack": [{"use": "dlg", "steps": 1}, {"use": "dlg", "steps": 1, "labels": "given"}],
+    }  # fmt: skip
+    result = run(tables, out=tmp_path / "run", jobs=1).result
+    assert [row.told_extra for row in result.rows] == [[], ["labels"]]
+    assert ["searched for them all the same" in " ".join(row.notes) for row in result.rows] == [True, False]

@@ -72,7 +72,7 @@ class TestData:
         ("name", "content", "options", "words"),
         [
             ("a.txt", b"\xff\xfe\x00", {}, "UTF-8"),
-            ("a.csv", b"title,y\nhello there,1\n", {}, "no text in a column 'text'"),
+            ("a.csv", b"title,y\nhello there,1\n", {}, "is a table: name the column of the class"),
             ("a.jsonl", b"[1, 2]\n", {}, "no JSON objects"),
             ("a.jsonl", b"{broken\n", {}, "cannot be read as jsonl"),
             ("a.jsonl", b'{"text": "half \\ud800 a word"}\n', {}, "half a character"),

@@ -17,6 +17,8 @@ __all__ = ["Attack", "Checkpoint", "Inapplicable", "Needs", "Progress", "Silent"
 MATCHING = "a matching attack such as inverting_gradients"
 """What most refusals recommend: it applies to any model and any rule."""
 MATCHING_NAMES = ("inverting_gradients", "gradient_matching")
+TARGETS = {"class": "classes", "value": "values", "map": "maps of classes"}
+"""What examples are trained towards, in words."""
 TOKENS_INSTEAD = "use token_sequences, or audit the network behind the embedding with embedded inputs as its data"
 """The same where inputs are token numbers, which matching cannot follow."""
 
@@ -112,6 +114,8 @@ class Needs:
         gradient: The update is one gradient, and no difference of weights: `a difference of weights {...}`.
         uncoupled: Examples do not reach into one another's gradients. The reason says what batch norm in train mode
             does: `batch norm in train mode makes {every column a mixture of the batch}`.
+        classes: Each example has a class, no values and no map of classes: `the targets are values, and {every class is
+            tried}`.
         softmax_gradient: The client's loss has the gradient softmax minus label in the logits, as cross-entropy has:
             `the client's loss is no plain cross-entropy, and {the recursion starts from ...}`.
         batch_size: How many examples are behind the update is known: `the batch size is unknown, and {...}`.
@@ -129,6 +133,7 @@ class Needs:
     linear_in_gradient: str | None = None
     gradient: str | None = None
     uncoupled: str | None = None
+    classes: str | None = None
     softmax_gradient: str | None = None
     batch_size: str | None = None
     single_example: str | None = None
@@ -205,10 +210,15 @@ class Needs:
             )
         if self.uncoupled is not None and knowledge.client.batch_coupled(knowledge.model):
             raise Inapplicable(f"batch norm in train mode makes {self.uncoupled}", f"use {self.instead}")
-        if self.softmax_gradient is not None and not knowledge.client.softmax_gradient:
+        if self.classes is not None and knowledge.target != "class":
             raise Inapplicable(
-                f"the client's loss is no plain cross-entropy, and {self.softmax_gradient}", f"use {self.instead}"
+                f"the targets are {TARGETS[knowledge.target]}, and {self.classes}", f"use {self.instead}"
             )
+        if self.softmax_gradient is not None and not knowledge.softmax_labels:
+            why = "the client's loss is no plain cross-entropy"
+            if knowledge.target != "class":
+                why = f"the targets are {TARGETS[knowledge.target]}"
+            raise Inapplicable(f"{why}, and {self.softmax_gradient}", f"use {self.instead}")
 
     def _check_told(self, observed: Round) -> None:
         if self.batch_size is not None and observed.batch_size is None:
@@ -279,6 +289,11 @@ class Attack(ABC):
     @abstractmethod
     def run(self, seen: Any, /, *, seed: int, progress: Progress) -> Reconstruction:
         """Attack what `examine` returned; all that the attack needs holds."""
+
+    @property
+    def ignores(self) -> frozenset[str]:
+        """Side information, by its name in `told`, that it makes no use of where it is told it; a row says so."""
+        return frozenset()
 
     def adapts(self, knowledge: Knowledge) -> bool:
         """Whether it does something else where the defense in `knowledge` is known than where it is not.

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
+from seepage.attacks.rounded_leak import with_rounding
 from seepage.core.nn import InputLayer, captured_calls, forward, in_mode, input_layer, last_linear
 from seepage.registry import attacks
 from seepage.types import ClientUpdate, Knowledge, Reconstruction, Round, Tensors, Transcript
@@ -38,9 +39,16 @@ class LinearLeak(Attack):
     The same can be told whatever the loss was (label smoothing, class weights, a clipped or scaled gradient): of one
     example, the next layer's column over the neuron's activation is the slope at that layer's outputs, and what the
     model makes of it on its way back to the neuron must be the bias gradient that was sent. That is one equation for a
-    row, so three rows must agree on the example too. It takes more than two classes: with two, the slopes of all
-    examples are multiples of one another, and a mixture looks like an example. So may one of two examples of one label;
-    such rows are returned as guesses, and certified only where the last bias names as many labels as examples.
+    row, so three rows must agree on the example too. It takes more than two classes, or two values: with fewer, the
+    slopes of all examples are multiples of one another, and a mixture looks like an example. So may one of two examples
+    of one label; such rows are returned as guesses, and certified only where the last bias names as many labels as
+    examples. Values are read off the slopes of their squared errors, and certified where those of all examples sum to
+    the last bias gradient.
+
+    Weights that were saved as bfloat16, float16 or 8-bit integers, and gradients made under autocast, are known to half
+    a unit in the last place. Then rows that agree within their rounding are put together, and what they agree on is
+    certified where its stated error is at most a hundredth of the value range; `objective` holds that error. This is
+    not of the papers (see `seepage.attacks.rounded_rows`).
 
     Args:
         floor: Rows whose bias gradient is below this share of the largest are left out; float32 rounding grows as
@@ -78,7 +86,9 @@ class LinearLeak(Attack):
                 "by the network's own backward pass",
                 "attack an update of one example, or observe a round whose weights are all known",
             )
-        return self._single(leak) if leak.batch_size == 1 else self._several(leak)
+        found = self._single(leak) if leak.batch_size == 1 else self._several(leak)
+        proven = 0 if found.certified is None else int(found.certified.sum())
+        return found if proven == leak.batch_size or leak.observed.personal else with_rounding(found, leak)
 
     def _single(self, leak: "_Leak") -> Reconstruction:
         # Least squares over all rows of weight = bias x^T: exact without noise, and the best average with it.
@@ -114,21 +124,25 @@ class LinearLeak(Attack):
             labels, mismatch, alone = leak.certify_any_loss(inputs, live, self.tolerance)
             sure = mismatch <= self.tolerance
         keep = _distinct(inputs[sure], mismatch[sure], self.same)
-        differ = bool(alone[sure].all()) and leak.labels_differ(labels[sure])
+        if leak.knowledge.target == "class":
+            differ = bool(alone[sure].all()) and leak.labels_differ(labels[sure])
+        else:
+            differ = leak.accounts_for_all(inputs[sure][keep], labels[sure][keep], self.tolerance)
         certified = torch.full((len(keep),), proof or differ, device=inputs.device)
         note = (
             f"{int(sure.sum())} of {len(size)} rows come from one example alone and identify {len(keep)} of "
             f"{leak.batch_size} examples; no other row could be told from a mixture"
         )
         if not proof and len(keep):
-            note = (
-                f"{int(sure.sum())} of {len(size)} rows agree on {len(keep)} of {leak.batch_size} examples, under a "
-                "loss or a scale of the gradient that the client's rule does not state"
-            )
-            note += "" if certified.all() else "; examples of one label could look so together"
+            note = f"{int(sure.sum())} of {len(size)} rows agree on {len(keep)} of {leak.batch_size} examples"
+            alike = "; examples of errors in proportion could look so together"
+            if leak.knowledge.target == "class":
+                note += ", under a loss or a scale of the gradient that the client's rule does not state"
+                alike = "; examples of one label could look so together"
+            note += "" if certified.all() else alike
         return Reconstruction(
             inputs=inputs[sure][keep],
-            labels=labels[sure][keep],
+            labels=None if leak.knowledge.target != "class" and labels.ndim == 1 else labels[sure][keep],
             objective=mismatch[sure][keep],
             certified=certified,
             cost={"evaluations": len(inputs) * leak.knowledge.num_classes},
@@ -175,6 +189,16 @@ class _Leak:
             )
         return cls(layer, weight, bias, gradient, observed, knowledge, observed.batch_size)
 
+    @property
+    def readers(self) -> list[str]:
+        """What may read the layer's m neurons: fully connected layers with m inputs."""
+        first = self.layer.weight.rpartition(".")[0]
+        return [
+            name
+            for name, module in self.knowledge.model.named_modules()
+            if isinstance(module, nn.Linear) and name != first and module.in_features == len(self.bias)
+        ]
+
     def to_inputs(self, rows: Tensor) -> Tensor:
         """`[k, d]` rows to `[k, *shape]` inputs in the model's own precision."""
         like = self.observed.params[self.layer.weight]
@@ -186,19 +210,45 @@ class _Leak:
         slack = 0.01 * (high - low)
         return ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
 
+    def trace(self, inputs: Tensor) -> "_Trace":
+        """A forward pass on `[k, *shape]` inputs."""
+        return _Trace.of(inputs, self)
+
     def label(self, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
         """The label `[1]` whose bias gradient, at the only example `[1, *shape]`, is nearest the sent one.
 
         And by how much the two differ in direction, `[1]`. Where batch norm in train mode makes the model's own
-        gradient another, or weights are the client's own, there is no label, and the difference is infinite.
+        gradient another, weights are the client's own, or each pixel has a label, there is none, and the difference is
+        infinite.
         """
-        if self.knowledge.client.batch_coupled(self.knowledge.model) or self.observed.personal:
-            return None, torch.full((1,), torch.inf, device=inputs.device)
+        knowledge, unknown = self.knowledge, torch.full((1,), torch.inf, device=inputs.device)
+        if knowledge.client.batch_coupled(knowledge.model) or self.observed.personal or knowledge.target == "map":
+            return None, unknown
         trace = _Trace.of(inputs, self)
+        if knowledge.target == "value":
+            return self._value(trace)
         own = torch.cat([trace.gradients(label)[0] for label in range(self.knowledge.num_classes)])  # [classes, m]
         nearest = (own - self.bias).norm(dim=1).argmin().reshape(1)
         sent = F.normalize(self.bias[None], dim=1)
         return nearest, _mismatch(F.normalize(own[nearest].to(sent), dim=1), sent)
+
+    def _value(self, trace: "_Trace") -> tuple[Tensor | None, Tensor]:
+        """The target `[1, k]` of the only example, and how far the sent bias gradient is from what one can make `[1]`.
+
+        With slopes s at the k outputs f the chain rule gives db = J^T s, where row o of J is the gradient of output o
+        at the first layer. So s is known by least squares, whatever the loss is, and of a squared error
+        s = 2 (f - y) / k, so that y = f - k s / 2.
+        """
+        outputs = trace.logits.reshape(-1)  # [k]
+        rows = [torch.autograd.grad(one, trace.first, retain_graph=True, materialize_grads=True)[0] for one in outputs]
+        ways, sent = torch.cat(rows).double(), self.bias  # J [k, m], [m]
+        if len(outputs) >= len(sent):
+            return None, torch.full((1,), torch.inf, device=sent.device)  # any gradient has such slopes
+        slopes = torch.linalg.lstsq(ways.T.cpu(), sent[:, None].cpu()).solution[:, 0].to(sent)  # [k]
+        turned = _mismatch((slopes @ ways)[None], sent[None])
+        if self.knowledge.client.loss != "mse":
+            return None, turned
+        return (outputs.detach() - len(outputs) * slopes.to(outputs) / 2)[None], turned
 
     def certify(self, inputs: Tensor, neurons: Tensor) -> tuple[Tensor, Tensor]:
         """Best label and relative mismatch, `[k]` each, of rows divided at the given neurons.
@@ -208,7 +258,7 @@ class _Leak:
         """
         labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
         best = torch.full((len(inputs),), torch.inf, dtype=inputs.dtype, device=inputs.device)
-        if not len(inputs):
+        if not len(inputs) or self.knowledge.target != "class":  # there is no label to try
             return labels, best
         trace = _Trace.of(inputs, self)
         # The update is a mean over the batch, so one example's own bias gradient is batch_size times the sent one.
@@ -243,9 +293,9 @@ class _Leak:
         labels = torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device)
         best = torch.full((len(inputs),), torch.inf, dtype=inputs.dtype, device=inputs.device)
         alone = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-        if not len(inputs) or self.knowledge.num_classes <= 2:
+        if not len(inputs) or self.knowledge.num_outputs < (2 if self.knowledge.target == "value" else 3):
             return labels, best, alone
-        ends = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        ends = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         trace, sent = _Trace.of(inputs, self), self.bias[neurons].to(inputs)[:, None]  # [k, 1]
         for name, activation, output in trace.later:
             column = self.gradient[name][:, neurons].T.to(inputs)  # [k, c]
@@ -253,7 +303,11 @@ class _Leak:
             # Each candidate's output depends on its own input alone, so one pass back serves all rows.
             (back,) = torch.autograd.grad(output, trace.first, slope, retain_graph=True, materialize_grads=True)
             best = torch.minimum(best, _mismatch(back.gather(1, neurons[:, None]), sent))
-            labels = trace.nearest_label(name, slope)
+            if self.knowledge.target == "class":
+                labels = trace.nearest_label(name, slope)
+            elif ends is not None and name == ends[0] and self.knowledge.client.loss == "mse":
+                # n s = 2 (f - y) / k of an example's own squared error, so its target is y = f - k n s / 2.
+                labels = output.detach() - slope.shape[1] * self.batch_size * slope / 2  # [k, values]
             if ends is not None and name == ends[0]:
                 alone = (slope < -MIN_LABEL_SHARE * slope.abs().amax(1, keepdim=True)).sum(1) == 1
         passed = best <= tolerance
@@ -267,12 +321,26 @@ class _Leak:
         and margins; of the rows that are certified it is seen), as many entries of the last bias gradient below zero
         as examples are as many labels. Every label that was found must be among them.
         """
-        names = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         bias = None if names is None or names[1] is None else self.gradient.get(names[1])
         if bias is None:
             return False
         below = bias < -MIN_LABEL_SHARE * bias.abs().max()
         return int(below.sum()) == self.batch_size and bool(below[labels].all())
+
+    def accounts_for_all(self, inputs: Tensor, values: Tensor, tolerance: float) -> bool:
+        """Whether these are all examples of the batch: as many, and their slopes sum to the last bias gradient.
+
+        A mixture that stood in for two examples would leave one too few, and one beside its own examples would add its
+        slope once more.
+        """
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        bias = None if names is None or names[1] is None else self.gradient.get(names[1])
+        if bias is None or len(inputs) != self.batch_size or values.ndim != 2:
+            return False
+        slopes = 2 * (_Trace.of(inputs, self).logits.detach() - values) / (values.shape[1] * self.batch_size)  # [n, k]
+        off = (slopes.sum(0) - bias).norm()
+        return bool(off <= 100 * tolerance * slopes.norm(dim=1).sum())
 
 
 @dataclass(frozen=True)
@@ -294,13 +362,7 @@ class _Trace:
     @classmethod
     def of(cls, inputs: Tensor, leak: _Leak) -> "_Trace":
         model, observed = leak.knowledge.model, leak.observed
-        first = leak.layer.weight.rpartition(".")[0]
-        # What may read the layer's m neurons: fully connected layers with m inputs.
-        readers = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Linear) and name != first and module.in_features == len(leak.bias)
-        ]
+        first, readers = leak.layer.weight.rpartition(".")[0], leak.readers
         # The inputs carry a graph so that the outputs do; no gradient is ever taken with respect to the inputs.
         leaf = inputs.detach().requires_grad_()
         with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [first, *readers]) as calls:

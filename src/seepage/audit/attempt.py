@@ -135,7 +135,7 @@ def _misfit(tensors: Tensors) -> str | None:
         return tensor.ndim > 0 and len(tensor) == len(inputs)
 
     fits: dict[str, Callable[[Tensor], bool]] = {
-        "labels": lambda t: per_guess(t) and not t.is_floating_point() and t.dtype != torch.bool,
+        "labels": lambda t: per_guess(t) and t.dtype != torch.bool,  # values are floating-point numbers
         "indices": lambda t: per_guess(t) and t.dtype == torch.int64 and t.ndim == 1,
         "objective": lambda t: t.is_floating_point(),
         "certified": lambda t: per_guess(t) and t.dtype == torch.bool and t.ndim == 1,

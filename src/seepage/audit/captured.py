@@ -5,16 +5,19 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from seepage.audit.folder import Run, claim, undone_on_mistake
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
-from seepage.audit.run import AttackRequest, Run, attack_only, claim, request_contents, undone_on_mistake
+from seepage.audit.recorded import AttackRequest, attack_only, request_contents
 from seepage.core.lock import locked
 from seepage.core.storage import SCHEMA, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
 from seepage.models.weights import check_head
 from seepage.recipe.resolve import run_name
+from seepage.recipe.trust import own_code
 from seepage.registry import Spec
-from seepage.types import Architecture
+from seepage.transcript.foreign import read_facts
+from seepage.types import Architecture, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class Capture:
         num_classes: Classes of the model, if known.
         steps: Local steps of plain SGD, if known.
         batch_size: Examples behind the update, if known.
+        target: What examples are trained towards, where it is stated.
     """
 
     files: Files
@@ -38,6 +42,7 @@ class Capture:
     num_classes: int | None = None
     steps: int | None = None
     batch_size: int | None = None
+    target: Target | None = None
 
     def observe(self, folder: Path) -> list[str]:
         """Write the `observed/` folder and return notes for the reader. Raises the errors of `observe_files`."""
@@ -50,7 +55,15 @@ class Capture:
             num_classes=self.num_classes,
             steps=self.steps,
             batch_size=self.batch_size,
+            target=self.target,
         )
+
+    def names_code_of(self, observed: Path) -> bool:
+        """Whether all code that its `observed/` folder names was named here, where the client's rule has such code."""
+        typed = {*own_code({"client": self.client.table()}), self.architecture.use}
+        facts = read_facts(observed)
+        found = set(own_code({"client": facts.client, "defense": facts.defense, "model": facts.architecture}))
+        return len(typed) > 1 and found <= typed
 
     @property
     def text(self) -> str:
@@ -65,6 +78,7 @@ class Capture:
             "num_classes": self.num_classes,
             "steps": self.steps,
             "batch_size": self.batch_size,
+            **({} if self.target is None else {"target": self.target}),
         }
         return json.dumps({"schema": SCHEMA, **known}, indent=2, default=str) + "\n"
 
@@ -116,7 +130,7 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     """
     request.check()
     text = capture.text
-    named = request_contents(request, capture.architecture)
+    named = request_contents(request, capture.architecture, client=capture.client)
     asked = json.dumps([list(map(dict, request.attacks)), request.seed, *([named] if named else [])])
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
     claim(folder, "captured.json", text)
@@ -129,9 +143,10 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
                 for remark in capture.observe(observed):
                     if remark.startswith(TOLD_FIRST):
                         request.tell(remark)
+        trust = request.trust or capture.names_code_of(observed)
         return attack_only(
             observed,
-            replace(request, out=folder),
+            replace(request, out=folder, trust=trust),
             model=Architecture(capture.architecture.use),
             beside=("captured.json", "observed"),
         )

@@ -106,9 +106,12 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
 
 
 def judged_value(row: Row, score: str) -> float | None:
-    """A score of a row. Without a truth, `certified` counts all certified guesses: none is known to be wrong."""
+    """A score of a row. Without a truth, `certified` counts all certified guesses: none is known to be wrong.
+
+    Certified inner features are no certified examples, so they do not count.
+    """
     if score == "certified" and not row.scored and row.certified is not None:
-        return row.certified.n / (row.examples or row.returned or row.certified.n or 1)
+        return row.certified_examples / (row.examples or row.returned or row.certified.n or 1)
     return row.value(score)
 
 

@@ -19,6 +19,7 @@ from seepage.leakage import UpdateAnalysis, sent_words
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import adaptive_step, fingerprint
 from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
+from seepage.leakage.running_statistics import batch_statistics, statistics_words
 from seepage.models import build
 from seepage.models.naming import in_own_names
 from seepage.models.weights import load_weights, read_state
@@ -26,7 +27,7 @@ from seepage.recipe.parts import problems_of
 from seepage.registry import Spec, models
 from seepage.transcript.foreign import check_batch_size
 from seepage.transcript.recorded import save_transcript
-from seepage.types import Architecture, ClientUpdate, Tensors, Transcript, Update
+from seepage.types import Architecture, ClientUpdate, Target, Tensors, Transcript, Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ def observe_files(
     num_classes: int | None = None,
     steps: int | None = None,
     batch_size: int | None = None,
+    target: Target | None = None,
 ) -> list[str]:
     """Write an `observed/` folder from captured files and return notes about them for the reader.
 
@@ -98,6 +100,7 @@ def observe_files(
         num_classes: Classes of the model, if known.
         steps: Steps of SGD at `files.lr` from `before` to `after`, if known, where `client` is `fedsgd`.
         batch_size: Examples behind the update, if known.
+        target: What examples are trained towards, as in `seepage.observe`.
 
     Raises:
         SeepageError: For files that cannot be read or do not fit the model, and a client rule that contradicts them.
@@ -110,15 +113,21 @@ def observe_files(
         raise SeepageError(f"--shape and --classes must be from 1 up, got {input_shape} and {num_classes}")
     _check_rule(client, files, steps)
     state, sent = read_state(files.before), read_state(files.answer)
-    input_shape, num_classes, said = infer_shapes(architecture, state, input_shape, num_classes)
+    one_logit = make_client(client).one_logit
+    told_shape = input_shape
+    input_shape, outputs, said = infer_shapes(architecture, state, input_shape, 1 if one_logit else num_classes)
+    guessed = "" if told_shape is not None or "input shape" in said else _shape_words(input_shape, state)
     check_batch_size(batch_size, list(input_shape), "--batch-size")
-    model = build(architecture, input_shape, num_classes)
+    model = build(architecture, input_shape, outputs)
     sent = in_own_names(sent, model, str(files.answer))
     personal = _personal(model, in_own_names(state, model, str(files.before)), sent, files)
     spared = {*personal, *_brought(model, architecture)}
-    note = load_weights(model, state, num_classes, str(files.before), optional=spared)
+    try:
+        note = load_weights(model, state, outputs, str(files.before), optional=spared)
+    except SeepageError as error:
+        raise SeepageError(f"{error}{guessed}") from error
     if note is not None:
-        raise SeepageError(f"{files.before} was not made for {num_classes} classes; give their number with --classes")
+        raise SeepageError(f"{files.before} was not made for {outputs} classes; give their number with --classes")
     taken = _taken_outputs(model, input_shape)
     said |= {} if taken is None else {"logits": taken}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
@@ -126,19 +135,29 @@ def observe_files(
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
-    rule, lr, found = _rule(files, client, steps, model, update, (input_shape, num_classes))
     adaptive = adaptive_step([fingerprint(name, tensor) for name, tensor in update.tensors.items()])
+    rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), first=adaptive is not None)
     # The rate of such an optimizer is no factor of a gradient.
     said |= {name: words for name, words in found.items() if adaptive is None or name != "learning rate"}
     whole = partial(
-        observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal
-    )
+        observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
+        target=target,
+    )  # fmt: skip
     transcript, more, unknown = _with_size(whole, batch_size)
     said |= more
+    returned = statistics_words(batch_statistics(model, buffers, sent))
+    said |= {} if returned is None else {"batch norm": returned}
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown, adaptive)
     return [*remarks, sent_words(transcript[0], model)]
+
+
+def _shape_words(taken: tuple[int, ...], state: Tensors) -> str:
+    """A remedy where the shape of one example is nobody's word, with that of a table's row if the weights tell one."""
+    first = next((tensor for tensor in state.values() if tensor.ndim > 1), None)
+    such = "3,32,32" if first is None or first.ndim > 2 else f"{first.shape[1]} for rows of {first.shape[1]} numbers"
+    return f"; or give the shape of one example, which was taken for {','.join(map(str, taken))}: --shape {such}"
 
 
 def _taken_outputs(model: nn.Module, shape: tuple[int, ...]) -> str | None:
@@ -209,22 +228,40 @@ def _check_rule(client: Spec, files: Files, steps: int | None) -> None:
 
 
 def _rule(
-    files: Files, client: Spec, steps: int | None, model: nn.Module, update: Update, sizes: tuple[tuple[int, ...], int]
+    files: Files,
+    client: Spec,
+    steps: int | None,
+    model: nn.Module,
+    update: Update,
+    sizes: tuple[tuple[int, ...], int],
+    *,
+    first: bool,
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
-    """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred."""
+    """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred.
+
+    A `first` step of an optimizer that leaves one size says so itself, and its bias has no share of a softmax.
+    """
     if update.kind == "gradient" or client.use != "fedsgd":
         return make_client(client), None, {}
-    found = infer_steps(model, update.tensors, *sizes, lr=files.lr, steps=steps)
+    rule = make_client(client)
+    if first and files.lr is not None and steps is None:
+        return rule, files.lr, {"local steps": "taken for 1, as later ones of such an optimizer leave several sizes"}
+    # Steps and rate are read off the softmax's share in the last bias, which other losses do not have.
+    tells = update.tensors if rule.softmax_gradient else {}
+    found = infer_steps(model, tells, *sizes, lr=files.lr, steps=steps)
     if found is None:
         raise SeepageError(
             "a difference of weights is a gradient only when the learning rate is known, and the last bias does not "
             "tell it; give --lr, with --steps for more than one step of SGD, or --client fedavg with --set client.lr=…"
         )
     if found.steps == 1:
-        return make_client(client), found.lr, dict(found.said)
-    return FedAvg(lr=found.lr, steps=found.steps), None, dict(found.said)
+        return rule, found.lr, dict(found.said)
+    same = {name: client.options[name] for name in STATED if name in client.options}
+    return FedAvg(lr=found.lr, steps=found.steps, **same), None, dict(found.said)
 
 
+STATED = ("mode", "loss", "label_smoothing", "class_weights")
+"""Options of plain SGD that hold for several steps of it too."""
 SIZE_UNKNOWN = "batch size unknown"
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from seepage.attacks.matching.distances import Cosine
 from seepage.attacks.matching.problem import Problem
+from seepage.audit.folder import check_device
 from seepage.audit.record import named_cell
-from seepage.audit.run import check_device
 from seepage.core.lock import scratch
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import JsonRecord

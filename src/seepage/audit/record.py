@@ -18,7 +18,8 @@ from seepage.clients import make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse
 from seepage.core.storage import SCHEMA, check_schema, check_space, make_private, read_json, write_json
-from seepage.data import TextDataset
+from seepage.data import TableDataset, TextDataset
+from seepage.data.columns import places_in_words
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
 from seepage.metrics.text import frequent, rouge, tokens_of
@@ -39,6 +40,7 @@ def cell_folder(folder: Path, part: str, cell: str, cells: int) -> Path:
 
 
 PIECES = "pieces.json"
+COLUMNS = "columns.json"
 """File in `private/` with what each token number stands for, for the report."""
 MAX_KEPT_BYTES = 2**28
 """Largest total size of rounds, in bytes, that is written to disk; larger recordings are recomputed when read."""
@@ -140,6 +142,9 @@ def _record_cell(
     save_truth(truth, private)
     if isinstance(setting.dataset, TextDataset):
         write_json(private / PIECES, {"schema": SCHEMA, "pieces": list(setting.dataset.pieces)})
+    if isinstance(setting.dataset, TableDataset) and setting.dataset.columns:
+        columns = [column.record() for column in setting.dataset.columns]
+        write_json(private / COLUMNS, {"schema": SCHEMA, "columns": columns})
     skipped = _record_membership(setting, observed, private)
     if wants_gallery(recipe.score) and not isinstance(setting.dataset, TextDataset):
         save_gallery(setting.gallery(), private)
@@ -256,10 +261,11 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         "client": repr(recipe.make_client()),
         # The classes of a next token are the vocabulary, which no report lists.
         "classes": [] if of_tokens else [str(i) if hidden else name for i, name in enumerate(dataset.classes)],
+        **({} if setting.knowledge.target == "class" else {"target": setting.knowledge.target}),
         "parameters": sum(p.numel() for p in setting.state[0].values()),
         "baselines": _text_baselines(batches, dataset)
         if isinstance(dataset, TextDataset)
-        else _baselines(batches, recipe.seed),
+        else _baselines(batches, recipe.seed, getattr(dataset, "typical", None)),
         **setting.facts,
         **_inferred(setting),
         "accuracy": right,
@@ -269,17 +275,19 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
 
 
 def _inferred(setting: Setting) -> dict[str, Any]:
-    """What was taken for granted of somebody's model, if anything."""
-    taken = taken_outputs(setting)
-    return {} if taken is None else {"inferred": {"logits": taken}}
+    """What was taken for granted of somebody's model and of the columns of a table, if anything."""
+    columns = setting.dataset.columns if isinstance(setting.dataset, TableDataset) else ()
+    found = {"logits": taken_outputs(setting), "columns": places_in_words(columns)}
+    said = {name: words for name, words in found.items() if words is not None}
+    return {"inferred": said} if said else {}
 
 
-def _baselines(batches: Sequence[Batch], seed: int) -> dict[str, dict[str, float | None]]:
+def _baselines(batches: Sequence[Batch], seed: int, typical: Tensor | None) -> dict[str, dict[str, float | None]]:
     """Mean scores of guesses made without an attack, computed in the same way as the scores of attacks."""
     found: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
     for batch in batches:
         truth = batch.inputs.cpu()
-        for name, guess in baselines(truth, seed=seed).items():
+        for name, guess in baselines(truth, seed=seed, typical=typical).items():
             similar = ssim(guess, truth) if is_image(tuple(truth.shape[1:])) else None
             found.setdefault(name, []).append((psnr(guess, truth), similar))
     return {

@@ -20,7 +20,8 @@ def attack_diagnostics(row: Row) -> list[Finding]:
         found.append(note("not-settled", f"{words}; more steps may recover more."))
     wrong = row.certified.wrong if row.certified is not None else None
     if wrong:
-        words = f"{name} vouches for {wrong} guesses that are not exact: do not rely on what it calls certain here."
+        guesses = "1 guess that is" if wrong == 1 else f"{wrong} guesses that are"
+        words = f"{name} vouches for {guesses} not exact: do not rely on what it calls certain here."
         found.append(warning("false-certificate", words, guesses=wrong))
     found += _objective_diagnostics(row)
     if row.told_extra:

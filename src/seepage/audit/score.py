@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
 from seepage.audit.row import PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
 from seepage.core.schema import Summary
+from seepage.core.units import Units
 from seepage.metrics import METRICS, Alignment, Scores, align_guess, default_metrics, find_metric, lpips_missing, score
 from seepage.metrics.identify import Gallery
 from seepage.metrics.image import psnr
@@ -60,6 +61,8 @@ def score_attempts(
     *,
     gallery: Gallery | None = None,
     network: nn.Module | None = None,
+    units: Units | None = None,
+    typical: Tensor | None = None,
     seed: int = 0,
 ) -> ScoredAttack | None:
     """Scores of one attack over all batches of a cell; None if there are no guesses, or only of features.
@@ -73,6 +76,8 @@ def score_attempts(
         scoring: Thresholds, and the metrics to measure.
         gallery: What guesses are ranked against.
         network: Of the features that they are compared in.
+        units: Of the targets, where these are values.
+        typical: `[*shape]` a guess that public data allow, if any.
         seed: Seed of the noise baseline.
     """
     found = [attempt.reconstruction for attempt in attempts]
@@ -97,6 +102,8 @@ def score_attempts(
             aligned=aligned,
             gallery=gallery,
             network=network,
+            units=units,
+            typical=typical,
             seed=seed,
         )
         nearest = _nearest_psnr(aligned, batch, value_range)
@@ -209,6 +216,8 @@ def make_row(
     """
     found = [attempt.reconstruction for attempt in attempts if attempt.reconstruction is not None]
     side, shown = side_information(views[0].knowledge)
+    unused = [item for item in side if item in attack.ignores]
+    side = [item for item in side if item not in unused]
     known = [item for item in PROTOCOL if item != "batch size" or views[0][0].batch_size is not None]
     status = worst_status(attempts)
     summaries = {} if scored is None else _rounded(scored.scores.summaries)
@@ -244,7 +253,14 @@ def make_row(
         objective=_mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
         objective_at_truth=at_truth(attack, views, truth) if scored and truth else None,
         cost=_cost(attempts, found),
-        notes=list(dict.fromkeys(note for r in found for note in r.notes)) + list(scores.notes if scores else ()),
+        notes=[
+            *(
+                f"it was told the {item} and searched for them all the same; attack.{item}=given uses them"
+                for item in unused
+            ),
+            *dict.fromkeys(note for r in found for note in r.notes),
+            *(scores.notes if scores else ()),
+        ],
     )
 
 
@@ -259,7 +275,7 @@ def skipped_row(recipe: Recipe, cell: str, name: str, attack: Attack, told: Sequ
         outcome=Outcome.NOT_RECORDED,
         reason=reason,
         told=[*PROTOCOL, *told],
-        told_extra=[item for item in told if item != "indices" or not vertical],
+        told_extra=[item for item in told if item not in attack.ignores and (item != "indices" or not vertical)],
     )
 
 
@@ -297,7 +313,11 @@ def _rounded(summaries: Mapping[str, Summary]) -> dict[str, Summary]:
 
 
 def _rounded_baselines(means: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    return {name: {metric: round(mean, 4) for metric, mean in found.items()} for name, found in means.items()}
+    digits = {"target_error": find_metric("target_error").digits}  # in a unit of any size
+    return {
+        name: {metric: round(mean, digits.get(metric, 4)) for metric, mean in found.items()}
+        for name, found in means.items()
+    }
 
 
 def _certified(found: Sequence[Reconstruction], scored: ScoredAttack | None) -> Certified | None:

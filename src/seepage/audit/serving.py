@@ -60,12 +60,12 @@ class ServedTranscript:
     def __getitem__(self, t: int) -> Round:
         if not 0 <= t < len(self):
             raise IndexError(t)
-        moved, update, kind, batch_size, labels, indices = self._ask("round", t)
+        moved, update, kind, rate, batch_size, labels, indices = self._ask("round", t)
         return Round(
             t=t,
             params=self._here(moved) or self.first[0],
             buffers=self.first[1],
-            update=Update(self._here(update), kind),
+            update=Update(self._here(update), kind, rate),
             batch_size=batch_size,
             labels=labels,
             indices=indices,
@@ -199,8 +199,9 @@ class _Rounds:
         if what == "params":
             return self.moved(self.transcript.params(t))
         found = self.transcript[t]
-        update = _away(found.update.tensors)
-        return self.moved(found.params), update, found.update.kind, found.batch_size, found.labels, found.indices
+        sent = found.update
+        update = _away(sent.tensors), sent.kind, sent.rate
+        return self.moved(found.params), *update, found.batch_size, found.labels, found.indices
 
     def moved(self, params: Tensors) -> Tensors:
         return {} if params is self.first else _away(params)

@@ -80,11 +80,10 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     '4 of 4 examples exactly [40 %, 100 %], by x on net'
     """
     scored = [row for row in rows if row.scored and row.examples]
-    certified = [row for row in rows if row.certified is not None and row.certified.n]
-    if not scored and certified:
-        best = max(certified, key=lambda row: row.certified.n if row.certified else 0)
-        assert best.certified is not None
-        words = f"{best.certified.n} guesses certified, by {best.attack} on {headings[best.cell]}; no truth at hand"
+    best = max(rows, key=lambda row: (row.certified_examples, row.certified_features), default=None)
+    if not scored and best is not None and best.certificate:
+        lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
+        words = f"{best.certificate}, by {best.attack} on {headings[best.cell]}{lacking}"
         return Side(name="came_back", tried=True, words=words, cell=best.cell)
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"

@@ -1,7 +1,7 @@
 """Score the outcomes of a run, raise its diagnostics, and write its results."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -274,7 +274,13 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     shape = knowledge.input_shape
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
-    return Truth((dataset.batch(torch.arange(len(dataset))),))
+    whole, units = dataset.batch(torch.arange(len(dataset))), getattr(dataset, "units", None)
+    # How a client scaled its targets is not known here: they are taken as they stand in the file.
+    whole = whole if units is None else replace(whole, labels=units.own(whole.labels))
+    numbers = whole.labels.reshape(-1)
+    if knowledge.target == "class" and len(numbers) == len(whole) and bool((numbers == numbers.round()).all()):
+        whole = replace(whole, labels=numbers.long())  # classes 0. and 1., as a loss of one logit takes them
+    return Truth((whole,))
 
 
 def _guarantee(recipe: Recipe) -> Guarantee | None:
@@ -339,6 +345,8 @@ def _score_attack(
             recipe.score,
             gallery=gallery,
             network=features_of(recipe.score),
+            units=None if truth is None else truth.units,
+            typical=None if truth is None else truth.typical,
             seed=recipe.seed,
         )
     tensors: Tensors = {}

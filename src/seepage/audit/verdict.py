@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Row
+from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Row, counted_features
+from seepage.core.units import in_words
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
@@ -36,17 +37,17 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, of: str) 
     if not scored and all(row.outcome is Outcome.FEATURES_ONLY for row in rows if row.gave_result):
         return "unscored", (
             "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them; "
-            "cpa_fia goes on from there to images."
+            f"cpa_fia goes on from there to images.{_features(rows)}"
         )
-    if not scored and any(_vouched(row) for row in rows):
+    if not scored and any(row.certified_examples for row in rows):
         return "certified", (
             f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, cells)} A certified guess fits what was sent as only a "
             f"private example would. No truth was at hand; whoever has it can check: {score}"
         )
     if not scored:
         return "unscored", (
-            f"NOT SCORED. Look at the {of}: {_unscored(rows, cells)} The truth is not at hand to say how close "
-            f"that is, and nothing here is a proof of safety; whoever has it can: {score}"
+            f"NOT SCORED. Look at the {of}: {_unscored(rows, cells)}{_features(rows)} The truth is not at "
+            f"hand to say how close that is, and nothing here is a proof of safety; whoever has it can: {score}"
         )
     best = {
         cell: max((row for row in scored if row.cell == cell), key=_strength)
@@ -63,6 +64,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, of: str) 
         f"LEAKS. Private examples can be read back out of {len(leaking)} of {_cases(len(best))}.",
         f"Worst: {cells[worst.cell].heading}, where the attack {worst.attack} rebuilt {_share(worst)}.",
         *_closeness(worst),
+        *_targets(worst),
         f"It was told {_told(worst)}.",
         *_fitted(worst),
     ]
@@ -103,15 +105,21 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     back = [row for row in rows if row.returned and row.space != "feature"]
     if not back:
         return "no attack returned any guess."
-    best = max(back, key=lambda row: (_vouched(row), row.returned or 0))
-    of_them = "it" if best.returned == 1 else f"{_vouched(best)} of them"
-    sure = f" and certifies {of_them} without any truth" if _vouched(best) else ", none of which it can certify"
+    best = max(back, key=lambda row: (row.certified_examples, row.returned or 0))
+    of_them = "it" if best.returned == 1 else f"{best.certified_examples} of them"
+    sure = (
+        f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
+    )
     guesses = "1 guess" if best.returned == 1 else f"{best.returned} guesses"
     return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}."
 
 
-def _vouched(row: Row) -> int:
-    return row.certified.n if row.certified is not None else 0
+def _features(rows: Sequence[Row]) -> str:
+    """Sentence on certified inner features, which are no certified examples; empty where there are none."""
+    best = max(rows, key=lambda row: row.certified_features)
+    if not best.certified_features:
+        return ""
+    return f" Of {best.attack}: {counted_features(best.certified_features)}."
 
 
 def _outlines(quiet: Sequence[Row], scored: Sequence[Row]) -> str:
@@ -173,12 +181,30 @@ def _closeness(row: Row) -> list[str]:
         tokens, pairs = (row.mean(name) or 0.0 for name in ("rouge_1", "rouge_2"))
         return [f"{tokens:.0%} of the tokens and {pairs:.0%} of their neighboring pairs came back (ROUGE-1, ROUGE-2)."]
     median, flat = row.median("psnr"), row.value("mean_color_psnr")
+    typical = (row.baselines.get("typical") or {}).get("psnr")
     if median is None:
         return []
     flat_guess = "a flat square of the example's mean color" if "ssim" in row.scores else "the example's own mean"
     beside = "" if flat is None else f"; {flat_guess} has {flat:.0f} dB"
+    beside = beside if typical is None else f"; the mean of other rows has {typical:.0f} dB"
     what = f"Median PSNR of the {row.examples} examples" if row.examples != 1 else "PSNR"
     return [f"{what}: {median:.0f} dB{beside}."]
+
+
+def _targets(row: Row) -> list[str]:
+    """A sentence on the values, or maps of classes, that came back with the examples."""
+    if "labels" in row.told_extra:
+        return []  # it was given them
+    error, floor = row.mean("target_error"), row.baselines.get("mean_target", {}).get("target_error")
+    if error is not None:
+        beside = "" if floor is None else f"; the mean target is off by {in_words(floor)}"
+        return [f"Its targets are off by {in_words(error)} in their own unit{beside}."]
+    share, commonest = row.mean("label_accuracy"), row.baselines.get("commonest", {}).get("label")
+    if share is not None and commonest is not None:
+        return [
+            f"{share:.0%} of the pixels of its maps are of the right class; one class everywhere has {commonest:.0%}."
+        ]
+    return []
 
 
 def _named(some: Sequence[Cell], cells: Mapping[str, Cell], which: str = "audited") -> str:
@@ -193,9 +219,15 @@ def _named(some: Sequence[Cell], cells: Mapping[str, Cell], which: str = "audite
 
 def _quiet_verdict(best: Mapping[str, Row], traces: bool) -> str:
     if traces:
+        flat = not any("ssim" in row.scores or row.of_text for row in best.values())
+        closer = (
+            "the means that need no update; look at the records"
+            if flat
+            else "a flat color or show outlines; look at the pictures"
+        )
         return (
-            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses come closer than a flat "
-            "color or show outlines; look at the pictures. A stronger attack or more steps may recover more."
+            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses come closer than "
+            f"{closer}. A stronger attack or more steps may recover more."
         )
     return (
         f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks, with the steps they were given, recovered "

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -16,6 +16,7 @@ from seepage.cli.options import (
     GateOption,
     JobsOption,
     JsonOption,
+    LossOption,
     ModelOption,
     NoPicturesOption,
     OnOption,
@@ -31,6 +32,7 @@ from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.captured import Capture
+    from seepage.types import Target
 
 ShapeOption = Annotated[
     str | None, typer.Option("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
@@ -40,6 +42,14 @@ ClassesOption = Annotated[
 ]
 RateOption = Annotated[
     float | None, typer.Option("--lr", help="Learning rate of the SGD between two checkpoints; default: inferred.")
+]
+TargetOption = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        help="What examples are trained towards: class, value (regression) or map (a class at each pixel); default: "
+        "what the model's outputs and the loss are of.",
+    ),
 ]
 StepsOption = Annotated[int | None, typer.Option("--steps", help="Steps of that SGD; default: inferred.")]
 AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
@@ -53,6 +63,8 @@ def observe(
     shape: ShapeOption = None,
     classes: ClassesOption = None,
     client: ClientOption = None,
+    loss: LossOption = None,
+    target: TargetOption = None,
     lr: RateOption = None,
     steps: StepsOption = None,
     batch_size: SizeOption = None,
@@ -62,10 +74,12 @@ def observe(
     """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
     from seepage.recipe.overrides import change
 
-    tables = change({"model": {"use": model or "fc2"}, "client": {"use": client or "fedsgd"}}, settings or [])
+    rule = {"use": client or "fedsgd", **({} if loss is None else {"loss": loss})}
+    tables = change({"model": {"use": model or "fc2"}, "client": rule}, settings or [])
     if set(tables) - {"model", "client"}:
         raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
-    for remark in _capture((before, after, gradient), tables, shape, classes, lr, steps, batch_size).observe(out):
+    files = before, after, gradient
+    for remark in _capture(files, tables, shape, classes, lr, steps, batch_size, target).observe(out):
         print(remark)
     print(f"observed: {out}; attack it with: seepage attack {out}")
 
@@ -78,6 +92,7 @@ def _capture(
     lr: float | None,
     steps: int | None,
     batch_size: int | None,
+    target: str | None,
 ) -> "Capture":
     from seepage.audit.captured import Capture
     from seepage.audit.observe import Files, parse_shape
@@ -92,7 +107,17 @@ def _capture(
         num_classes=classes,
         steps=steps,
         batch_size=batch_size,
+        target=_known_target(target),
     )
+
+
+def _known_target(target: str | None) -> "Target | None":
+    from seepage.errors import unknown
+    from seepage.types import Target
+
+    if target not in (None, *get_args(Target)):
+        raise unknown("--target", str(target), get_args(Target))
+    return cast("Target | None", target)
 
 
 def attack(
@@ -118,6 +143,8 @@ def attack(
     shape: ShapeOption = None,
     classes: ClassesOption = None,
     client: ClientOption = None,
+    loss: LossOption = None,
+    target: TargetOption = None,
     lr: RateOption = None,
     steps: StepsOption = None,
     batch_size: SizeOption = None,
@@ -143,21 +170,21 @@ def attack(
     from functools import partial
 
     from seepage.audit.captured import attack_captured, attack_folder
-    from seepage.audit.run import AttackRequest
+    from seepage.audit.recorded import AttackRequest
     from seepage.cli.terminal import progress_bar
     from seepage.registry import Spec
 
     files = not captured.is_dir()
-    if not files and any(x is not None for x in (after, params, shape, classes, client, lr, steps)):
+    if not files and any(x is not None for x in (after, params, shape, classes, client, loss, target, lr, steps)):
         raise SeepageError(
             f"{captured} is a folder, in which all was recorded; leave out AFTER, --params, --shape, --classes, "
-            "--client, --lr and --steps, which are for files"
+            "--client, --loss, --target, --lr and --steps, which are for files"
         )
-    tables = _tables(use, model or ("fc2" if files else None), client or ("fedsgd" if files else None), settings)
+    tables = _tables(use, model or ("fc2" if files else None), client or ("fedsgd" if files else None), loss, settings)
     if files:
         own = (params, None, captured) if params is not None else (captured, after, None)
         _check_files(captured, after, params)
-        run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size))
+        run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size, target))
     else:
         run = partial(
             attack_folder,
@@ -201,7 +228,11 @@ def _check_files(captured: Path, after: Path | None, params: Path | None) -> Non
 
 
 def _tables(
-    use: Sequence[str] | None, model: str | None, client: str | None, settings: Sequence[str] | None
+    use: Sequence[str] | None,
+    model: str | None,
+    client: str | None,
+    loss: str | None,
+    settings: Sequence[str] | None,
 ) -> dict[str, Any]:
     """The tables of the attacks, and of the model and the client where they are named."""
     from seepage.recipe.files import find_recipe, read_recipe
@@ -209,6 +240,8 @@ def _tables(
 
     attacks = [{"use": name} for name in use] if use else read_recipe(find_recipe("default"))["attack"]
     named = {key: {"use": name} for key, name in (("model", model), ("client", client)) if name is not None}
+    if loss is not None:
+        named["client"]["loss"] = loss
     tables = change({"attack": attacks, **named}, settings or [])
     if set(tables) - {"attack", *named}:
         raise SeepageError(

@@ -18,7 +18,10 @@ _FACTS = ("needs", "paper", "cost", "unit")
 def catalog() -> dict[str, list[dict[str, str]]]:
     """Names with what a reader needs to choose: `{"attacks": [{"name", "needs", "paper", "cost", ...}], ...}`."""
     own = {"name": "module:factory", "about": "your own: factory(input_shape, num_classes) returns a torch.nn.Module"}
-    files = {"name": "PATH", "about": "an image folder with a folder per class, a .zip with labels.csv, or a .npz"}
+    files = {
+        "name": "PATH",
+        "about": "an image folder with a folder per class, a .zip with labels.csv, an .npz, a table or texts",
+    }
     more = {"models": [own], "data": [files]}
     listed = {kind: [_row(entry) for entry in registry.describe()] for kind, registry in KINDS.items()}
     return {

@@ -26,6 +26,7 @@ from seepage.cli.options import (
     GateOption,
     JobsOption,
     JsonOption,
+    LossOption,
     MembershipOption,
     ModelOption,
     NoPicturesOption,
@@ -113,6 +114,7 @@ def audit(
     model: ModelOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
+    loss: LossOption = None,
     batch_size: SizeOption = None,
     attack: AttackOption = None,
     defense: DefenseOption = None,
@@ -138,8 +140,8 @@ def audit(
     from seepage.recipe.resolve import cells
 
     tables = tables_of(
-        recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
-        told=told, attacks=attack, defenses=defense, settings=settings,
+        recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
+        seed=seed, device=device, told=told, attacks=attack, defenses=defense, settings=settings,
     )  # fmt: skip
     ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
     tune_by(tables, tune)
@@ -167,6 +169,7 @@ def record(
     model: ModelOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
+    loss: LossOption = None,
     batch_size: SizeOption = None,
     defense: DefenseOption = None,
     told: ToldOption = None,
@@ -182,8 +185,8 @@ def record(
     from seepage.cli.terminal import progress_bar
 
     tables = tables_of(
-        recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
-        told=told, defenses=defense, settings=settings,
+        recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
+        seed=seed, device=device, told=told, defenses=defense, settings=settings,
     )  # fmt: skip
     with progress_bar(off=as_json or quiet) as show:
         folder = record_only(tables, out=out, show=show)
@@ -209,7 +212,7 @@ def score(
     quiet: QuietOption = False,
 ) -> None:
     """Score a run that was attacked without the truth, show an audit's scores again, or count what people judged."""
-    from seepage.audit.run import score_run
+    from seepage.audit.recorded import score_run
     from seepage.recipe.overrides import change
 
     if judgements:
@@ -303,7 +306,7 @@ def validate(
 
 def _validate(path: str, settings: list[str], trust: bool) -> None:
     if Path(path).is_dir():
-        from seepage.audit.run import validate_folder
+        from seepage.audit.recorded import validate_folder
 
         for line in validate_folder(Path(path)):
             print(printable(line))

@@ -16,6 +16,11 @@ def names_of(kind: str) -> Complete:
     return complete
 
 
+def loss_names(incomplete: str) -> list[str]:
+    """The losses that have a name here."""
+    return [name for name in ("cross_entropy", "mse", "bce", "binary") if name.startswith(incomplete)]
+
+
 def recipe_names(incomplete: str) -> list[str]:
     """The built-in recipes."""
     from seepage.recipe.files import list_recipes

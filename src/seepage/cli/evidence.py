@@ -89,12 +89,12 @@ def verify(
         }
         print(json.dumps(found))
     else:
-        _print(folder, checked, pack=pack, named=key is not None)
+        _print(folder, checked, pack=pack, named=key is not None, run=run)
     if not checked.good:
         raise typer.Exit(1)
 
 
-def _print(folder: Path, checked: "Checked", *, pack: bool, named: bool) -> None:
+def _print(folder: Path, checked: "Checked", *, pack: bool, named: bool, run: Path | None) -> None:
     for line in [*map(str, checked.differences), *checked.problems]:
         print(printable(f"  {line}"))
     if not checked.good:
@@ -102,6 +102,8 @@ def _print(folder: Path, checked: "Checked", *, pack: bool, named: bool) -> None
         print(printable(f"NOT AS IT WAS WRITTEN: {count} thing{'s' * (count > 1)} in {folder}"))
         return
     print(printable(f"unchanged: all {checked.files} files of {folder} are as they were written"))
+    if run is not None:
+        print(printable(f"of this run: all files of {run} are those that the pack was written of"))
     if checked.signer is None:
         print("not signed: whoever can edit the files could have written their digests anew")
     else:

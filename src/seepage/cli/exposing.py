@@ -34,6 +34,9 @@ def exposure(
     batch_size: SizeOption = None,
     defense: DefenseOption = None,
     settings: SetOption = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Run the code that the folder names, such as its loss; it is yours.")
+    ] = False,
     most: Annotated[
         int | None, typer.Option("--fail-above", min=0, help="Exit with code 1 if more examples are given away.")
     ] = None,
@@ -49,7 +52,7 @@ def exposure(
     if folder is not None:
         if defense or settings:
             raise SeepageError("--defense and --set are for --recipe; a recorded update is looked at as it is")
-        found = list(_of_folder(folder, round_, model, batch_size, thorough=thorough))
+        found = list(_of_folder(folder, round_, model, batch_size, trust=trust, thorough=thorough))
     else:
         tables = tables_of(recipe, model=model, batch_size=batch_size, defenses=defense, settings=settings)
         found = list(_of_recipe(tables, round_, thorough))

@@ -13,6 +13,7 @@ from seepage.cli.options import (
     DeviceOption,
     JobsOption,
     JsonOption,
+    LossOption,
     MembershipOption,
     ModelOption,
     OnOption,
@@ -38,6 +39,7 @@ def frontier(
     model: ModelOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
+    loss: LossOption = None,
     batch_size: SizeOption = None,
     attack: AttackOption = None,
     defense: Annotated[
@@ -63,7 +65,7 @@ def frontier(
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
     tables = tables_of(
         "frontier" if recipe is None else recipe, data=data, model=model, weights=weights, client=client,
-        batch_size=batch_size, seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
+        loss=loss, batch_size=batch_size, seed=seed, device=device, attacks=attack, settings=[*(settings or []), *more],
     )  # fmt: skip
     if membership:
         tables.setdefault("membership", {})

@@ -56,14 +56,16 @@ def count_judgements(run: Path, files: list[Path], *, as_json: bool, quiet: bool
     Raises:
         SeepageError: For a damaged run, files that are not what the page saves, and where no judge can be counted.
     """
+    from seepage.core.lock import held
     from seepage.judging import lines, read_answers, tally, write_judged
     from seepage.report import write_report
     from seepage.report.run import open_run
 
     opened = open_run(run)
     judged = tally(run, read_answers(files))
-    path = write_judged(run, judged)
-    write_report(run)
+    with held(run):
+        path = write_judged(run, judged)
+        write_report(run)
     if as_json:
         print(json.dumps({"schema": 1, "run": str(run), **judged.model_dump(mode="json")}, allow_nan=False))
         return

@@ -14,6 +14,7 @@ from seepage.errors import SeepageError, printable, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from seepage.core.units import Units
     from seepage.data import Dataset
     from seepage.membership import Membership
     from seepage.types import Batch
@@ -85,7 +86,7 @@ def membership(
             seed=seed or 0,
             progress=Shown(lambda done, total: show(done, total, Doing(test))),
         )
-    names = [tested.classes[int(label)] for label in tested.labels]
+    names = _names(tested, suspects)
     _present(found, names, level, test, resized, as_json=as_json, quiet=quiet)
 
 
@@ -109,17 +110,29 @@ def _load(use: str, shape: tuple[int, ...]) -> tuple["Dataset", str | None]:
 
 
 def _numbered(dataset: "Dataset", classes: tuple[str, ...], what: str) -> "Batch":
-    """All examples of a data set, with classes numbered by their names among `classes`."""
+    """All examples of a data set, with classes numbered by their names among `classes`, and values as in the file."""
     import torch
 
     from seepage.types import Batch
+
+    whole = dataset.batch(torch.arange(len(dataset)))
+    if whole.labels.is_floating_point():
+        units: Units | None = getattr(dataset, "units", None)
+        return Batch(whole.inputs, whole.labels if units is None else units.own(whole.labels))
 
     for name in dataset.classes:
         if name not in classes:
             raise unknown(f"class in {what}", name, classes)
     numbers = torch.tensor([classes.index(name) for name in dataset.classes])
-    whole = dataset.batch(torch.arange(len(dataset)))
-    return Batch(whole.inputs, numbers[whole.labels])
+    # A pixel of a map may have no class.
+    return Batch(whole.inputs, torch.where(whole.labels < 0, whole.labels, numbers[whole.labels.clamp(min=0)]))
+
+
+def _names(dataset: "Dataset", batch: "Batch") -> list[str]:
+    """What each example is called in a list: its class, the commonest one of a map, or its values."""
+    if batch.labels.is_floating_point():
+        return [", ".join(f"{value:.4g}" for value in row) for row in batch.labels.reshape(len(batch), -1).tolist()]
+    return [dataset.classes[int(label)] for label in dataset.labels]
 
 
 def _present(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from seepage.cli.completing import names_of, recipe_names
+from seepage.cli.completing import loss_names, names_of, recipe_names
 from seepage.cli.stopping import answer_by_interrupt
 
 if TYPE_CHECKING:
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 DataOption = Annotated[
     str | None,
     typer.Option(
-        "--data", help="Name, image folder, .zip or .npz of private examples.", autocompletion=names_of("data")
+        "--data",
+        help="Name, image folder, .zip, .npz, or table (.csv, .parquet) of private examples.",
+        autocompletion=names_of("data"),
     ),
 ]
 ModelOption = Annotated[
@@ -37,6 +39,15 @@ ClientOption = Annotated[
         "--client",
         help="What clients compute: fedsgd, fedavg; options by --set client.OPTION=VALUE.",
         autocompletion=names_of("clients"),
+    ),
+]
+LossOption = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        help="What clients train on: cross_entropy, mse (values), bce, binary (one logit), or your own module:function "
+        "of outputs and targets.",
+        autocompletion=loss_names,
     ),
 ]
 SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Private examples behind one update.")]
@@ -159,6 +170,7 @@ def tables_of(
     model: str | None = None,
     weights: str | None = None,
     client: str | None = None,
+    loss: str | None = None,
     batch_size: int | None = None,
     seed: int | None = None,
     device: str | None = None,
@@ -185,6 +197,7 @@ def tables_of(
         if chosen is not None:
             choose_part(tables, key, chosen)
     for key, value in (
+        ("client.loss", loss),
         ("batch.size", batch_size),
         ("training.weights", weights),
         ("seed", seed),

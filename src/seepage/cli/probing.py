@@ -10,6 +10,7 @@ from seepage.cli.options import (
     DefenseOption,
     DeviceOption,
     JsonOption,
+    LossOption,
     ModelOption,
     QuietOption,
     RecipeArgument,
@@ -41,6 +42,7 @@ def probe(
     model: ModelOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
+    loss: LossOption = None,
     batch_size: SizeOption = None,
     defense: DefenseOption = None,
     seed: SeedOption = None,
@@ -54,8 +56,8 @@ def probe(
     from seepage.cli.terminal import progress_bar
 
     tables = tables_of(
-        recipe, data=data, model=model, weights=weights, client=client, batch_size=batch_size, seed=seed, device=device,
-        defenses=defense, settings=settings,
+        recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
+        seed=seed, device=device, defenses=defense, settings=settings,
     )  # fmt: skip
     with progress_bar(off=as_json or quiet) as show:
         found = probe_cells(tables, show=show)

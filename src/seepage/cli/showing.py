@@ -12,9 +12,9 @@ import typer
 from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
+    from seepage.audit.folder import Run
     from seepage.audit.gate import Condition
     from seepage.audit.row import Result
-    from seepage.audit.run import Run
     from seepage.core.progress import ProgressCallback
 
 
@@ -33,22 +33,31 @@ def write_pages(folder: Path, show: "ProgressCallback", *, again: bool, pictures
         pictures: Whether the pages may show any, now and whenever they are written again; without, the report is
             written anew and `grid.png` goes. None: as the run remembers, with pictures where nobody said otherwise.
     """
-    from seepage.core.manifest import renew
+    from seepage.core.lock import held
     from seepage.core.progress import Doing, Phase
-    from seepage.report import write_grid, write_report
     from seepage.report.picture_choice import keep_choice, shows_pictures
+    from seepage.report.run import open_run
 
-    if pictures is not None:
-        keep_choice(folder, pictures=pictures)
-    may = shows_pictures(folder)
-    if again or not may or not (folder / "report.html").exists():
+    if pictures is None and not again and shows_pictures(folder) and (folder / "report.html").exists():
+        return
+    open_run(folder)  # what is refused is refused before anything is written, the lock too
+    with held(folder):
+        if pictures is not None:
+            keep_choice(folder, pictures=pictures)
         show(0.99, 1, Doing("the report", Phase.WRITING))
-        if may:
-            write_grid(folder)
-        else:
-            (folder / "grid.png").unlink(missing_ok=True)
-            renew(folder, ["grid.png"])
-        write_report(folder)
+        _write_both(folder, pictures=shows_pictures(folder))
+
+
+def _write_both(folder: Path, *, pictures: bool) -> None:
+    from seepage.core.manifest import renew
+    from seepage.report import write_grid, write_report
+
+    if pictures:
+        write_grid(folder)
+    else:
+        (folder / "grid.png").unlink(missing_ok=True)
+        renew(folder, ["grid.png"])
+    write_report(folder)
 
 
 def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_old: bool = True) -> None:

@@ -23,12 +23,18 @@ from seepage.report.formatting import number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
 
 LONG = 60.0
-"""Seconds that a phase must have taken, and must have left, for the rest to be told."""
+"""Seconds that a phase must have left for the rest to be told, and must have taken, where its parts say nothing."""
+
+TELLING, LEAST_SHARE = 20.0, 0.002
+"""Seconds that an attack must have taken, and the share of the phase it must have made, for it to tell the rest."""
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
 
 BASELINES = {"mean_color": "mean color", "grey": "grey", "random": "noise"}
+RECORD_BASELINES = {
+    "typical": "mean of other rows", "mean_color": "the example's mean", "grey": "mid-range", "random": "noise",
+}  # fmt: skip
 
 COUNTED_ATTACKS = 10
 """Attacks that are counted; of fewer the share is told, since "0 of 1" would say nothing while a long one runs."""
@@ -77,6 +83,7 @@ class _Lines:
     def __init__(self) -> None:
         self.at, self.line, self.label = time.monotonic(), "", _Label()
         self.phase, self.began = Phase.RECORDING, self.at
+        self.named, self.since = Doing("", Phase.RECORDING), (self.at, 0.0)
 
     def show(self, done: float, total: float, doing: Doing) -> None:
         named = self.label.of(total, doing)
@@ -87,15 +94,23 @@ class _Lines:
         now = time.monotonic()
         if named.phase is not self.phase:
             self.phase, self.began = named.phase, now
+        if named != self.named:
+            self.named, self.since = named, (now, done / total)
         if now - self.at >= LINE_EVERY and line != self.line:
             self.at, self.line = now, line
             print(f"{line}{self._left(done / total, now)}", file=sys.stderr, flush=True)
 
     def _left(self, share: float, now: float) -> str:
-        """What the phase still takes, if it goes on as it went; nothing where too little is done to tell."""
-        taken = now - self.began
-        left = taken * (1 - share) / share if 0.01 <= share < 1 else 0.0
-        return f"; about {left / 60:.0f} min left" if taken >= LONG and left >= LONG else ""
+        """What the phase still takes, if it goes on as it went; nothing where too little is done to tell.
+
+        What goes on at the moment tells it: attacks that ended at once say nothing of one that takes an hour.
+        """
+        began, before = self.since
+        taken, made = now - began, share - before
+        if taken < TELLING or made < LEAST_SHARE:
+            taken, made = now - self.began, share if share >= 0.01 and now - self.began >= LONG else 0.0
+        left = taken * (1 - share) / made if made > 0 else 0.0
+        return f"; about {left / 60:.0f} min left" if left >= LONG else ""
 
 
 def plain(value: Any) -> Any:
@@ -192,10 +207,11 @@ def _legend(result: Result) -> str:
         )
     similar = f"SSIM of at least {limits.recovered_ssim:g} and " if pictures else ""
     own = "the example's own mean color" if pictures else "the example's own mean"
+    own += " and that of other rows" if any("typical" in row.baselines for row in scored) else ""
     words = (
         f"found: recovered of all examples; recovered is {similar}{limits.recovered_gain_db:g} dB over {own}. "
         f"exact: over {limits.exact_db:g} dB. "
-        "median, mean: PSNR in dB over all examples; equal pictures count 150, which draws a mean up. "
+        "median, mean: PSNR in dB over all examples; equal ones count 150, which draws a mean up. "
         "[low, high]: 95 % interval of the mean."
     )
     features = any(row.outcome is Outcome.FEATURES_ONLY for row in result.rows)
@@ -264,8 +280,9 @@ def _baselines(cell: Cell) -> str:
         rouges = (number(cell.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
         return f"without the update: the most frequent tokens of public text, ROUGE-1 and ROUGE-2 {', '.join(rouges)}"
     pictures = cell.baseline("mean_color", "ssim") is not None
-    words = BASELINES if pictures else {"mean_color": "the example's mean", "grey": "mid-range", "random": "noise"}
-    found = (f"{what} {plain_text(number(cell.baseline(name, 'psnr')))}" for name, what in words.items())
+    words = BASELINES if pictures else RECORD_BASELINES
+    known = {what: cell.baseline(name, "psnr") for name, what in words.items()}
+    found = (f"{what} {plain_text(number(psnr))}" for what, psnr in known.items() if psnr is not None)
     return f"without the update: {', '.join(found)} dB"
 
 
@@ -273,4 +290,7 @@ def _accuracy(cell: Cell) -> str:
     """How well a federation's model does at the audited round."""
     if not cell.federation or cell.accuracy is None:
         return ""
-    return f"; the model names {cell.accuracy:.0%} of {cell.accuracy_examples} unseen examples right"
+    if cell.target == "value":
+        return f"; the model explains {cell.accuracy:.0%} of the variance of {cell.accuracy_examples} unseen targets"
+    what = "pixels of the " if cell.target == "map" else ""
+    return f"; the model names {cell.accuracy:.0%} of the {what}{cell.accuracy_examples} unseen examples right"

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, fields
 import torch
 from torch import Tensor, nn
 
-from seepage.clients.losses import LossName, check_loss, loss_of
+from seepage.clients.losses import LOSSES, check_loss, loss_of
 from seepage.core.nn import forward, in_mode
 from seepage.types import ClientUpdate, LocalProblem, Mode, Reduction, Tensors, Update
 
@@ -15,27 +15,47 @@ class TrainingRule(ClientUpdate):
     """A rule whose client follows the gradient of a loss over its own examples.
 
     Args:
-        loss: `cross_entropy`, `mse` or `bce`.
+        loss: `cross_entropy`, `mse` (values, or one-hot labels), `bce`, `binary` (one logit for two classes), or your
+            own `module:function` of outputs and targets.
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
+        class_weights: Of `cross_entropy`: what the examples of each class are multiplied with; empty: all alike.
     """
 
     # Options with their default values are left out of the `repr`.
-    loss: LossName = field(default="cross_entropy", metadata={"quiet": True})
+    loss: str = field(default="cross_entropy", metadata={"quiet": True})
     label_smoothing: float = field(default=0.0, metadata={"quiet": True})
+    class_weights: tuple[float, ...] = field(default=(), metadata={"quiet": True})
 
     def __post_init__(self) -> None:
-        check_loss(self.loss, self.label_smoothing)
+        object.__setattr__(self, "class_weights", tuple(self.class_weights))  # a list, where it comes from TOML
+        check_loss(self.loss, self.label_smoothing, self.class_weights)
 
     def __repr__(self) -> str:
         shown = [f for f in fields(self) if not ("quiet" in f.metadata and getattr(self, f.name) == f.default)]
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
 
     def loss_of(self, logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
-        return loss_of(self.loss, logits, labels, label_smoothing=self.label_smoothing, reduction=reduction)
+        return loss_of(
+            self.loss,
+            logits,
+            labels,
+            label_smoothing=self.label_smoothing,
+            class_weights=self.class_weights,
+            reduction=reduction,
+        )
 
     @property
     def softmax_gradient(self) -> bool:
-        return self.loss == "cross_entropy" and not self.label_smoothing
+        return self.loss == "cross_entropy" and not self.label_smoothing and not self.class_weights
+
+    @property
+    def one_logit(self) -> bool:
+        return self.loss == "binary"
+
+    @property
+    def mean_of_examples(self) -> bool:
+        """Whether the loss of a batch is the mean of its examples' own; class weights make it a weighted one."""
+        return self.loss in LOSSES and not self.class_weights
 
     def loss_at(self, problem: LocalProblem, weights: Tensors, places: Tensor | None = None) -> Tensor:
         """The mean loss of some of the client's examples at these weights.
@@ -92,6 +112,10 @@ class WrappedRule(ClientUpdate):
     @property
     def softmax_gradient(self) -> bool:
         return self.rule.softmax_gradient
+
+    @property
+    def one_logit(self) -> bool:
+        return self.rule.one_logit
 
     @property
     def mode(self) -> Mode:

@@ -37,8 +37,9 @@ class FedAvg(TrainingRule):
         momentum: Of `sgd`; starts from zero each round.
         shuffle: Draw a new order for each epoch, as data loaders do. The attacker knows that, and not the order.
         mode: `train` or `eval` batch norm, as in `FedSGD`. Dropout is off.
-        loss: `cross_entropy`, `mse` or `bce`.
+        loss: `cross_entropy`, `mse`, `bce`, `binary` (one logit), or your own `module:function` of outputs and targets.
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
+        class_weights: Of `cross_entropy`: what the examples of each class are multiplied with; empty: all alike.
         seed: Seeds the order. A client's own is drawn anew each round; the attacker's copy keeps this one.
 
     Example:

@@ -17,8 +17,9 @@ class FedSGD(TrainingRule):
     """The client sends the gradient of its batch's mean loss at the server's weights.
 
     Args:
-        loss: `cross_entropy`, `mse` or `bce`.
+        loss: `cross_entropy`, `mse`, `bce`, `binary` (one logit), or your own `module:function` of outputs and targets.
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
+        class_weights: Of `cross_entropy`: what the examples of each class are multiplied with; empty: all alike.
         mode: `train`: batch norm uses the batch's own statistics, as clients do when they train.
             `eval`: it uses the running ones, as most published attacks assume. Dropout is off in both.
 
@@ -51,4 +52,7 @@ class FedSGD(TrainingRule):
         return update.tensors
 
     def separable(self, model: nn.Module) -> bool:
-        return self.mode == "eval" or not has_batch_norm(model)
+        return self.mean_of_examples and (self.mode == "eval" or not has_batch_norm(model))
+
+    def batch_coupled(self, model: nn.Module) -> bool:
+        return self.mode == "train" and has_batch_norm(model)

@@ -34,20 +34,34 @@ def locked(folder: Path) -> Iterator[Path | None]:
     """
     made = next((path for path in reversed([folder, *folder.parents]) if not path.exists()), None)
     make_private(folder, tighten=True)
+    with held(folder):
+        yield made
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Write alone to a folder that is there, and leave its permissions. May be entered again inside.
+
+    One that is not there is left to whoever reads from it, who says so.
+
+    Raises:
+        SeepageError: Where another process writes to it, and where nobody can.
+    """
+    if not folder.is_dir():
+        yield
+        return
     path = folder.resolve() / LOCK
     lock = FileLock(path, timeout=0, mode=0o600, thread_local=False, is_singleton=True)
     try:
         lock.acquire()
     except Timeout:
         raise SeepageError(
-            f"another process is writing to {folder}; wait until it has ended, or choose another folder with --out"
+            f"another process is writing to {folder}; wait until it has ended, or choose another folder"
         ) from None
     except OSError as error:
-        raise SeepageError(
-            f"cannot write to {folder}: {error.strerror or error}; choose another folder with --out"
-        ) from error
+        raise SeepageError(f"cannot write to {folder}: {error.strerror or error}; choose another folder") from error
     try:
-        yield made
+        yield
     finally:
         if lock.lock_counter == 1:  # the outermost; whoever waits for this very file sees that it is gone
             with suppress(OSError):

@@ -41,7 +41,10 @@ def derived_seed(seed: int, purpose: str, t: int = 0) -> int:
 def frozen_randomness(seed: int) -> Iterator[None]:
     """Run code that draws from torch's global generator (layer initialization) reproducibly, then restore it."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        if torch.accelerator.is_available():
+            torch.manual_seed(seed)
+        else:  # the same, without the stack trace that is kept for devices which never come
+            torch.default_generator.manual_seed(seed)
         yield
 
 
@@ -85,14 +88,17 @@ def state_of(model: nn.Module) -> tuple[Tensors, Tensors]:
 def sorted_labels(labels: Tensor) -> Tensor:
     """Labels as an attacker may be told them: sorted, so that the order of a batch is not told along.
 
+    Maps are sorted whole, by their pixels from the first one on.
+
     >>> sorted_labels(torch.tensor([2, 0, 1])), sorted_labels(torch.tensor([[0.1, 0.9], [0.7, 0.3]]))
     (tensor([0, 1, 2]), tensor([[0.7000, 0.3000],
             [0.1000, 0.9000]]))
     """
-    if not labels.is_floating_point():
+    if labels.ndim == 1:
         return labels.sort().values
-    rows = sorted(labels.tolist(), key=lambda row: [-value for value in row])
-    return labels.new_tensor(rows)
+    rows, sign = labels.flatten(1).tolist(), -1 if labels.is_floating_point() else 1
+    order = sorted(range(len(rows)), key=lambda place: [sign * value for value in rows[place]])
+    return labels[order]
 
 
 def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tensors | None = None) -> Tensor:
@@ -102,6 +108,16 @@ def forward(model: nn.Module, params: Tensors, inputs: Tensor, *, buffers: Tenso
     """
     copies = {name: b.clone() for name, b in (buffers or dict(model.named_buffers())).items()}
     return called(model, {**params, **copies}, inputs)
+
+
+def output_shape(
+    model: nn.Module, params: Tensors, buffers: Tensors | None, input_shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Shape of the model's outputs for one example: `(classes,)`, of maps `(classes, h, w)`."""
+    zero = torch.zeros((1, *input_shape), device=next(iter(params.values())).device)
+    with torch.no_grad(), in_mode(model, training=False):
+        values = forward(model, params, as_inputs(model, zero.to(next(iter(params.values())))), buffers=buffers)
+    return tuple(values.shape[1:])
 
 
 def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:

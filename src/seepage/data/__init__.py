@@ -1,6 +1,7 @@
 """Data to audit with: packaged images and tables, torchvision's sets, your own files by path, or your own loader."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,9 @@ def load(
     """Load a data set by its name, your own images by their path, or whatever your own loader loads.
 
     Args:
-        use: A name in `DATA`; the path of a folder (one sub-folder per class), a `.zip` (images and `labels.csv`) or
-            an `.npz` (`x` and `y`); or `module:loader`, called as `loader(options, **own)` with `data.Options`.
-            What exists on disk goes before a name.
+        use: A name in `DATA`; the path of a folder (one sub-folder per class), a `.zip` (images and `labels.csv`),
+            an `.npz` (`x` and `y`), a table (`.csv`, `.tsv`, `.parquet`) or text; or `module:loader`, called as
+            `loader(options, **own)` with `data.Options`. What exists on disk goes before a name.
         size: Side of the square images to deliver; the central square is resized, antialiased. None: as they are.
         channels: 1 for grey (luma), 3 for RGB. None: as they are.
         seed: Seeds the split into train and private.
@@ -85,7 +86,7 @@ def named(spec: Spec) -> Spec:
         raise SeepageError(f"there is no file or folder {use}; check the path")
     if not exists:
         raise SeepageError(f"{unknown('data', use, DATA)}; nor is there a file or folder of this name")
-    return Spec(_loader_of(path), {"path": path, **spec.options})
+    return Spec(_loader_of(path, spec.options), {"path": path, **spec.options})
 
 
 def is_packaged(use: str) -> bool:
@@ -97,14 +98,20 @@ def is_packaged(use: str) -> bool:
     return use in DATA and DATA[use].facts["origin"] == "packaged"
 
 
-def _loader_of(path: Path) -> str:
+def _loader_of(path: Path, options: Mapping[str, Any]) -> str:
     """The name of the loader that reads a folder, or a file by its suffix."""
     if path.is_dir():
         return "folder"
-    for name, entry in DATA.items():
-        if path.is_file() and path.suffix.lower() in entry.facts.get("suffix", ()):
-            return name
+    suffix = path.suffix.lower()
+    found = [name for name, entry in DATA.items() if path.is_file() and suffix in entry.facts.get("suffix", ())]
+    if len(found) > 1:
+        from seepage.data.table_files import is_text
+
+        return "text" if is_text(path, options) else "table"
+    if found:
+        return found[0]
     raise SeepageError(
         f"{path} is no data set that seepage reads; pass a folder with one sub-folder per class, "
-        "a .zip with images and labels.csv, an .npz with x and y, or text as .txt, .jsonl or .csv"
+        "a .zip with images and labels.csv, an .npz with x and y, a table as .csv, .tsv or .parquet, or text as .txt, "
+        ".jsonl or .csv"
     )

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from seepage.core.units import Units
 from seepage.data.pixels import as_float, fit, fitted_shape
+from seepage.data.targets import Targets
 from seepage.errors import SeepageError
 from seepage.types import Batch
 
@@ -23,6 +25,7 @@ class ArrayDataset:
         private: `[b]` int64 indices to draw victims from.
         size: Side of the square images that `batch` delivers, or None to leave them as they are.
         channels: Channels that `batch` delivers, or None to leave them as they are.
+        targets: Values, or maps of the images' size, that images are trained towards in place of a class.
 
     >>> import torch
     >>> data = ArrayDataset("two", "made up", torch.zeros(2, 1, 4, 6), torch.tensor([0, 1]), ("a", "b"),
@@ -40,6 +43,7 @@ class ArrayDataset:
     private: Tensor
     size: int | None = None
     channels: int | None = None
+    targets: Targets | None = None
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.shape[1] not in (1, 3):
@@ -66,4 +70,10 @@ class ArrayDataset:
     def batch(self, indices: Tensor) -> Batch:
         """The examples at `indices` `[n]`: inputs float32 `[n, C, H, W]` in [0, 1], with labels and indices."""
         inputs = fit(as_float(self.images[indices]), self.size, self.channels)
-        return Batch(inputs, self.labels[indices], indices)
+        labels = self.labels if self.targets is None else self.targets.each
+        return Batch(inputs, labels[indices], indices)
+
+    @property
+    def units(self) -> Units | None:
+        """Of the values that images are trained towards."""
+        return None if self.targets is None else self.targets.units

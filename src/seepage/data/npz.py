@@ -12,10 +12,13 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 from torch import Tensor
 
+from seepage.core.nn import NO_TARGET
 from seepage.core.storage import pickle_refused
 from seepage.core.zip_safety import check_member
 from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Options, check_labels, divide, number_words
+from seepage.data.tables import TableDataset
+from seepage.data.targets import Targets, value_names
 from seepage.errors import SeepageError
 from seepage.registry import datasets
 
@@ -28,12 +31,15 @@ Array = NDArray[Any]
 @datasets.register(
     "npz", about="arrays x and y, or x_train, y_train, x_test, y_test", suffix=(".npz",), origin="named by its path"
 )
-def load_npz(options: Options, *, path: Path) -> ArrayDataset:
-    """Load images and labels from an `.npz` file.
+def load_npz(options: Options, *, path: Path) -> ArrayDataset | TableDataset:
+    """Load images, or rows of a table, and labels from an `.npz` file.
 
     The file holds `x` and `y`, or `x_train`, `y_train`, `x_test`, `y_test`, and maybe `classes` (names). Images are
-    uint8, or float in [0, 1], shaped `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with C = 1 or 3. Labels are
-    integers, or words. Labels that are -1 everywhere mean: no labels; then there is one class, `unlabelled`.
+    uint8, or float in [0, 1], shaped `[N, H, W]`, `[N, H, W, C]` or `[N, C, H, W]` with C = 1 or 3; rows of a table are
+    float in [0, 1], shaped `[N, d]`, as the network reads them. Labels are
+    integers, or words. Labels that are -1 everywhere mean: no labels; then there is one class, `unlabelled`. Floats
+    `[N]` or `[N, k]` are values to be predicted (`client.loss = "mse"`), integers `[N, H, W]` a class at each pixel,
+    -100 where there is none.
 
     Args:
         options: Size, channels and split.
@@ -50,12 +56,64 @@ def load_npz(options: Options, *, path: Path) -> ArrayDataset:
         parts = [_images(arrays[name], f"{path}: {name}") for name in ("x_train", "x_test")]
         _check_alike(parts, path)
         images, sizes = torch.cat(parts), [len(part) for part in parts]
-        labels = np.concatenate([arrays["y_train"].reshape(-1), arrays["y_test"].reshape(-1)])
+        labels = _joined(arrays["y_train"], arrays["y_test"], path)
     _check_lengths(arrays, path)
-    numbers, classes, note = _labels(labels, arrays.get("classes"), path)
-    source = f"{len(images)} images of the file {path.name}{note}"
     train, private = _split(sizes, options, path.stem)
-    return ArrayDataset(path.stem, source, images, numbers, classes, train, private, options.size, options.channels)
+    targets, names, note = None, arrays.get("classes"), ""
+    if labels.dtype.kind == "f":
+        targets, classes = _values(labels, names, train, path)
+        note = ", trained towards values"
+    elif labels.ndim == 3 and labels.dtype.kind in "iu":
+        targets, classes = _maps(labels, names, images, options, path)
+        note = ", each with a map of classes"
+    else:
+        numbers, classes, note = _labels(labels, names, path)
+    numbers = numbers if targets is None else targets.parts
+    if images.ndim == 2:
+        source = f"{len(images)} rows of the file {path.name}{note}"
+        return TableDataset(path.stem, source, images, numbers, classes, train, private, targets=targets)
+    source = f"{len(images)} images of the file {path.name}{note}"
+    return ArrayDataset(
+        path.stem, source, images, numbers, classes, train, private, options.size, options.channels, targets
+    )
+
+
+def _joined(train: Array, test: Array, path: Path) -> Array:
+    """The labels of both parts; those of single numbers in one row."""
+    flat = [part.reshape(-1) if part.size == len(part) else part for part in (train, test) if part.ndim]
+    if len(flat) < 2 or flat[0].shape[1:] != flat[1].shape[1:]:
+        raise SeepageError(
+            f"{path}: y_train has the shape {train.shape} and y_test {test.shape}; save both with one label, or one "
+            "map of one size, for each image"
+        )
+    return np.concatenate(flat)
+
+
+def _values(labels: Array, names: Array | None, train: Tensor, path: Path) -> tuple[Targets, tuple[str, ...]]:
+    """Numbers `[N]` or `[N, k]` with a point, to be predicted as they are."""
+    if not labels.size:
+        raise SeepageError(f"{path}: y holds no values; save a number for each image")
+    values = torch.from_numpy(labels.reshape(len(labels), -1).astype(np.float64))
+    words = None if names is None else [_text(word) for word in _names(names, path)]
+    return Targets.of_values(values, train, f"{path}: y"), value_names(values.shape[1], words)
+
+
+def _maps(
+    labels: Array, names: Array | None, images: Tensor, options: Options, path: Path
+) -> tuple[Targets, tuple[str, ...]]:
+    """Maps `[N, H, W]` of whole numbers: a class at each pixel, -100 where there is none."""
+    shape = (options.size, options.size) if options.size is not None else tuple(images.shape[2:])
+    if options.size is not None and shape != labels.shape[1:]:
+        raise SeepageError(
+            f"{path}: the maps are {labels.shape[1]} x {labels.shape[2]}, and a map of classes is not resized with its "
+            "image; leave out data.size, or save both in the size you want"
+        )
+    maps = torch.from_numpy(labels.astype(np.int64))
+    known = maps[maps != NO_TARGET]
+    if not len(known):
+        raise SeepageError(f"{path}: no pixel of the maps has a class; number the classes from 0")
+    words = None if names is None else [_text(word) for word in _names(names, path)]
+    return Targets.of_maps(maps), check_labels(known, words, str(path))
 
 
 def _split(sizes: list[int], options: Options, name: str) -> tuple[Tensor, Tensor]:
@@ -144,23 +202,28 @@ def _refuse_content(path: Path) -> None:
 
 
 def _images(array: Array, where: str) -> Tensor:
-    """Images as `[N, C, H, W]`, uint8 or float32 in [0, 1]."""
+    """Images as `[N, C, H, W]`, uint8 or float32 in [0, 1]; rows of a table as `[N, d]`, float32 in [0, 1]."""
+    rows = array.ndim == 2 and array.dtype.kind == "f" and array.size > 0
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and array.shape[-1] in (1, 3):
         array = array.transpose(0, 3, 1, 2)
-    if array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape:
+    if not rows and (array.ndim != 4 or array.shape[1] not in (1, 3) or 0 in array.shape):
         raise SeepageError(
             f"{where} has the shape {array.shape}; save images as [N, H, W], [N, H, W, C] or [N, C, H, W] "
-            "with 1 or 3 channels"
+            "with 1 or 3 channels, or rows of a table as floats [N, d]"
         )
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
     if not np.issubdtype(array.dtype, np.floating):
         raise SeepageError(f"{where} has the type {array.dtype}; save images as uint8, or as floats in [0, 1]")
     if not (array.min() >= 0 and array.max() <= 1):
+        unknown = np.flatnonzero(np.isnan(array).reshape(len(array), -1).any(1))
+        if len(unknown):
+            more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
+            raise SeepageError(f"{where} holds NaN in example {unknown[0]}{more}; correct or leave out these examples")
         raise SeepageError(
-            f"{where} has values from {array.min():g} to {array.max():g}, and images must lie in [0, 1]; "
+            f"{where} has values from {array.min():g} to {array.max():g}, and these must lie in [0, 1]; "
             "scale them before saving, or save them as uint8"
         )
     return torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
@@ -177,11 +240,32 @@ def _check_alike(parts: list[Tensor], path: Path) -> None:
 
 def _check_lengths(arrays: Mapping[str, Array], path: Path) -> None:
     for images, labels in (("x", "y"), ("x_train", "y_train"), ("x_test", "y_test")):
-        if images in arrays and (len(arrays[images]) != arrays[labels].size or arrays[labels].ndim not in (1, 2)):
+        if images in arrays and not _one_each(len(arrays[images]), arrays[labels]):
+            remedy = "save one class number, one row of values, or one map for each image"
             raise SeepageError(
                 f"{path}: {images} has {len(arrays[images])} images and {labels} has the shape "
-                f"{arrays[labels].shape}; save one class number for each image"
+                f"{arrays[labels].shape} and the type {arrays[labels].dtype}; "
+                f"{_as_maps(len(arrays[images]), arrays[labels], labels) or remedy}"
             )
+
+
+def _as_maps(count: int, labels: Array, name: str) -> str:
+    """What makes maps of arrays that are nearly such; an empty string for others."""
+    lone = next((axis for axis in (1, -1) if labels.ndim == 4 and labels.shape[axis] == 1), None)
+    if len(labels) != count or (labels.ndim != 3 and lone is None):
+        return ""
+    whole = "" if labels.dtype.kind in "iu" else ".astype(int)"
+    axis = "" if lone is None else f".squeeze({lone})"
+    return f"save maps of class numbers as whole numbers [N, H, W], here {name}{axis}{whole}" if axis or whole else ""
+
+
+def _one_each(count: int, labels: Array) -> bool:
+    """Whether labels are one number, one row of values, or one map for each of so many images."""
+    if labels.ndim == 3:
+        return len(labels) == count and labels.dtype.kind in "iu" and 0 not in labels.shape
+    if labels.ndim == 2 and labels.dtype.kind == "f":
+        return len(labels) == count
+    return labels.size == count and labels.ndim in (1, 2)
 
 
 def _labels(labels: Array, names: Array | None, path: Path) -> tuple[Tensor, tuple[str, ...], str]:

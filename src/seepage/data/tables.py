@@ -1,11 +1,14 @@
-"""Tables that ship with scikit-learn: the vertical-FL case of banks and clinics, where parties hold columns."""
+"""Data sets of rows, and the tables that ship with scikit-learn, as banks and clinics have them."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from seepage.core.units import Units
+from seepage.data.columns import Column
 from seepage.data.dataset import Options, divide
+from seepage.data.targets import Targets
 from seepage.errors import SeepageError
 from seepage.registry import datasets
 from seepage.types import Batch
@@ -13,7 +16,7 @@ from seepage.types import Batch
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TableDataset:
-    """Rows of numbers, each column scaled to [0, 1] by its smallest and largest value.
+    """Rows of numbers in [0, 1].
 
     Attributes:
         name: Short.
@@ -23,6 +26,8 @@ class TableDataset:
         classes: Name of each class number.
         train: `[a]` int64 indices to train on.
         private: `[b]` int64 indices to draw victims from.
+        columns: What the `d` numbers of a row stand for, in order.
+        targets: Values that rows are trained towards in place of a class.
     """
 
     name: str
@@ -32,20 +37,34 @@ class TableDataset:
     classes: tuple[str, ...]
     train: Tensor
     private: Tensor
+    columns: tuple[Column, ...] = ()
+    targets: Targets | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"TableDataset({self.name!r}, {len(self)} rows of {self.rows.shape[1]}, {len(self.classes)} classes)"
+        what = f"{len(self.classes)} {'classes' if self.targets is None else 'values'}"
+        return f"TableDataset({self.name!r}, {len(self)} rows of {self.rows.shape[1]}, {what})"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.rows.shape[1:])
 
+    @property
+    def typical(self) -> Tensor | None:
+        """`[d]` the mean of the rows to train on, which anybody may guess; None where there are none."""
+        return self.rows[self.train].mean(0) if len(self.train) else None
+
     def batch(self, indices: Tensor) -> Batch:
-        """The rows at `indices` `[n]`: inputs float32 `[n, d]` in [0, 1], with labels and indices."""
-        return Batch(self.rows[indices], self.labels[indices], indices)
+        """The rows at `indices` `[n]`: inputs float32 `[n, d]` in [0, 1], with labels (or values) and indices."""
+        labels = self.labels if self.targets is None else self.targets.each
+        return Batch(self.rows[indices], labels[indices], indices)
+
+    @property
+    def units(self) -> Units | None:
+        """Of the values that rows are trained towards."""
+        return None if self.targets is None else self.targets.units
 
 
 @datasets.register(
@@ -91,4 +110,7 @@ def _table(use: str, options: Options) -> TableDataset:
     labels = torch.from_numpy(bunch.target).long()
     train, private = divide(len(rows), options, use)
     classes = tuple(map(str, bunch.target_names))
-    return TableDataset(use, datasets[use].about, rows, labels, classes, train, private)
+    # Each number is a column's, scaled to [0, 1] by its smallest and largest value.
+    limits = zip(map(str, bunch.feature_names), low.tolist(), high.tolist(), strict=True)
+    columns = tuple(Column(*limit) for limit in limits)
+    return TableDataset(use, datasets[use].about, rows, labels, classes, train, private, columns)

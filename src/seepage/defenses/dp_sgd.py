@@ -229,7 +229,8 @@ def _check_applies(update: Update, client: ClientView) -> None:
             "DP-SGD needs a gradient per example, and batch norm in train mode lets each reach into all others",
             "use a model with group norm, or the client option mode = 'eval'",
         )
-    if not local and not client.rule.separable(client.model):
+    # Of a loss that is no mean over examples, as with class weights, each example's own is that of a batch of one.
+    if not (local or client.rule.single_gradient or client.rule.separable(client.model)):
         raise Inapplicable(
             "DP-SGD needs an update that is the mean of its examples' gradients, and this client rule does more",
             "use the client rule fedsgd or fedavg",

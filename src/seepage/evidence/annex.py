@@ -3,9 +3,9 @@
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
+from seepage.core.lock import scratch
 from seepage.errors import SeepageError, short
 from seepage.evidence.statement import CaseEvidence, Evidence
 from seepage.report.formatting import duration
@@ -71,9 +71,9 @@ def print_page(page: Path, pdf: Path) -> None:
         raise SeepageError(
             f"no browser was found to print {page.name} as PDF; install Chromium, or open the page and print it"
         )
-    with tempfile.TemporaryDirectory() as profile:
+    with scratch() as place:
         options = ["--headless", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync"]
-        options += ["--disable-component-update", f"--user-data-dir={profile}", "--no-pdf-header-footer"]
+        options += ["--disable-component-update", f"--user-data-dir={place / 'profile'}", "--no-pdf-header-footer"]
         # Its sandbox refuses to start for root, as in a container. The page is our own, without scripts.
         options += ["--no-sandbox"] * (hasattr(os, "geteuid") and os.geteuid() == 0)
         command = [browser, *options, f"--print-to-pdf={pdf.resolve()}", page.resolve().as_uri()]

@@ -227,8 +227,8 @@ def _counts(result: Result) -> dict[Key, Count]:
             if row.scored and hits is not None and row.examples:
                 found[row.cell, row.attack, measure] = Count(hits=hits, of=row.examples)
         if row.certified is not None or not row.scored:
-            certified = 0 if row.certified is None else row.certified.n
-            found[row.cell, row.attack, "certified"] = Count(hits=certified)
+            # Inner features that are certified are no certified examples.
+            found[row.cell, row.attack, "certified"] = Count(hits=row.certified_examples)
     for test in result.membership:
         if test.named is not None:
             found[test.cell, test.test, "named"] = Count(hits=test.named.hits, of=test.named.of)

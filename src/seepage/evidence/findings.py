@@ -79,7 +79,7 @@ def _words(row: Row) -> str:
         flat = row.baselines.get("mean_color", {}).get("psnr")
         parts.append(f"median PSNR {psnr:.1f} dB" + ("" if flat is None else f", mean color {flat:.1f} dB"))
     if row.certified is not None and not row.scored:
-        parts.append(f"{row.certified.n} guesses certified, without a truth")
+        parts.append(f"{row.certificate or 'no guess certified'}, without a truth")
     if row.told_extra:
         parts.append(f"told beyond the protocol: {', '.join(row.told_extra)}")
     return "; ".join(parts)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from seepage.audit.row import counted_features, counted_guesses
 from seepage.evidence.findings import Found
 from seepage.evidence.statement import Evidence
 
@@ -62,9 +63,7 @@ def model_card(evidence: Evidence) -> str:
         "|---|---|---|---|---|---|",
     ]
     for case in evidence.cases:
-        cells = [case.case, case.defense or "none", "not scored" if case.recovered is None else case.recovered.words]
-        if case.recovered is None and case.certified:
-            cells[-1] = f"{case.certified} guesses certified"
+        cells = [case.case, case.defense or "none", case.recovered_words]
         cells += ["not scored" if case.exact is None else case.exact.words, case.best or "none"]
         cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
         lines.append(f"| {' | '.join(map(plain, cells))} |")
@@ -77,8 +76,10 @@ def model_card(evidence: Evidence) -> str:
 def _risks(evidence: Evidence) -> list[str]:
     if evidence.maximum_risk is None or evidence.average_risk is None:
         certified = sum(case.certified for case in evidence.cases)
-        proof = f" {certified} guesses are certified without one." if certified else ""
-        return [f"No truth was at hand, so no share of private examples can be given.{proof}"]
+        features = sum(case.certified_features for case in evidence.cases)
+        proofs = [counted_guesses(certified)] * bool(certified) + [counted_features(features)] * bool(features)
+        without = f" Without one: {'; '.join(proofs)}." if proofs else ""
+        return [f"No truth was at hand, so no share of private examples can be given.{without}"]
     return [
         f"Maximum risk, in the worst case: {plain(evidence.maximum_risk.words)} private examples recovered. "
         f"Average over all cases: {plain(evidence.average_risk.words)}."

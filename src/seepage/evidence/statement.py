@@ -5,11 +5,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from seepage.audit.row import Cell, Outcome, Proportion, Result, Row
+from seepage.audit.row import Cell, Outcome, Proportion, Result, Row, counted_features, counted_guesses
 from seepage.core.schema import JsonRecord
 from seepage.core.storage import read_json
 from seepage.errors import SeepageError
@@ -49,8 +49,6 @@ AUDIT_AGAIN = [
 ]
 """What ends the validity of a finding."""
 
-Ended = Literal["result", "no result", "does not apply", "failed"]
-
 
 class Share(Proportion):
     """A share of private examples with its 95 % interval by Clopper and Pearson."""
@@ -85,6 +83,7 @@ class CaseEvidence(JsonRecord):
         exact: Those that the best attack here rebuilt exactly; None without a truth.
         certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
             truth.
+        certified_features: Most inner features that one attack certifies, which are no examples; needs no truth.
         best: The attack that recovered or certified most; None where none did any.
         sent: Numbers in one update.
         private: Numbers in the private inputs behind one update.
@@ -100,10 +99,20 @@ class CaseEvidence(JsonRecord):
     recovered: Share | None
     exact: Share | None
     certified: int
+    certified_features: int = 0
     best: str | None
     sent: int | None
     private: int | None
     ratio: float | None
+
+    @property
+    def recovered_words(self) -> str:
+        """What came back, for people: without a truth what is certified, and of what."""
+        if self.recovered is not None:
+            return self.recovered.words
+        if self.certified:
+            return f"not scored; {counted_guesses(self.certified)}"
+        return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
 
 
 class AttackEvidence(JsonRecord):
@@ -196,7 +205,7 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     told = list(dict.fromkeys(word for row in result.rows for word in row.told))
     extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
     alike = any(_use(name, _uses(run)) in GENERATIVE for name in run.attacks)
-    named = sorted({f"{cell.model} on {cell.data}" for cell in result.cells if cell.model})
+    named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cells if one.model})
     facts = {"python": run.env.python, "torch": run.env.torch, "platform": run.env.platform, "device": run.env.device}
     return Evidence(
         subject=subject or f"updates of {', '.join(named) or 'a captured model'}",
@@ -255,7 +264,8 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
         recovered=_most(rows, "recovered"),
         exact=_most(rows, "exact"),
-        certified=max((_certified(row) for row in run.rows_of(cell)), default=0),
+        certified=max((row.certified_examples for row in run.rows_of(cell)), default=0),
+        certified_features=max((row.certified_features for row in run.rows_of(cell)), default=0),
         best=best.attack if best is not None and leaked(best) else None,
         sent=sent,
         private=private,
@@ -264,11 +274,7 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
 
 
 def _strength(row: Row) -> tuple[float, float, int, float]:
-    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, _certified(row), row.median("psnr") or 0.0
-
-
-def _certified(row: Row) -> int:
-    return 0 if row.certified is None else row.certified.n
+    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, row.certified_examples, row.median("psnr") or 0.0
 
 
 def _most(rows: Sequence[Row], share: str) -> Share | None:
@@ -349,47 +355,61 @@ def _published(use: str, registry: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _attacks(run: RunFolder) -> list[AttackEvidence]:
-    titles, uses, found = run.result.titles, _uses(run), []
-    for name in run.attacks:
-        rows = [row for row in run.rows if row.attack == name]
-        source, year = _published(_use(name, uses), known_attacks)
-        options = {row.options for row in rows}
-        found.append(
-            AttackEvidence(
-                name=name,
-                source=source,
-                year=year,
-                options=options.pop() if len(options) == 1 else "",
-                ran_on=[titles[row.cell] for row in rows if row.gave_result],
-                leaked_on=[titles[row.cell] for row in rows if leaked(row)],
-                not_on={titles[row.cell]: row.reason or row.phrase for row in rows if not row.gave_result},
-                seconds=round(sum(row.cost.seconds or 0.0 for row in rows), 1),
-            )
+    uses = _uses(run)
+    tried = [
+        _Tried(
+            row.attack, row.cell, row.options, row.gave_result, leaked(row), row.reason or row.phrase, row.cost.seconds
         )
-    return found
+        for row in run.rows
+    ]
+    published = {name: _published(_use(name, uses), known_attacks) for name in run.attacks}
+    return _by_name(tried, published, run.result.titles)
 
 
 def leaked(row: Row) -> bool:
-    """Whether an attack recovered anything, or certified it where no truth is at hand."""
-    return row.leaks or (not row.scored and row.certified is not None and row.certified.n > 0)
+    """Whether an attack recovered any example, or certified one where no truth is at hand."""
+    return row.leaks or (not row.scored and row.certified_examples > 0)
 
 
 def _tests(result: Result) -> list[AttackEvidence]:
-    titles, found = result.titles, []
-    for name in dict.fromkeys(row.test for row in result.membership):
-        rows = [row for row in result.membership if row.test == name]
-        source, year = _published(name, membership_tests)
-        options = {row.options for row in rows}
+    tried = [
+        _Tried(row.test, row.cell, row.options, row.status == "ok", row.tells, row.reason or row.status, row.seconds)
+        for row in result.membership
+    ]
+    published = {row.test: _published(row.test, membership_tests) for row in result.membership}
+    return _by_name(tried, published, result.titles)
+
+
+class _Tried(NamedTuple):
+    """One attack or membership test on one cell, as far as evidence speaks of it."""
+
+    name: str
+    cell: str
+    options: str
+    ran: bool
+    leaked: bool
+    otherwise: str
+    seconds: float | None
+
+
+def _by_name(
+    tried: Sequence[_Tried], published: Mapping[str, tuple[str, int | None]], titles: Mapping[str, str]
+) -> list[AttackEvidence]:
+    """One entry for each name in `published`, over all of its cells."""
+    found = []
+    for name, (source, year) in published.items():
+        own = [one for one in tried if one.name == name]
+        options = {one.options for one in own}
         found.append(
             AttackEvidence(
                 name=name,
                 source=source,
                 year=year,
                 options=options.pop() if len(options) == 1 else "",
-                ran_on=[titles[row.cell] for row in rows if row.status == "ok"],
-                leaked_on=[titles[row.cell] for row in rows if row.tells],
-                not_on={titles[row.cell]: row.reason or row.status for row in rows if row.status != "ok"},
-                seconds=round(sum(row.seconds or 0.0 for row in rows), 1),
+                ran_on=[titles[one.cell] for one in own if one.ran],
+                leaked_on=[titles[one.cell] for one in own if one.leaked],
+                not_on={titles[one.cell]: one.otherwise for one in own if not one.ran},
+                seconds=round(sum(one.seconds or 0.0 for one in own), 3),
             )
         )
     return found

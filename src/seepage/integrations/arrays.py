@@ -46,7 +46,7 @@ class Layout:
         parts: Which parameters are trained, which frozen, and which names are buffers.
         fixed: Buffers that no `state_dict` has, and frozen parameters as the model was built with them, which
             messages often leave out.
-        classes: Outputs of its last layer.
+        outputs: Shape of its outputs for one example.
         tied: Second names of tied parameters, each with the first.
         orders: Names that arrays without names may stand for, in their order.
     """
@@ -54,7 +54,7 @@ class Layout:
     like: Tensors
     parts: Mapping[str, Part]
     fixed: Tensors
-    classes: int
+    outputs: tuple[int, ...]
     tied: Mapping[str, str] = field(default_factory=dict)
     orders: tuple[tuple[str, ...], ...] = ()
 
@@ -84,7 +84,12 @@ class Layout:
             raise SeepageError(f"names=… holds {short(strange)}, which the model has not; name its own parameters")
         trained = tuple(name for name, part in parts.items() if part == "params")
         orders = (tuple(names),) if names is not None else (tuple(state), trained)
-        return cls(like, parts, fixed, _classes(model, input_shape), tied, orders)
+        return cls(like, parts, fixed, _outputs(model, input_shape), tied, orders)
+
+    @property
+    def classes(self) -> int:
+        """Outputs of its last layer."""
+        return self.outputs[0]
 
     @property
     def size(self) -> int:
@@ -134,10 +139,11 @@ def _not_in(keys: Mapping[str, str], other: Mapping[str, str]) -> dict[str, str]
     return {name: key for name, key in keys.items() if name not in other}
 
 
-def _classes(model: nn.Module, input_shape: tuple[int, ...]) -> int:
+def _outputs(model: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
     try:
         with torch.no_grad(), in_mode(model, training=False):
-            return int(forward(model, {}, as_inputs(model, torch.zeros(1, *input_shape))).shape[1])
+            found = forward(model, {}, as_inputs(model, torch.zeros(1, *input_shape)))
+            return found.shape[1], *found.shape[2:]
     except Exception as error:
         raise SeepageError(
             f"the model cannot be run on an example of shape {input_shape} ({type(error).__name__}: "

@@ -11,7 +11,6 @@ rounds were too many to keep are made anew from the truth, so they are attacked 
 
 import os
 import socket
-import tempfile
 import threading
 import warnings
 from collections import Counter
@@ -24,6 +23,7 @@ from platform import python_version
 from typing import Any
 
 from seepage.core.executor import Done, LocalExecutor, LogFollower, Plan, SerializedTask, Work, only_installed_code
+from seepage.core.lock import scratch
 from seepage.core.storage import write_whole
 from seepage.errors import SeepageError
 
@@ -76,8 +76,10 @@ def empty_folder() -> Iterator[dict[str, Any]]:
     Ray puts the folder that a job was started in before the installed packages on the path of its workers, where a
     stranger's `pydantic.py` would run in place of the package; it does so unless the job brings a folder of its own.
     """
-    with tempfile.TemporaryDirectory(prefix="seepage-") as empty, only_installed_code():
-        yield {"working_dir": empty}
+    with scratch() as place, only_installed_code():
+        empty = place / "empty"
+        empty.mkdir()
+        yield {"working_dir": str(empty)}
 
 
 @contextmanager
@@ -306,8 +308,9 @@ def _carry_out(serialized: SerializedTask, loaded: Any, threads: int, lines: Any
     failed = None
     with suppress(OSError):  # a node that shares no disk with the caller has not got the folder
         os.chdir(here)
-    with tempfile.TemporaryDirectory(prefix="seepage-") as place:
-        folder = Path(place)
+    with scratch() as place:
+        folder = place / "work"
+        folder.mkdir()
         follower = LogFollower(folder / PROGRESS_FILE)
         with _reported(follower, lines.add.remote):
             try:

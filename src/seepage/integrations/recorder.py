@@ -24,6 +24,8 @@ from typing import Literal, Protocol, TypeVar
 from torch import Tensor, nn
 
 from seepage.clients import FedSGD, client_options
+from seepage.clients.losses import likely_target
+from seepage.core.nn import vocabulary_of
 from seepage.core.storage import LazyTensors, make_private
 from seepage.errors import SeepageError, printable, short
 from seepage.integrations.arrays import Layout, Sent
@@ -35,7 +37,7 @@ from seepage.transcript.foreign import check_batch_size
 from seepage.transcript.recorded import kind_tensor, save_update
 from seepage.transcript.simulated import SimulatedTranscript
 from seepage.transcript.truth import save_truth
-from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Update
+from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Target, Update
 
 log = logging.getLogger("seepage")
 _MODEL_LOCK = threading.Lock()
@@ -92,6 +94,8 @@ class Recorder:
         private: Folder on the client's own disk where `keep_truth` may write the true batches; None: never written.
         names: Names of the parameters that arrays without names stand for, in their order; None: those of the
             `state_dict` where they are as many, else those that the model trains (`requires_grad`).
+        target: What examples are trained towards, `class`, `value` (regression) or `map` (a class at each pixel); None:
+            maps where the model's outputs are such, values where the loss is `mse` and it has one output, else classes.
 
     Raises:
         SeepageError: For a rule that cannot be written, a bound that no recording fits, and a model that cannot be
@@ -126,6 +130,7 @@ class Recorder:
     max_per_client: int | None = field(kw_only=True, default=None)
     private: Path | None = field(kw_only=True, default=None)
     names: Sequence[str] | None = field(kw_only=True, default=None)
+    target: Target | None = field(kw_only=True, default=None)
 
     def __post_init__(self) -> None:
         client_options(self.client)
@@ -152,13 +157,13 @@ class Recorder:
     @cached_property
     def layout(self) -> Layout:
         """The model's names and shapes; of its weights the frozen ones alone are kept."""
-        model = build(self.architecture, self.input_shape, self.num_classes)
+        model = build(self.architecture, self.input_shape, self.client.num_outputs(self.num_classes))
         return Layout.of(model, self.input_shape, self.names)
 
     @cached_property
     def model(self) -> nn.Module:
         """The model for analyzing updates; its weights are overwritten. It is built only when it is needed."""
-        return build(self.architecture, self.input_shape, self.num_classes)
+        return build(self.architecture, self.input_shape, self.client.num_outputs(self.num_classes))
 
     @property
     def size(self) -> int:
@@ -321,7 +326,9 @@ class Recorder:
             return exposure(SimulatedTranscript(self._knowledge(self.model, rule), lambda t: seen, 1))
 
     def _knowledge(self, model: nn.Module, rule: ClientUpdate) -> Knowledge:
-        return Knowledge(model, rule, self.input_shape, self.layout.classes, architecture=self.architecture)
+        classes = 2 if rule.one_logit else self.layout.classes
+        target = self.target or likely_target(self.layout.outputs, rule.loss, tokens=vocabulary_of(model) is not None)
+        return Knowledge(model, rule, self.input_shape, classes, architecture=self.architecture, target=target)
 
     def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, t: int, client: int | str) -> Path:
         if t < 0:

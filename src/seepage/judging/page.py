@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from seepage.core.lock import held
 from seepage.core.manifest import renew
 from seepage.core.storage import OWNER_ONLY, SCHEMA, make_private, write_whole
 from seepage.errors import SeepageError
@@ -71,7 +72,8 @@ def write_judge_page(
             similarity.
 
     Raises:
-        SeepageError: Where the run has no such cell or attack, no pictures to compare, or too few for the controls.
+        SeepageError: Where the run has no such cell or attack, no pictures to compare, or too few for the controls, and
+            while another process writes to it.
     """
     albums = open_albums(open_run(folder), cell, attack)
     shown = {f"p{i:03d}": pair for i, pair in enumerate(choose_pairs(albums, attack=attack, pairs=pairs, seed=seed), 1)}
@@ -88,10 +90,11 @@ def write_judge_page(
     digest = hashlib.sha256(json.dumps([key, pictures]).encode()).hexdigest()[:12]
     place = key_path(folder, digest)
     said = None if machine is None else machine_answers(shown, _private(albums), _network(features))
-    make_private(place.parent, tighten=True)
-    write_whole(place, json.dumps({**key, "page": digest}, indent=2) + "\n", mode=OWNER_ONLY)
-    write_whole(path, _render(digest, pictures), mode=OWNER_ONLY)
-    renew(folder, [place.relative_to(folder).as_posix()])
+    with held(folder):
+        make_private(place.parent, tighten=True)
+        write_whole(place, json.dumps({**key, "page": digest}, indent=2) + "\n", mode=OWNER_ONLY)
+        write_whole(path, _render(digest, pictures), mode=OWNER_ONLY)
+        renew(folder, [place.relative_to(folder).as_posix()])
     if machine is not None and said is not None:
         write_machine_answers(machine, digest, *said)
     guesses = sum(pair.subject.kind == "guess" for pair in shown.values())

@@ -12,12 +12,14 @@ from seepage.leakage.indexed import IndexedLayer, IndexedRounds, indexed_rounds
 from seepage.leakage.labels import LabelLeak
 from seepage.leakage.landscape import Landscape, landscape
 from seepage.leakage.layers import LayerLeak
+from seepage.leakage.running_statistics import BatchStatistics, batch_statistics
 from seepage.leakage.sent import SentParts, sent_parts, sent_words
 
 __all__ = [
     "AdapterLeak",
     "BatchNormLeak",
     "BatchNormSummary",
+    "BatchStatistics",
     "EquationCount",
     "Exclusivity",
     "Exposure",
@@ -35,6 +37,7 @@ __all__ = [
     "UpdateAnalysis",
     "adapter_leaks",
     "batch_norm_leaks",
+    "batch_statistics",
     "equation_count",
     "exclusivity",
     "exposure",

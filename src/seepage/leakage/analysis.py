@@ -11,6 +11,7 @@ from torch import Tensor
 from seepage.attacks.base import Needs
 from seepage.attacks.head import head_features
 from seepage.attacks.linear import LinearLeak
+from seepage.attacks.rounding import Rounding, glance, rounding_of, weights_format
 from seepage.core.nn import last_linear
 from seepage.core.storage import LazyTensors
 from seepage.errors import Inapplicable, SeepageError
@@ -19,9 +20,17 @@ from seepage.leakage.adapters import AdapterLeak, adapter_findings, adapter_leak
 from seepage.leakage.batch_norm import BatchNormSummary, batch_norm_findings, batch_norm_leaks
 from seepage.leakage.convolutions import EquationCount, convolution_findings, equation_count
 from seepage.leakage.finding import Finding
-from seepage.leakage.fingerprints import CHANGES_VALUES, Fingerprint, defense_findings, euclidean_norm, fingerprint
+from seepage.leakage.fingerprints import (
+    CHANGES_VALUES,
+    Fingerprint,
+    defense_findings,
+    euclidean_norm,
+    fingerprint,
+    rounded_finding,
+    rounded_weights,
+)
 from seepage.leakage.indexed import IndexedRounds, indexed_findings, indexed_rounds
-from seepage.leakage.labels import LabelLeak, label_findings, label_leak
+from seepage.leakage.labels import LabelLeak, label_findings, label_leak, signed_label_leak
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
 from seepage.leakage.sent import SentParts, sent_parts
@@ -39,6 +48,8 @@ MAX_HEAD_EXAMPLES = 64
 core, 99 of 100 over a minute; classes matter little (16 of 1,000: 0.3 s)."""
 MAX_HEAD_UNKNOWNS = 1_500_000
 """The same for the softmax equations, where there are no zeros: entries of their Jacobian (24 of 100 classes: 5 s)."""
+TWO_CLASS_TOLERANCE = 2e-6
+"""Relative mismatch up to which a row is one example's where there are two classes; rounding reaches about 1e-6."""
 MAX_CERTIFIED_SIZE = 2**14
 """Neurons times classes up to which rows of the first layer are checked against the model's own backward pass."""
 
@@ -251,23 +262,74 @@ class UpdateAnalysis:
     @cached_property
     def defenses(self) -> tuple[Finding, ...]:
         """Defenses and number formats that the update looks like."""
-        names = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         bias = None if names is None or names[1] is None else self.observed.update.tensors.get(names[1])
-        return tuple(defense_findings(self.fingerprints, self.norm, bias))
+        found = defense_findings(self.fingerprints, self.norm, bias, self.observed.update.rate or 1.0)
+        if any(finding.name == "adaptive" for finding in found):
+            return tuple(found)
+        if self.rounding is not None:
+            rounded = rounded_finding(self.rounding, self._read[0])
+        elif self._weights_format is not None:
+            rounded = rounded_weights(self._weights_format)
+        else:
+            return tuple(found)
+        # Rounding leaves errors like noise, levels and zeros.
+        rest = [finding for finding in found if finding.name not in ("noised", "quantized", "rounded", "sparsified")]
+        return (rounded, *rest)
+
+    @property
+    def _weights_format(self) -> str | None:
+        """The coarse format of the weights that came back, where the client's rule leaves no gradient to read."""
+        update = self.observed.update
+        if update.kind != "delta" or self.knowledge.client.linear_in_gradient:
+            return None
+        return weights_format(self.observed, max(update.tensors, key=lambda name: update.tensors[name].numel()))
+
+    @cached_property
+    def signs(self) -> bool:
+        """Of the gradient hardly more than signs is left, so that its rows are multiples of no input."""
+        return not self.knowledge.client.linear_in_gradient or any(one.name == "adaptive" for one in self.defenses)
+
+    @cached_property
+    def rounding(self) -> Rounding | None:
+        """The coarse format of the weights that came back, or of a gradient that was read off two checkpoints."""
+        update, rule = self.observed.update, self.knowledge.client
+        moved = update.kind == "delta" or update.rate is not None
+        if not moved or not rule.linear_in_gradient:
+            return None
+        try:
+            return glance(self.observed, rule, max(update.tensors, key=lambda name: update.tensors[name].numel()))
+        except SeepageError:
+            return None  # the scale of a gradient is not known
+
+    def _label_rounding(self) -> float:
+        """How far an entry of the last bias gradient may be off."""
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        if self.rounding is None or names is None or names[1] not in self.observed.update.tensors:
+            return 0.0
+        first = next(iter(self.rounding.half))
+        found = rounding_of(self.observed, self.knowledge.client, [first, names[1]])
+        return 0.0 if found is None else float(found.half[names[1]].max())
 
     @cached_property
     def labels(self) -> LabelLeak | None:
         """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
-        if not (rule.linear_in_gradient and rule.softmax_gradient):
+        if not (self.knowledge.softmax_labels or rule.one_logit):
             return None
-        return label_leak(gradient, self.knowledge, self.observed.batch_size if scaled else None)
+        if self.signs:
+            return signed_label_leak(gradient, self.knowledge)
+        size = self.observed.batch_size if scaled else None
+        return label_leak(gradient, self.knowledge, size, self._label_rounding() if scaled else 0.0)
 
     @cached_property
     def layers(self) -> tuple[LayerLeak, ...]:
-        """Fully connected layers, by their rows alone."""
-        if not self.knowledge.client.linear_in_gradient:
+        """Fully connected layers, by their rows alone; none where these hold signs.
+
+        The rows `sign(g_i x)` of one example are multiples of one vector too, `sign(x)`, which is not the example.
+        """
+        if self.signs:
             return ()
         leveled = [one.name for one in self.fingerprints if one.bits is not None]
         return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], leveled))
@@ -301,9 +363,10 @@ class UpdateAnalysis:
         norms = self._batch_norms()
         features, unsolved = self._head_features()
         count, uncounted = self._equation_count(features)
-        patches, text = patch_leak(OneRound(self.seen, self.t)), text_leak(OneRound(self.seen, self.t))
-        adapters = tuple(adapter_leaks(self.observed, knowledge, self._read[0]))
-        told, behind = adapter_findings(list(adapters), OneRound(self.seen, self.t))
+        alone = OneRound(self.seen, self.t)
+        patches, text = (None, None) if self.signs else (patch_leak(alone), text_leak(alone))
+        adapters = () if self.signs else tuple(adapter_leaks(self.observed, knowledge, self._read[0]))
+        told, behind = adapter_findings(list(adapters), alone)
         indexed, unindexed = self._indexed()
         findings = (
             *told,
@@ -348,10 +411,12 @@ class UpdateAnalysis:
         """
         classes = self.knowledge.num_classes
         too_large = layer.neurons * classes > MAX_CERTIFIED_SIZE
-        if layer.reads != "input" or layer.bias is None or too_large or classes == 2:
+        if layer.reads != "input" or layer.bias is None or too_large:
             return layer
+        # With two classes one number decides, which a mixture meets by chance: about as often as the tolerance is wide.
+        attack = LinearLeak(tolerance=TWO_CLASS_TOLERANCE) if classes == 2 else LinearLeak()
         try:
-            certified = LinearLeak()(OneRound(self.seen, self.t), seed=0).certified
+            certified = attack(OneRound(self.seen, self.t), seed=0).certified
         except SeepageError:
             return layer  # such as an unknown batch size
         return layer if certified is None else replace(layer, found=max(layer.found, int(certified.sum())))
@@ -368,7 +433,7 @@ class UpdateAnalysis:
     def _head_features(self) -> tuple[str | None, str | None]:
         """What the head's equations give, in words; or why they were not solved, where that is worth a note."""
         observed, knowledge = self.observed, self.knowledge
-        size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_classes)
+        size, names = observed.batch_size, last_linear(knowledge.model, knowledge.num_outputs)
         readable = self._read[1] and self.labels is not None and not self.changed and observed.update.kind != "delta"
         if not readable or size is None or names is None or names[0] not in observed.update.tensors:
             return None, None

@@ -167,7 +167,7 @@ def equation_count(observed: Round, knowledge: Knowledge, *, thorough: bool = Fa
 
 def _countable(observed: Round, knowledge: Knowledge) -> tuple[str, int]:
     """Name of the head's weight, and the batch size."""
-    names = last_linear(knowledge.model, knowledge.num_classes)
+    names = last_linear(knowledge.model, knowledge.num_outputs)
     if len(knowledge.input_shape) != 3:
         raise Inapplicable("pixels are counted, and inputs are no images", "use another probe")
     if names is None:

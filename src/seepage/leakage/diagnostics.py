@@ -141,7 +141,7 @@ def example_losses(transcript: Transcript, truth: list[Batch]) -> list[float]:
         with torch.no_grad(), in_mode(model, training=False):
             logits = forward(model, observed.params, batch.inputs, buffers=observed.buffers)
         each = transcript.knowledge.client.loss_of(logits, batch.labels, reduction="none")
-        if each.ndim == 2 and batch.labels.ndim == 2:  # of each token: the mean of those that have a target
-            each = each.sum(1) / (batch.labels != NO_TARGET).sum(1).clamp(min=1)
+        if each.ndim > 1:  # of each token or pixel: the mean of those that have a target
+            each = each.flatten(1).sum(1) / (batch.labels != NO_TARGET).flatten(1).sum(1).clamp(min=1)
         losses += each.tolist()
     return losses

@@ -1,7 +1,7 @@
 """Fingerprints that a defense or a number format leaves on an update: noise, levels, zeros, a round norm."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.cpa.ica.spectrum import noise_floor
+from seepage.attacks.rounding import Rounding
 from seepage.leakage.finding import Finding
 from seepage.types import Tensors
 
@@ -19,6 +20,8 @@ NOISE_FIT_TOLERANCE = 0.1
 """Relative deviation of a spectrum's tail from that of independent noise up to which it is taken for noise."""
 MIN_NOISE_SHARE = 0.01
 """Share of a tensor's root mean square entry from which a floor of noise is named; rounding stays below."""
+MIN_SIZED_ENTRIES = 8
+"""Entries of a tensor other than zero from which their size is compared with that of other tensors."""
 MIN_PRUNED_ENTRIES = 200
 """Entries other than zero from which a lack of small ones is told."""
 MAX_COMPARED_ENTRIES = 2**16
@@ -92,7 +95,7 @@ def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
         half=_half(first) if enough else None,
         noise=noise,
         share=None if noise is None else noise / size,
-        one_size=_one_size(first) if enough else None,
+        one_size=_one_size(first) if live >= MIN_SIZED_ENTRIES else None,
     )
 
 
@@ -222,7 +225,7 @@ def _law(m: int, d: int) -> Tensor:
 
 
 def defense_findings(
-    fingerprints: Sequence[Fingerprint], norm: float, last_bias: Tensor | None = None
+    fingerprints: Sequence[Fingerprint], norm: float, last_bias: Tensor | None = None, rate: float = 1.0
 ) -> list[Finding]:
     """What the whole update looks like; each finding is a likeness and proves nothing.
 
@@ -230,11 +233,12 @@ def defense_findings(
         fingerprints: Of every tensor.
         norm: Euclidean norm of the update as it was sent.
         last_bias: What was sent for the last bias. Its sum is zero, but for the noise on each of its entries.
+        rate: What one unit of the tensors changed in a weight.
 
     Returns:
         Findings named `adaptive`, `noised`, `quantized`, `rounded`, `sparsified` or `clipped`.
     """
-    adaptive = adaptive_step(fingerprints)
+    adaptive = adaptive_step(fingerprints, rate)
     if adaptive is not None:
         return [adaptive]  # levels, zeros and a round norm are what such a step leaves
     levels = _levels(fingerprints)
@@ -244,17 +248,25 @@ def defense_findings(
     return [finding for finding in (*found, _clipped(norm)) if finding is not None]
 
 
-def adaptive_step(fingerprints: Sequence[Fingerprint]) -> Finding | None:
+def adaptive_step(fingerprints: Sequence[Fingerprint], rate: float = 1.0) -> Finding | None:
     """All tensors changed by one size, which no gradient does: -lr g / (sqrt(g^2) + eps) is -lr sign(g), but for eps.
 
     Adam's first step is that, as its two averages are still of one gradient: m = g and v = g^2 once corrected for their
-    start. RMSprop's first is 1/sqrt(1 - alpha) times as large. Levels of one bit have a size for each tensor.
+    start. RMSprop's first is 1/sqrt(1 - alpha) times as large. Levels of one bit have a size for each tensor. Entries
+    without a gradient stay: those of neurons that no example reached, and of inputs that were zero in all of them.
+
+    Args:
+        fingerprints: Of every tensor.
+        rate: What one unit of the tensors changed in a weight.
     """
-    large = [one for one in fingerprints if math.prod(one.shape) * (1 - one.zeros) >= MIN_ENTRIES]
+    live = [(one, math.prod(one.shape) * (1 - one.zeros)) for one in fingerprints]
+    large = [one for one, entries in live if entries >= MIN_ENTRIES]
+    if len(large) == 1:  # a small network, or one with much at zero: its short tensors have to agree too
+        large = [one for one, entries in live if entries >= MIN_SIZED_ENTRIES]
     sizes = [one.one_size for one in large if one.one_size is not None]
     if len(sizes) < max(2, len(large)) or max(sizes) > min(sizes) * (1 + SAME_SIZE):
         return None
-    size = sorted(sizes)[len(sizes) // 2]
+    size = rate * sorted(sizes)[len(sizes) // 2]
     return Finding(
         name="adaptive",
         message="looks like one step of Adam, AdamW or RMSprop from a fresh state, or of sign descent: nearly every "
@@ -311,6 +323,38 @@ def _levels(fingerprints: Sequence[Fingerprint]) -> Finding | None:
     return None
 
 
+def rounded_finding(rounding: Rounding, gradient: Mapping[str, Tensor]) -> Finding:
+    """What the rounding of weights, or of a gradient behind them, costs the largest tensor.
+
+    Args:
+        rounding: Of the largest tensor, as far as it was looked at.
+        gradient: The update as a gradient, by name.
+    """
+    ((name, half),) = rounding.half.items()
+    share = float(half.norm() / gradient[name][: len(half)].double().norm().clamp_min(1e-30))
+    return Finding(
+        name="rounded",
+        message=f"looks rounded: {rounding.words}, whose rounding is {share:.2g} times as large as what is left of the "
+        "gradient",
+        evidence={"formats": [rounding.format], "share": share},
+        limit="A number format to save bytes looks the same as a defense.",
+    )
+
+
+def rounded_weights(form: str) -> Finding:
+    """That the weights that came back were rounded, where no gradient can be read beside which to say how much.
+
+    Args:
+        form: Name of their number format.
+    """
+    return Finding(
+        name="rounded",
+        message=f"looks rounded: the weights that came back are {form} numbers",
+        evidence={"formats": [form]},
+        limit="A number format to save bytes looks the same as a defense.",
+    )
+
+
 def _sparsified(fingerprints: Sequence[Fingerprint]) -> Finding | None:
     pruned = [one for one in fingerprints if one.pruned]
     if not pruned:
@@ -318,8 +362,8 @@ def _sparsified(fingerprints: Sequence[Fingerprint]) -> Finding | None:
     share = max(one.zeros for one in pruned)
     return Finding(
         name="sparsified",
-        message=f"looks sparsified: {len(pruned)} tensors have no small entries beside their zeros "
-        f"(up to {share:.0%} zeros)",
+        message=f"looks sparsified: {len(pruned)} tensor{' has' if len(pruned) == 1 else 's have'} no small entries "
+        f"beside the zeros (up to {share:.0%} zeros)",
         evidence={"tensors": len(pruned), "zeros": share},
         limit="Entries that were dropped by chance and not for their size are not told from dead neurons.",
     )

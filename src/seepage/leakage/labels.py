@@ -6,13 +6,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.attacks.matching.labels import largest_remainder
+from seepage.attacks.matching.labels import largest_remainder, two_rows
 from seepage.core.nn import last_linear
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge
 
 NEGATIVE_SHARE = 1e-5
 """Share of the largest entry of the last bias gradient below which a negative entry may be rounding."""
+SIGN_SHARE = 0.1
+"""The same after steps of Adam, whose sizes are alike: weight decay moves a bias by less than that of such a step."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
 MAX_NAMED_CLASSES = 12
@@ -28,7 +30,8 @@ class LabelLeak:
         counts: Estimated examples of each class, where the batch size is known; None: unknown.
         doubt: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
-            do; else `present` and `counts` are not to be believed.
+            do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
+            believed.
     """
 
     present: tuple[int, ...]
@@ -53,7 +56,9 @@ class LabelLeak:
         return f"{kind} {', '.join(named)}{more}, from the last bias"
 
 
-def label_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None) -> LabelLeak | None:
+def label_leak(
+    gradient: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None, rounding: float = 0.0
+) -> LabelLeak | None:
     """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
 
     With softmax values `p_i` and one-hot labels `y_i` of `n` examples, `dL/db = mean_i(p_i - y_i)`: an entry can be
@@ -64,19 +69,24 @@ def label_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, batch_size:
         gradient: The update read as a gradient, by parameter.
         knowledge: What the attacker knows.
         batch_size: Examples behind it; None: unknown, or the gradient's scale is; then nothing is counted.
+        rounding: How far an entry may be off, where the weights that came back were rounded.
 
     Returns:
         None without such a bias, or where its gradient is zero.
     """
-    names = last_linear(knowledge.model, knowledge.num_classes)
+    names = last_linear(knowledge.model, knowledge.num_outputs)
     if names is None or names[1] is None or names[1] not in gradient:
         return None
     bias = gradient[names[1]].double()  # [classes]
+    if knowledge.client.one_logit:
+        bias = two_rows(bias)  # of the logits (0, z), whose gradients sum to zero whatever was done to z's
     largest = float(bias.abs().max())
     if not largest > 0:
         return None
-    present = tuple(torch.nonzero(bias < -NEGATIVE_SHARE * largest).flatten().tolist())
-    sound = abs(float(bias.sum())) <= ZERO_SUM_SHARE * float(bias.abs().sum())
+    present = tuple(torch.nonzero(bias < -max(NEGATIVE_SHARE * largest, rounding)).flatten().tolist())
+    sound = abs(float(bias.sum())) <= max(ZERO_SUM_SHARE * float(bias.abs().sum()), rounding * len(bias))
+    # A mean of the errors of one sigmoid lies between -1 and 1.
+    sound &= not knowledge.client.one_logit or largest <= 1
     if batch_size is None:
         return LabelLeak(present, None, None, sound)
     shares = batch_size * (1 / len(bias) - bias)  # [classes], sums to the batch size
@@ -85,9 +95,37 @@ def label_leak(gradient: Mapping[str, Tensor], knowledge: Knowledge, batch_size:
     return LabelLeak(present, tuple(counts.tolist()), doubt, sound)
 
 
+def signed_label_leak(direction: Mapping[str, Tensor], knowledge: Knowledge) -> LabelLeak | None:
+    """The labels behind steps of an optimizer that keeps of a gradient hardly more than signs, such as Adam.
+
+    The bias of a class that is in none of the batches has a gradient above zero at every step, its mean softmax value,
+    and so have the running averages of such gradients that start at zero: it falls at every step. A bias that rose is
+    of a class that is there. Others may be there, too: few among many, or learned in the first of several steps.
+    One logit for two classes rises where the second class is there, and falls where the first is.
+
+    Args:
+        direction: Minus what the tensors changed by.
+        knowledge: What the attacker knows.
+
+    Returns:
+        Classes without counts; None without a last bias, or where it did not move.
+    """
+    names = last_linear(knowledge.model, knowledge.num_outputs)
+    if names is None or names[1] is None or names[1] not in direction:
+        return None
+    bias = direction[names[1]].double()  # [classes]
+    if knowledge.client.one_logit:
+        bias = two_rows(bias)
+    largest = float(bias.abs().max())
+    if not largest > 0:
+        return None
+    present = tuple(torch.nonzero(bias < -SIGN_SHARE * largest).flatten().tolist())
+    return LabelLeak(present, None, None, bool((bias > 0).any()))
+
+
 def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding]:
     """The labels as a finding; none where nothing can be believed."""
-    last = last_linear(knowledge.model, knowledge.num_classes)
+    last = last_linear(knowledge.model, knowledge.num_outputs)
     if leak is None or not leak.believed or last is None:
         return []
     return [
@@ -95,7 +133,9 @@ def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding
             name="labels",
             message="the labels" if leak.counts is None else "the labels and about how many of each",
             evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt},
-            limit="Counts take the outputs for uniform, as they are before training.",
+            limit="Counts take the outputs for uniform, as they are before training."
+            if leak.counts is not None
+            else "Other classes may be there, too.",
             tensors=tuple(filter(None, last)),
         )
     ]

@@ -109,7 +109,7 @@ def layer_leaks(
         gradient: The update read as a gradient; only its direction counts here.
         leveled: Tensors whose entries lie on few levels, so that equal rows prove nothing.
     """
-    last = last_linear(knowledge.model, knowledge.num_classes)
+    last = last_linear(knowledge.model, knowledge.num_outputs)
     first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
     leaks = []
     for name, (module, positions) in _linear_layers(observed, knowledge).items():

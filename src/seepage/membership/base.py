@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.base import Progress, ignore
-from seepage.core.nn import generator
+from seepage.core.nn import NO_TARGET, generator
 from seepage.errors import Inapplicable, SeepageError
 from seepage.types import Batch, Knowledge, Round, Transcript
 
@@ -327,7 +327,8 @@ def _check(batch: Batch, what: str, knowledge: Knowledge) -> None:
             f"the {what} have shape {tuple(batch.inputs.shape[1:])} and the model takes {knowledge.input_shape}; "
             "bring them to that size and number of channels"
         )
-    if not labels.is_floating_point() and not ((labels >= 0) & (labels < knowledge.num_classes)).all():
+    none = labels == NO_TARGET if knowledge.target == "map" else torch.zeros_like(labels, dtype=torch.bool)
+    if not labels.is_floating_point() and not (none | (labels >= 0) & (labels < knowledge.num_classes)).all():
         raise SeepageError(
             f"the {what} have labels outside 0..{knowledge.num_classes - 1}; number them as the model's classes"
         )

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from seepage.core.units import Units
 from seepage.errors import SeepageError
 from seepage.metrics import image
 from seepage.metrics.align import Alignment, align
-from seepage.metrics.baselines import baselines
+from seepage.metrics.baselines import baselines, floor_of
 from seepage.metrics.features import features_missing
 from seepage.metrics.identify import Gallery
-from seepage.metrics.labels import label_accuracy, label_hits
+from seepage.metrics.labels import label_scores, labels_fit
 from seepage.metrics.metric import Metric, find_metric
 from seepage.metrics.scores import Scores
 from seepage.registry import metrics as registered
@@ -34,6 +35,8 @@ def score(
     aligned: Alignment | None = None,
     gallery: Gallery | None = None,
     network: nn.Module | None = None,
+    units: Units | None = None,
+    typical: Tensor | None = None,
     seed: int = 0,
 ) -> Scores:
     """Match guesses with examples and measure each pair, beside three guesses that need no attack.
@@ -41,7 +44,8 @@ def score(
     Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An example counts as
     recovered when it has a guess, its SSIM is at least `recovered_ssim` and its PSNR at least
     `recovered_gain_db` above that of its own mean color; for examples that are not images only the gain
-    counts. (An example of one flat color can therefore never count as recovered.)
+    counts, and where a typical example is given, that over its PSNR as well. (An example of one flat color can
+    therefore never count as recovered.)
 
     For a reconstruction in feature space `truth.inputs` must hold the true features. Value range, baselines
     and the image metrics do not apply there; guesses are matched by cosine, and `cosine` is the only metric.
@@ -61,6 +65,8 @@ def score(
         aligned: What `align_guess` made of the two, where it is known already.
         gallery: What `identified` and `person` rank guesses against; without one they are not measured.
         network: Of the features that `feature_distance` compares (`feature_network`); without one it is not measured.
+        units: Of the targets, where these are values; None: as they are.
+        typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
         seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
             picture, so that `random` differs between them only by the truth.
 
@@ -81,14 +87,16 @@ def score(
     _check(reconstruction, truth, None if feature else value_range)
     aligned = aligned or align_guess(reconstruction, truth, None if feature else value_range, method)
     inputs = truth.inputs.detach().cpu()
-    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned)
+    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned, units)
     if feature:
         cosines = image.cosine(aligned.guesses, inputs).masked_fill(~aligned.matched, torch.nan)
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
     guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
+    beyond = None if typical is None else _to_unit(typical.detach().cpu(), value_range)
     limits = Limits(recovered_ssim, recovered_gain_db, exact_db)
-    own = None if gallery is None else gallery.of(truth.labels)
-    return _with_inputs(blank, guesses, inputs, wanted, limits, seed, Beside(own, network))
+    of_class = truth.labels.ndim == 1 or (truth.labels.ndim == 2 and truth.labels.shape[1] > 1)
+    own = None if gallery is None else gallery.of(truth.labels) if of_class else gallery
+    return _with_inputs(blank, guesses, inputs, wanted, limits, seed, Beside(own, network), beyond)
 
 
 def align_guess(
@@ -120,23 +128,22 @@ def align_guess(
 
 
 def _without_inputs(
-    reconstruction: Reconstruction, truth: Batch, metrics: tuple[str, ...], aligned: Alignment
+    reconstruction: Reconstruction, truth: Batch, metrics: tuple[str, ...], aligned: Alignment, units: Units | None
 ) -> Scores:
     """The scores of everything but the inputs: who was matched, and the labels."""
-    labels, feature = reconstruction.labels, reconstruction.space == "feature"
-    hits = {} if labels is None else {"label": label_hits(labels, truth.labels, aligned.permutation)}
-    share = torch.nan if labels is None else label_accuracy(labels, truth.labels)
-    came_along = ["cosine"] * feature + list(hits)
+    feature = reconstruction.space == "feature"
+    found = label_scores(reconstruction.labels, truth.labels, aligned.permutation, units)
+    came_along = ["cosine"] * feature + list(found.values)
     return Scores(
         alignment=aligned.name,
         metrics=tuple(dict.fromkeys([*metrics, *came_along])),
-        values=hits,
-        baseline_values={},
+        values=found.values,
+        baseline_values=found.floors,
         matched=aligned.matched,
         recovered_each=None,
         exact_each=None,
         batches=torch.zeros(len(truth), dtype=torch.int64),
-        label_shares=torch.tensor([share], dtype=torch.float64),
+        label_shares=torch.tensor([found.share], dtype=torch.float64),
     )
 
 
@@ -165,6 +172,7 @@ def _with_inputs(
     limits: Limits,
     seed: int,
     beside: Beside,
+    typical: Tensor | None,
 ) -> Scores:
     """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
     shape = tuple(truth.shape[1:])
@@ -177,7 +185,7 @@ def _with_inputs(
     compared = [find_metric(metric) for metric in ("psnr", "ssim", "lpips", "feature_distance") if metric in values]
     floors = {
         name: _measure(guess, truth, [*compared, *ranked], beside)
-        for name, guess in baselines(truth, seed=seed).items()
+        for name, guess in baselines(truth, seed=seed, typical=typical).items()
     }
     gallery = beside.gallery
     if gallery is not None and ranked:
@@ -186,13 +194,13 @@ def _with_inputs(
             metric.name: torch.full((len(truth),), gallery.chance(metric.name, matched), dtype=torch.float64)
             for metric in ranked
         }
-    recovered = blank.matched & (values["psnr"] - floors["mean_color"]["psnr"] >= limits.gain_db)
+    recovered = blank.matched & (values["psnr"] - floor_of(floors) >= limits.gain_db)
     if "ssim" in values:
         recovered &= values["ssim"] >= limits.ssim
     return replace(
         blank,
         values={**values, **blank.values},
-        baseline_values=floors,
+        baseline_values={**floors, **blank.baseline_values},
         recovered_each=None if image.is_image(shape) and "ssim" not in values else recovered,
         exact_each=blank.matched & (values["psnr"] > limits.exact_db),
         notes=_notes(blank.metrics, values, shape, beside),
@@ -206,6 +214,12 @@ def _check(reconstruction: Reconstruction, truth: Batch, value_range: tuple[floa
     if labels is not None and len(labels) != len(reconstruction):
         raise SeepageError(
             f"the reconstruction has {len(reconstruction)} guesses but {len(labels)} labels; give one label per guess"
+        )
+    if labels is not None and not labels_fit(labels, truth.labels):
+        raise SeepageError(
+            f"the reconstruction has {str(labels.dtype).removeprefix('torch.')} labels of shape {tuple(labels.shape)}, "
+            f"and the truth has {str(truth.labels.dtype).removeprefix('torch.')} ones of {tuple(truth.labels.shape)}; "
+            "score it against the examples it is of"
         )
     if not truth.inputs.isfinite().all():
         raise SeepageError("the truth holds NaN or infinite values: no distance to it exists; check the data")

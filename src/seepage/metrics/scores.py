@@ -11,6 +11,7 @@ from torch import Tensor
 
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError
+from seepage.metrics.baselines import floor_of
 from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.membership import Rate
 from seepage.registry import metrics
@@ -19,6 +20,7 @@ BASELINE_NAMES = ("mean_color", "grey", "random")
 """Guesses that need no attack; see `baselines`."""
 
 _SHARES = frozenset({"recovered", "exact", "gain_db", "label_accuracy"})
+_OF_LABELS = frozenset({"label", "target_error"})
 
 VISIBLE_CORRELATION = 0.8
 """Correlation over which outlines are plain to the eye, by looking at pictures of the default audit."""
@@ -29,7 +31,7 @@ class Score:
     """One number about one private example: one line of `scores.jsonl`.
 
     Attributes:
-        metric: `mse`, `psnr` (dB), `ssim`, `lpips`, `label`.
+        metric: `mse`, `psnr` (dB), `ssim`, `lpips`, `label`, `target_error`.
         value: The number; None where the metric does not apply.
         alignment: How guesses were matched to examples: `identity` or `hungarian`, `+scale` if fitted.
         example: The private example's place in its batch.
@@ -97,14 +99,14 @@ class Scores:
                 f"scores that were made in different ways cannot be joined, got {sorted(kinds)}; "
                 "score all batches with one method and one set of metrics"
             )
-        first = next((part for part in scores if "label" in part.values), scores[0])
+        first = next((part for part in scores if _OF_LABELS & part.values.keys()), scores[0])
         sizes = [len(part.label_shares) for part in scores]
-        labeled = "label" in first.values
+        labeled = sorted(_OF_LABELS & first.values.keys())
         offsets = [sum(sizes[:place]) for place in range(len(sizes))]
         return cls(
             alignment="+".join(dict.fromkeys(word for part in scores for word in part.alignment.split("+"))),
             metrics=first.metrics,
-            values=_join([_with_labels(part.values) if labeled else part.values for part in scores]),
+            values=_join([_with_labels(part.values, labeled) for part in scores]),
             baseline_values={
                 name: _join([part.baseline_values[name] for part in scores]) for name in first.baseline_values
             },
@@ -112,7 +114,9 @@ class Scores:
             recovered_each=_join_masks([part.recovered_each for part in scores]),
             exact_each=_join_masks([part.exact_each for part in scores]),
             batches=torch.cat([part.batches + offset for part, offset in zip(scores, offsets, strict=True)]),
-            label_shares=torch.cat([part.label_shares.nan_to_num(0.0 if labeled else nan) for part in scores]),
+            label_shares=torch.cat(
+                [part.label_shares.nan_to_num(0.0 if "label" in labeled else nan) for part in scores]
+            ),
             notes=tuple(dict.fromkeys(note for part in scores for note in part.notes)),
         )
 
@@ -193,9 +197,9 @@ class Scores:
 
     @property
     def _gains(self) -> Tensor | None:
-        """`[n]` PSNR minus that of the example's own mean color, in dB."""
-        floor = self.baseline_values.get("mean_color", {}).get("psnr")
-        return None if floor is None else self.values["psnr"] - floor
+        """`[n]` PSNR minus that of the example's own mean color, or of a typical example if that is more, in dB."""
+        known = "psnr" in self.baseline_values.get("mean_color", {})
+        return self.values["psnr"] - floor_of(self.baseline_values) if known else None
 
     @property
     def _labels(self) -> Summary | None:
@@ -229,12 +233,12 @@ class Scores:
 
 
 def _without_labels(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if name != "label")
+    return tuple(name for name in names if name not in _OF_LABELS)
 
 
-def _with_labels(values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """The values with a column for labels, NaN where none was named."""
-    return {"label": torch.full_like(next(iter(values.values())), nan), **values}
+def _with_labels(values: Mapping[str, Tensor], labeled: Iterable[str]) -> Mapping[str, Tensor]:
+    """The values with the columns of labels, NaN where none was named."""
+    return {**{name: torch.full_like(next(iter(values.values())), nan) for name in labeled}, **values}
 
 
 def _join(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit import run as audit
+from seepage.audit.folder import environment as environment_of
 from seepage.audit.row import Cell, Row
 from seepage.core.executor import Executor
 from seepage.core.progress import Doing, ProgressCallback, no_progress
@@ -384,7 +385,7 @@ def _own_data(job: Job) -> str:
 
 def environment(device: str, started: float | None = None) -> dict[str, Any]:
     """Versions and platform for numbers that no finished audit made."""
-    found = audit.environment("", time.time() if started is None else started, device, 1)
+    found = environment_of("", time.time() if started is None else started, device, 1)
     return {key: value for key, value in found.items() if key not in ("command", "jobs", "schema")}
 
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 from seepage import data
 from seepage.clients import alone
+from seepage.clients.losses import own_loss
 from seepage.data.dataset import Options
 from seepage.errors import SeepageError
 from seepage.models.trained_part import part_problems, split_options
-from seepage.registry import KINDS, Spec, clients, datasets, models
+from seepage.registry import KINDS, Spec, clients, datasets, is_dotted, models
 from seepage.signatures import problems_with
 
 _REGISTRIES = {registry.kind: registry for registry in KINDS.values()}
@@ -46,6 +47,9 @@ def _client_problems(part: Spec, what: str) -> list[str]:
     found = clients.problems(rule, what)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         found.append(f"{what}: clients must be a whole number from 1 up, got {number!r}")
+    loss = rule.options.get("loss")
+    if not found and isinstance(loss, str) and is_dotted(loss):
+        own_loss(loss)  # a mistake is said before anything is computed
     return found
 
 

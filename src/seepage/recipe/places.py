@@ -35,7 +35,8 @@ def kind_of(use: str) -> str:
         return use
     suffix = Path(use).suffix.lower()
     kinds = [name for name, entry in datasets.items() if suffix and suffix in entry.facts.get("suffix", ())]
-    return kinds[0] if kinds else "folder"
+    # A .csv holds a table or texts.
+    return suffix[1:] if len(kinds) > 1 else kinds[0] if kinds else "folder"
 
 
 def is_own(use: str) -> bool:

@@ -184,57 +184,53 @@ def _figure(blocks: list[GridBlock], footer: str) -> "Figure":
     foot = FOOT + (len(lines) - 1) * LINE
     height = sum(max(block.height for block in band) for band in bands) + MARGIN + foot
     figure = Figure(figsize=(width, height), facecolor="white")
+    # One coordinate system for all pictures, in inches: to make one takes longer than to draw a picture.
+    axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height))
+    axes.set_axis_off()
     top = height - MARGIN / 2
     for band in bands:
         for place, block in enumerate(band):
-            _draw(figure, block, MARGIN + place * (width - MARGIN) / across, top, (width - MARGIN) / across)
+            _draw(axes, block, MARGIN + place * (width - MARGIN) / across, top, (width - MARGIN) / across)
         top -= max(block.height for block in band)
-    _text(figure, MARGIN, foot / 2, "\n".join(lines), size=7, color=QUIET, ha="left", va="center")
+    _text(axes, MARGIN, foot / 2, "\n".join(lines), size=7, color=QUIET, ha="left", va="center")
     return figure
 
 
-def _draw(figure: "Figure", block: GridBlock, left: float, top: float, room: float) -> None:
+def _draw(axes: "Axes", block: GridBlock, left: float, top: float, room: float) -> None:
     """Draw a block with its top left corner at `(left, top)`, in inches from the bottom left."""
     title = _short(block.title, int((room - MARGIN) / LETTER))
-    _text(figure, left, top - 0.1, title, size=9.5, weight="bold", ha="left")
+    _text(axes, left, top - 0.1, title, size=9.5, weight="bold", ha="left")
     for column, name in enumerate(block.columns):
         x = left + column * (SIDE + GAP) + SIDE / 2
-        _text(figure, x, top - HEAD + 0.05, _wrapped(name), size=8, color=QUIET if column else INK, va="bottom")
+        _text(axes, x, top - HEAD + 0.05, _wrapped(name), size=8, color=QUIET if column else INK, va="bottom")
     for row, shown in enumerate(block.rows):
         y = top - HEAD - SIDE - row * (SIDE + UNDER + GAP)
         for column, place in enumerate(shown):
             x = left + column * (SIDE + GAP)
             if place.picture is None:
-                _box(figure, x, y, place.words)
+                _box(axes, x, y, place.words)
             else:
-                _picture(figure, x, y, place.picture)
-                _text(figure, x + SIDE / 2, y - UNDER / 2, place.words, size=7.5, va="center")
+                _picture(axes, x, y, place.picture)
+                _text(axes, x + SIDE / 2, y - UNDER / 2, place.words, size=7.5, va="center")
 
 
-def _picture(figure: "Figure", x: float, y: float, picture: Tensor) -> None:
+def _picture(axes: "Axes", x: float, y: float, picture: Tensor) -> None:
     levels = pixels(picture)
-    _axes(figure, x, y).imshow(levels, interpolation="nearest" if max(levels.shape) <= 96 else "antialiased")
+    smooth = "nearest" if max(levels.shape) <= 96 else "antialiased"
+    axes.imshow(levels, extent=(x, x + SIDE, y, y + SIDE), aspect="auto", interpolation=smooth)
 
 
-def _box(figure: "Figure", x: float, y: float, words: str) -> None:
+def _box(axes: "Axes", x: float, y: float, words: str) -> None:
     """A place without a picture; hatched where the attack ran and returned none for this example."""
     from matplotlib.patches import Rectangle
 
     hatch = "///" if words == NOT_RETURNED else None
-    box = Rectangle((0, 0), 1, 1, facecolor=FLAT, edgecolor=HATCH, hatch=hatch, linewidth=0)
-    _axes(figure, x, y).add_patch(box)
-    _text(figure, x + SIDE / 2, y + SIDE / 2, textwrap.fill(words, 9), size=7, color=QUIET, va="center")
-
-
-def _axes(figure: "Figure", x: float, y: float) -> "Axes":
-    width, height = figure.get_size_inches()
-    axes = figure.add_axes((x / width, y / height, SIDE / width, SIDE / height))
-    axes.set_axis_off()
-    return axes
+    axes.add_patch(Rectangle((x, y), SIDE, SIDE, facecolor=FLAT, edgecolor=HATCH, hatch=hatch, linewidth=0))
+    _text(axes, x + SIDE / 2, y + SIDE / 2, textwrap.fill(words, 9), size=7, color=QUIET, va="center")
 
 
 def _text(
-    figure: "Figure",
+    axes: "Axes",
     x: float,
     y: float,
     text: str,
@@ -245,11 +241,8 @@ def _text(
     ha: str = "center",
     va: str = "top",
 ) -> None:
-    width, height = figure.get_size_inches()
     # Names may come from foreign files; an unescaped dollar sign would start a matplotlib formula.
-    figure.text(
-        x / width, y / height, text, fontsize=size, color=color, fontweight=weight, ha=ha, va=va, parse_math=False
-    )
+    axes.text(x, y, text, fontsize=size, color=color, fontweight=weight, ha=ha, va=va, parse_math=False)
 
 
 def _short(text: str, most: int) -> str:

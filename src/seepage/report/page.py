@@ -17,6 +17,7 @@ from seepage.report.human_study import Judged, JudgedRow, open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
+from seepage.report.records import Records, open_records
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
 from seepage.report.templates import page_environment
@@ -90,6 +91,7 @@ class Section:
         others: Attacks that do not apply, or failed.
         strips: Rows of pictures; empty where the data are not pictures.
         texts: Texts; None where the data are none.
+        records: Rows of a table; None where the data are none.
         remark: Sentence on how many of the examples the strips show.
     """
 
@@ -103,6 +105,7 @@ class Section:
     others: list[Row]
     strips: list[Strip]
     texts: Texts | None
+    records: Records | None
     remark: str
 
 
@@ -167,7 +170,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "pictures": pictures,
         "command": run.env.command if pictures else run.shown_command,
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
-        "of_text": bool(run.rows) and all(row.of_text for row in run.rows if row.scored) and run.scored,
+        "kind": _kind(run, sections),
         "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
@@ -223,6 +226,16 @@ def _was_tried(row: Row) -> bool:
     return row.status != "inapplicable"
 
 
+def _kind(run: RunFolder, sections: list[Section]) -> str:
+    """What the examples are: `texts`, `records` of a table, or `pictures`."""
+    scored = [row for row in run.rows if row.scored]
+    if scored and all(row.of_text for row in scored):
+        return "texts"
+    flat = bool(scored) and not any("ssim" in row.scores or row.of_text for row in scored)
+    listed = any(section.records for section in sections)
+    return "records" if not any(section.strips for section in sections) and (flat or listed) else "pictures"
+
+
 def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
     """Notes that an attack made on every cell on which it was run, if these are several."""
     found = []
@@ -258,6 +271,7 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
         others=[row for row in rows if not _was_tried(row) or row.reason],
         strips=_strips(run, cell, tried, pictures),
         texts=open_texts(run, cell) if shown else None,
+        records=open_records(run, cell) if shown else None,
         remark=_remark(pictures) if shown else "This page was written without pictures.",
     )
 
@@ -269,6 +283,10 @@ def _accuracy(cell: Cell) -> str:
     what = words.plural(examples, "unseen example")
     if cell.baseline("frequent", "rouge_1") is not None and not cell.classes:  # a model of the next token
         what = f"the next tokens in {words.plural(examples, 'unseen text')}"
+    if cell.target == "value":
+        return f"{words.percent(cell.accuracy)} of the variance of {words.plural(examples, 'unseen target')} explained"
+    if cell.target == "map":
+        what = f"the pixels of {what}"
     return f"{words.percent(cell.accuracy)} of {what} named right"
 
 

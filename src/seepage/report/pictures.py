@@ -3,6 +3,7 @@
 import io
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -89,13 +90,22 @@ def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
     Raises:
         SeepageError: For damaged files, and where truth and reconstructions do not pair up.
     """
-    batches = _truth(run, cell)
+    return open_examples(run, cell, _is_picture)
+
+
+def open_examples(run: RunFolder, cell: Cell, fits: Callable[[Tensor], bool]) -> Pictures:
+    """Read the private and the reconstructed examples of a cell whose tensors fit, and skip all others.
+
+    Raises:
+        SeepageError: For damaged files, and where truth and reconstructions do not pair up.
+    """
+    batches = {t: batch for t, batch in _truth(run, cell).items() if fits(batch.inputs)}
     truth = {t: batch.inputs for t, batch in batches.items()} or None
     guesses = {}
     for row in run.rows_of(cell):
         path = inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
         if row.status != "inapplicable" and path is not None and path.exists():
-            found = _guesses(read_tensors(path), path)
+            found = _guesses(read_tensors(path), path, fits)
             _check_pairs(found, truth, path)
             if found.inputs:
                 guesses[row.attack] = found
@@ -103,6 +113,12 @@ def open_pictures(run: RunFolder, cell: Cell) -> Pictures:
 
 
 def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
+    folder = truth_folder(run, cell)
+    return {} if folder is None else dict(enumerate(open_truth(folder)))
+
+
+def truth_folder(run: RunFolder, cell: Cell) -> Path | None:
+    """The folder of a cell's private examples; None where they are not in the run's folder."""
     # A run of one cell has no folder per cell, unless its truth was brought along under the cell's name.
     options = [
         inside(run.folder / "private", cell.name),
@@ -110,10 +126,7 @@ def _truth(run: RunFolder, cell: Cell) -> dict[int, Batch]:
     ]
     # A stranger may have chosen the name, which must not lead out of the run's folder.
     known = [path for path in options if path is not None and _is_plain(cell.name)]
-    folder = next((path for path in known if (path / "truth.safetensors").exists()), None)
-    if folder is None:
-        return {}
-    return {t: batch for t, batch in enumerate(open_truth(folder)) if _is_picture(batch.inputs)}
+    return next((path for path in known if (path / "truth.safetensors").exists()), None)
 
 
 def inside(folder: Path, *names: str) -> Path | None:
@@ -127,11 +140,11 @@ def _is_plain(name: str) -> bool:
     return single and name not in ("", "..") and "\0" not in name
 
 
-def _guesses(tensors: Tensors, path: Path) -> Guesses:
+def _guesses(tensors: Tensors, path: Path, fits: Callable[[Tensor], bool]) -> Guesses:
     inputs, matched = {}, {}
     for key, tensor in tensors.items():
         number, _, part = key.partition("/")
-        if part != "inputs" or not _ROUND.fullmatch(number) or not _is_picture(tensor):
+        if part != "inputs" or not _ROUND.fullmatch(number) or not fits(tensor):
             continue
         mask = tensors.get(f"{number}/matched", torch.ones(len(tensor), dtype=torch.bool))
         if mask.shape != (len(tensor),):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from seepage.audit.row import Outcome, Row
+from seepage.core.units import in_words
 from seepage.metrics import Risk, default_metrics, risk
 from seepage.report.formatting import NONE, count_of, duration, number, percent, signed
 
@@ -39,7 +40,7 @@ class RowTexts:
         interval: Lower and upper end of its 95 % interval; None where there is none.
         ssim: Mean SSIM.
         gain: Mean gain over the mean color, in dB.
-        labels: Share of correctly inferred labels.
+        labels: Share of correctly inferred labels, or the error of values.
         time: Wall time, in a unit that suits its size.
         seconds: Wall time in seconds.
         outcome: The outcome in words, with what the score fitted.
@@ -87,7 +88,7 @@ class RowTexts:
             interval=interval,
             ssim=number(row.mean("ssim"), 2),
             gain=signed(row.mean("gain_db")),
-            labels=percent(row.mean("label_accuracy")),
+            labels=_labels(row),
             time=duration(row.cost.seconds),
             seconds=number(row.cost.seconds),
             outcome=_outcome(row),
@@ -103,6 +104,15 @@ class RowTexts:
         return None if psnr is None or gain is None or "ssim" not in self.row.scores else risk(psnr, gain)
 
 
+def _labels(row: Row) -> str:
+    """Labels guessed right, of maps beside one class everywhere; of values the error beside the mean target's."""
+    error, floor = row.mean("target_error"), row.baselines.get("mean_target", {}).get("target_error")
+    if error is not None:
+        return f"off by {in_words(error)}" + ("" if floor is None else f" (mean target: {in_words(floor)})")
+    share, commonest = percent(row.mean("label_accuracy")), row.baselines.get("commonest", {}).get("label")
+    return share if commonest is None or share == NONE else f"{share} of pixels (one class: {percent(commonest)})"
+
+
 def _further(row: Row, name: str, brief: bool) -> str:
     """A further metric in a table's cell."""
     found, chance = row.scores.get(name), row.baselines.get("chance", {}).get(name)
@@ -114,8 +124,10 @@ def _further(row: Row, name: str, brief: bool) -> str:
 
 
 def _outcome(row: Row) -> str:
-    if not row.scored and row.certified is not None and row.certified.n:
-        return f"not scored, {row.certified.n} certified"
+    if not row.scored and row.certified_examples:
+        return f"not scored, {row.certified_examples} certified"
+    if row.certified_features:
+        return f"{row.phrase}, {row.certified_features} of them certified"
     return f"{row.phrase} ({row.fitted} fitted)" if row.fitted else row.phrase
 
 
@@ -129,7 +141,7 @@ def further_metrics(rows: Iterable[Row]) -> list[str]:
 HEADINGS = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "lpips": "LPIPS"}
 """What people call a metric, where that is not its name here."""
 
-_COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest"}
+_COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest", "target_error"}
 """Scores of a row that have no column of their own among the further metrics."""
 
 
@@ -148,10 +160,10 @@ class MatrixEntry:
         if row is None:
             return cls(NONE, "not run", 0)
         share = row.mean("recovered")
-        if share is None and row.certified is not None and row.certified.n:
-            return cls(f"{row.certified.n}", "certified", 4)
+        if share is None and row.certified_examples:
+            return cls(f"{row.certified_examples}", "certified", 4)
         if share is None:
-            return cls(NONE, row.phrase, 0, row.reason)
+            return cls(NONE, _outcome(row), 0, row.reason)
         return cls(count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0)
 
 

@@ -1,12 +1,14 @@
 """How every page is made of its template: escaped, and with no name that is not given."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import jinja2
 
 
+@cache  # the environment keeps compiled templates, and compiling one takes longer than filling it
 def page_environment(*rooms: str, filters: tuple[Callable[..., str], ...] = ()) -> "jinja2.Environment":
     """An environment in which whatever is put into a page is escaped; a stranger's words are words there.
 

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from seepage import data
+from seepage.clients.losses import check_target, target_of
 from seepage.core.nn import as_inputs, generator, logits_in, logits_words, state_of, vocabulary_of
+from seepage.core.units import Units
 from seepage.data import Dataset, TextDataset
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
@@ -40,7 +42,7 @@ from seepage.simulate.training import TrainingCheckpoint, begin, train
 from seepage.transcript.simulated import Victim
 from seepage.transcript.truth import Truth
 from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Batch, Knowledge, Tensors
+from seepage.types import Batch, Knowledge, Target, Tensors
 
 MAX_UNSEEN = 256
 """Largest number of examples on which the accuracy is measured."""
@@ -162,7 +164,7 @@ class Setting:
         dataset = _open_data(case, shared.datasets)
         model = _fresh_model(case, dataset)
         rule = case.make_client()
-        loss = rule.loss, case.client.options.get("label_smoothing", 0)
+        loss = rule.loss, case.client.options.get("label_smoothing", 0), *_further_options(case)
         key = repr((case.data, case.seed, case.model, case.training, case.device, loss))
         if key not in shared.states:
             shared.states[key] = train(
@@ -292,11 +294,14 @@ class Setting:
             defense=case.make_defense() if "defense" in case.knowledge.told else None,
             auxiliary=auxiliary,
             architecture=case.architecture,
+            target=_target(case, self.dataset),
         )
 
     def victim(self) -> tuple[Victim | IndexedVictim, Truth]:
         """The client or clients that are attacked, and what they hold."""
-        return victim_of(self.case, self.knowledge, self.state, self.batches)
+        units = getattr(self.dataset, "units", None)
+        victim, truth = victim_of(self.case, self.knowledge, self.state, self.batches, units)
+        return victim, replace(truth, typical=getattr(self.dataset, "typical", None))
 
     def clients(self) -> Clients:
         """All clients of the case's federation."""
@@ -340,7 +345,7 @@ def _as_of(case: Recipe, reached: FederationState) -> Recipe:
 
 
 def victim_of(
-    case: Recipe, knowledge: Knowledge, state: State, batches: Sequence[Batch]
+    case: Recipe, knowledge: Knowledge, state: State, batches: Sequence[Batch], units: Units | None = None
 ) -> tuple[Victim | IndexedVictim, Truth]:
     """The client or clients that are attacked, and what they hold.
 
@@ -349,17 +354,18 @@ def victim_of(
         knowledge: What the attacker is told.
         state: The model's parameters and buffers.
         batches: The attacked examples, as `Setting.batches` has them.
+        units: Of their targets, where these are values that the data set scaled.
     """
     (params, buffers), defense = state, case.make_defense()
     if case.rounds is None:
         victim = Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, case.seed)
-        return victim, Truth(tuple(batches))
+        return victim, Truth(tuple(batches), units=units)
     rounds, whole = case.rounds, batches[0]
     held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
     design = rounds.drawn(case.batch.size, case.seed)
     indexed = IndexedVictim(knowledge, params, held, design, rounds.count, buffers, defense, case.seed, rounds.server)
     draws = pad_sequence([design.indices(t) for t in range(rounds.count)], batch_first=True, padding_value=-1)
-    return indexed, Truth((held,), draws)
+    return indexed, Truth((held,), draws, units)
 
 
 def train_federation(
@@ -418,14 +424,28 @@ def _passed(case: Recipe) -> int:
 
 def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
     """The case's fresh model, on its device."""
+    check_target(case.make_client().loss, _target(case, dataset), len(dataset.classes))
+    outputs = case.make_client().num_outputs(len(dataset.classes))
     try:
-        model = build(case.architecture, dataset.input_shape, len(dataset.classes), seed=case.seed)
+        model = build(case.architecture, dataset.input_shape, outputs, seed=case.seed)
     except SeepageError as error:
         raise Skipped(str(error)) from error
-    begin(model, case.training, case.architecture, len(dataset.classes), seed=case.seed)
+    begin(model, case.training, case.architecture, outputs, seed=case.seed)
     model = model.to(case.device)
     _check_takes(model, case, dataset)
     return model
+
+
+def _target(case: Recipe, dataset: Dataset) -> Target:
+    """What the data's examples are trained towards, by the labels of one of them."""
+    labels, tokens = dataset.batch(dataset.private[:1]).labels, isinstance(dataset, TextDataset)
+    return target_of(labels, case.make_client().loss, tokens=tokens)
+
+
+def _further_options(case: Recipe) -> list[Any]:
+    """Options of the loss that runs without them do not name, so that what these have cached keeps its key."""
+    weights = case.client.options.get("class_weights")
+    return [weights] if weights else []
 
 
 def _called(case: Recipe, dataset: Dataset) -> str:
@@ -433,7 +453,7 @@ def _called(case: Recipe, dataset: Dataset) -> str:
 
 
 def _check_enough(case: Recipe, dataset: Dataset) -> None:
-    if len(dataset.classes) < 2:
+    if len(dataset.classes) < 2 and _target(case, dataset) != "value":
         raise Skipped(
             f"{_called(case, dataset)} has one class only, and a classifier of one class has no loss to send a "
             "gradient of; give the examples labels"
@@ -470,19 +490,30 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
             "the tokenizer that belongs to the model, or give the model a larger vocabulary"
         )
     output = _probed(model, case, dataset)
-    wanted: tuple[int, ...] = (2, len(dataset.classes))
+    rule, target = case.make_client(), _target(case, dataset)
+    wanted: tuple[int, ...] = (2, rule.num_outputs(len(dataset.classes)))
     if isinstance(dataset, TextDataset) and dataset.numbers is None:
         # Logits of each token's next one; a model may know tokens that the tokenizer does not make.
         wanted = (2, tokens or 0, *dataset.input_shape)
+    if target == "map":
+        wanted = (*wanted, *dataset.batch(dataset.private[:1]).labels.shape[1:])
     logits = logits_in(output)
     if logits.shape == wanted:
         return
-    found, remedy = tuple(logits.shape), f"let it return logits of shape {wanted}"
-    if found == (2, 1) and len(dataset.classes) == 2:
-        # Softmax of (0, z) is the sigmoid of z, so both losses have the same gradient.
-        remedy = "for two classes let it return torch.cat([torch.zeros_like(z), z], 1) of its one logit z"
-    elif len(found) > 2 and not isinstance(dataset, TextDataset):
-        remedy += ": one label per example is audited, and not one per pixel or position"
+    found, remedy = (
+        tuple(logits.shape),
+        f"let it return {'values' if target == 'value' else 'logits'} of shape {wanted}",
+    )
+    if found == (2, 1) and len(dataset.classes) == 2 and target == "class":
+        remedy = "it has one logit for two classes: add --loss binary"
+    elif rule.one_logit and found == (2, len(dataset.classes)):
+        remedy = "it has a logit for each class: leave out --loss binary"
+    elif target == "map" and found == (2, len(dataset.classes), *dataset.input_shape[1:]):
+        maps, pictures = (" x ".join(map(str, shape[2:])) for shape in (wanted, found))
+        own = f"the maps are {maps} and the pictures {pictures}, as is what it returns"
+        remedy = f"{own}: save the maps in the size of the pictures, or {remedy}"
+    elif len(found) > 2 and target == "class" and not isinstance(dataset, TextDataset):
+        remedy += ", or give the data a map of class numbers for each example, as of an .npz with y of shape [N, H, W]"
     raise SeepageError(
         f"the model {case.model.use!r} returns {found} for 2 examples and {len(dataset.classes)} classes; {remedy}"
     )

@@ -160,8 +160,17 @@ def train(
 
 
 def accuracy(model: nn.Module, state: tuple[Tensors, Tensors], batch: Batch) -> float:
-    """Share of a batch that the model classifies rightly, in eval mode; of tokens, where each has a target."""
+    """Share of a batch that the model classifies rightly, in eval mode; of tokens and pixels, where each has a target.
+
+    Of values, the share of their variance that the model explains, at least 0.
+    """
     with torch.no_grad(), in_mode(model, training=False):
         logits = forward(model, state[0], batch.inputs, buffers=state[1])
+    if batch.labels.is_floating_point():
+        left = (logits - batch.labels.reshape(logits.shape)).square().sum()
+        whole = (batch.labels - batch.labels.mean(0)).square().sum()
+        return max(0.0, float(1 - left / whole)) if whole > 0 else 0.0
     labeled = batch.labels >= 0  # a token without a next one has no target
-    return float((logits.argmax(1) == batch.labels)[labeled].float().mean())
+    # One logit is of the second class, where it is above zero.
+    named = (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+    return float((named == batch.labels)[labeled].float().mean())

@@ -23,7 +23,17 @@ from seepage.registry import Spec, attacks
 from seepage.testing.watch import Changed, Kept, Killed, OtherDevice, globals_kept, real_gpu, same, snapshot, tensors_of
 from seepage.transcript.recorded import open_transcript, save_transcript
 from seepage.transcript.vertical import IndexedVictim
-from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Reconstruction, Round, Status, Transcript
+from seepage.types import (
+    Architecture,
+    Batch,
+    ClientUpdate,
+    Knowledge,
+    Reconstruction,
+    Round,
+    Status,
+    Target,
+    Transcript,
+)
 
 TINY = Architecture("fc2", {"hidden": 16})
 """The network that attacks are tried on unless another is named."""
@@ -50,6 +60,7 @@ class AttackCase:
         device: Where all of it happens.
         other_device: Opens another device for the check that an attack stays on its rounds' device.
         seed: Draws network and inputs, and seeds the attack.
+        target: What the planted inputs are trained towards; values and maps are drawn at random.
     """
 
     attack: Attack
@@ -68,6 +79,7 @@ class AttackCase:
     device: str = "cpu"
     other_device: OtherDevice = real_gpu
     seed: int = 0
+    target: Target = "class"
 
     @classmethod
     def of(
@@ -86,7 +98,7 @@ class AttackCase:
             attack: Attack = attacks.build(Spec(use, plain))
             return attack
 
-        plain = {"input_shape", "num_classes", "batch_size", "found", "needs_batch_size", "device", "seed"}
+        plain = {"input_shape", "num_classes", "batch_size", "found", "needs_batch_size", "device", "seed", "target"}
         given: dict[str, Any] = {
             name: tuple(v) if isinstance(v, list) else v for name, v in table.items() if name in plain
         }
@@ -107,17 +119,21 @@ class AttackCase:
         if self.victim is not None:
             return self.victim()
         architecture = architecture or self.model
-        model = build(architecture, self.input_shape, self.num_classes, seed=self.seed).to(self.device)
+        outputs = self.client.num_outputs(self.num_classes)
+        model = build(architecture, self.input_shape, outputs, seed=self.seed).to(self.device)
         count = self.batch_size if self.rounds is None else self.rounds.samples
         inputs, labels = planted_inputs(count, self.input_shape, self.seed), torch.arange(count) % self.num_classes
         tokens = vocabulary_of(model)
         if tokens is not None:
             inputs = (tokens * inputs).long()
             labels = next_tokens(inputs) if self.num_classes == tokens else labels
+        if self.target != "class":
+            labels = self._planted_targets(count)
         batch = Batch(inputs, labels, torch.arange(count)).to(self.device)
         if double:
             model = model.double()
-            batch = batch if tokens else replace(batch, inputs=batch.inputs.double())
+            values = batch.labels.double() if batch.labels.is_floating_point() else batch.labels
+            batch = batch if tokens else replace(batch, inputs=batch.inputs.double(), labels=values)
         if self.rounds is None:
             return record(model, batch, client=self.client, architecture=architecture), batch.inputs
         knowledge = Knowledge(
@@ -131,6 +147,13 @@ class AttackCase:
         (params, buffers), design = state_of(model), self.rounds.drawn(self.batch_size, self.seed)
         victim = IndexedVictim(knowledge, params, batch, design, self.rounds.count, buffers, server=self.rounds.server)
         return victim.transcript(), batch.inputs
+
+    def _planted_targets(self, count: int) -> Tensor:
+        """`[n, k]` values, or `[n, h, w]` maps of classes in the inputs' size."""
+        draw = generator(self.seed, "targets")
+        if self.target == "value":
+            return torch.randn((count, self.num_classes), generator=draw)
+        return torch.randint(self.num_classes, (count, *self.input_shape[1:]), generator=draw)
 
     def run(self, transcript: Transcript, progress: Progress = ignore) -> Reconstruction:
         """The brief attack."""
@@ -288,13 +311,14 @@ def _assert_well_formed(found: Reconstruction, transcript: Transcript, seed: int
     assert kind == wanted, f"guesses are {kind}, and should be {wanted}, as the model's parameters or tokens are"
     assert found.inputs.isfinite().all(), f"guesses hold NaN or infinite values (seed {seed})"
     assert not found.inputs.requires_grad, "guesses carry a graph; detach them"
-    for name in ("labels", "indices"):
-        numbers = getattr(found, name)
+    places = {"labels": found.labels if knowledge.target == "class" else None, "indices": found.indices}
+    for name, numbers in places.items():
         if numbers is not None:
             assert numbers.dtype == torch.int64, f"{name} must be int64, got {numbers.dtype}"
             assert numbers.shape == (k,), f"{name} must have shape {(k,)}, got {tuple(numbers.shape)}"
     if found.labels is not None:
-        inside = (found.labels >= 0) & (found.labels < knowledge.num_classes)
+        values = knowledge.target == "value"
+        inside = found.labels.isfinite() if values else (found.labels >= 0) & (found.labels < knowledge.num_classes)
         assert inside.all(), f"labels must be in 0..{knowledge.num_classes - 1}, got {found.labels.tolist()}"
     if found.objective is not None:
         assert found.objective.shape == (k,), f"objective must have shape {(k,)}, got {tuple(found.objective.shape)}"

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from seepage.clients import CLIENTS, make_client
+from seepage.clients.losses import check_target
 from seepage.core.storage import check_schema, read_json, read_tensors
 from seepage.defenses import DEFENSES, joined
 from seepage.errors import SeepageError, short, unknown
 from seepage.fitting import LARGEST_VALUE, largest_value
-from seepage.registry import Spec
+from seepage.registry import Spec, is_dotted
 from seepage.signatures import bind, problems_with
-from seepage.types import Architecture, ClientUpdate, Defense, Tensors, Told
+from seepage.types import Architecture, ClientUpdate, Defense, Target, Tensors, Told
 
 MAX_INPUT_VALUES = 2**28
 """Largest number of values in one batch; larger ones are refused before anything is allocated."""
@@ -44,6 +45,7 @@ class Facts:
     defense: list[dict[str, Any]] | None = None
     inferred: dict[str, Any] | None = None
     personal: list[str] = field(default_factory=list)
+    target: Target = "class"
 
     @property
     def said(self) -> dict[str, str]:
@@ -56,12 +58,18 @@ class Facts:
         return Architecture(self.architecture["use"], dict(self.architecture["options"]))
 
     def make_client(self, *, trust: bool = False) -> ClientUpdate:
-        """The client's rule; one that is somebody's own code is made only where that is trusted."""
+        """The client's rule; one that is somebody's own code, or has such a loss, only where that is trusted."""
         spec = Spec.of(self.client)
         if CLIENTS.is_foreign(spec.use) and not trust:
             raise SeepageError(
                 f"the update was recorded with the client rule {short(spec.use)}, which is somebody's own code and is "
                 "not run unasked; if you trust it, add --trust"
+            )
+        own = own_losses(spec.options)
+        if own and not trust:
+            raise SeepageError(
+                f"the update was recorded with the loss {short(own[0])}, which is somebody's own code and is not run "
+                "unasked; if you trust it, add --trust"
             )
         return make_client(spec)
 
@@ -132,11 +140,17 @@ def _check_names(facts: Facts, path: Path) -> None:
         raise SeepageError(f"{path} names {short(clients)} clients behind one update, which cannot be; record it again")
     if rule in CLIENTS:  # somebody's own is not imported before it is trusted
         bind(CLIENTS[rule].make, client, f"the client rule {rule!r} of {path}")
-        facts.make_client()
+        facts.make_client(trust=True)  # its own checks; a loss of somebody's own is imported once it is called
+        check_target(str(client.get("loss", "cross_entropy")), facts.target, facts.num_classes)
     _check_defense(facts, path)
     for item in facts.told:
         if item not in get_args(Told):
             raise unknown(f"thing told in {path}", item, get_args(Told))
+
+
+def own_losses(options: Mapping[str, Any]) -> list[str]:
+    """Options of a rule that name somebody's own code: its loss."""
+    return [value for value in options.values() if isinstance(value, str) and is_dotted(value)]
 
 
 def _check_defense(facts: Facts, path: Path) -> None:
@@ -175,6 +189,16 @@ def read_kind(tensors: Tensors, path: Path) -> Literal["gradient", "delta"]:
     if kind not in ("gradient", "delta"):
         raise SeepageError(f"{path} holds an update of kind {kind!r}; it must be 'gradient' or 'delta'")
     return "gradient" if kind == "gradient" else "delta"
+
+
+def read_rate(tensors: Tensors, path: Path) -> float | None:
+    """The learning rate that a difference of weights was divided by to make the gradient in a file, if there is one."""
+    stored = tensors.get("rate")
+    if stored is None:
+        return None
+    if stored.dtype != torch.float64 or stored.numel() != 1 or not 0 < float(stored) < math.inf:
+        raise SeepageError(f"{path} holds a learning rate that is no number above 0; record it again")
+    return float(stored)
 
 
 def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, finite: bool = True) -> Tensors:

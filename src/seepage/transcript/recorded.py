@@ -5,7 +5,7 @@ A folder `observed/` contains everything that an attacker may read, and nothing 
     knowledge.json                schema version, architecture, client rule, shapes, what is told
     model.safetensors             params/NAME, buffers/NAME of the first round; frozen/NAME: what is not trained
     rounds/000000.safetensors     update/NAME of what was sent; params/ and buffers/ only where they changed; labels,
-                                  indices if told
+                                  indices if told; rate, by which a difference of weights was divided
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
 
@@ -40,8 +40,10 @@ from seepage.transcript.foreign import (
     read_auxiliary,
     read_facts,
     read_kind,
+    read_rate,
     round_file,
 )
+from seepage.transcript.labels import misfit_of_labels
 from seepage.types import (
     Architecture,
     Knowledge,
@@ -114,9 +116,13 @@ class RecordedTranscript:
             params=like_model(parts["params"] or self.first[0], like[0], path),
             buffers=like_model(parts["buffers"] or self.first[1], like[1], path),
             # An update that is not finite is refused by `Round`, with advice.
-            update=Update(like_model(parts["update"], like[0], path, finite=False), read_kind(tensors, path)),
+            update=Update(
+                like_model(parts["update"], like[0], path, finite=False),
+                read_kind(tensors, path),
+                read_rate(tensors, path),
+            ),
             batch_size=self._size(tensors),
-            labels=self._told("labels", tensors, path, self.knowledge.num_classes),
+            labels=self._labels(tensors, path),
             indices=self._told("indices", tensors, path, None),
             personal=self.personal,
         )
@@ -162,6 +168,17 @@ class RecordedTranscript:
         """The batch size; where indices are told, the last batch of an epoch may be smaller."""
         told = tensors.get("indices") if "indices" in self.knowledge.told else None
         return self.batch_size if told is None or told.ndim != 1 else len(told)
+
+    def _labels(self, tensors: Tensors, path: Path) -> Tensor | None:
+        """The labels that the attacker is told, where they are: class numbers, values, or maps of classes."""
+        knowledge = self.knowledge
+        if knowledge.target == "class" or "labels" not in knowledge.told:
+            return self._told("labels", tensors, path, knowledge.num_classes)
+        told = tensors.get("labels")
+        odd = told is None or misfit_of_labels(told, knowledge, self._size(tensors))
+        if told is None or odd:
+            raise SeepageError(f"{path} {odd or 'lacks the labels that knowledge.json says are told'}; record it again")
+        return told
 
     def _told(
         self, what: Literal["labels", "indices"], tensors: Tensors, path: Path, bound: int | None
@@ -285,6 +302,7 @@ def _table(knowledge: Knowledge, batch_size: int | None, rounds: int, *, kept: b
         "batch_size": batch_size,
         "rounds": rounds,
         "kept": kept,
+        **({} if knowledge.target == "class" else {"target": knowledge.target}),
     }
 
 
@@ -296,6 +314,8 @@ def kind_tensor(kind: str) -> Tensor:
 def _round_tensors(observed: Round, first: Round) -> Tensors:
     tensors = _over("update", observed.update.tensors)
     tensors["kind"] = kind_tensor(observed.update.kind)
+    if observed.update.rate is not None:
+        tensors["rate"] = torch.tensor(observed.update.rate, dtype=torch.float64)
     if not same(observed.params, first.params):
         tensors |= _over("params", observed.params)
     if not same(observed.buffers, first.buffers):
@@ -354,17 +374,18 @@ def _open_knowledge(
     folder: Path, facts: Facts, architecture: Architecture | None, device: str, trust: bool
 ) -> tuple[Knowledge, tuple[Tensors, Tensors]]:
     named = _architecture(folder, facts, architecture, trust)
-    shape = tuple(facts.input_shape)
-    sketch = _sketch(named, shape, facts.num_classes)
+    shape, rule = tuple(facts.input_shape), facts.make_client(trust=trust)
+    outputs = rule.num_outputs(facts.num_classes)
+    sketch = _sketch(named, shape, outputs)
     most = LARGEST_TENSORS if sketch is None else _bytes_of([*sketch.parameters(), *sketch.buffers()])
     state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors", most=most).items()}
     first = _under(state, "params"), _under(state, "buffers")
-    model = _fitting_model(named, shape, facts.num_classes, first, _under(state, "frozen"), sketch, facts.personal)
+    model = _fitting_model(named, shape, outputs, first, _under(state, "frozen"), sketch, facts.personal)
     low, high = facts.value_range
     told = frozenset(item for item in get_args(Told) if item in facts.told)
     knowledge = Knowledge(
         model=model.to(device),
-        client=facts.make_client(trust=trust),
+        client=rule,
         input_shape=shape,
         num_classes=facts.num_classes,
         value_range=(low, high),
@@ -372,6 +393,7 @@ def _open_knowledge(
         defense=facts.make_defense(trust=trust) if "defense" in told else None,
         auxiliary=read_auxiliary(folder, shape, device) if "auxiliary" in told else None,
         architecture=named,
+        target=facts.target,
     )
     return knowledge, first
 

@@ -2,18 +2,22 @@
 
 private/truth.safetensors     000000/inputs, /labels, /indices     a batch per round, or else
 data/inputs, data/labels, data/draws one data set that all rounds draw from
+units/mean, units/scale       where the labels are values that were scaled
+typical/inputs                of a table: the mean of rows that are not private
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from seepage.core.nn import NO_TARGET, vocabulary_of
+from seepage.core.nn import vocabulary_of
 from seepage.core.storage import read_tensors, write_tensors
+from seepage.core.units import Units
 from seepage.errors import SeepageError
+from seepage.transcript.labels import misfit_of_labels
 from seepage.types import Batch, Knowledge, Tensors
 
 
@@ -24,10 +28,14 @@ class Truth:
     Attributes:
         batches: One per round; only one, the data set, where there are `draws`.
         draws: `[T, K]` int64 indices of each round's examples in the data set; smaller batches are padded with -1.
+        units: Of the targets, where these are values that were scaled.
+        typical: `[d]` the mean of public rows of a table, which anybody may guess; None where there is none.
     """
 
     batches: tuple[Batch, ...]
     draws: Tensor | None = None
+    units: Units | None = None
+    typical: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -76,6 +84,10 @@ def save_truth(truth: Truth | Sequence[Batch], folder: Path) -> None:
             tensors |= {f"{t:06d}/inputs": batch.inputs, f"{t:06d}/labels": batch.labels}
             if batch.indices is not None:
                 tensors[f"{t:06d}/indices"] = batch.indices
+    if isinstance(truth, Truth) and truth.units is not None:
+        tensors |= {"units/mean": truth.units.mean, "units/scale": truth.units.scale}
+    if isinstance(truth, Truth) and truth.typical is not None:
+        tensors |= {"typical/inputs": truth.typical}
     write_tensors(folder / "truth.safetensors", tensors)
 
 
@@ -87,21 +99,41 @@ def open_truth(folder: Path) -> Truth:
     """
     path = folder / "truth.safetensors"
     tensors = read_tensors(path)
+    units, typical = _units(tensors, path), tensors.get("typical/inputs")
     try:
         if "data/draws" in tensors:
             inputs, draws = tensors["data/inputs"], tensors["data/draws"]
             data = Batch(inputs, tensors["data/labels"], torch.arange(len(inputs) if inputs.ndim else 1))
             _check_draws(draws, len(data), path)
-            return Truth((data,), draws)
-        rounds = sorted({name.partition("/")[0] for name in tensors})
+            return _with_typical(Truth((data,), draws, units), typical, path)
+        rounds = sorted({name.partition("/")[0] for name in tensors} - {"units", "typical"})
         indices = [tensors[f"{t}/indices"] for t in rounds if f"{t}/indices" in tensors]
         if any(part.dtype != torch.int64 or part.ndim != 1 for part in indices):
             raise SeepageError(f"{path} does not give indices as one whole number per example; record it again")
-        return Truth(
-            tuple(Batch(tensors[f"{t}/inputs"], tensors[f"{t}/labels"], tensors.get(f"{t}/indices")) for t in rounds)
-        )
+        batches = [Batch(tensors[f"{t}/inputs"], tensors[f"{t}/labels"], tensors.get(f"{t}/indices")) for t in rounds]
+        return _with_typical(Truth(tuple(batches), units=units), typical, path)
     except KeyError as error:
         raise SeepageError(f"{path} lacks {str(error)[:80]}; record it again") from error
+
+
+def _units(tensors: Tensors, path: Path) -> Units | None:
+    found = [tensors.get(f"units/{part}") for part in ("mean", "scale")]
+    mean, scale = found
+    if mean is None or scale is None:
+        return None
+    fits = mean.ndim == 1 and mean.shape == scale.shape and mean.is_floating_point() and scale.is_floating_point()
+    if not fits or not bool(mean.isfinite().all() and scale.isfinite().all() and (scale > 0).all()):
+        raise SeepageError(f"{path} does not say what a target's numbers mean; record it again")
+    return Units(mean.double(), scale.double())
+
+
+def _with_typical(truth: Truth, typical: Tensor | None, path: Path) -> Truth:
+    if typical is None:
+        return truth
+    fits = typical.is_floating_point() and bool(typical.isfinite().all())
+    if not fits or any(batch.inputs.shape[1:] != typical.shape for batch in truth.batches):
+        raise SeepageError(f"{path} has a typical row that does not fit the others; record it again")
+    return replace(truth, typical=typical)
 
 
 def _check_draws(draws: Tensor, samples: int, path: Path) -> None:
@@ -130,8 +162,9 @@ def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowled
     for t, batch in enumerate(truth):
         if not batch.inputs.isfinite().all():
             return f"holds NaN or infinite values in batch {t}"
-        if not _are_classes(batch.labels, knowledge.num_classes, tokens=vocabulary_of(knowledge.model) is not None):
-            return f"holds labels in batch {t} that are not among the {knowledge.num_classes} classes"
+        odd = misfit_of_labels(batch.labels, knowledge)
+        if odd is not None:
+            return f"{odd} in batch {t}"
     return None
 
 
@@ -141,12 +174,3 @@ def _is_input(inputs: Tensor, knowledge: Knowledge, *, tokens: bool) -> bool:
         return inputs.dtype == torch.int64
     own = next((parameter.dtype for parameter in knowledge.model.parameters()), torch.float32)
     return inputs.dtype in (torch.float32, own)
-
-
-def _are_classes(labels: Tensor, classes: int, *, tokens: bool) -> bool:
-    if labels.is_floating_point():
-        return labels.shape[1:] == (classes,)
-    if labels.dtype != torch.int64 or labels.ndim not in ((1, 2) if tokens else (1,)):
-        return False
-    named = (labels >= 0) if labels.ndim == 1 else (labels >= 0) | (labels == NO_TARGET)  # `[n, tokens]`: of each token
-    return bool((named & (labels < classes)).all())

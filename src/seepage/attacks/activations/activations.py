@@ -129,7 +129,7 @@ class _Block:
         Raises:
             Inapplicable: Where the network does not end so.
         """
-        names = last_linear(knowledge.model, knowledge.num_classes)
+        names = last_linear(knowledge.model, knowledge.num_outputs)
         if names is None:
             raise Inapplicable("the model has no last linear layer", REMEDY)
         if observed.batch_size is None:
@@ -137,7 +137,7 @@ class _Block:
         client = knowledge.client
         if client.batch_coupled(knowledge.model):
             raise Inapplicable("batch norm in train mode couples the slopes of a batch's examples", REMEDY)
-        if not (client.softmax_gradient and client.single_gradient):
+        if not (knowledge.softmax_labels and client.single_gradient):
             raise Inapplicable("the update is not one gradient of cross-entropy", REMEDY)
         head = names[0].removesuffix(".weight")
         calls = _calls(observed, knowledge)

@@ -54,6 +54,7 @@ class LoraLeak(Attack):
         text="a LoRA adapter on the layer that reads the input, or on a vision transformer's first block; B not zero",
         linear_in_gradient="no gradient of an adapter was sent",
         uncoupled="every row a mixture of the batch",
+        classes="the label of each row is found by trying every class",
         batch_size="the rank of the adapter is compared with it",
     )
 

@@ -206,7 +206,8 @@ class Fit:
     def _errors_of_all(self, read: Tensor) -> list[Tensor]:
         """The same for every label in turn, from one pass."""
         output, logits = self._pass(read)
-        labels = [torch.full((len(read),), label, device=read.device) for label in range(logits.shape[1])]
+        classes = self.seen.knowledge.num_classes
+        labels = [torch.full((len(read),), label, device=read.device) for label in range(classes)]
         losses = [self.rule.loss_of(logits, label, reduction="sum") for label in labels]
         return [torch.autograd.grad(loss, output, retain_graph=True)[0] for loss in losses]
 

@@ -154,7 +154,7 @@ class Cafe(Attack):
     def _recover(self, view: _ReadRounds) -> tuple[list[Recovered], InferredLabels | None]:
         found = self._steps(view)
         inferred = None
-        if view.knowledge.client.softmax_gradient:
+        if view.knowledge.softmax_labels:
             inferred = infer_labels(view.knowledge.model, view.params, view.layers, found)
         if inferred is not None and not view.moving:
             _drop_misfits(found, inferred)

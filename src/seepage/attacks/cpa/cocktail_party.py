@@ -217,7 +217,7 @@ class _FastRun:
     def _refines(self) -> bool:
         """Whether the model can compute the mixing columns of this update."""
         client = self.knowledge.client
-        known = client.softmax_gradient and not client.batch_coupled(self.knowledge.model)
+        known = self.knowledge.softmax_labels and not client.batch_coupled(self.knowledge.model)
         return self.attack.polish and self.bias is not None and known and not self.noisy
 
     @property
@@ -311,7 +311,7 @@ class _FastRun:
         # gradient = columns @ right, columns [m, r]; the bias gradient lies in their span and fixes each source's
         # scale.
         columns = kept.columns
-        last = last_linear(self.knowledge.model, self.knowledge.num_classes)
+        last = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         ends = None if last is None or last[1] not in self.gradient else last[1]
         error_sum = None if ends is None else self.gradient[ends].double()
         return Mixture(

@@ -110,7 +110,7 @@ class GaussNewton(Attack):
 
     def examine(self, transcript: Transcript) -> Seen:
         knowledge, observed = transcript.knowledge, transcript[0]
-        head = last_linear(knowledge.model, knowledge.num_classes)
+        head = last_linear(knowledge.model, knowledge.num_outputs)
         low, high = knowledge.value_range
         network = Network(knowledge.model, observed.params, observed.buffers, low, high - low)
         middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
@@ -263,7 +263,7 @@ def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None
     # Imported here: that package reads layers as this one does.
     from seepage.attacks.activations import inner_activations
 
-    head = last_linear(knowledge.model, knowledge.num_classes)
+    head = last_linear(knowledge.model, knowledge.num_outputs)
     try:
         found = inner_activations(observed, knowledge)
     except Inapplicable:

@@ -151,6 +151,8 @@ def _repeatable(defense: Defense, transcript: Transcript) -> bool:
     if any(stage.secrets for stage in defense.stages()):
         return False
     observed, knowledge = transcript[0], transcript.knowledge
+    if knowledge.target != "class":
+        return False  # there is no label to try it with
     like = next(iter(observed.params.values()))
     count = observed.batch_size or 1
     labels = torch.arange(count, device=like.device) % knowledge.num_classes

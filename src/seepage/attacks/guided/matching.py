@@ -204,7 +204,7 @@ class GuidedMatching(Attack):
             every = torch.ones(len(inner.labels), dtype=torch.bool)
             words = "Activations in front of the last block were read from its gradients"
             return _Known(inner.layer, inner.activations, every, inner.labels, words)
-        names = last_linear(knowledge.model, knowledge.num_classes)
+        names = last_linear(knowledge.model, knowledge.num_outputs)
         # Inferred labels may be wrong; those that come with the solution have been checked against the gradient.
         inferred = isinstance(self.search.labels, Auto)
         labels = None if inferred else self.search.labels(observed, knowledge)

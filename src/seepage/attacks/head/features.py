@@ -151,13 +151,13 @@ def _equations(
     observed: Round, knowledge: Knowledge, labels: Tensor | None
 ) -> tuple[HeadEquations, Float[Tensor, " C"]]:
     """The equations, and the bias gradient or zeros; whatever stands in the way of solving them is said here."""
-    names = last_linear(knowledge.model, knowledge.num_classes)
+    names = last_linear(knowledge.model, knowledge.num_outputs)
     if names is None:
         raise Inapplicable(
             f"the model has no fully connected layer with {knowledge.num_classes} outputs",
             "use another probe, or a model that ends in such a layer",
         )
-    if not knowledge.client.softmax_gradient:
+    if not knowledge.softmax_labels:
         raise Inapplicable(
             "the features are solved from softmax minus label, and the client's loss is no plain cross-entropy",
             "record a client that trains on cross-entropy",

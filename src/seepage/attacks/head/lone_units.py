@@ -65,8 +65,8 @@ def lone_slopes(observed: Round, knowledge: Knowledge) -> LoneSlopes:
         >>> lone_slopes(seen[0], seen.knowledge).labels
         tensor([0, 0, 1, 2])
     """
-    names = last_linear(knowledge.model, knowledge.num_classes)
-    if names is None or not knowledge.client.softmax_gradient:
+    names = last_linear(knowledge.model, knowledge.num_outputs)
+    if names is None or not knowledge.softmax_labels:
         raise Inapplicable(
             f"the model has no fully connected layer with {knowledge.num_classes} outputs, or the client's loss is no "
             "plain cross-entropy",

@@ -18,7 +18,7 @@ from seepage.attacks.matching.adaptive import defended_rule
 from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.first_order import FirstOrderProblem, with_first_order_step
-from seepage.attacks.matching.labels import Auto, LabelInference
+from seepage.attacks.matching.labels import Auto, Joint, LabelInference
 from seepage.attacks.matching.layers import LayerPrior
 from seepage.attacks.matching.objective import MatchingObjective
 from seepage.attacks.matching.optimizers import LBFGS, OptimizerSettings, Schedule
@@ -27,7 +27,7 @@ from seepage.attacks.matching.priors import Prior
 from seepage.attacks.matching.problem import Evaluation, Local, Problem
 from seepage.attacks.matching.search import Restart
 from seepage.core.checkpoint import record_interval, run_steps
-from seepage.core.nn import generator
+from seepage.core.nn import generator, output_shape, vocabulary_of
 from seepage.errors import SeepageError
 from seepage.types import Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
@@ -108,6 +108,7 @@ class GradientMatching(Attack):
             else:
                 prior.check(knowledge)
         self.parameters.check(knowledge)
+        _check_outputs(knowledge, observed)
         labels = self.labels(observed, knowledge)
         if labels is not None and len(labels) != observed.batch_size:
             raise Inapplicable(
@@ -115,6 +116,11 @@ class GradientMatching(Attack):
                 "record it again with the right labels",
             )
         return knowledge, observed
+
+    @property
+    def ignores(self) -> frozenset[str]:
+        """The labels, where it searches for them all the same."""
+        return frozenset({"labels"} if isinstance(self.labels, Joint) else ())
 
     def adapts(self, knowledge: Knowledge) -> bool:
         """Whether the distance, or the client's rule that is followed, is another one where the defense is known."""
@@ -148,6 +154,18 @@ class GradientMatching(Attack):
 
         step, interrupted = run_steps(step, self.steps, advance, record, ended=lambda: run.ended)
         return run.reconstruction(step, "interrupted" if interrupted else None)
+
+
+def _check_outputs(knowledge: Knowledge, observed: Round) -> None:
+    """Refuse a model whose outputs are maps where each example is said to have one class, as older recordings do."""
+    if knowledge.target == "map" or vocabulary_of(knowledge.model) is not None:
+        return
+    shape = output_shape(knowledge.model, observed.params, observed.buffers, knowledge.input_shape)
+    if len(shape) > 1 and knowledge.target == "class":
+        raise Inapplicable(
+            f"the model returns outputs of shape {shape} for an example, which is said to have one class",
+            "observe or record it again with the target map",
+        )
 
 
 class _MatchingRun:
@@ -267,9 +285,9 @@ class _MatchingRun:
         return list(torch.autograd.grad(labels, search.logits, evaluation.by_labels))
 
     def labels_of(self, search: Restart) -> Tensor:
-        """Fixed labels, or the search's own as probabilities."""
+        """Fixed labels, or the search's own as probabilities; values as they are."""
         if search.logits is not None:
-            return search.logits.softmax(-1)
+            return search.logits if self.knowledge.target == "value" else search.logits.softmax(1)
         assert self.labels is not None
         return self.labels
 
@@ -280,7 +298,8 @@ class _MatchingRun:
         search = min(found, key=lambda s: s.best.objective if s.best else math.inf)
         best = search.best
         assert best is not None
-        labels = best.labels if search.logits is None else best.labels.argmax(-1)
+        searched = search.logits is not None and self.knowledge.target != "value"
+        labels = best.labels.argmax(1) if searched else best.labels
         return Reconstruction(
             inputs=best.inputs,
             labels=labels,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Generator, Tensor
 
-from seepage.attacks.base import Inapplicable
-from seepage.core.nn import forward, in_mode, last_linear
+from seepage.attacks.base import TARGETS, Inapplicable
+from seepage.core.nn import forward, in_mode, last_linear, output_shape
 from seepage.types import Knowledge, Round, Tensors
 
 RANK_SHARE = 1e-5
@@ -26,16 +26,26 @@ class LabelInference(ABC):
     """A rule that names a batch's labels from its update alone."""
 
     @abstractmethod
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"] | None:
-        """Labels `[n]` int64 in ascending order, or None: optimize them together with the inputs.
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."] | None:
+        """Labels `[n]` int64 in ascending order, values or maps; or None: optimize them together with the inputs.
 
         Raises:
             Inapplicable: Where the rule's condition does not hold.
         """
 
-    def first_logits(self, observed: Round, knowledge: Knowledge, draw: Generator) -> Float[Tensor, "n classes"]:
-        """Where labels that are optimized start, `[n, classes]`: standard normal logits, from `draw`."""
-        return torch.randn((_batch_size(observed), knowledge.num_classes), generator=draw)
+    def first_logits(self, observed: Round, knowledge: Knowledge, draw: Generator) -> Float[Tensor, "n *classes"]:
+        """Where labels that are optimized start: standard normal, from `draw`.
+
+        `[n, classes]` logits; of values the numbers themselves, which training scales to this size; of maps `[n,
+        classes, h, w]` logits, in the shape of the model's outputs.
+        """
+        n = _batch_size(observed)
+        if knowledge.target == "class":
+            return torch.randn((n, knowledge.num_classes), generator=draw)
+        shape = output_shape(knowledge.model, observed.params, observed.buffers, knowledge.input_shape)
+        if knowledge.target == "map":
+            shape = (knowledge.num_classes, *shape[1:])
+        return torch.randn((n, *shape), generator=draw)
 
 
 def _batch_size(observed: Round) -> int:
@@ -51,15 +61,18 @@ def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -
             "the client's optimizer divides every entry by a size of its own, so the update counts no labels",
             "tell the labels (--told labels) or set the attack's labels to 'joint'",
         )
-    if not knowledge.client.softmax_gradient:
+    one_logit = knowledge.client.one_logit and knowledge.target == "class"
+    if not (knowledge.softmax_labels or one_logit):
+        own = "the client's loss is no plain cross-entropy"
         raise Inapplicable(
-            "labels are read off softmax minus label, and the client's loss is no plain cross-entropy",
+            f"labels are read off softmax minus label, and "
+            f"{own if knowledge.target == 'class' else f'the targets are {TARGETS[knowledge.target]}'}",
             "tell the labels (--told labels) or set the attack's labels to 'joint'",
         )
-    found = last_linear(knowledge.model, knowledge.num_classes)
+    found = last_linear(knowledge.model, knowledge.num_outputs)
     if found is None:
         raise Inapplicable(
-            f"the model has no fully connected layer with {knowledge.num_classes} outputs to read labels from",
+            f"the model has no fully connected layer with {knowledge.num_outputs} outputs to read labels from",
             "tell the labels (--told labels) or set the attack's labels to 'joint'",
         )
     weight, bias = found
@@ -69,7 +82,21 @@ def _last_layer(observed: Round, knowledge: Knowledge, *, signs: bool = False) -
             "tell the labels (--told labels) or set the attack's labels to 'joint'",
         )
     gradient: Tensors = observed.gradient(knowledge.client)
-    return gradient[weight].double(), gradient[bias].double() if bias in gradient else None
+    weights, shifts = gradient[weight].double(), gradient[bias].double() if bias in gradient else None
+    if one_logit:
+        return two_rows(weights), None if shifts is None else two_rows(shifts)
+    return weights, shifts
+
+
+def two_rows(gradient: Tensor) -> Tensor:
+    """The gradient `[1, ...]` at one logit z as that at two logits, `[2, ...]`: sigmoid(z) is the softmax of (0, z).
+
+    With y = 1 for the second class, `p_1 - y` is the slope at z and `p_0 - (1 - y) = -(p_1 - y)` that of the first.
+
+    >>> two_rows(torch.tensor([-0.25]))
+    tensor([ 0.2500, -0.2500])
+    """
+    return torch.cat([-gradient, gradient])
 
 
 def _bias(observed: Round, knowledge: Knowledge) -> Tensor:
@@ -108,7 +135,7 @@ def largest_remainder(shares: Float[Tensor, " classes"], total: int) -> Int[Tens
 class Given(LabelInference):
     """The true labels, when the attacker is told them."""
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"]:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."]:
         if observed.labels is None:
             raise Inapplicable(
                 "the attack wants to be given the labels and this transcript does not tell them",
@@ -294,9 +321,11 @@ class InstanceCount(LabelInference):
         n = _batch_size(observed)
         weight, _ = _last_layer(observed, knowledge)
         bias = _bias(observed, knowledge)
-        names = last_linear(knowledge.model, knowledge.num_classes)
+        names = last_linear(knowledge.model, knowledge.num_outputs)
         assert names is not None  # `_last_layer` refused it
         w, b = (observed.params[str(name)].to(weight) for name in names)
+        if knowledge.client.one_logit:  # of the logits (0, z)
+            w, b = (torch.cat([torch.zeros_like(part), part]) for part in (w, b))
         # A class without any gradient has no embedding; the ratio is bounded so that its softmax is a number.
         safe = torch.where(bias.abs() > TINY_BIAS, bias, torch.full_like(bias, TINY_BIAS))
         embeddings = (weight / safe[:, None]).clamp(-LARGEST_EMBEDDING, LARGEST_EMBEDDING)  # [classes, k]
@@ -325,7 +354,10 @@ class PresetOutputs(LabelInference):
         ends = torch.stack([torch.full(knowledge.input_shape, value) for value in (low, high)])
         with torch.no_grad(), in_mode(knowledge.model, training=False):
             like = next(iter(observed.params.values()))
-            chances = forward(knowledge.model, observed.params, ends.to(like), buffers=observed.buffers).softmax(1)
+            logits = forward(knowledge.model, observed.params, ends.to(like), buffers=observed.buffers)
+            if knowledge.client.one_logit:
+                logits = torch.cat([torch.zeros_like(logits), logits], 1)
+            chances = logits.softmax(1)
         if float((chances[0] - chances[1]).abs().max()) > ALIKE:
             raise Inapplicable(
                 "the model's outputs depend on its inputs, as those of an honest server's model do, so they are not "
@@ -379,7 +411,7 @@ class Refined(LabelInference):
     rule: LabelInference
     confidence: float = 10.0
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"] | None:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."] | None:
         if observed.labels is not None:
             return observed.labels
         self.rule(observed, knowledge)  # so that what it refuses is refused before the search
@@ -396,7 +428,7 @@ class Refined(LabelInference):
 class Auto(LabelInference):
     """The labels if told; else the sign rule for one example, the bias count for more, joint as a last resort."""
 
-    def __call__(self, observed: Round, knowledge: Knowledge) -> Int[Tensor, " n"] | None:
+    def __call__(self, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."] | None:
         if observed.labels is not None:
             return observed.labels
         rule: LabelInference = SignOfLastBias() if _batch_size(observed) == 1 else BiasCount()

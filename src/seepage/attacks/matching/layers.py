@@ -134,6 +134,13 @@ class LabelLoss(LayerPrior):
 
     weight: float
 
+    def check(self, knowledge: Knowledge, observed: Round) -> None:
+        if knowledge.target != "class" or knowledge.client.one_logit:
+            raise Inapplicable(
+                "the model's outputs are no logits of one class each, which this prior compares with labels",
+                "use another matching attack, such as inverting_gradients",
+            )
+
     def layers(self, model: nn.Module) -> list[str]:
         return [""]
 

@@ -39,6 +39,8 @@ def dlg(search: SearchOptions) -> GradientMatching:
     a single image takes thousands of the 6,000 evaluations, and without a line search some runs never come back.
     With `start="grey", line_search=True` all images tried were recognizable after 600 (numbers in `docs/matching.md`).
 
+    Labels that are told are searched for all the same, as in the paper; `labels="given"` takes them.
+
     Deviations: the best iterate is returned, not the last; L-BFGS runs without its stopping tolerances and stops
     once the gradient is explained to 1e-10 of its square.
     """

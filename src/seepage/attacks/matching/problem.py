@@ -30,7 +30,7 @@ class Evaluation:
 
     value: float
     by_inputs: Float[Tensor, "n *shape"]
-    by_labels: Float[Tensor, "n classes"] | None
+    by_labels: Float[Tensor, "n *classes"] | None
 
 
 @dataclass(frozen=True)

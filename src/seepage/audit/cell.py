@@ -1,0 +1,177 @@
+"""The facts of a result that are no attack's: each cell, the thresholds, the diagnostics, and the tuned options."""
+
+from typing import Any, Literal
+
+from pydantic import Field, JsonValue
+
+from seepage.core.schema import Guarantee, JsonRecord
+
+
+class DrawnRounds(JsonRecord):
+    """Rounds whose batches are drawn from one data set."""
+
+    count: int
+    samples: int
+    design: str | None = None
+    optimizer: str | None = None
+    lr: float | None = None
+
+
+class Cell(JsonRecord):
+    """The setting of one cell and facts about its update. A field is None where it is not known.
+
+    Attributes:
+        name: Name of the cell in rows and of its folders.
+        title: Title for people.
+        title_parts: The parts of which the title is composed.
+        model: Name of the model.
+        model_options: Options of the model.
+        data: Name of the data set; of one's own its kind, such as `folder`, unless `score.names` asks for the name.
+        data_source: Source of the data set.
+        batch_size: Number of examples in one batch.
+        batches: Number of attacked batches.
+        rounds: How the batches were drawn, where they were drawn from one data set.
+        training_steps: Number of training steps before the attacked round.
+        history: Sentence about the initialization and training of the model.
+        accuracy: Share of unseen examples that the model classifies correctly; of values, of the variance explained.
+        accuracy_examples: Number of unseen examples.
+        defense: The defense's `repr`; None where there is none or it is not known.
+        client: The client rule's `repr`.
+        classes: Names of the classes; of one's own data numbers, unless `score.names` asks for the names.
+        target: What examples are trained towards: a class, values, or a map with a class at each pixel.
+        parameters: Number of the model's parameters.
+        baselines: Name of a guess without an attack, to metric, to its mean.
+        federation: Facts of the federation that trained the model.
+        inferred: Name of each fact that was inferred instead of stated, to the source it was inferred from.
+        promise: The differential-privacy guarantee of the defense.
+        exposure: One line on what the update reveals without an attack.
+        skipped: Why the cell could not be recorded.
+        membership_skipped: Why its membership could not be tested.
+    """
+
+    schema_version: int = Field(default=1, alias="schema")
+    name: str
+    title: str = ""
+    title_parts: list[str] = []
+    model: str | None = None
+    model_options: dict[str, JsonValue] = {}
+    data: str | None = None
+    data_source: str | None = None
+    batch_size: int | None = None
+    batches: int | None = None
+    rounds: DrawnRounds | None = None
+    training_steps: int | None = None
+    history: str | None = None
+    accuracy: float | None = None
+    accuracy_examples: int | None = None
+    defense: str | None = None
+    client: str | None = None
+    classes: list[JsonValue] = []
+    target: Literal["class", "value", "map"] = "class"
+    parameters: int | None = None
+    baselines: dict[str, dict[str, float | None]] | None = None
+    federation: dict[str, JsonValue] | None = None
+    inferred: dict[str, str] | None = None
+    promise: Guarantee | None = None
+    exposure: str | None = None
+    skipped: str | None = None
+    membership_skipped: str | None = None
+
+    @property
+    def heading(self) -> str:
+        """The title, or the name where there is none."""
+        return self.title or self.name
+
+    def baseline(self, name: str, metric: str) -> float | None:
+        """The mean of a metric for a baseline guess; None where it was not measured."""
+        return ((self.baselines or {}).get(name) or {}).get(metric)
+
+    def record(self) -> dict[str, Any]:
+        """The cell as written to `result.json`, without the fields that are not known."""
+        return self.model_dump(mode="json", exclude_unset=True, by_alias=True)
+
+
+class Thresholds(JsonRecord):
+    """The thresholds from which an example counts as recovered or exact, and the optional metrics.
+
+    Attributes:
+        recovered_ssim: SSIM from which an image can count as recovered.
+        recovered_gain_db: PSNR in dB by which the guess must also exceed the example's mean color.
+        exact_db: PSNR in dB over which an example counts as exact.
+        lpips: Whether LPIPS was requested.
+        metrics: Further requested metrics.
+    """
+
+    recovered_ssim: float = 0.6
+    recovered_gain_db: float = 3.0
+    exact_db: float = 40.0
+    lpips: bool = False
+    metrics: list[str] = []
+
+
+class Diagnostic(JsonRecord):
+    """One diagnostic: what a reader must know before believing a number.
+
+    Attributes:
+        cell: The cell it is about; None: the whole run.
+        attack: The attack it is about; None: the whole cell.
+        name: Short name that stays the same between versions.
+        severity: `warning`: the number may mislead. `note`: good to know.
+        message: What was seen and what it means.
+        evidence: The measured numbers behind it.
+        limit: What the finding does not show; may be empty.
+        tensors: Parameters that would have to be withheld or noised to remove the leak.
+    """
+
+    cell: str | None = None
+    attack: str | None = None
+    name: str
+    severity: str
+    message: str
+    evidence: dict[str, JsonValue] = {}
+    limit: str = ""
+    tensors: list[str] = []
+
+
+class TunedTry(JsonRecord):
+    """One combination of options that an attack was tried with.
+
+    Attributes:
+        options: Option to value.
+        value: Mean of the metric over the tuning batches; None: the attack gave no result.
+    """
+
+    options: dict[str, JsonValue]
+    value: float | None
+
+
+class TunedRow(JsonRecord):
+    """Options of one attack that were chosen on batches apart from the scored ones.
+
+    Attributes:
+        attack: The attack's name in this run.
+        metric: What was compared: `psnr` in dB, of text `rouge_1`.
+        chosen: Option to the value that was best; empty: no value gave a result, and the recipe's own stands.
+        tried: Every combination, in order.
+        batches: Batches of each case that they were tried on.
+        run: Folder of the tuning run, within the run folder.
+    """
+
+    attack: str
+    metric: str
+    chosen: dict[str, JsonValue]
+    tried: list[TunedTry]
+    batches: int
+    run: str
+
+    @property
+    def words(self) -> str:
+        """One line for people."""
+        batches = "1 other batch" if self.batches == 1 else f"{self.batches} other batches"
+        where = f"of {len(self.tried)} tried on {batches}, none of whose examples is scored"
+        if not self.chosen:
+            return f"{self.attack} keeps its own options: none {where}, gave a result"
+        said = ", ".join(f"{name} = {value}" for name, value in self.chosen.items())
+        best = max(one.value for one in self.tried if one.value is not None)
+        unit = f"{best:.1f} dB" if self.metric == "psnr" else f"{self.metric} {best:.2f}"
+        return f"{self.attack}: {said}, the best {where} ({unit} there)"

@@ -1,0 +1,133 @@
+"""A run's folder: whose it is, whether a run there is finished, and what goes away after a mistake."""
+
+import os
+import platform
+import shutil
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seepage.audit.row import Result
+from seepage.core.executor import threads_for
+from seepage.core.lock import LOCK
+from seepage.core.manifest import refuse_changed
+from seepage.core.schema import parse
+from seepage.core.storage import SCHEMA, TEMPORARY, check_schema, read_json, refuse_links, sweep
+from seepage.errors import SeepageError
+from seepage.recipe.contents import MARK, split_text
+
+MIN_FREE_BYTES = 64 * 2**20
+"""Bytes that must be free before a run starts."""
+
+STALE_SECONDS = 3600.0
+"""Age at which a file under a temporary name is of a killed writer, where the run is finished and pages are written."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: The run folder.
+        result: What it found: the content of `result.json`.
+        fresh: Whether this call computed it; False: the folder held the finished run already.
+    """
+
+    folder: Path
+    result: Result
+    fresh: bool
+
+
+def claim(folder: Path, name: str, text: str, beside: Collection[str] = (), *, sweeps: bool = False) -> bool:
+    """Check that a folder is free for a run, or belongs to it already; returns whether the run there is finished.
+
+    Args:
+        folder: The run folder.
+        name: Name of the file that identifies the run, such as `recipe.toml`.
+        text: Content that the file must have.
+        beside: Further entries that are allowed in a folder without that file.
+        sweeps: Whether to remove what a killed writer left; only while the folder is `locked`.
+
+    Raises:
+        SeepageError: Where the folder holds something else, or a link that leads out of it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise SeepageError(f"{folder} is a file; choose another folder with --out")
+    refuse_links(folder)
+    finished = (folder / "result.json").exists()
+    if (folder / name).exists():
+        found = (folder / name).read_text(encoding="utf-8", errors="replace")
+        if found != text:
+            state = "a finished" if finished else "an unfinished"
+            raise SeepageError(f"{folder} holds {state} run of {_other(found, text)}; choose another folder with --out")
+        if sweeps or finished:
+            sweep(folder, older=STALE_SECONDS if finished else 0.0)
+        return finished
+    found_names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if {one for one in found_names if not one.startswith((TEMPORARY, LOCK))} - set(beside):
+        raise SeepageError(f"{folder} is not empty and holds no run of this; choose another folder with --out")
+    if sweeps:  # what was killed in its very first write
+        sweep(folder)
+    return False
+
+
+def _other(found: str, text: str) -> str:
+    """What else a folder holds a run of: another recipe, or the same one on things that have changed since."""
+    (before, said), (now, says) = split_text(found), split_text(text)
+    if before != now:
+        return "something else"
+    changed = sorted({line.removeprefix(MARK).rpartition(": ")[0] for line in set(said) ^ set(says)})
+    return f"the same recipe, made when {' and '.join(changed)[:200]} had other content"
+
+
+@contextmanager
+def undone_on_mistake(made: Path | None) -> Iterator[None]:
+    """Remove a folder that was made for a run, as `locked` says, if the `with` block raises. None: nothing was."""
+    try:
+        yield
+    except SeepageError:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def read_result(folder: Path) -> Result:
+    """The content of `result.json` in a run folder, checked against the folder's manifest and the schema."""
+    path = folder / "result.json"
+    refuse_changed(folder, path.name)
+    found = read_json(path)
+    check_schema(found, path)
+    return parse(Result, found, str(path))
+
+
+def check_device(device: str) -> None:
+    """Raise unless torch can use the device here."""
+    try:
+        torch.ones(1, device=device).item()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise SeepageError(f"the device {device!r} cannot be used here ({reason}); use --device cpu") from error
+
+
+def environment(command: str, started: float, device: str, jobs: int) -> dict[str, Any]:
+    """Versions, platform, device and command of a run."""
+    return {
+        "schema": SCHEMA,
+        "seepage": version("seepage"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+        "device": device,
+        "cores": os.cpu_count(),
+        "jobs": jobs,
+        "threads": threads_for(jobs, device),
+        "command": command,
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "seconds": round(time.time() - started, 1),
+    }

@@ -1,0 +1,77 @@
+"""How an attack ended, as a code for comparisons and in words for people."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+Status = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
+"""How an attack ended: the status of its reconstruction, `inapplicable`, or `error` for an exception in its code."""
+
+
+class Outcome(StrEnum):
+    """The result of an attack as a code for comparisons; `Row.phrase` is the text for people."""
+
+    EXACT = "exact"
+    PARTLY_EXACT = "partly_exact"
+    RECOVERED = "recovered"
+    PARTLY_RECOVERED = "partly_recovered"
+    TRACES = "traces"
+    NOTHING_RECOVERED = "nothing_recovered"
+    ZERO_UPDATE = "zero_update"
+    FEATURES_ONLY = "features_only"
+    RETURNED_NOTHING = "returned_nothing"
+    NOT_SCORED = "not_scored"
+    NOT_RECORDED = "not_recorded"
+    INAPPLICABLE = "does_not_apply"
+    FAILED = "failed"
+
+    @property
+    def phrase(self) -> str:
+        """The outcome in words, for rows without a count."""
+        return self.value.replace("_", " ")
+
+
+TRACE_OF_TEXT = 0.5
+"""ROUGE-1 from which text that does not count as recovered shows traces: half of its tokens."""
+
+
+def judge_outcome(
+    status: str,
+    means: Mapping[str, float],
+    *,
+    zero_update: bool = False,
+    returned: int | None = None,
+    space: str | None = None,
+) -> Outcome:
+    """The outcome code of an attack's result.
+
+    Args:
+        status: How the attack ended.
+        means: Means of `psnr` (of text: `rouge_1`), `exact`, `recovered` and `gain_db`; empty without a score.
+        zero_update: Whether the attacked update is zero everywhere.
+        returned: Number of guesses that the attack returned.
+        space: Whether the guesses are examples (`input`) or inputs of an inner layer (`feature`).
+
+    >>> judge_outcome("inapplicable", {}, zero_update=True).value
+    'zero_update'
+    >>> judge_outcome("ok", {"psnr": 70.0, "recovered": 1.0, "exact": 0.5}).value
+    'partly_exact'
+    """
+    if status == "error":
+        return Outcome.FAILED
+    if status == "inapplicable":
+        return Outcome.ZERO_UPDATE if zero_update else Outcome.INAPPLICABLE
+    if "psnr" not in means and "rouge_1" not in means:
+        if returned == 0:
+            return Outcome.RETURNED_NOTHING
+        return Outcome.FEATURES_ONLY if space == "feature" else Outcome.NOT_SCORED
+    exact, recovered = means.get("exact"), means.get("recovered")
+    if exact:
+        return Outcome.EXACT if exact == recovered == 1 else Outcome.PARTLY_EXACT
+    if recovered:
+        return Outcome.RECOVERED if recovered == 1 else Outcome.PARTLY_RECOVERED
+    return (
+        Outcome.TRACES
+        if means.get("gain_db", 0.0) > 0 or means.get("rouge_1", 0.0) > TRACE_OF_TEXT
+        else Outcome.NOTHING_RECOVERED
+    )

@@ -1,0 +1,314 @@
+"""Attack, score and validate updates that were recorded or captured, without a recipe: the run folder of `attack`."""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from seepage.attacks import ATTACKS
+from seepage.audit.attack import Source, attack_cells
+from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result
+from seepage.audit.summary import summarize
+from seepage.core.executor import Executor
+from seepage.core.lock import locked
+from seepage.core.manifest import refuse_changed
+from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.storage import (
+    LARGEST_JSON,
+    SCHEMA,
+    check_regular,
+    check_schema,
+    check_space,
+    check_whole,
+    read_json,
+    refuse_links,
+    write_json,
+    write_whole,
+)
+from seepage.errors import SeepageError
+from seepage.recipe.case import Recipe, Scoring
+from seepage.recipe.contents import contents
+from seepage.recipe.overrides import change
+from seepage.recipe.parts import seed_problems
+from seepage.recipe.resolve import run_name
+from seepage.recipe.trust import refuse_code
+from seepage.registry import Spec
+from seepage.signatures import bind
+from seepage.transcript.foreign import read_facts
+from seepage.transcript.recorded import list_transcripts, open_transcript
+from seepage.types import Architecture, Transcript
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttackRequest:
+    """The attacks to run on recorded or captured updates, and where to write the run.
+
+    Attributes:
+        attacks: Attack tables, each with `use` and options.
+        seed: Seeds the attacks.
+        device: Where to attack.
+        out: Run folder; None: `runs/attack-HASH`.
+        jobs: Number of attacks that run in parallel; None: one per core.
+        on: Executor that runs the attacks; None: on this machine.
+        show: Called with progress messages.
+        command: The command line, stored with the run.
+        trust: Whether to execute model code that the folder names; only for folders from a trusted source.
+        tell: Called with what to know before the attacks begin.
+    """
+
+    attacks: Sequence[Mapping[str, Any]]
+    seed: int = 0
+    device: str = "cpu"
+    out: Path | None = None
+    jobs: int | None = None
+    on: Executor | None = None
+    show: ProgressCallback = no_progress
+    command: str = ""
+    trust: bool = False
+    tell: Callable[[str], None] = lambda _: None
+
+    @property
+    def specs(self) -> tuple[Spec, ...]:
+        """The attacks."""
+        return tuple(map(Spec.of, self.attacks))
+
+    def check(self) -> None:
+        """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
+        check_device(self.device)
+        for problem in seed_problems(self.seed, "--seed"):
+            raise SeepageError(f"{problem}; give a smaller one")
+        for spec in self.specs:
+            ATTACKS.build(spec)
+
+
+def attack_only(
+    observed: Path,
+    request: AttackRequest,
+    *,
+    model: Architecture | None = None,
+    batch_size: int | None = None,
+    beside: Collection[str] = (),
+    sizes: Mapping[str, tuple[int, str]] | None = None,
+) -> Run:
+    """Attack recorded updates without a truth.
+
+    Args:
+        observed: An `observed/` folder or one with several below it.
+        request: The attacks.
+        model: Use this model instead of the recorded one.
+        batch_size: Batch size to use where the recording states none.
+        beside: Entries that the run folder may contain before the run.
+        sizes: Inferred batch sizes, each with its source, by the name of the folder that has none.
+
+    Raises:
+        SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
+    """
+    started = time.time()
+    request.check()
+    recorded = RecordedRequest(
+        observed=str(observed),
+        content="",
+        attacks=[dict(table) for table in request.attacks],
+        seed=request.seed,
+        model=None if model is None else {"use": model.use, "options": dict(model.options)},
+        batch_size=batch_size,
+        sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
+        contents=request_contents(request, model, observed) or None,
+    )
+    sources = _foreign_sources(recorded, trust=request.trust)
+    for source in sources:
+        # A damaged folder is refused before anything is written, and a file of absurd size before it is hashed.
+        _read_through(source.open("cpu"))
+    recorded = replace(recorded, content=fingerprint([source.observed for source in sources]))
+    text = recorded.text
+    folder = request.out or Path("runs") / run_name(text, "attack")
+    if claim(folder, "attack.json", text, beside):
+        return Run(folder, read_result(folder), fresh=False)
+    check_space(folder, MIN_FREE_BYTES)
+    recipes = [
+        Recipe(name="attack", seed=request.seed, device=request.device, attack=request.specs, cell=source.name)
+        for source in sources
+    ]
+    with locked(folder):
+        if claim(folder, "attack.json", text, beside, sweeps=True):  # by another process, meanwhile
+            return Run(folder, read_result(folder), fresh=False)
+        write_whole(folder / "attack.json", text)
+        plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on)
+        found = environment(request.command, started, request.device, plan.jobs)
+        write_json(folder / "env.json", found | {"threads": plan.threads})
+        return Run(folder, summarize(sources, recipes, folder, request.show), fresh=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRequest:
+    """The arguments of `attack_only`, as stored in `attack.json`."""
+
+    observed: str
+    content: str
+    attacks: list[dict[str, Any]]
+    seed: int
+    model: dict[str, Any] | None
+    batch_size: int | None
+    sizes: dict[str, Any] | None = None
+    contents: dict[str, str] | None = None
+
+    @property
+    def text(self) -> str:
+        """As JSON without default values, so that names of runs do not change when an argument is added."""
+        table = {name: value for name, value in asdict(self).items() if name not in ("sizes", "contents") or value}
+        return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
+
+    def size_of(self, folder: str) -> tuple[int | None, str | None]:
+        """The batch size of a folder that states none, and the source of an inferred one."""
+        found = (self.sizes or {}).get(folder) if self.batch_size is None else None
+        if isinstance(found, list) and len(found) == 2 and type(found[0]) is int and isinstance(found[1], str):
+            return found[0], found[1]
+        return self.batch_size, None
+
+    def parts(self) -> tuple[Spec, ...]:
+        return tuple(map(Spec.of, self.attacks))
+
+    def architecture(self) -> Architecture | None:
+        return None if self.model is None else Architecture(str(self.model.get("use")), self.model.get("options", {}))
+
+
+def _read_request(path: Path, trust: bool) -> RecordedRequest:
+    """Read `attack.json`. Code that it names is executed only if `trust` is set, since the file may be foreign."""
+    record = read_json(path)
+    check_schema(record, path)
+    known = {name: record[name] for name in RecordedRequest.__dataclass_fields__ if name in record}
+    bind(RecordedRequest, known, str(path))
+    for problem in seed_problems(known["seed"], "its seed"):
+        raise SeepageError(f"{path} is damaged: {problem}; attack again")
+    if not trust:
+        refuse_code({"attack": known.get("attacks"), "model": known.get("model")}, str(path))
+    return RecordedRequest(**known)
+
+
+def _foreign_sources(recorded: RecordedRequest, truth: Path | None = None, *, trust: bool) -> list[Source]:
+    found = list_transcripts(Path(recorded.observed))
+    names = [folder.name for folder in found]
+    if len(found) == 1:
+        own = found[0].resolve().name
+        names = ["cell" if own in ("", "observed") else own]
+    sizes = [recorded.size_of(place.name) for place in found]
+    return [
+        Source(name, place, _truth_of(name, truth), recorded.architecture(), size, trust, inferred=said)
+        for name, place, (size, said) in zip(names, found, sizes, strict=True)
+    ]
+
+
+def _truth_of(name: str, truth: Path | None) -> Path | None:
+    if truth is None or (truth / "truth.safetensors").exists():
+        return truth
+    # A run of several cells has one folder per cell; anything else is a data file or a folder of images.
+    return truth / name if (truth / name).is_dir() or not truth.exists() else truth
+
+
+def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trust: bool = False) -> Run:
+    """Score a run of `attack_only` against the truth, or show an audit's scores.
+
+    Args:
+        folder: The run folder.
+        truth: A `private/` folder, with one folder per cell where the run has several; None shows existing scores.
+        settings: `score.KEY=VALUE` thresholds.
+        trust: Whether to execute code that the run folder names; only for folders from a trusted source.
+
+    Raises:
+        SeepageError: For an audit's folder, which is scored already, and a truth that does not belong to the run.
+    """
+    refuse_links(folder)
+    result = read_result(folder)
+    if truth is None:
+        if settings:
+            raise SeepageError("--set changes thresholds only together with --truth FOLDER; add it")
+        return Run(folder, result, fresh=False)
+    if not (folder / "attack.json").exists():
+        raise SeepageError(f"{folder} is a finished audit and is never rewritten; audit again with other --set score.…")
+    recorded = _read_request(folder / "attack.json", trust)
+    if not all(setting.strip().startswith("score.") for setting in settings):
+        raise SeepageError("scoring takes --set score.KEY=VALUE only, such as --set score.exact_db=45")
+    chosen = change({}, settings).get("score", {})
+    bind(Scoring, chosen, "[score]")
+    scoring, parts = Scoring(**chosen), recorded.parts()
+    sources = _foreign_sources(recorded, truth, trust=trust)
+    if fingerprint([source.observed for source in sources]) != recorded.content:
+        raise SeepageError(f"{recorded.observed} has changed since {folder} was made; attack it again")
+    recipes = [
+        Recipe(name="attack", seed=recorded.seed, attack=parts, cell=source.name, score=scoring) for source in sources
+    ]
+    refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
+    return Run(folder, summarize(sources, recipes, folder), fresh=True)
+
+
+def request_contents(
+    request: AttackRequest, model: Architecture | None, observed: Path | None = None, client: Spec | None = None
+) -> dict[str, str]:
+    """A digest of each file and module that a request names: weights of attacks, code of models.
+
+    Args:
+        request: The request.
+        model: The model that it names.
+        observed: The recording, whose models and rules count where its code is trusted.
+        client: The client's rule, where it is named: it may have a loss of somebody's own.
+    """
+    models, rules = ([] if model is None else [model]), ([] if client is None else [client.table()])
+    if observed is not None and request.trust:
+        recordings = [read_facts(place) for place in list_transcripts(observed)]
+        models = models or [one.named for one in recordings]
+        rules += [one.client for one in recordings]
+    own = [{"use": one.use, **one.options} for one in models]
+    return contents({"attack": [dict(table) for table in request.attacks], "model": own, "client": rules})
+
+
+def fingerprint(folders: Sequence[Path]) -> str:
+    """A digest of the content of recorded folders, so that changed files count as another recording.
+
+    Files that no recording has, which are not read either, do not count: a stranger's may be terabytes of nothing.
+
+    Raises:
+        SeepageError: For tensors that are less, or more, than their file's head says.
+    """
+    digest = hashlib.sha256()
+    for folder in folders:
+        for file in _files_of(folder):
+            digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """The files of a recording, as far as they are there; those of a damaged description are the description."""
+    named = [folder / "knowledge.json"]
+    check_regular(named[0], LARGEST_JSON)
+    with suppress(SeepageError):
+        facts = read_facts(folder)
+        rounds = sorted((folder / "rounds").glob("*.safetensors"))
+        own = [file for file in rounds if file.stem.isdecimal() and int(file.stem) < facts.rounds]
+        named += [folder / "auxiliary.safetensors", folder / "model.safetensors", *own]
+    found = [file for file in named if file.is_file()]
+    for file in found[1:]:
+        check_whole(file)
+    return found
+
+
+def _read_through(transcript: Transcript) -> None:
+    """Read every round's update once, so that damaged files are found before any attack runs."""
+    for t in range(len(transcript)):
+        transcript[t].gradient(transcript.knowledge.client)
+
+
+def validate_folder(folder: Path) -> list[str]:
+    """Read all rounds of every transcript at or below a folder; returns one line per transcript."""
+    lines = []
+    for place in list_transcripts(folder):
+        transcript = open_transcript(place)
+        _read_through(transcript)
+        use = transcript.knowledge.architecture.use if transcript.knowledge.architecture else "?"
+        lines.append(f"ok: {place}: {len(transcript)} rounds of {use}, inputs {transcript.knowledge.input_shape}")
+    return lines

@@ -1,0 +1,201 @@
+"""Rows of a result beside those of attacks: who was named, what none can exceed, the measured epsilon, the verdict."""
+
+from typing import Literal
+
+from seepage.core.schema import JsonRecord
+
+# --- membership --------------------------------------------------------------------------------------------------
+
+
+class Proportion(JsonRecord):
+    """A share with its 95 % interval by Clopper and Pearson.
+
+    Attributes:
+        hits: How many.
+        of: Of how many.
+        low: Lower end of the interval of `hits / of`.
+        high: Its upper end.
+    """
+
+    hits: int
+    of: int
+    low: float
+    high: float
+
+
+class MembershipRow(JsonRecord):
+    """The result of one membership test on one cell, over all of its batches. A field is None where it does not apply.
+
+    Attributes:
+        cell: The cell's name.
+        test: The test's name.
+        options: The test's `repr`.
+        status: `ok`, `inapplicable`, or `error` for an exception in its code.
+        reason: Why there is no result, and what to change.
+        members: Number of candidates that were in a batch.
+        others: Number of candidates that were not.
+        auc: P(a member's statistic exceeds another's); 0.5 is chance.
+        auc_low: Lower end of its 95 % bootstrap interval.
+        auc_high: Its upper end.
+        level: The share of others that may be named by mistake.
+        named: Members with a p-value up to the level: the true positive rate.
+        false: Others with a p-value up to the level: the false positive rate.
+        named_per_mille: As `named` at the level 0.001, where there are calibration examples enough.
+        false_per_mille: As `false` at that level.
+        reference: Number of public examples that taught the test.
+        calibration: Number of public examples that calibrated it.
+        seconds: Wall time.
+        cpu_seconds: Processor time.
+    """
+
+    cell: str
+    test: str
+    options: str = ""
+    status: Literal["ok", "inapplicable", "error"] = "ok"
+    reason: str | None = None
+    members: int | None = None
+    others: int | None = None
+    auc: float | None = None
+    auc_low: float | None = None
+    auc_high: float | None = None
+    level: float | None = None
+    named: Proportion | None = None
+    false: Proportion | None = None
+    named_per_mille: Proportion | None = None
+    false_per_mille: Proportion | None = None
+    reference: int | None = None
+    calibration: int | None = None
+    seconds: float | None = None
+    cpu_seconds: float | None = None
+
+    def value(self, key: str) -> float | None:
+        """The number with this name in the gate, one of `MEMBERSHIP_SCORES`; shares for `named` and `false`."""
+        found = getattr(self, key)
+        return found.hits / found.of if isinstance(found, Proportion) else found
+
+    @property
+    def tells(self) -> bool:
+        """Whether it tells members from others: the interval of its area lies above chance."""
+        return self.auc_low is not None and self.auc_low > 0.5
+
+    @property
+    def tpr(self) -> float | None:
+        """Share of members that it names."""
+        return self.value("named")
+
+
+MEMBERSHIP_SCORES = ("auc", "auc_low", "auc_high", "named", "false")
+"""Scores of membership tests, which `--fail-if` accepts."""
+
+
+# --- bounds and measured privacy ---------------------------------------------------------------------------------
+
+
+class BoundRow(JsonRecord):
+    """A number that no attacker on one cell can exceed: the loosest over the cell's batches.
+
+    Attributes:
+        cell: The cell's name.
+        measure: `psnr_db`, `exact_share`, `tpr`, `auc` or `rank`, bounded from above; `unseen_share`, from below.
+        method: How it was found.
+        value: The bound; None where none holds, and `reason` says why.
+        low: Lower end of the 95 % interval of its own estimation.
+        high: Its upper end.
+        at: The false positive rate of `tpr`; the PSNR from which on a copy counts as exact, of `exact_share`.
+        words: The bound in words.
+        assumption: What it rests on.
+        binds: Which attackers it binds.
+        batches: Number of batches it was found for.
+        beside: PSNR of the same batch's mean colors, from the mean squared error as `psnr_db` is; None for others.
+        reason: Why there is no bound of a kind.
+    """
+
+    cell: str
+    measure: str = ""
+    method: str = ""
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    at: float | None = None
+    words: str = ""
+    assumption: str = ""
+    binds: str = ""
+    batches: int = 0
+    beside: float | None = None
+    reason: str | None = None
+
+
+class EpsilonRow(JsonRecord):
+    """The measured privacy of one cell's defense, beside what is stated and computed. A field is None without a value.
+
+    Attributes:
+        cell: The cell's name.
+        defense: The defense's `repr`.
+        delta: The delta of all epsilons.
+        rounds: Rounds that they are over.
+        unit: What joins or leaves: a client's `update`, or one `example`.
+        stated: What somebody stated.
+        computed: What an accountant computed from the defense's options.
+        measured: Lower bound that exceeds the true epsilon in 5 % of measurements at most, without assumptions.
+        ceiling: The largest bound that so many calls could have given.
+        fitted: Epsilon of Gaussian noise that was fitted to the outputs, where its tests pass: by assumption.
+        fitted_low: Lower end of its 95 % interval.
+        fitted_high: Its upper end.
+        contradicted: Which claims the measurement contradicts, in words; empty: none.
+        calls: Calls of the defense.
+        seconds: Wall time.
+        words: The measurement in words.
+        reason: Why nothing was measured.
+    """
+
+    cell: str
+    defense: str = ""
+    delta: float | None = None
+    rounds: int | None = None
+    unit: str = ""
+    stated: float | None = None
+    computed: float | None = None
+    measured: float | None = None
+    ceiling: float | None = None
+    fitted: float | None = None
+    fitted_low: float | None = None
+    fitted_high: float | None = None
+    contradicted: list[str] = []
+    calls: int = 0
+    seconds: float | None = None
+    words: str = ""
+    reason: str | None = None
+
+
+# --- the sides of a verdict --------------------------------------------------------------------------------------
+
+SideName = Literal["came_back", "named", "cannot_exceed", "measured_epsilon"]
+"""What a verdict says in its four parts."""
+
+
+class Side(JsonRecord):
+    """One side of a verdict: the worst of all cases, with its interval.
+
+    Attributes:
+        name: `came_back` (what attacks rebuilt), `named` (who was in it), `cannot_exceed` (upper bounds that hold for
+            every attacker) or `measured_epsilon` (how private the defense is, by calling it).
+        tried: Whether there is a finding; otherwise `words` says why not, and how to ask for it.
+        words: The finding in words.
+        cell: The case that it is about.
+        value: The number of the finding.
+        low: Lower end of its 95 % interval.
+        high: Its upper end.
+    """
+
+    name: SideName
+    tried: bool
+    words: str
+    cell: str | None = None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def title(self) -> str:
+        """The name for people."""
+        return self.name.replace("_", " ")

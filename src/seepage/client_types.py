@@ -1,0 +1,285 @@
+"""The client's side of federated learning: its examples, its rule, and the update that leaves it.
+
+Import these from `seepage.types`, which shows how they hang together.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seepage.errors import SeepageError
+from seepage.fitting import check_fits
+
+Tensors = dict[str, Tensor]
+"""Tensors keyed by parameter name, like `state_dict()`."""
+Mode = Literal["train", "eval"]
+Reduction = Literal["mean", "sum", "none"]
+Target = Literal["class", "value", "map"]
+"""What an example is trained towards: a class (a token its next one), numbers, or a class at each pixel."""
+StepGradient = Callable[[Tensors, Tensor], Tensors]
+"""The gradient of a local step, from the weights at that step and the places `[b]` of its examples."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Private examples of one client. Only clients, metrics and the audit ever hold one.
+
+    Attributes:
+        inputs: `[n, *shape]`, float, in the data's value range (images: `[n, C, H, W]` in [0, 1]).
+        labels: `[n]` int64 class numbers, or `[n, classes]` float class probabilities. Of regression `[n, k]` floats;
+            of maps `[n, h, w]` int64, -100 where a pixel has no class.
+        indices: `[n]` int64 places in the data set, where they are known.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    indices: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        given = [t for t in (self.inputs, self.labels, self.indices) if t is not None]
+        if any(t.ndim == 0 for t in given):
+            raise SeepageError("a batch needs inputs, labels and indices with one entry per example, got a lone number")
+        if len({len(t) for t in given}) != 1:
+            raise SeepageError(
+                f"a batch needs as many labels (and indices) as inputs, got {len(self.inputs)} "
+                f"inputs and {len(self.labels)} labels; pass tensors of one length"
+            )
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def to(self, device: torch.device | str) -> Self:
+        indices = None if self.indices is None else self.indices.to(device)
+        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), indices=indices)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What leaves the client in one round.
+
+    Attributes:
+        tensors: By name and in the shape of the trainable parameters. Those that are missing were not sent.
+        kind: `gradient`: the gradient of the mean loss. `delta`: parameters after minus before.
+        rate: Of a gradient that was read off two checkpoints: the learning rate that their difference was divided by,
+            so that what was rounded, the weights that came back, can be made again. None: it was sent as it is.
+    """
+
+    tensors: Tensors
+    kind: Literal["gradient", "delta"] = "gradient"
+    rate: float | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_states(cls, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Self:
+        """The update between two checkpoints of one model: `after - before`, name by name.
+
+        Names that `after` lacks were not sent, and are not in the update.
+
+        Raises:
+            SeepageError: Where `after` has other names, or shapes, than `before`.
+
+        >>> before, after = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
+        >>> Update.from_states(before, after)
+        Update(tensors={'w': tensor([1., 1.])}, kind='delta')
+        """
+        check_fits(after, before, "the state after", "the state before", partial=True)
+        moved = [name for name in before if name in after and before[name].is_floating_point()]
+        tensors = {name: after[name].detach() - before[name].detach() for name in moved}
+        return cls(tensors, kind="delta")
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries as they are."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def encoded_bytes(self, bits: int | None = None) -> int:
+        """Bytes in the shortest of some plain forms, before any general compression.
+
+        All entries; or the entries that are not zero, with a bit for each entry, or with a number of 4 bytes for each
+        one sent.
+
+        Args:
+            bits: Bits of an entry, with 4 bytes for each tensor's scale; None: those of its type, and no scale.
+
+        >>> Update({"w": torch.zeros(80)}).encoded_bytes(), Update({"w": torch.ones(80)}).encoded_bytes(bits=1)
+        (0, 14)
+        """
+        total = 0
+        for tensor in self.tensors.values():
+            size, count = tensor.numel(), int((tensor != 0).sum())
+            own = 8 * tensor.element_size() if bits is None else bits
+            entries = min(size * own, count * own + min(size, 32 * count))  # bits
+            total += -(-entries // 8) + (4 if bits is not None else 0)
+        return total
+
+
+@dataclass(frozen=True)
+class LocalProblem:
+    """What a rule computes an update from: the model as it was sent out, and the examples.
+
+    Attributes:
+        model: The architecture.
+        params: The trainable parameters that the server sent.
+        batch: The client's examples, or an attacker's dummy ones.
+        buffers: The model's buffers; None: those of the module.
+        create_graph: Keep the graph, so that the update can be differentiated in inputs and labels.
+    """
+
+    model: nn.Module
+    params: Tensors
+    batch: Batch
+    buffers: Tensors | None = None
+    create_graph: bool = False
+
+
+class ClientUpdate(ABC):
+    """The FL protocol on the client's side: a pure function, differentiable in `batch.inputs`.
+
+    The client uses it on the private batch; an attack uses the same object on its dummy batch. A new rule needs
+    `compute`, `as_gradient` and `separable`; what else it says of itself has a default. Whoever uses a rule asks these
+    properties, never for its class. A rule that trains on a loss derives from `seepage.clients.TrainingRule`.
+    """
+
+    @final
+    def __call__(
+        self,
+        model: nn.Module,
+        params: Tensors,
+        batch: Batch,
+        *,
+        buffers: Tensors | None = None,
+        create_graph: bool = False,
+    ) -> Update:
+        """Compute the update. With `create_graph` it can be differentiated in inputs and labels."""
+        return self.compute(LocalProblem(model, params, batch, buffers, create_graph))
+
+    @abstractmethod
+    def compute(self, problem: LocalProblem) -> Update:
+        """What the client sends."""
+
+    @abstractmethod
+    def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
+        """The update read as a gradient of the mean loss (exact for one step, else an average).
+
+        Args:
+            update: What the client sent.
+            examples: Number of examples behind it; rules that count epochs need it to know their steps.
+        """
+
+    @abstractmethod
+    def separable(self, model: nn.Module) -> bool:
+        """Whether the update is the mean of the updates of single examples (exact micro-batching)."""
+
+    @property
+    def loss(self) -> str:
+        """The name of the loss that the client trains on."""
+        return "cross_entropy"
+
+    def loss_of(self, logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """The loss that the client trains on, of `[n, classes]` logits: a number, or `[n]` where `reduction` is none.
+
+        Args:
+            logits: What the model says: `[n, classes]`, `[n, classes, h, w]` for maps.
+            labels: As `Batch.labels`.
+            reduction: `mean` or `sum` over the examples, or `none`.
+        """
+        return F.cross_entropy(logits, labels, reduction=reduction)
+
+    @property
+    def softmax_gradient(self) -> bool:
+        """Whether the loss's gradient in the logits is softmax minus label, from which labels can be inferred."""
+        return self.loss == "cross_entropy"
+
+    @property
+    def one_logit(self) -> bool:
+        """Whether the model has one output for two classes, whose sigmoid is the chance of the second."""
+        return False
+
+    @final
+    def num_outputs(self, num_classes: int) -> int:
+        """Outputs of a model for so many classes."""
+        return 1 if self.one_logit else num_classes
+
+    @property
+    def mode(self) -> Mode:
+        """Whether batch norm takes the statistics of the client's own batch (`train`) or the running ones (`eval`)."""
+        return "train"
+
+    @property
+    def single_gradient(self) -> bool:
+        """Whether the client sends the gradient of its whole batch's mean loss, in one step and nothing else."""
+        return False
+
+    @property
+    def local_steps(self) -> bool:
+        """Whether the client trains in local steps, whose gradients `walk` can replace one by one."""
+        return False
+
+    def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
+        """The update with each local step's gradient taken from `gradient`: a defense inside the client has its own.
+
+        Args:
+            params: The weights that were sent.
+            examples: Number of the client's examples.
+            gradient: Gives a gradient for each parameter, from weights and the places `[b]` of a step's examples.
+            create_graph: Keep every step in the graph.
+        """
+        return Update(gradient(params, torch.arange(examples)))
+
+    def batches(self, examples: int) -> list[Tensor]:
+        """Places `[b]` of the examples of each local step, for a client with so many examples."""
+        return [torch.arange(examples)]
+
+    def reaches(self, steps: int) -> list[float]:
+        """How many learning rates the gradient of each of so many local steps has moved the weights by at their end."""
+        return [1.0] * steps
+
+    def with_steps(self, steps: int) -> "ClientUpdate":
+        """The rule of a client that made so many local steps; itself, where a rule has no such number."""
+        return self
+
+    def batch_coupled(self, model: nn.Module) -> bool:
+        """Whether examples reach into one another's gradients, as through batch norm in train mode."""
+        return not self.separable(model)
+
+    @property
+    def linear_in_gradient(self) -> bool:
+        """Whether `as_gradient` is an average of gradients; not so behind Adam, which divides entry by entry."""
+        return True
+
+    def first_order_rule(self) -> "ClientUpdate":
+        """The single-gradient rule that `as_gradient` approximates; itself where the rule sends one gradient."""
+        return self
+
+    def for_round(self, seed: int, t: int) -> "ClientUpdate":
+        """The rule with the client's own randomness of round `t`, of which the attacker's copy knows nothing."""
+        return self
+
+    def max_participations(self, examples: int) -> int:
+        """The most local steps of one round that use the same example, for a client with so many examples.
+
+        A privacy accountant counts the round that many times.
+        """
+        return 1
+
+    @property
+    def per_client(self) -> "ClientUpdate":
+        """The rule of one client; itself, unless updates of several are summed."""
+        return self
+
+    def with_per_client(self, rule: "ClientUpdate") -> "ClientUpdate":
+        """The same with another rule for each client; that rule itself, unless updates of several are summed."""
+        return rule
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients whose updates are summed before the server sees them."""
+        return 1
+
+    def parts(self, batch: Batch) -> list[Batch]:
+        """The batch of each client whose updates are summed before the server sees them."""
+        return [batch]

@@ -1,0 +1,87 @@
+"""What the running statistics of batch norms that came back give away: the batch's own means and variances."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class BatchStatistics:
+    """The statistics of what one batch norm read, over the batch.
+
+    Attributes:
+        norm: Name of the batch norm.
+        mean: `[k]` of each channel; over several steps an average that weighs late ones more.
+        variance: `[k]` likewise, unbiased: over N - 1 of N values of a channel.
+        steps: Forward passes between the two checkpoints, as the norm itself counts them.
+    """
+
+    norm: str
+    mean: Tensor
+    variance: Tensor
+    steps: int
+
+
+def batch_statistics(
+    model: nn.Module, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> list[BatchStatistics]:
+    """The batch's means and variances at each batch norm, from its running statistics before and after.
+
+    A pass in train mode makes of a running value r and the batch's own v, with the momentum a of the norm,
+    `r' = (1 - a) r + a v`, so that `v = (r' - (1 - a) r) / a`: whatever the optimizer made of the gradient, as no
+    optimizer touches buffers. After k passes `(r_k - (1 - a)^k r) / (1 - (1 - a)^k)` is their weighted average. Without
+    a momentum the norm keeps the plain average over all passes it has counted.
+
+    Args:
+        model: With these batch norms.
+        before: Its state that was sent out, by name.
+        after: What came back; norms whose statistics it lacks, or that did not move, are left out.
+
+    Returns:
+        Norms in the model's order.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(2)
+        >>> before = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
+        >>> _ = norm(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
+        >>> found = batch_statistics(norm, before, norm.state_dict())[0]
+        >>> found.mean.round(decimals=3).tolist(), found.variance.round(decimals=3).tolist(), found.steps
+        ([2.0, 4.0], [2.0, 8.0], 1)
+    """
+    found = []
+    for name, norm in model.named_modules():
+        place = f"{name}." if name else ""
+        keys = [f"{place}running_{what}" for what in ("mean", "var")]
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or any(
+            key not in state or state[key].shape != (norm.num_features,) for key in keys for state in (before, after)
+        ):
+            continue
+        counts = [state.get(f"{place}num_batches_tracked") for state in (before, after)]
+        old, new = (0 if count is None or count.numel() != 1 else int(count) for count in counts)
+        pairs = [(before[key].double(), after[key].double()) for key in keys]
+        if all(torch.equal(*pair) for pair in pairs):
+            continue  # eval mode, or averaged away
+        steps = max(new - old, 1)
+        # The share that is left of what was there before.
+        kept = (1 - norm.momentum) ** steps if norm.momentum is not None else max(new - steps, 0) / max(new, 1)
+        if not 0 <= kept < 1:
+            continue
+        mean, variance = ((last - kept * first) / (1 - kept) for first, last in pairs)
+        if bool(mean.isfinite().all() & variance.isfinite().all()):
+            found.append(BatchStatistics(name, mean, variance, steps))
+    return found
+
+
+def statistics_words(found: list[BatchStatistics]) -> str | None:
+    """What was read, in words; None where there is nothing.
+
+    >>> statistics_words([BatchStatistics("bn", torch.zeros(8), torch.ones(8), 1)])
+    "the batch's mean and variance in 8 channels of 1 batch norm, from the running statistics that came back"
+    """
+    if not found:
+        return None
+    channels, norms = sum(len(one.mean) for one in found), "batch norm" if len(found) == 1 else "batch norms"
+    whose = "the batch's mean and variance" if max(one.steps for one in found) == 1 else "the batches' mean statistics"
+    return f"{whose} in {channels} channels of {len(found)} {norms}, from the running statistics that came back"

@@ -1,0 +1,138 @@
+"""Read the rows of a table of a run, and put what each attack rebuilt beside what the client holds, value by value."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from seepage.audit.record import COLUMNS
+from seepage.audit.row import Cell
+from seepage.core.storage import read_json
+from seepage.data.columns import Column
+from seepage.errors import SeepageError, printable
+from seepage.report.pictures import Pictures, Place, open_examples, truth_folder
+from seepage.report.run import RunFolder
+
+SHOWN = 8
+"""Records of a cell that a page shows."""
+MOST_VALUES = 60
+"""Values of a record that a page shows."""
+LONGEST = 60
+"""Characters of a value that a page shows."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """One value of a record, in the table's own words and units.
+
+    Attributes:
+        column: Name of the column.
+        private: What the client holds; None where the truth is not in the folder.
+        guesses: For each attack what it rebuilt, None where it returned nothing, and whether it reads the same.
+    """
+
+    column: str
+    private: str | None
+    guesses: list[tuple[str | None, bool]]
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row of the table.
+
+    Attributes:
+        values: Value by value, the first `MOST_VALUES`.
+        right: For each attack the number of values that read the same, of all; None where it returned nothing.
+    """
+
+    values: list[Value]
+    right: list[int | None]
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of one cell.
+
+    Attributes:
+        attacks: Those that returned records.
+        rows: In batch order.
+        total: Number of records, of which `rows` are the first.
+        columns: Number of columns.
+        held: Whether the truth is in the folder.
+        named: Whether the columns' names and units are known; else values stand as the model reads them.
+    """
+
+    attacks: list[str]
+    rows: list[Record]
+    total: int
+    columns: int
+    held: bool
+    named: bool
+
+
+def open_records(run: RunFolder, cell: Cell) -> Records | None:
+    """The records of a cell; None where its examples are no rows of numbers.
+
+    Raises:
+        SeepageError: For damaged files, and where truth and reconstructions do not pair up.
+    """
+    if any(row.of_text or row.space == "feature" for row in run.rows_of(cell)):
+        return None
+    found = open_examples(run, cell, _is_row)
+    if not found.places:
+        return None
+    some = [*(found.truth or {}).values(), *(x for guess in found.guesses.values() for x in guess.inputs.values())]
+    width = some[0].shape[1]
+    known = _columns(truth_folder(run, cell), width)
+    columns = known or [Column(str(place)) for place in range(1, width + 1)]
+    rows = [_record(found, place, columns, known is None) for place in found.places[:SHOWN]]
+    return Records(
+        list(found.guesses), rows, len(found.places), len(columns), found.truth is not None, known is not None
+    )
+
+
+def _columns(folder: Path | None, width: int) -> list[Column] | None:
+    """What a record's numbers stand for; None where nobody wrote it down."""
+    if folder is None or not (folder / COLUMNS).is_file():
+        return None
+    listed = read_json(folder / COLUMNS).get("columns")
+    columns = [Column.read(one) for one in listed] if isinstance(listed, list) else []
+    if sum(column.width for column in columns) != width:
+        raise SeepageError(f"{folder / COLUMNS} does not fit the private examples; make the run again")
+    return columns
+
+
+def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: bool) -> Record:
+    truth = found.private(place)
+    private = None if truth is None else _words(truth, columns, plain)
+    read = [
+        None if row is None else _words(row, columns, plain) for row in (g.at(place) for g in found.guesses.values())
+    ]
+    same = [
+        [private is not None and guess is not None and guess[i] == private[i] for i in range(len(columns))]
+        for guess in read
+    ]
+    values = [
+        Value(
+            printable(column.name)[:LONGEST],
+            None if private is None else private[i],
+            [(None if guess is None else guess[i], right[i]) for guess, right in zip(read, same, strict=True)],
+        )
+        for i, column in enumerate(columns[:MOST_VALUES])
+    ]
+    right = [None if guess is None else sum(equal) for guess, equal in zip(read, same, strict=True)]
+    return Record(values, right)
+
+
+def _words(row: Tensor, columns: Sequence[Column], plain: bool) -> list[str]:
+    """The values of a record `[d]`, without what would steer a terminal or turn the line around."""
+    if plain:
+        return [f"{value:.4g}" for value in row.tolist()]
+    widths = [column.width for column in columns]
+    parts = row.split(widths)
+    return [printable(column.words(part))[:LONGEST] for column, part in zip(columns, parts, strict=True)]
+
+
+def _is_row(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.ndim == 2 and min(tensor.shape) > 0
