@@ -98,7 +98,9 @@ def refused(cli: Cli, home: Path) -> Callable[..., str]:
 
 
 def _listing(folder: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    """Every file and when it was written, but for what Python itself keeps of the modules that it imports there."""
+    files = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.stat().st_mtime_ns for path in files}
 
 
 @pytest.fixture(scope="session")
