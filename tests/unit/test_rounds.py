@@ -1,9 +1,11 @@
 """Recipes with `[rounds]`: one data set, known indices, from the recipe to the row."""
 
 import gc
+import io
 import json
+import pickle
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from seepage.audit.attack import attack_cells, own_source
 from seepage.audit.record import record_cells
 from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.run import record_only, run
+from seepage.audit.serving import ServedTranscript
 from seepage.core.storage import write_tensors
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells, resolved
@@ -96,6 +99,15 @@ def reachable(start: object) -> list[Any]:
         found[id(one)] = one
         waiting += gc.get_referents(one)
     return list(found.values())
+
+
+def test_a_process_that_ends_in_the_middle_of_an_answer_is_no_outcome_of_the_attack() -> None:
+    answer = pickle.dumps((True, ({"weight": torch.arange(6.0)}, {}, "gradient", None, 3, None, torch.arange(3))))
+    for end in range(len(answer)):
+        ended = SimpleNamespace(stdin=io.BytesIO(), stdout=io.BytesIO(answer[:end]))
+        rounds = ServedTranscript(None, ({}, {}), 1, "cpu", ended)  # type: ignore[arg-type]
+        with pytest.raises(SeepageError, match="has ended"):
+            rounds[0]
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ class ServedTranscript:
             asked.write(json.dumps(question).encode() + b"\n")
             asked.flush()
             well, answer = pickle.load(answers)
-        except (EOFError, BrokenPipeError):
+        except (EOFError, BrokenPipeError, pickle.UnpicklingError):  # the last: it ended in the middle of an answer
             raise SeepageError(
                 "the process that makes the rounds anew from private/ has ended (out of memory, most likely); give the "
                 "machine more memory, or ask for fewer attacks at a time with --jobs 1"
