@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 
 from seepage import Architecture, FedAvg, build
 from seepage.cli import main
-from seepage.cli.proving import parsed
 from seepage.integrations.recorder import Recorder
 
 OWN = """
@@ -170,12 +169,6 @@ def test_mistakes_are_one_sentence(
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert "Traceback" not in said
-
-
-def test_options_are_read_as_toml_has_them() -> None:
-    assert parsed("a.b:Thing:x=1e-4,on=true,word=max") == ("a.b:Thing", {"x": 1e-4, "on": True, "word": "max"})
-    assert parsed("quantize:bits=8", registered=True) == ("quantize", {"bits": 8})
-    assert parsed("mine:Defense:bits=8", registered=True) == ("mine:Defense", {"bits": 8})
 
 
 BROKEN = """

@@ -32,6 +32,7 @@ from seepage.frontier.run import run_frontier
 from seepage.frontier.sweep import DEFAULT_STRENGTHS, sweep_of
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.guarantee import guarantee_of
+from seepage.registry import Spec
 from seepage.transcript.recorded import open_transcript
 from seepage.types import Update
 
@@ -111,8 +112,19 @@ def test_the_built_in_list_is_swept_where_a_recipe_has_none() -> None:
     assert {entry.name.partition("(")[0] for entry in sweep.entries[1:]} == {
         table["use"] for table in DEFAULT_STRENGTHS
     }
-    only = sweep_of(TABLES, only=["quantize"])
+    only = sweep_of(TABLES, only=[Spec("quantize")])
     assert [entry.name for entry in only.entries] == ["no defense", "quantize(bits=4)", "quantize(bits=1)"]
+
+
+def test_strengths_of_ones_own_stand_in_place_of_the_recipes() -> None:
+    own = Spec("gaussian_noise", {"clip": 1, "sigma": [0.5, 2]})
+    assert [entry.name for entry in sweep_of(TABLES, only=[own, Spec("soteria")]).entries] == [
+        "no defense",
+        "soteria(ratio=0.9)",
+        "gaussian_noise(clip=1, sigma=0.5)",
+        "gaussian_noise(clip=1, sigma=2)",
+    ]
+    assert len(sweep_of(TABLES, only=[Spec("jacobian_damping", {"beta": 1.0})]).entries) == 2, "not in the recipe"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +151,7 @@ def test_a_mistake_is_one_sentence(change: dict[str, Any], words: str) -> None:
 
 def test_a_defense_that_is_not_swept_is_refused() -> None:
     with pytest.raises(SeepageError, match="sweeps no 'jacobian_damping'"):
-        sweep_of(TABLES, only=["jacobian_damping"])
+        sweep_of(TABLES, only=[Spec("jacobian_damping")])
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))

@@ -74,14 +74,25 @@ def observe(
     """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
     from seepage.recipe.overrides import change
 
-    rule = {"use": client or "fedsgd", **({} if loss is None else {"loss": loss})}
-    tables = change({"model": {"use": model or "fc2"}, "client": rule}, settings or [])
+    tables = change(_named(model or "fc2", client or "fedsgd", loss), settings or [])
     if set(tables) - {"model", "client"}:
         raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
     files = before, after, gradient
     for remark in _capture(files, tables, shape, classes, lr, steps, batch_size, target).observe(out):
         print(remark)
     print(f"observed: {out}; attack it with: seepage attack {out}")
+
+
+def _named(model: str | None, client: str | None, loss: str | None) -> dict[str, dict[str, Any]]:
+    """The tables of the model and the client where they are named; a loss is the client's."""
+    from seepage.cli.parts import part_of
+    from seepage.registry import KINDS
+
+    typed = (("model", model), ("client", client))
+    tables = {key: part_of(name, f"--{key}", KINDS[f"{key}s"]).table() for key, name in typed if name is not None}
+    if loss is not None:
+        tables["client"]["loss"] = loss
+    return tables
 
 
 def _capture(
@@ -135,7 +146,7 @@ def attack(
         typer.Option(
             "--use",
             "--attack",
-            help="Attack name or module:Attack; default: those of `seepage audit`. Repeatable.",
+            help="Attack name or module:Attack, or NAME:OPTION=VALUE,...; default: those of an audit. Repeatable.",
             autocompletion=names_of("attacks"),
         ),
     ] = None,
@@ -235,13 +246,16 @@ def _tables(
     settings: Sequence[str] | None,
 ) -> dict[str, Any]:
     """The tables of the attacks, and of the model and the client where they are named."""
+    from seepage.cli.parts import part_of
     from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change
+    from seepage.registry import KINDS
 
-    attacks = [{"use": name} for name in use] if use else read_recipe(find_recipe("default"))["attack"]
-    named = {key: {"use": name} for key, name in (("model", model), ("client", client)) if name is not None}
-    if loss is not None:
-        named["client"]["loss"] = loss
+    named = _named(model, client, loss)
+    if use:
+        attacks = [part_of(name, "--use", KINDS["attacks"]).table() for name in use]
+    else:
+        attacks = read_recipe(find_recipe("default"))["attack"]
     tables = change({"attack": attacks, **named}, settings or [])
     if set(tables) - {"attack", *named}:
         raise SeepageError(

@@ -77,11 +77,12 @@ def _of_folder(
     trust: bool = False,
     thorough: bool = False,
 ) -> Iterator[tuple[str, "Exposure"]]:
+    from seepage.cli.parts import part_of
     from seepage.leakage import exposure as look
+    from seepage.registry import models
     from seepage.transcript.recorded import list_transcripts, open_transcript
-    from seepage.types import Architecture
 
-    architecture = None if model is None else Architecture(model)
+    architecture = None if model is None else part_of(model, "--model", models)
     for one in list_transcripts(folder):
         seen = open_transcript(one, architecture=architecture, batch_size=batch_size, trust=trust)
         yield one.name, look(seen, t=t, thorough=thorough)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from seepage.cli.completing import names_of
 from seepage.cli.options import (
     AttackOption,
     ClientOption,
@@ -43,7 +44,13 @@ def frontier(
     batch_size: SizeOption = None,
     attack: AttackOption = None,
     defense: Annotated[
-        list[str] | None, typer.Option("--defense", help="Only this defense, of those swept. Repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--defense",
+            help="Only this defense, of those swept, or at strengths of yours, such as gaussian_noise:clip=1,"
+            "sigma=[0.01,0.1]. Repeatable.",
+            autocompletion=names_of("defenses"),
+        ),
     ] = None,
     rounds: Annotated[
         int | None, typer.Option("--rounds", min=1, help="Federated rounds that the accuracy is measured after.")
@@ -59,8 +66,10 @@ def frontier(
     quiet: QuietOption = False,
 ) -> None:
     """Sweep defenses: what each costs in accuracy, seconds and bytes, and what attackers still recover behind it."""
+    from seepage.cli.parts import part_of
     from seepage.cli.terminal import progress_bar
     from seepage.frontier import run_frontier
+    from seepage.registry import defenses
 
     more = [] if rounds is None else [f"utility.rounds={rounds}"]
     tables = tables_of(
@@ -69,10 +78,9 @@ def frontier(
     )  # fmt: skip
     if membership:
         tables.setdefault("membership", {})
+    only = [part_of(name, "--defense", defenses) for name in defense or ()]
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
-        found = run_frontier(
-            tables, only=defense or (), out=out, jobs=jobs, on=runner, show=show, command=command_line()
-        )
+        found = run_frontier(tables, only=only, out=out, jobs=jobs, on=runner, show=show, command=command_line())
         write_pages(found.folder, show, again=False)
     if as_json:
         rows = [row.record() for row in found.rows]

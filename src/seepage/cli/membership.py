@@ -43,20 +43,20 @@ def membership(
 ) -> None:
     """Which candidates were in the batch behind a recorded update, each with a p-value. No truth is needed."""
     from seepage.attacks.base import Shown
+    from seepage.cli.parts import part_of
     from seepage.cli.terminal import progress_bar
     from seepage.core.progress import Doing
     from seepage.membership import MEMBERSHIP_TESTS, infer_membership
-    from seepage.registry import Spec
+    from seepage.registry import models
     from seepage.transcript.recorded import open_transcript
-    from seepage.types import Architecture
 
-    chosen = MEMBERSHIP_TESTS.build(Spec(test))
+    tester = part_of(test, "--test", MEMBERSHIP_TESTS)
+    chosen = MEMBERSHIP_TESTS.build(tester)
     if not 0 < level < 1:
         raise SeepageError(f"--level must lie between 0 and 1, got {level}; 0.01 is usual")
     where = device or "cpu"
-    seen = open_transcript(
-        observed, architecture=None if model is None else Architecture(model), batch_size=batch_size, device=where
-    )
+    architecture = None if model is None else part_of(model, "--model", models)
+    seen = open_transcript(observed, architecture=architecture, batch_size=batch_size, device=where)
     rounds = round_ or [0]
     for t in rounds:
         if not 0 <= t < len(seen):
@@ -84,10 +84,10 @@ def membership(
             shown.to(where),
             t=rounds,
             seed=seed or 0,
-            progress=Shown(lambda done, total: show(done, total, Doing(test))),
+            progress=Shown(lambda done, total: show(done, total, Doing(tester.use))),
         )
     names = _names(tested, suspects)
-    _present(found, names, level, test, resized, as_json=as_json, quiet=quiet)
+    _present(found, names, level, tester.use, resized, as_json=as_json, quiet=quiet)
 
 
 def _digests(inputs: "Tensor") -> set[bytes]:

@@ -12,6 +12,7 @@ from seepage.cli.stopping import answer_by_interrupt
 
 if TYPE_CHECKING:
     from seepage.core.executor import Executor
+    from seepage.registry import Spec
 
 DataOption = Annotated[
     str | None,
@@ -37,7 +38,7 @@ ClientOption = Annotated[
     str | None,
     typer.Option(
         "--client",
-        help="What clients compute: fedsgd, fedavg; options by --set client.OPTION=VALUE.",
+        help="What clients compute: fedsgd, or fedavg:lr=0.1,epochs=2.",
         autocompletion=names_of("clients"),
     ),
 ]
@@ -54,13 +55,18 @@ SizeOption = Annotated[int | None, typer.Option("--batch-size", min=1, help="Pri
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seeds everything.")]
 DeviceOption = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, mps.")]
 AttackOption = Annotated[
-    list[str] | None, typer.Option("--attack", help="Only this attack. Repeatable.", autocompletion=names_of("attacks"))
+    list[str] | None,
+    typer.Option(
+        "--attack",
+        help="Only this attack, such as inverting_gradients:steps=500. Repeatable.",
+        autocompletion=names_of("attacks"),
+    ),
 ]
 DefenseOption = Annotated[
     list[str] | None,
     typer.Option(
         "--defense",
-        help="Let clients use this defense; options by --set defense.OPTION=VALUE. Repeatable, in order.",
+        help="Let clients use this defense, such as gaussian_noise:sigma=1,clip=1. Repeatable, in order.",
         autocompletion=names_of("defenses"),
     ),
 ]
@@ -179,23 +185,35 @@ def tables_of(
     defenses: list[str] | None = None,
     settings: list[str] | None = None,
 ) -> dict[str, Any]:
-    """A recipe's tables with the command line's changes; an option that was not given changes nothing."""
+    """A recipe's tables with the command line's changes; an option that was not given changes nothing.
+
+    A model, a client, attacks and defenses may have options behind their name (see `part_of`).
+    """
+    from seepage.cli.parts import part_of
     from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change, choose_part, drop_cases, put
+    from seepage.registry import KINDS
 
     tables = read_recipe(find_recipe("default" if recipe is None else recipe))
     if recipe is None and attacks is None and data is not None and Path(data).suffix.lower() in TEXT_FILES:
         attacks = ["token_sequences"]  # the others of the default recipe are of pictures and tables
     for key, names in (("attack", attacks), ("defense", defenses)):
         if names:
+            parts = [part_of(name, f"--{key}", KINDS[f"{key}s"]) for name in names]
             listed = tables.get(key)
             listed = [table for table in listed if isinstance(table, dict)] if isinstance(listed, list) else []
             known = {table.get("use"): table for table in listed}
             drop_cases(tables, key)
-            put(tables, key, [known.get(use, {"use": use}) for use in names])
-    for key, chosen in (("data", data), ("model", model), ("client", client)):
+            put(tables, key, [{**known.get(part.use, {}), **part.table()} for part in parts])
+    for key, chosen in (
+        ("data", None if data is None else _data_of(data)),
+        ("model", None if model is None else part_of(model, "--model", KINDS["models"])),
+        ("client", None if client is None else part_of(client, "--client", KINDS["clients"])),
+    ):
         if chosen is not None:
-            choose_part(tables, key, chosen)
+            choose_part(tables, key, chosen.use)
+            for option, value in chosen.options.items():
+                put(tables, f"{key}.{option}", value)
     for key, value in (
         ("client.loss", loss),
         ("batch.size", batch_size),
@@ -212,18 +230,36 @@ def tables_of(
     return change(tables, settings or [])
 
 
+def _data_of(text: str) -> "Spec":
+    """Data by their name or path, which is hidden in what is handed on and so has no options behind it.
+
+    Raises:
+        SeepageError: Where it has some.
+    """
+    from seepage.cli.parts import part_of
+    from seepage.errors import SeepageError
+    from seepage.registry import Spec
+
+    part = part_of(text, "--data")
+    if part.options and not Path(text).exists():
+        spelled = " ".join(f"--set data.{name}={value}" for name, value in part.options.items())
+        raise SeepageError(f"--data takes no options behind a name; write --data {part.use} {spelled}")
+    return Spec(text)
+
+
 def tune_by(tables: dict[str, Any], tuned: list[str] | None) -> None:
     """Add `--tune attack.OPTION=V1,V2,...` to a recipe's tables, in place; one there over the same option is replaced.
 
     Raises:
         SeepageError: Where it names no option or no value.
     """
+    from seepage.cli.parts import pieces
     from seepage.errors import SeepageError
     from seepage.recipe.overrides import parsed
 
     for setting in tuned or []:
         key, equals, text = setting.partition("=")
-        values = [parsed(word.strip()) for word in text.split(",") if word.strip()]
+        values = [parsed(word) for word in pieces(text)]
         if not equals or not key.strip() or not values:
             raise SeepageError(f"--tune takes attack.OPTION=V1,V2,... such as attack.tv=1e-4,1e-3, got {setting!r}")
         plan = tables.setdefault("tune", {})

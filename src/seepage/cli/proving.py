@@ -89,6 +89,7 @@ def prove(
     quiet: QuietOption = False,
 ) -> None:
     """Measure the epsilon of the filter that really runs, and say whether it contradicts what is claimed."""
+    from seepage.cli.parts import pair
     from seepage.cli.terminal import progress_bar
     from seepage.core.progress import Doing, Phase
     from seepage.privacy.measured import CALLS, SHAPES
@@ -104,7 +105,7 @@ def prove(
     asked = _Asked(
         epsilon=epsilon, delta=delta, sigma=sigma, rounds=rounds, clip=clip,
         neighbors="join" if neighbors == "join" else "replace", shapes=_shapes(shapes) if shapes else SHAPES,
-        config=dict(_pair(one, "--config") for one in config or []), seconds=seconds,
+        config=dict(pair(one, "--config") for one in config or []), seconds=seconds,
         calls=CALLS if calls is None else calls, trust=trust, seed=seed or 0,
     )  # fmt: skip
     kinds: dict[str, Callable[[Progress | None], MeasuredEpsilon]] = {}
@@ -152,19 +153,19 @@ class _Asked:
     def of_function(self, name: str, show: "Progress | None") -> "MeasuredEpsilon":
         from seepage.privacy.measured import Claim
 
-        return self._called(_guarded(self._made(name), name, list(self.shapes)), Claim(), show)
+        return self._called(_guarded(self._made(name, "--function"), name, list(self.shapes)), Claim(), show)
 
     def of_mods(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
         from seepage.integrations.flower_filter import claim_of, mod_filter
 
-        mods = [self._made(name) for name in names]
+        mods = [self._made(name, "--mod") for name in names]
         claim = claim_of(mods[0], rounds=self.rounds) if len(mods) == 1 else _no_claim()
         return self._called(mod_filter(*mods, config=self.config), claim, show)
 
     def of_filters(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
         from seepage.integrations.nvflare_filter import claim_of, dxo_filter
 
-        filters = [self._made(name) for name in names]
+        filters = [self._made(name, "--filter") for name in names]
         claim = (
             claim_of(filters[0], rounds=self.rounds, shapes=self.shapes) if len(filters) == 1 else _no_claim()
         )  # fmt: skip
@@ -174,7 +175,7 @@ class _Asked:
         from seepage.integrations.opacus_steps import step_pairs
         from seepage.privacy.measured import measure_pairs
 
-        model, optimizer, loss, inputs, labels = self._made(name, call=True)
+        model, optimizer, loss, inputs, labels = self._made(name, "--engine", call=True)
         noise = float(optimizer.noise_multiplier) if self.sigma is None else self.sigma
         return measure_pairs(
             step_pairs(model, optimizer, loss, inputs, labels, seed=self.seed), delta=self._delta(),
@@ -183,16 +184,14 @@ class _Asked:
         )  # fmt: skip
 
     def of_defense(self, names: list[str], show: "Progress | None") -> "MeasuredEpsilon":
+        from seepage.cli.parts import part_of
         from seepage.defenses import DEFENSES, joined
         from seepage.privacy.measured import measure_defense
-        from seepage.registry import Spec
 
-        parts = []
-        for name in names:
-            use, options = parsed(name, registered=True)
-            self._check_trust(use)
-            parts.append(DEFENSES.build(Spec(use, options)))
-        defense = joined(parts)
+        parts = [part_of(name, "--defense", DEFENSES) for name in names]
+        for part in parts:
+            self._check_trust(part.use)
+        defense = joined([DEFENSES.build(part) for part in parts])
         assert defense is not None
         return measure_defense(
             defense, delta=self._delta(), rounds=self.rounds, stated=self.epsilon, calls=self.calls,
@@ -230,18 +229,19 @@ class _Asked:
 
         return epsilon(sigma=sigma, rounds=self.rounds, delta=self._delta())
 
-    def _made(self, text: str, *, call: bool = False) -> Any:
+    def _made(self, text: str, option: str, *, call: bool = False) -> Any:
         """What a name stands for: a class is called with the options, a function is not, unless it is to be."""
+        from seepage.cli.parts import part_of
         from seepage.registry import import_dotted
 
-        use, options = parsed(text)
-        self._check_trust(use)
-        found = import_dotted(use)
-        if isinstance(found, type) or options or call:
+        part = part_of(text, option)
+        self._check_trust(part.use)
+        found = import_dotted(part.use)
+        if isinstance(found, type) or part.options or call:
             try:
-                return found(**options)
+                return found(**part.options)
             except TypeError as error:
-                raise SeepageError(f"{use} cannot be made with these options ({error}); correct them") from error
+                raise SeepageError(f"{part.use} cannot be made with these options ({error}); correct them") from error
         return found
 
     def _check_trust(self, use: str) -> None:
@@ -278,39 +278,6 @@ def _no_claim() -> "Claim":
     from seepage.privacy.measured import Claim
 
     return Claim()
-
-
-def parsed(text: str, *, registered: bool = False) -> tuple[str, dict[str, Any]]:
-    """A name with options, `name:a=1,b=2` or `module:thing:a=1,b=2`.
-
-    Args:
-        text: What was typed.
-        registered: A name without a module may stand for a part of this package.
-
-    >>> parsed("gaussian_noise:sigma=1,clip=0.5", registered=True)
-    ('gaussian_noise', {'sigma': 1, 'clip': 0.5})
-    >>> parsed("mymodule:Mod:level='high'")
-    ('mymodule:Mod', {'level': 'high'})
-    """
-    parts = text.split(":", 2)
-    named = registered and (len(parts) == 1 or "=" in parts[1])
-    use, rest = (parts[0], ":".join(parts[1:])) if named else (":".join(parts[:2]), ":".join(parts[2:]))
-    return use, dict(_pair(one, text) for one in rest.split(",") if one)
-
-
-def _pair(text: str, where: str) -> tuple[str, Any]:
-    """`KEY=VALUE`, where the value is as TOML has it, or a word."""
-    import tomllib
-
-    from seepage.core.toml import load_toml
-
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise SeepageError(f"{short(where)} takes KEY=VALUE, got {short(text)}")
-    try:
-        return key.strip(), load_toml(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
 
 
 def _shapes(text: str) -> Shapes:

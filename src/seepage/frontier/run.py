@@ -17,6 +17,7 @@ from seepage.frontier.utility import measure_all
 from seepage.recipe.contents import run_text
 from seepage.recipe.places import kind_of
 from seepage.recipe.resolve import cells, run_name
+from seepage.registry import Spec
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Frontier:
 def run_frontier(
     tables: Mapping[str, Any],
     *,
-    only: Sequence[str] = (),
+    only: Sequence[Spec] = (),
     out: Path | None = None,
     jobs: int | None = None,
     on: Executor | None = None,
@@ -48,7 +49,7 @@ def run_frontier(
 
     Args:
         tables: A recipe's tables (see `sweep`).
-        only: Names of the defenses to run, of those that the recipe sweeps; empty: all.
+        only: The defenses to run (see `sweep_of`); empty: all that the recipe sweeps.
         out: The run folder; None: `runs/NAME-HASH`.
         jobs: Number of attacks or trainings that run in parallel; None: one per core.
         on: Executor that runs attacks and trainings; None: on this machine.

@@ -80,12 +80,13 @@ class Sweep:
     utility: Utility
 
 
-def sweep_of(tables: Mapping[str, Any], only: Sequence[str] = ()) -> Sweep:
+def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
     """The sweep of a recipe.
 
     Args:
         tables: A recipe's tables.
-        only: Names of the defenses to sweep, of those in the recipe; empty: all.
+        only: The defenses to sweep: by name, of those in the recipe, or with options in place of the recipe's, of which
+            a list is swept; empty: all of the recipe.
 
     Raises:
         SeepageError: For mistakes in the recipe.
@@ -124,8 +125,28 @@ def _utility(table: Any) -> Utility:
     return Utility(**table)
 
 
-def _choices(tables: Any, only: Sequence[str]) -> list[list[dict[str, Any]]]:
+def _choices(tables: Any, only: Sequence[Spec]) -> list[list[dict[str, Any]]]:
     """Every defense at every strength, as lists of tables."""
+    found = _strengths(tables)
+    named = [part.use for part in only if not part.options]
+    missing = [name for name in named if not any(part["use"] == name for parts in found for part in parts)]
+    if missing:
+        raise SeepageError(
+            f"this frontier sweeps no {missing[0]!r}; give it strengths, as {missing[0]}:OPTION=VALUE,... or in a "
+            "[[frontier]] table"
+        )
+    if only:
+        found = [parts for parts in found if any(part["use"] in named for part in parts)]
+        found += _strengths([part.table() for part in only if part.options])
+    if not 0 < len(found) <= MAX_DEFENSES:
+        raise SeepageError(
+            f"a frontier sweeps 1 to {MAX_DEFENSES} defenses, and this recipe has {len(found)}; change its lists"
+        )
+    return found
+
+
+def _strengths(tables: Any) -> list[list[dict[str, Any]]]:
+    """Every combination of the options of each table."""
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise SeepageError("frontier must be a list of tables, written [[frontier]]")
     found: list[list[dict[str, Any]]] = []
@@ -137,17 +158,6 @@ def _choices(tables: Any, only: Sequence[str]) -> list[list[dict[str, Any]]]:
             raise SeepageError('each [[frontier]] needs use = "NAME" of a defense, or parts = [{ use = "NAME" }, …]')
         lists = [value if isinstance(value, list) else [value] for value in table.values()]
         found += [[dict(zip(table, values, strict=True))] for values in itertools.product(*lists)]
-    missing = [name for name in only if not any(part["use"] == name for parts in found for part in parts)]
-    if missing:
-        raise SeepageError(
-            f"this frontier sweeps no {missing[0]!r}; name it in a [[frontier]] table with its strengths"
-        )
-    if only:
-        found = [parts for parts in found if any(part["use"] in only for part in parts)]
-    if not 0 < len(found) <= MAX_DEFENSES:
-        raise SeepageError(
-            f"a frontier sweeps 1 to {MAX_DEFENSES} defenses, and this recipe has {len(found)}; change its lists"
-        )
     return found
 
 
