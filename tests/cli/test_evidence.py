@@ -118,6 +118,8 @@ def test_a_signed_pack_is_verified_without_a_network(pack: Path, run: Path, key:
     alone = cli("verify", pack).out
     assert "ask the auditor" in alone
     assert "of this run" not in alone
+    assert cli("verify", pack, "--run", run, "--json").json["run"] == {"path": str(run), "matches": True}
+    assert cli("verify", pack, "--json").json["run"] is None
 
 
 def test_every_byte_of_every_file_counts(pack: Path, cli: Cli) -> None:
@@ -165,6 +167,11 @@ def test_a_pack_of_another_run_is_not_of_this_one(pack: Path, run: Path, cli: Cl
     manifest.write_manifest(Path("later"))
     found = cli("verify", pack, "--run", "later")
     assert (found.code, "another one" in found.out) == (1, True)
+    assert "unchanged: all" in found.out
+    assert "NOT OF THIS RUN: later" in found.out
+    told = cli("verify", pack, "--run", "later", "--json").json
+    assert (told["good"], told["differences"], told["run"]) == (False, [], {"path": "later", "matches": False})
+    assert "another one" in told["problems"][0]
 
 
 def test_a_pack_holds_no_picture_no_truth_and_no_folder(pack: Path, run: Path, home: Path) -> None:

@@ -85,7 +85,8 @@ def verify(
             "files": checked.files,
             "signer": checked.signer,
             "differences": [one.model_dump() for one in checked.differences],
-            "problems": checked.problems,
+            "problems": [*checked.problems, *(checked.misfits or [])],
+            "run": None if run is None else {"path": str(run), "matches": not checked.misfits},
         }
         print(json.dumps(found))
     else:
@@ -95,13 +96,19 @@ def verify(
 
 
 def _print(folder: Path, checked: "Checked", *, pack: bool, named: bool, run: Path | None) -> None:
-    for line in [*map(str, checked.differences), *checked.problems]:
+    wrong = [*map(str, checked.differences), *checked.problems]
+    for line in wrong:
         print(printable(f"  {line}"))
+    if wrong:
+        print(printable(f"NOT AS IT WAS WRITTEN: {len(wrong)} thing{'s' * (len(wrong) > 1)} in {folder}"))
+    else:
+        print(printable(f"unchanged: all {checked.files} files of {folder} are as they were written"))
+    for line in checked.misfits or []:
+        print(printable(f"  {line}"))
+    if checked.misfits:
+        print(printable(f"NOT OF THIS RUN: {run} is not as it was when the pack was written"))
     if not checked.good:
-        count = len(checked.differences) + len(checked.problems)
-        print(printable(f"NOT AS IT WAS WRITTEN: {count} thing{'s' * (count > 1)} in {folder}"))
         return
-    print(printable(f"unchanged: all {checked.files} files of {folder} are as they were written"))
     if run is not None:
         print(printable(f"of this run: all files of {run} are those that the pack was written of"))
     if checked.signer is None:

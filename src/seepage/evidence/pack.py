@@ -221,18 +221,25 @@ class Checked:
         differences: Files that are not as the manifest says.
         files: Number of files that were compared.
         signer: Name of the key whose signature is good; None: not signed, or not well.
-        problems: What is wrong with the signature, or does not fit the run.
+        problems: What is wrong with the signature.
+        misfits: Why the run that was named is not the pack's; empty where it is, None where no run was named.
     """
 
     differences: list[Difference]
     files: int
     signer: str | None
     problems: list[str]
+    misfits: list[str] | None = None
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the folder is as it was written."""
+        return not self.differences and not self.problems
 
     @property
     def good(self) -> bool:
-        """Whether all is as it was written."""
-        return not self.differences and not self.problems
+        """Whether all is as it was written, and the run is the pack's where one was named."""
+        return self.unchanged and not self.misfits
 
 
 def is_pack(folder: Path) -> bool:
@@ -279,9 +286,8 @@ def verify_pack(folder: Path, *, key: Path | None = None, run: Path | None = Non
         if (folder / name).stat().st_size != found.files[name].size or _digest(folder / name) != found.files[name]
     ]
     signer, problems = _signature(folder, path, key)
-    if run is not None:
-        problems += _misfit(run, found)
-    return Checked(sorted(wrong, key=lambda one: one.path), len(found.files), signer, problems)
+    misfits = None if run is None else _misfits(run, found)
+    return Checked(sorted(wrong, key=lambda one: one.path), len(found.files), signer, problems, misfits)
 
 
 def refuse_changed_pack(folder: Path) -> None:
@@ -312,7 +318,7 @@ def _signature(folder: Path, path: Path, key: Path | None) -> tuple[str | None, 
     return None, [f"the signature is not good: {manifest.FILE} was changed, or the key is not {whose}"]
 
 
-def _misfit(run: Path, found: PackManifest) -> list[str]:
+def _misfits(run: Path, found: PackManifest) -> list[str]:
     if manifest.digest_of(run / manifest.FILE) == found.run_manifest:
         return [f"the run: {one}" for one in manifest.differences(run)]
     own = manifest.read_manifest(run).files
