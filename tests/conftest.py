@@ -1,6 +1,8 @@
 """One thread and no surprises: the same bits and the same examples on every run."""
 
 import os
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 # Before torch is imported, and for every process that a test starts: their threads would wait for one another's cores.
@@ -21,6 +23,16 @@ settings.load_profile("seepage")
 def _same_random_numbers() -> None:
     """PyTorch's global generator starts every test alike, whichever worker runs it and whatever ran before."""
     torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_modules_end_with_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A module that a test wrote into its folder is not the one that the next test imports by the same name."""
+    before, folder = set(sys.modules), str(tmp_path_factory.getbasetemp())
+    yield
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(folder):
+            del sys.modules[name]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

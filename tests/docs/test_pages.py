@@ -46,22 +46,17 @@ def test_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.syspath_prepend(tmp_path)
-    modules, printed = set(sys.modules), ""
-    try:
-        for block in blocks(page):
-            if block.mark.startswith("file: "):
-                Path(block.mark.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
-            elif block.mark.startswith("not run: "):
-                printed = ""
-            elif block.kind in RUN:
-                printed = _run(block, monkeypatch)
-            elif block.kind == "text" and printed:
-                _assert_printed(block.text, printed)
-                printed = ""
-    finally:
-        for name in set(sys.modules) - modules:
-            if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]  # the next page has a module of that name too
+    printed = ""
+    for block in blocks(page):
+        if block.mark.startswith("file: "):
+            Path(block.mark.removeprefix("file: ")).write_text(block.text, encoding="utf-8")
+        elif block.mark.startswith("not run: "):
+            printed = ""
+        elif block.kind in RUN:
+            printed = _run(block, monkeypatch)
+        elif block.kind == "text" and printed:
+            _assert_printed(block.text, printed)
+            printed = ""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
