@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 
 from seepage import GaussianNoise, SeepageError
-from seepage.audit.row import Row
+from seepage.audit.cell import Measure
+from seepage.audit.row import Cell, Row
 from seepage.clients import Aggregate, FedSGD
 from seepage.defenses import (
     DPSGD,
@@ -27,6 +28,7 @@ from seepage.defenses import (
     Sparsify,
 )
 from seepage.frontier.advising import advice, untried
+from seepage.frontier.page import write_page
 from seepage.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of, wilson
 from seepage.frontier.run import run_frontier
 from seepage.frontier.sweep import DEFAULT_STRENGTHS, sweep_of
@@ -275,7 +277,40 @@ def test_a_model_that_hardly_learned_has_no_accuracy_to_lose(
     assert words.startswith("a costs 2.0 points of accuracy")
     assert ("mean little here: raise utility.rounds or training.steps." in words) is near
     if near:
-        assert f"right on {accuracy:.1%} of {examples} test examples, where guessing one of {classes} classes" in words
+        said = f"right on {accuracy:.1%} of {examples:,} test examples, where guessing one of {classes} classes"
+        assert said in words
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        ("class", "costs 10.0 points of accuracy (90.0% to 80.0% of 200 test examples)"),
+        ("value", "costs 10.0 points of explained variance (90.0% to 80.0% of the variance of 200 test targets)"),
+        ("map", "costs 10.0 points of pixel accuracy (90.0% to 80.0% of the pixels of 200 test examples)"),
+        ("token", "costs 10.0 points of next-token accuracy (90.0% to 80.0% of the next tokens in 200 test texts)"),
+    ],
+)
+def test_what_is_measured_is_called_what_it_is(measure: Measure, words: str, tmp_path: Path) -> None:
+    rows = [replace(one, accuracy_of=measure, attack="linear") for one in (BARE, row("a", 0.8, 0))]
+    assert words in advice(rows)
+    assert [one.record()["accuracy_of"] for one in rows] == [measure] * 2
+    page = write_page(tmp_path, rows, "advice", Cell(name="a"), 20).read_text()
+    assert f'<th scope="col" class="number">{rows[0].measure.capitalize()}</th>' in page
+    assert ("ccuracy" in page) is ("accuracy" in words)
+
+
+def test_values_that_hardly_any_model_explains_have_no_cost() -> None:
+    rows = [replace(one, accuracy_of="value") for one in (row("no defense", 0.03, 4), row("a", 0.0, 0))]
+    said = "the undefended model explains 3.0% of the variance of 200 test targets, so costs mean little here"
+    assert said in advice(rows)
+    assert "mean little" not in advice([replace(rows[0], accuracy=0.3), rows[1]])
+
+
+def test_the_measure_is_that_of_the_audited_cell() -> None:
+    text = {"frequent": {"rouge_1": 0.1}}
+    cells = [Cell(name="a"), Cell(name="a", target="value"), Cell(name="a", target="map", classes=["0", "1"])]
+    cells += [Cell(name="a", baselines=text), Cell(name="a", baselines=text, classes=["x", "y"])]
+    assert [cell.measure for cell in cells] == ["class", "value", "map", "token", "class"]
 
 
 def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:

@@ -17,6 +17,10 @@ class DrawnRounds(JsonRecord):
     lr: float | None = None
 
 
+Measure = Literal["class", "value", "map", "token"]
+"""What a model's accuracy is a share of: examples, the variance of targets, pixels, or next tokens."""
+
+
 class Cell(JsonRecord):
     """The setting of one cell and facts about its update. A field is None where it is not known.
 
@@ -76,6 +80,12 @@ class Cell(JsonRecord):
     exposure: str | None = None
     skipped: str | None = None
     membership_skipped: str | None = None
+
+    @property
+    def measure(self) -> Measure:
+        """What `accuracy` is a share of: tokens for a model of the next token, else what is trained towards."""
+        text = self.baseline("frequent", "rouge_1") is not None
+        return "token" if text and not self.classes else self.target
 
     @property
     def heading(self) -> str:

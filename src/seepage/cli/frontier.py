@@ -91,7 +91,8 @@ def frontier(
         _print_lacking(found.rows)
     print(found.advice)
     if not quiet:
-        print(f"\npage: {found.folder / 'frontier.html'}; pictures: {found.folder / 'report.html'}")
+        shown = "pictures" if any(row.ssim is not None for row in found.rows) else "report"
+        print(f"\npage: {found.folder / 'frontier.html'}; {shown}: {found.folder / 'report.html'}")
 
 
 def _print_table(rows: "Sequence[DefenseRow]") -> None:
@@ -103,7 +104,7 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("defense", overflow="fold")
     tested = any(row.members or row.untested for row in rows)
-    for name in ("accuracy", "found", *(["named"] if tested else []), "median", "SSIM", "epsilon", "ms", "kB"):
+    for name in (rows[0].measure, "found", *(["named"] if tested else []), "median", "SSIM", "epsilon", "ms", "kB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best attack", overflow="fold")
     for i, row in enumerate(rows):
@@ -119,8 +120,8 @@ def _legend(rows: "Sequence[DefenseRow]") -> str:
     from seepage.privacy.accounting import VACUOUS
 
     words = (
-        "accuracy: after federated training with it. found: examples recovered by the best attack. median: PSNR in dB. "
-        "ms: one client's update. kB: sent by it. A second line: the attacker knows the defense."
+        f"{rows[0].measure}: after federated training with it. found: examples recovered by the best attack. "
+        "median: PSNR in dB. ms: one client's update. kB: sent by it. A second line: the attacker knows the defense."
     )
     tested = next((row for row in rows if row.members), None)
     if tested is not None:

@@ -19,7 +19,7 @@ from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.cli.console import open_console
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
-from seepage.report.formatting import number
+from seepage.report.formatting import measured_on, number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
 
 LONG = 60.0
@@ -290,7 +290,7 @@ def _accuracy(cell: Cell) -> str:
     """How well a federation's model does at the audited round."""
     if not cell.federation or cell.accuracy is None:
         return ""
-    if cell.target == "value":
-        return f"; the model explains {cell.accuracy:.0%} of the variance of {cell.accuracy_examples} unseen targets"
-    what = "pixels of the " if cell.target == "map" else ""
-    return f"; the model names {cell.accuracy:.0%} of the {what}{cell.accuracy_examples} unseen examples right"
+    whole = measured_on(cell.measure, cell.accuracy_examples or 0)
+    if cell.measure == "value":
+        return f"; the model explains {cell.accuracy:.0%} of {whole}"
+    return f"; the model names {cell.accuracy:.0%} of {whole} right"

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence, Set
 
 from seepage.frontier.rows import DefenseRow, Point, points_of, wilson
+from seepage.report.formatting import measured_on
 
 LISTED_NAMES = 3
 """Largest number of sentences on what could not be tried, and of defenses named in one; more are counted."""
@@ -28,7 +29,7 @@ def _choice(rows: Sequence[DefenseRow]) -> str:
     points = points_of(rows)
     bare = next((point for point in points if point.defense == "no defense"), None)
     if bare is None:
-        return "No undefended row has both an accuracy and a score, so nothing can be compared."
+        return f"No undefended row has both {_a(rows[0].measure)} and a score, so nothing can be compared."
     if bare.share == 0:
         return (
             "Even without a defense no attack tried recovered anything, so these attacks, with these steps, say "
@@ -36,7 +37,7 @@ def _choice(rows: Sequence[DefenseRow]) -> str:
         )
     others = [point for point in points if point is not bare]
     if not others:
-        return "No defense has both an accuracy and a score, so nothing can be compared."
+        return f"No defense has both {_a(rows[0].measure)} and a score, so nothing can be compared."
     able = {attack for attack, count in _found(rows, bare.defense).items() if count}
     judged = [point for point in others if point.share > 0 or able & set(_found(rows, point.defense))]
     if not judged:
@@ -44,13 +45,13 @@ def _choice(rows: Sequence[DefenseRow]) -> str:
             f"{_listed(sorted(able))} alone found something without a defense, and could be tried behind none, so "
             "nothing can be compared."
         )
-    examples = next(row.accuracy_examples for row in rows if row.accuracy is not None)
+    measured = next(row for row in rows if row.accuracy is not None)
     stops = [point for point in judged if point.share == 0]
     if not stops:
         best = min(judged, key=lambda point: (point.share, -point.accuracy))
         return (
             f"No defense tried stops every attack tried: behind {best.defense}, which "
-            f"{_cost(best.accuracy, bare.accuracy, examples)}, the best attack still recovers {best.share:.0%} of the "
+            f"{_cost(best.accuracy, bare.accuracy, measured)}, the best attack still recovers {best.share:.0%} of the "
             "examples."
         )
     best = max(stops, key=lambda point: point.accuracy)
@@ -59,7 +60,7 @@ def _choice(rows: Sequence[DefenseRow]) -> str:
     attacked = next(row.examples for row in rows if row.defense == best.defense and row.examples)
     stopped = _stopped(rows, best.defense, able)
     return (
-        f"{best.defense} {_cost(best.accuracy, bare.accuracy, examples)} and stops {stopped} "
+        f"{best.defense} {_cost(best.accuracy, bare.accuracy, measured)} and stops {stopped} "
         f"on {attacked} examples, with the steps they were given{rest}.{_idle(rows, best.defense, able)}"
     )
 
@@ -98,12 +99,19 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-def _cost(accuracy: float, bare: float, examples: int | None) -> str:
+def _a(measure: str) -> str:
+    """The name of a measure with its article."""
+    return f"an {measure}" if measure[0] in "ae" else f"a {measure}"
+
+
+def _cost(accuracy: float, bare: float, measured: DefenseRow) -> str:
+    """What training with a defense costs, of what the row says is measured."""
     points = 100 * (bare - accuracy)
-    of = f"({bare:.1%} to {accuracy:.1%} of {examples} test examples)"
+    whole = measured_on(measured.accuracy_of, measured.accuracy_examples or 0, "test")
+    of = f"({bare:.1%} to {accuracy:.1%} of {whole})"
     if points < 0.05:
-        return f"costs no accuracy {of}"
-    return f"costs {points:.1f} points of accuracy {of}"
+        return f"costs no {measured.measure} {of}"
+    return f"costs {points:.1f} points of {measured.measure} {of}"
 
 
 def _failing(points: Sequence[Point]) -> str:
@@ -125,7 +133,7 @@ def _nothing_left(rows: Sequence[DefenseRow]) -> list[str]:
         return []
     best = max(whole, key=lambda row: row.accuracy or 0.0)
     assert best.accuracy is not None
-    cost = _cost(best.accuracy, bare.accuracy, best.accuracy_examples)
+    cost = _cost(best.accuracy, bare.accuracy, best)
     return [f"{best.defense} {cost} and left nothing but zeros to read in these updates, so nothing was attacked."]
 
 
@@ -136,16 +144,22 @@ def _undefended(rows: Sequence[DefenseRow]) -> DefenseRow | None:
 def _near_chance(rows: Sequence[DefenseRow], classes: int | None) -> list[str]:
     """A warning if the undefended model is hardly better than chance."""
     bare = _undefended(rows)
-    if bare is None or bare.accuracy is None or not bare.accuracy_examples or not classes:
+    if bare is None or bare.accuracy is None or not bare.accuracy_examples:
+        return []
+    more = "raise utility.rounds or training.steps."
+    whole = measured_on(bare.accuracy_of, bare.accuracy_examples, "test")
+    if bare.accuracy_of == "value":
+        says = f"But the undefended model explains {bare.accuracy:.1%} of {whole}, so costs mean little here: {more}"
+        return [says] if bare.accuracy < NEAR_CHANCE else []
+    if not classes:
         return []
     chance = 1 / classes
     low, _ = wilson(round(bare.accuracy * bare.accuracy_examples), bare.accuracy_examples)
     if low > chance and (bare.accuracy - chance) / (1 - chance) >= NEAR_CHANCE:
         return []
     return [
-        f"But the undefended model is right on {bare.accuracy:.1%} of {bare.accuracy_examples} test examples, where "
-        f"guessing one of {classes} classes is on {chance:.1%}, so costs in accuracy mean little here: raise "
-        "utility.rounds or training.steps."
+        f"But the undefended model is right on {bare.accuracy:.1%} of {whole}, where guessing one of {classes} classes "
+        f"is on {chance:.1%}, so costs in {bare.measure} mean little here: {more}"
     ]
 
 
@@ -170,7 +184,7 @@ def _gaps(row: DefenseRow) -> Iterable[tuple[str, str]]:
     """What could not be measured in a row, as templates with places for the defense and the reason."""
     told = ", told of it," if row.attacker == "knows" else ""
     if row.failed is not None:
-        yield "The accuracy {} could not be measured", _bare(row.failed)
+        yield f"The {row.measure} {{}} could not be measured", _bare(row.failed)
     if row.recovered is None and not row.zero and row.reason is not None:
         yield f"No attack{told} could be tried {{}}", _bare(row.reason)
     elif row.recovered is not None:

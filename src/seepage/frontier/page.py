@@ -1,4 +1,7 @@
-"""`frontier.png` and `frontier.html`: plot of accuracy against the share of recovered examples, and a table."""
+"""`frontier.png` and `frontier.html`: plot of accuracy against the share of recovered examples, and a table.
+
+What is measured after training is called what it is: accuracy, explained variance of values, pixel accuracy of maps.
+"""
 
 import io
 import warnings
@@ -40,6 +43,8 @@ def write_page(folder: Path, rows: Sequence[DefenseRow], advice: str, facts: Cel
         advice=advice,
         facts=facts,
         rounds=rounds,
+        measure=rows[0].measure,
+        pictures=any(row.ssim is not None for row in rows),
         groups=_groups(rows, best),
         tested=next((row for row in rows if row.members), None),
         untested=list(dict.fromkeys(row.untested for row in rows if row.untested)),
@@ -104,7 +109,7 @@ def _fill(axes: "Axes", rows: Sequence[DefenseRow]) -> None:
     for place, group in _together([(100 * p.accuracy, 100 * p.share, numbers[p.defense]) for p in points]).items():
         text = ", ".join(map(str, group))
         axes.annotate(text, place, xytext=(0, 8), textcoords="offset points", ha="center", fontsize=12)
-    axes.set_xlabel("accuracy after federated training, %")
+    axes.set_xlabel(f"{rows[0].measure} after federated training, %")
     axes.set_ylabel("examples recovered by the best attack, %")
     axes.set_ylim(-6, 112)
     axes.margins(x=0.08)

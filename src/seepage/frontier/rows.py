@@ -4,10 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from seepage.audit.cell import Measure
 from seepage.audit.row import MembershipRow, Outcome, Row
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA
 from seepage.frontier.sweep import SweepEntry
+
+MEASURES: Mapping[Measure, str] = {
+    "class": "accuracy",
+    "value": "explained variance",
+    "map": "pixel accuracy",
+    "token": "next-token accuracy",
+}
+"""What is measured after training, by what it is a share of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +49,9 @@ class DefenseRow:
         zero: Whether there is no score because every update is zero everywhere.
         untried: Attacks without a result here, or on some batches, that had one without a defense; with the reason.
         failed: Why there is no accuracy.
-        accuracy: Share of test examples classified correctly after federated training with the defense.
+        accuracy: Share of test examples classified correctly after federated training with the defense; what else it is
+            a share of says `accuracy_of`.
+        accuracy_of: `class`: test examples; `value`: variance of the targets; `map`: pixels; `token`: next tokens.
         accuracy_examples: Number of test examples.
         epsilon: The differential-privacy loss after that training.
         promise: What that epsilon protects, its delta, rounds and doubts.
@@ -75,12 +86,18 @@ class DefenseRow:
     untried: Mapping[str, str] = field(default_factory=dict)
     failed: str | None = None
     accuracy: float | None = None
+    accuracy_of: Measure = "class"
     accuracy_examples: int | None = None
     epsilon: float | None = None
     promise: Guarantee | None = None
     seconds: float | None = None
     bytes: int | None = None
     bytes_plain: int | None = None
+
+    @property
+    def measure(self) -> str:
+        """What `accuracy` is called."""
+        return MEASURES[self.accuracy_of]
 
     @property
     def share(self) -> float | None:
@@ -99,6 +116,7 @@ def rows_of(
     results: Sequence[Row],
     tests: Sequence[MembershipRow] = (),
     untested: Mapping[str, str] | None = None,
+    measure: Measure = "class",
 ) -> list[DefenseRow]:
     """One row for each defense and kind of attacker.
 
@@ -108,13 +126,14 @@ def rows_of(
         results: Rows of the audit.
         tests: Its rows of membership tests.
         untested: Name of a cell to why its membership could not be tested.
+        measure: What the accuracy is a share of.
     """
     rows = []
     bare = {row.attack: row for row in results if row.cell == entries[0].recipe.cell}
     for entry, price in zip(entries, prices, strict=True):
         promise = None if price["promise"] is None else Guarantee.model_validate(price["promise"])
         paid = {key: price[key] for key in ("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain")}
-        paid |= {"epsilon": None if promise is None else promise.epsilon, "promise": promise}
+        paid |= {"epsilon": None if promise is None else promise.epsilon, "promise": promise, "accuracy_of": measure}
         told = entry.recipe.defense and "defense" in entry.recipe.knowledge.told
         for attacker, recipe in (("knows" if told else "oblivious", entry.recipe), ("knows", entry.known)):
             if recipe is not None:

@@ -67,8 +67,8 @@ def run_frontier(
     prices = measure_all(sweep.entries, sweep.utility, folder, jobs, show, on or LocalExecutor())
     result = finished.result
     untested = {cell.name: cell.membership_skipped for cell in result.cells if cell.membership_skipped}
-    rows = rows_of(sweep.entries, prices, result.rows, result.membership, untested)
     facts = next(cell for cell in result.cells if not cell.skipped)  # the first that could be recorded
+    rows = rows_of(sweep.entries, prices, result.rows, result.membership, untested, facts.measure)
     words = advice(rows, classes=len(facts.classes))
     write_lines(folder / "frontier.jsonl", [row.record() for row in rows])
     write_page(folder, rows, words, facts, sweep.utility.rounds)

@@ -6,6 +6,8 @@ from math import isfinite
 
 from markupsafe import Markup, escape
 
+from seepage.audit.cell import Measure
+
 NONE = "\N{EM DASH}"
 """Stands where a number does not apply."""
 
@@ -88,6 +90,21 @@ def plural(count: int, word: str) -> str:
     """
     ending = "es" if word.endswith(("ch", "s", "x")) else "s"
     return f"{count:,} {word if count == 1 else word + ending}"
+
+
+def measured_on(measure: Measure, examples: int, which: str = "unseen") -> str:
+    """What an accuracy is a share of.
+
+    >>> measured_on("map", 3), measured_on("value", 1, "test")
+    ('the pixels of 3 unseen examples', 'the variance of 1 test target')
+    """
+    inside, word = {
+        "class": ("", "example"),
+        "map": ("the pixels of ", "example"),
+        "value": ("the variance of ", "target"),
+        "token": ("the next tokens in ", "text"),
+    }[measure]
+    return f"{inside}{plural(examples, f'{which} {word}')}"
 
 
 def brief(title: str) -> str:

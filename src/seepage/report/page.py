@@ -280,14 +280,8 @@ def _accuracy(cell: Cell) -> str:
     examples = cell.accuracy_examples or 0
     if cell.accuracy is None or examples < FEWEST_TESTED:
         return ""
-    what = words.plural(examples, "unseen example")
-    if cell.baseline("frequent", "rouge_1") is not None and not cell.classes:  # a model of the next token
-        what = f"the next tokens in {words.plural(examples, 'unseen text')}"
-    if cell.target == "value":
-        return f"{words.percent(cell.accuracy)} of the variance of {words.plural(examples, 'unseen target')} explained"
-    if cell.target == "map":
-        what = f"the pixels of {what}"
-    return f"{words.percent(cell.accuracy)} of {what} named right"
+    done = "explained" if cell.measure == "value" else "named right"
+    return f"{words.percent(cell.accuracy)} of {words.measured_on(cell.measure, examples)} {done}"
 
 
 def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
