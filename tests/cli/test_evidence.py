@@ -231,6 +231,14 @@ def test_evidence_and_result_follow_the_published_schemas(pack: Path) -> None:
         jsonschema.validate(json.loads((pack / f"{name}.json").read_text()), schema)
 
 
+def test_the_annex_says_its_verdict_once(pack: Path) -> None:
+    page = (pack / "annex.html").read_text()
+    assert "<strong>LEAKS.</strong> Private examples can be read back" in page
+    assert "copies." not in page
+    assert 'not tried: ask with <span class="option">--membership</span>' in page
+    assert not re.findall(r"&lt;|&amp;lt;", page)
+
+
 def test_evidence_says_what_the_run_found(pack: Path) -> None:
     found = json.loads((pack / "evidence.json").read_text())
     # Two faces, one example a batch: the closed form gives both back, and the search of five steps neither.
@@ -342,6 +350,35 @@ def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, ke
     assert 'skipped="1"' in Path("pack/junit.xml").read_text()
     # What an audit's option would ask for, no option of this command does.
     assert evidence["sides"]["named"] == "not tried: ask with seepage membership OBSERVED --candidates FILE"
+
+
+LEAST = ("--model", "convnet", "--set", "batch.count=1", "--set", "training.steps=0", "--jobs", 1, "--out", "unread")
+
+
+@pytest.mark.parametrize(
+    ("captured", "why", "head"),
+    [(True, "no truth was at hand", "NOT SCORED."), (False, "no attack gave a result", "NO RESULT.")],
+)
+def test_what_could_not_be_scored_says_why_and_says_it_once(
+    captured: bool, why: str, head: str, run: Path, cli: Cli
+) -> None:
+    found = (
+        cli("attack", run / "observed", "--use", "dlg:steps=2", "--out", "unread", "--jobs", 1)
+        if captured
+        else cli("audit", "tiny.toml", "--attack", "linear", *LEAST)
+    )
+    assert found.code == 0, found
+    assert cli("evidence", "unread", "--out", "pack").code == 0
+    pages = {path.name: path.read_text() for path in Path("pack").iterdir()}
+    evidence = json.loads(pages["evidence.json"])
+    assert [case["unscored"] for case in evidence["cases"]] == [why]
+    assert f"<strong>{head}</strong> " in pages["annex.html"]
+    assert "Not scored." not in pages["annex.html"]
+    assert pages["annex.html"].count(f"not scored: {why}") == 2
+    assert f"{why.capitalize()}, so" in pages["summary.md"]
+    assert f"{why.capitalize()}, so" in pages["bom.cdx.json"]
+    assert not [item for item in evidence["not_tried"] if "not tried" in item or "not known" in item]
+    assert ("no attack had a result" in pages["annex.html"]) is not captured
 
 
 def test_a_share_that_no_guess_can_reach_is_no_gate(observed: Path, refused: Refused) -> None:

@@ -1,19 +1,28 @@
 """`annex.html`: one or two printed pages for a data-protection impact assessment. No picture, no script, no network."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
+
+from markupsafe import Markup, escape
 
 from seepage.core.lock import scratch
 from seepage.errors import SeepageError, short
 from seepage.evidence.statement import CaseEvidence, Evidence
 from seepage.report.formatting import duration
-from seepage.report.page import LEVELS, STRONG
+from seepage.report.page import STRONG
 from seepage.report.templates import page_environment
 
 MOST_CASES = 6
 """Cases on the page, those that gave back most; the others stand in `evidence.json`."""
+
+HEAD = re.compile(r"(?:([A-Z][A-Z ,]+\.) )?(.*)", re.DOTALL)
+"""A verdict: the words in capitals that it begins with, and the rest."""
+
+OPTION = re.compile(r"--[a-z]+(?:-[a-z]+)*")
+"""An option of a command in a sentence."""
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
@@ -33,19 +42,28 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
     level = "leaks" if evidence.level in STRONG else "traces" if evidence.level == "traces" else "quiet"
     style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
     return (
-        page_environment("evidence", filters=(duration,))
+        page_environment("evidence", filters=(duration, unbroken))
         .get_template("annex.html.j2")
         .render(
             e=evidence,
             cases=shown,
             left=len(evidence.cases) - len(shown),
             level=level,
-            level_words=LEVELS.get(evidence.level, "Not scored"),
+            verdict=HEAD.fullmatch(evidence.verdict),
             digest=digest,
             signer=signer,
             style=style,
         )
     )
+
+
+def unbroken(text: str) -> Markup:
+    """A text in which no line ends within an option; escaped.
+
+    >>> unbroken("ask with --no-pictures & sign")
+    Markup('ask with <span class="option">--no-pictures</span> &amp; sign')
+    """
+    return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def _risk(case: CaseEvidence) -> tuple[float, float, int]:

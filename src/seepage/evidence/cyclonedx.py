@@ -82,7 +82,7 @@ def cyclonedx(evidence: Evidence, weights: Mapping[str, str]) -> dict[str, Any]:
 
 def _predicate(case: CaseEvidence) -> str:
     if case.recovered is None:
-        return "No truth was at hand, so nothing is claimed of how much came back."
+        return f"{(case.unscored or 'no share is known').capitalize()}, so nothing is claimed of how much came back."
     return f"The attacks that were run recovered {case.recovered.words} private examples; no claim on other attacks."
 
 

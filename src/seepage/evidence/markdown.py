@@ -78,8 +78,9 @@ def _risks(evidence: Evidence) -> list[str]:
         certified = sum(case.certified for case in evidence.cases)
         features = sum(case.certified_features for case in evidence.cases)
         proofs = [counted_guesses(certified)] * bool(certified) + [counted_features(features)] * bool(features)
-        without = f" Without one: {'; '.join(proofs)}." if proofs else ""
-        return [f"No truth was at hand, so no share of private examples can be given.{without}"]
+        without = f" What proves itself: {'; '.join(proofs)}." if proofs else ""
+        why = evidence.unscored.capitalize() or "There is no case"
+        return [f"{why}, so no share of private examples can be given.{without}"]
     return [
         f"Maximum risk, in the worst case: {plain(evidence.maximum_risk.words)} private examples recovered. "
         f"Average over all cases: {plain(evidence.average_risk.words)}."

@@ -27,10 +27,14 @@ GENERATIVE = frozenset({"ggl", "cpa_fia"})
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 
 FURTHER_SIDES = {
+    "came_back": "what came back",
     "named": "who was in the batch",
     "cannot_exceed": "what no attacker can exceed",
     "measured_epsilon": "the epsilon of the defense that really runs",
 }
+
+LACKING = re.compile("not (tried|known|measured): ")
+"""How the words of a side begin that has no finding: a list of what was not tried does not say it again."""
 
 OUT_OF_SCOPE = [
     "a malicious server, which changes the model or picks the clients to learn more",
@@ -81,6 +85,7 @@ class CaseEvidence(JsonRecord):
         examples: Private examples that were attacked.
         recovered: Those that the best attack here recovered recognizably or exactly; None without a truth.
         exact: Those that the best attack here rebuilt exactly; None without a truth.
+        unscored: Why no share can be given; None where one is.
         certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
             truth.
         certified_features: Most inner features that one attack certifies, which are no examples; needs no truth.
@@ -98,6 +103,7 @@ class CaseEvidence(JsonRecord):
     examples: int | None
     recovered: Share | None
     exact: Share | None
+    unscored: str | None = None
     certified: int
     certified_features: int = 0
     best: str | None
@@ -190,6 +196,11 @@ class Evidence(JsonRecord):
     not_tried: list[str]
     audit_again: list[str]
 
+    @property
+    def unscored(self) -> str:
+        """Why no share can be given of any case, each reason once."""
+        return " and ".join(dict.fromkeys(case.unscored for case in self.cases if case.unscored))
+
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     """The evidence of a finished run.
@@ -264,6 +275,7 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
         recovered=_most(rows, "recovered"),
         exact=_most(rows, "exact"),
+        unscored=None if rows else _unscored(run.rows_of(cell), cell),
         certified=max((row.certified_examples for row in run.rows_of(cell)), default=0),
         certified_features=max((row.certified_features for row in run.rows_of(cell)), default=0),
         best=best.attack if best is not None and leaked(best) else None,
@@ -271,6 +283,16 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
     )
+
+
+def _unscored(rows: Sequence[Row], cell: Cell) -> str:
+    """Why no row of a case is scored: whether the truth was at hand is seen by what was measured of it beforehand."""
+    spoke = [row for row in rows if row.gave_result]
+    if not spoke:
+        return "no attack gave a result"
+    if all(row.outcome is Outcome.FEATURES_ONLY for row in spoke):
+        return "inner features alone came back"
+    return "no guess could be scored" if cell.baselines else "no truth was at hand"
 
 
 def _strength(row: Row) -> tuple[float, float, int, float]:
@@ -420,7 +442,8 @@ def _by_name(
 
 def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     result, uses = run.result, _uses(run)
-    found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {side.words}" for side in result.sides if not side.tried]
+    lacking = [side for side in result.sides if not side.tried]
+    found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {LACKING.sub('', side.words, 1)}" for side in lacking]
     found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
     titles = result.titles
     found += [f"{row.attack} on {titles[row.cell]} failed: {row.reason}" for row in result.rows if failed(row)]
