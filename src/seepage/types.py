@@ -72,6 +72,8 @@ class Round:
         buffers: The model's buffers (batch-norm statistics) at that time; may be empty.
         update: What the client sent.
         batch_size: Number of examples behind the update, where the server knows it.
+        size_inferred: That number was read off the update itself. It is the least that can be: examples with slopes in
+            proportion look like one.
         labels: `[n]` the true labels, only when the attacker is told them.
         indices: `[n]` data-set indices, only when the protocol shows them (vertical FL).
         personal: Names of parameters that are the client's own: neither weights nor gradients of theirs are known.
@@ -85,6 +87,7 @@ class Round:
     labels: Tensor | None = None
     indices: Tensor | None = None
     personal: frozenset[str] = frozenset()
+    size_inferred: bool = False
 
     def __post_init__(self) -> None:
         check_fits(self.update.tensors, self.params, "the update", "the model", partial=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from seepage import FedAvg, Reconstruction, SeepageError, attack, build, observe, open_transcript
+from seepage import FedAvg, Reconstruction, SeepageError, attack, build, observe, open_transcript, record
 from seepage.attacks.rounded_rows import agreeing_groups
 from seepage.attacks.rounding import rounding_of
 from seepage.core.number_formats import format_of, half_units
@@ -167,6 +167,44 @@ def test_with_two_classes_rounded_rows_certify_nothing() -> None:
     assert len(found)
     assert found.certified is not None
     assert not found.certified.any()
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+@pytest.mark.parametrize("factor", [0.95, 0.97, 0.99])
+def test_a_weight_that_was_scaled_apart_from_its_bias_is_counted_into_the_error(
+    n: int, name: str, factor: float
+) -> None:
+    model, batch = network(), batch_of(n)
+    sent = dict(record(model, batch)[0].update.tensors)
+    sent["1.weight"] = factor * sent["1.weight"]
+    seen = observe(model, Update({key: CASTS[name](tensor) for key, tensor in sent.items()}), SHAPE, batch_size=n)
+    found = attack(seen, "linear")
+    assert found.certified is not None
+    assert found.objective is not None
+    assert bool((errors(found, batch) <= found.objective)[found.certified].all())
+    assert factor == 0.99 or not bool(found.certified.any())
+
+
+@pytest.mark.parametrize("given", [None, 1, 2])
+def test_rounded_rows_certify_nothing_where_the_batch_size_is_a_guess(given: int | None, tmp_path: Path) -> None:
+    """Of two examples of one label the slopes differ by less than the rounding, so that their mean looks like one."""
+    plain, light = Architecture("fc2", {"hidden": 128}), batch_of(1)
+    model = build(plain, SHAPE, 10)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.mul_(0.0 if name.endswith("bias") else 0.3)  # so that slopes are alike
+    both = Batch(torch.cat([light.inputs, 0.5 * light.inputs]), light.labels.expand(2))
+    sent = {name: CASTS["bfloat16"](tensor) for name, tensor in record(model, both)[0].update.tensors.items()}
+    seen = observe(model, Update(sent), SHAPE, batch_size=1, architecture=plain)
+    save_transcript(seen, tmp_path, inferred={"batch size": "1 or more, from the rank"})
+    found = attack(open_transcript(tmp_path, batch_size=given), "linear")
+    wrong = errors(found, both) > 0.1
+    assert found.certified is not None
+    assert not bool(found.certified[wrong].any())
+    if given != 2:  # one example is said to be behind what three of them agree with
+        assert bool(wrong.any())
+        assert not bool(found.certified.any())
 
 
 def test_what_rounding_costs_is_said_where_nothing_can_be_certified() -> None:

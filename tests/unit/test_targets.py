@@ -200,6 +200,42 @@ def test_values_are_read_off_squared_errors(width: int, count: int) -> None:
     assert scores.label_accuracy is None
 
 
+@pytest.mark.parametrize(("loss", "outputs"), [("mse", 1), ("mse", 3), ("binary", 1), ("cross_entropy", 3)])
+@pytest.mark.parametrize("factor", [0.1, 0.9, 1.0])
+def test_an_example_of_the_wrong_size_is_not_certified(loss: str, outputs: int, factor: float) -> None:
+    """A client that clips each tensor by itself, or whose biases have a learning rate of their own."""
+    model = net(outputs)
+    with torch.no_grad():
+        model[1].bias.zero_()  # so that a darker example gives the same neurons, only weaker
+        model[3].weight.mul_(0.01)  # so that every class stays as likely
+    labels, target = (values(1, outputs), "value") if loss == "mse" else (torch.tensor([1]), "class")
+    sent = dict(record(model, Batch(inputs(1), labels), client=FedSGD(loss=loss))[0].update.tensors)
+    sent["1.weight"] = factor * sent["1.weight"]
+    for kept in (sent, {name: tensor for name, tensor in sent.items() if name.startswith("1.")}):
+        if len(kept) < len(sent) and loss == "cross_entropy":
+            continue  # without the next layer a softmax's slopes have to tell, which say little here
+        seen = observe(model, Update(kept), (1, 8, 8), batch_size=1, client=FedSGD(loss=loss), target=target)
+        found = attack(seen, "linear").certified
+        assert found is not None
+        assert found.tolist() == [factor == 1.0 and kept is sent]
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("mse", 1), ("binary", 1), ("cross_entropy", 2)])
+def test_one_slope_certifies_nothing_where_the_batch_size_was_inferred(loss: str, outputs: int) -> None:
+    """All examples' slopes are multiples of one another, so several with the same neurons are one in every number."""
+    model, light = net(outputs), inputs(1)
+    with torch.no_grad():
+        model[1].bias.zero_()
+    both, labels = torch.cat([light, 0.5 * light]), torch.tensor([1, 1])
+    batch = Batch(both, labels.float()[:, None] if loss == "mse" else labels)
+    target = "value" if loss == "mse" else "class"
+    sent = record(model, batch, client=FedSGD(loss=loss))[0].update
+    seen = observe(model, sent, (1, 8, 8), batch_size=1, client=FedSGD(loss=loss), target=target)
+    found = attack(OneClass(seen.knowledge, replace(seen[0], size_inferred=True)), "linear")
+    assert found.certified is not None
+    assert not bool(found.certified.any())
+
+
 def test_one_value_of_several_examples_certifies_nothing() -> None:
     batch = Batch(inputs(3), values(3, 1))
     found = attack(record(net(1), batch, client=FedSGD(loss="mse")), "linear")

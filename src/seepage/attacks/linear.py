@@ -1,6 +1,7 @@
 """The closed-form leak of a fully connected layer that reads the input: weight gradient over bias gradient."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -50,6 +51,10 @@ class LinearLeak(Attack):
     certified where its stated error is at most a hundredth of the value range; `objective` holds that error. This is
     not of the papers (see `seepage.attacks.rounded_rows`).
 
+    Where the batch size was read off the update itself, more examples may be behind it, and several of one label look
+    like one where their slopes are in proportion. So nothing is certified then of a rounded update, or where two
+    outputs or one leave slopes no other choice.
+
     Args:
         floor: Rows whose bias gradient is below this share of the largest are left out; float32 rounding grows as
             they shrink.
@@ -87,6 +92,8 @@ class LinearLeak(Attack):
                 "attack an update of one example, or observe a round whose weights are all known",
             )
         found = self._single(leak) if leak.batch_size == 1 else self._several(leak)
+        if leak.observed.size_inferred:
+            found = _unproven(found, leak)
         proven = 0 if found.certified is None else int(found.certified.sum())
         return found if proven == leak.batch_size or leak.observed.personal else with_rounding(found, leak)
 
@@ -148,6 +155,17 @@ class LinearLeak(Attack):
             cost={"evaluations": len(inputs) * leak.knowledge.num_classes},
             notes=(note,),
         )
+
+
+def _unproven(found: Reconstruction, leak: "_Leak") -> Reconstruction:
+    """What was found where the batch size was inferred: no proof, where slopes of all examples are in proportion."""
+    if found.certified is None or not bool(found.certified.any()):
+        return found
+    told = "the batch size was read off the update, and more examples may be behind it"
+    if leak.knowledge.num_outputs > (1 if leak.knowledge.target == "value" else 2):
+        return replace(found, notes=(*found.notes, f"{told}: alike ones of one label would look like one"))
+    note = f"{told}, whose slopes are all in proportion, so nothing is certified; give --batch-size"
+    return replace(found, certified=torch.zeros_like(found.certified), notes=(*found.notes, note))
 
 
 @dataclass(frozen=True)
@@ -217,9 +235,9 @@ class _Leak:
     def label(self, inputs: Tensor) -> tuple[Tensor | None, Tensor]:
         """The label `[1]` whose bias gradient, at the only example `[1, *shape]`, is nearest the sent one.
 
-        And by how much the two differ in direction, `[1]`. Where batch norm in train mode makes the model's own
-        gradient another, weights are the client's own, or each pixel has a label, there is none, and the difference is
-        infinite.
+        And by how much the two differ in direction, `[1]`, or the next layer's weight gradients if that is more. Where
+        batch norm in train mode makes the model's own gradient another, weights are the client's own, or each pixel has
+        a label, there is none, and the difference is infinite.
         """
         knowledge, unknown = self.knowledge, torch.full((1,), torch.inf, device=inputs.device)
         if knowledge.client.batch_coupled(knowledge.model) or self.observed.personal or knowledge.target == "map":
@@ -227,10 +245,30 @@ class _Leak:
         trace = _Trace.of(inputs, self)
         if knowledge.target == "value":
             return self._value(trace)
-        own = torch.cat([trace.gradients(label)[0] for label in range(self.knowledge.num_classes)])  # [classes, m]
+        slopes = [trace.gradients(label) for label in range(self.knowledge.num_classes)]
+        own = torch.cat([first for first, _ in slopes])  # [classes, m]
         nearest = (own - self.bias).norm(dim=1).argmin().reshape(1)
-        sent = F.normalize(self.bias[None], dim=1)
-        return nearest, _mismatch(F.normalize(own[nearest].to(sent), dim=1), sent)
+        sent, first = F.normalize(self.bias[None], dim=1), own[nearest].to(self.bias)
+        turned = _mismatch(F.normalize(first, dim=1), sent)
+        # A gradient that was scaled as a whole is as good.
+        factor = self.bias.norm() / first.norm()
+        next_slopes = [factor * slope.double() for slope in slopes[int(nearest)][1]]
+        return nearest, torch.maximum(turned, self._next_layer(trace, next_slopes))
+
+    def _next_layer(self, trace: "_Trace", slopes: Sequence[Tensor]) -> Tensor:
+        """How far the next layer's weight gradient is from what the only example makes of slopes `[1, c]` there, `[1]`.
+
+        That of one example is `s a(x)^T`, so it tells the scale of x, which rows that were divided do not tell where
+        weight and bias were scaled apart: by a clip of each tensor, or a learning rate of its own for biases. Any one
+        of the layers that may read the neurons is enough. Where no such layer's gradient was sent, the direction of a
+        softmax's slopes tells of x too and this is 0; values and one logit have no such direction, and it is infinite.
+        """
+        silent = 0.0 if self.knowledge.target == "class" and self.knowledge.num_outputs > 1 else torch.inf
+        found = [
+            _mismatch((slope.T @ activation.double()).reshape(1, -1), self.gradient[name].double().reshape(1, -1))
+            for slope, (name, activation, _) in zip(slopes, trace.later, strict=True)
+        ]
+        return torch.stack(found).amin(0) if found else self.bias.new_full((1,), silent)
 
     def _value(self, trace: "_Trace") -> tuple[Tensor | None, Tensor]:
         """The target `[1, k]` of the only example, and how far the sent bias gradient is from what one can make `[1]`.
@@ -240,12 +278,15 @@ class _Leak:
         s = 2 (f - y) / k, so that y = f - k s / 2.
         """
         outputs = trace.logits.reshape(-1)  # [k]
-        rows = [torch.autograd.grad(one, trace.first, retain_graph=True, materialize_grads=True)[0] for one in outputs]
-        ways, sent = torch.cat(rows).double(), self.bias  # J [k, m], [m]
+        places = [trace.first, *(output for _, _, output in trace.later)]
+        rows = [torch.autograd.grad(one, places, retain_graph=True, materialize_grads=True) for one in outputs]
+        ways, sent = torch.cat([row[0] for row in rows]).double(), self.bias  # J [k, m], [m]
         if len(outputs) >= len(sent):
             return None, torch.full((1,), torch.inf, device=sent.device)  # any gradient has such slopes
         slopes = torch.linalg.lstsq(ways.T.cpu(), sent[:, None].cpu()).solution[:, 0].to(sent)  # [k]
         turned = _mismatch((slopes @ ways)[None], sent[None])
+        next_slopes = [(slopes @ torch.cat(way).double())[None] for way in list(zip(*rows, strict=True))[1:]]
+        turned = torch.maximum(turned, self._next_layer(trace, next_slopes))
         if self.knowledge.client.loss != "mse":
             return None, turned
         return (outputs.detach() - len(outputs) * slopes.to(outputs) / 2)[None], turned

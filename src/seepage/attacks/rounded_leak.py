@@ -122,6 +122,9 @@ def with_rounding(found: Reconstruction, leak: Leak) -> Reconstruction:
     examples = _without_repeats(sorted(_examples(leak, rounding), key=lambda one: one.error), leak)
     if any(one.any_loss for one in examples) and not _labels_differ(leak, rounding, [one.label for one in examples]):
         examples = [replace(one, certified=one.certified and not one.any_loss) for one in examples]
+    # Of more examples than that, some of one label would have the rows of one, but for the rounding.
+    if leak.observed.size_inferred or sum(one.certified for one in examples) > leak.batch_size:
+        examples = [replace(one, certified=False) for one in examples]
     proven = 0 if found.certified is None else int(found.certified.sum())
     sure = sum(one.certified for one in examples)
     if sure < proven or (sure == proven and len(found) >= len(examples) and rounding.format == "float32"):
@@ -152,6 +155,10 @@ def _notes(leak: Leak, rounding: Rounding, examples: list[RoundedExample]) -> tu
     if not sure:
         best = min(one.error for one in examples)
         which = "the one guess" if len(examples) == 1 else f"the best of {len(examples)} guesses"
+        if best <= CERTAIN:
+            unsure = f"would be good to {best:.1g} of the value range, if nothing but one example were behind its rows"
+            inferred = leak.observed.size_inferred
+            return (f"{lost}; {which} {unsure}" + "; give the batch size, which was inferred" * inferred,)
         return (f"{lost}; {which} is good to {best:.1g} of the value range only",)
     found = (
         f"{rounding.words}: {sum(one.rows for one in examples)} rows agree within their rounding on {len(examples)} of "
@@ -245,6 +252,8 @@ def _judged(group: RowGroup, said: Evidence, leak: Leak, rounding: Rounding) -> 
     # Two standard errors of the rows' rounding and of the scale.
     read = (group.example / scale).square().mean().sqrt()
     error = 2 * float((spread.square().mean() + (group.scale_error * read).square()).sqrt())
+    # Where weight and bias were scaled apart, rows agree on a wrong scale, and columns do not fit what they agree on.
+    error += 2 * float(said.chain > said.doubt) * said.chain * float(read)
     # A client that computes in the format rounds its examples, before and after they are normalized.
     error += rounding.input_share * float(shown.square().mean().sqrt() + read)
     alone, any_loss = leak.batch_size == 1, said.mismatch > TIGHT

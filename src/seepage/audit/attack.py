@@ -84,6 +84,7 @@ class Source:
             self.observed,
             architecture=self.architecture,
             batch_size=self.batch_size,
+            size_inferred=self.inferred is not None,
             device=device,
             trust=self.trust,
         )

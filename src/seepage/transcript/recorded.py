@@ -89,6 +89,7 @@ class RecordedTranscript:
     batch_size: int | None
     device: str = "cpu"
     personal: frozenset[str] = frozenset()
+    size_inferred: bool = False
     _cache: _RoundCache = field(default_factory=_RoundCache, repr=False, compare=False)
 
     def __len__(self) -> int:
@@ -125,6 +126,7 @@ class RecordedTranscript:
             labels=self._labels(tensors, path),
             indices=self._told("indices", tensors, path, None),
             personal=self.personal,
+            size_inferred=self.size_inferred,
         )
 
     @property
@@ -337,6 +339,7 @@ def open_transcript(
     *,
     architecture: Architecture | None = None,
     batch_size: int | None = None,
+    size_inferred: bool = False,
     device: str = "cpu",
     trust: bool = False,
 ) -> RecordedTranscript:
@@ -346,6 +349,7 @@ def open_transcript(
         folder: The folder with `knowledge.json`.
         architecture: Use this model instead of the recorded one; needed where the record names somebody's own code.
         batch_size: Use this batch size where the record has none.
+        size_inferred: Whether that was read off the update, as one may be that the record has.
         device: Where to put the tensors.
         trust: Whether code that it names by dotted paths, a model or a client rule, is run: it is one's own.
 
@@ -362,7 +366,8 @@ def open_transcript(
     check_rounds(folder, facts.rounds)
     knowledge, first = _open_knowledge(folder, facts, architecture, device, trust)
     size, personal = _batch_size(folder, facts, batch_size), frozenset(facts.personal)
-    return RecordedTranscript(folder, knowledge, facts.rounds, first, size, device, personal)
+    inferred = size_inferred if batch_size is not None else "batch size" in facts.said
+    return RecordedTranscript(folder, knowledge, facts.rounds, first, size, device, personal, inferred)
 
 
 def open_knowledge(folder: Path, *, device: str = "cpu") -> tuple[Knowledge, tuple[Tensors, Tensors]]:
