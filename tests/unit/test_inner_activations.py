@@ -145,7 +145,7 @@ def test_a_trained_network_with_biases_in_its_norms_is_read_too() -> None:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: victim(mode="train")[0], "batch norm in train mode"),
+        (lambda: victim(8, width=4, mode="train", size=32)[0], "8 x 16 positions"),
         (lambda: victim(n=8, width=4, size=32)[0], "8 x 16 positions"),
     ],
 )
@@ -188,12 +188,12 @@ def test_activations_of_a_wide_network_are_images() -> None:
     found = inner_activations(seen[0], seen.knowledge)
     read = calls_in_pass(seen.knowledge.model, [found.layer], seen[0].params, batch.inputs)[found.layer][0].input
     guess = fit_decoder(seen[0], seen.knowledge, found.layer, 2)(found.activations.float().flatten(1))
-    images = invert_activations(seen[0], seen.knowledge, found.layer, found.activations, guess, steps=12)
+    images = invert_activations(seen[0], seen.knowledge, found.layer, found.activations, found.leveled, guess, steps=12)
     order = torch.cdist(found.activations.flatten(1), read.double().flatten(1)).argmin(1)
     assert float(psnr(images, batch.inputs[order]).min()) > 25
     assert bool((psnr(images, batch.inputs[order]) > psnr(guess, batch.inputs[order]) + 5).all())
     with pytest.raises(Inapplicable, match="not behind a ReLU"):
-        invert_activations(seen[0], seen.knowledge, "stem.0", found.activations, guess, steps=1)
+        invert_activations(seen[0], seen.knowledge, "stem.0", found.activations, found.leveled, guess, steps=1)
 
 
 @pytest.mark.slow

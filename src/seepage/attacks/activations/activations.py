@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
+from seepage.attacks.activations.batch_norm import BatchNorm, common_factor, factors_of, solve_coupled
 from seepage.attacks.activations.deconvolution import (
     NEGATIVE,
     REMEDY,
@@ -31,6 +32,8 @@ FAINT = 1e-3
 """A channel whose slope is a smaller share of the median one counts as off for an example."""
 ITERATIONS = 30
 """Iterations of the fixed point that tells each example's factor."""
+SCALINGS = 2
+"""Times that activations behind batch norm are solved: the second time with the scale that the first one told."""
 MAX_DISAGREEMENT = 1e-2
 """Relative difference of softmax minus label, as solved and as the network has it, up to which they agree."""
 
@@ -47,6 +50,7 @@ class InnerActivations:
         labels: `[n]` of each example, ascending.
         probabilities: `[n, classes]` float64.
         misfit: Largest relative difference of `probabilities` minus label from what the gradient says it is.
+        leveled: `[C]` whether the level of a channel of `activations` is known, too.
     """
 
     layer: str
@@ -56,6 +60,7 @@ class InnerActivations:
     labels: Int[Tensor, " n"]
     probabilities: Float[Tensor, "n C"]
     misfit: float
+    leveled: Bool[Tensor, " C"]
 
 
 def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations:
@@ -73,13 +78,19 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
 
     This needs neither labels nor fewer examples than classes, only more channels than the batch has positions.
 
+    With batch norm in train mode step 1 is the same. The factors are then those with which the slopes sum to zero over
+    the batch, up to one for all, which the gradient of the first norm's bias tells. Steps 2 and 3 go through the norms
+    by the gradients of their weights and biases (`batch_norm`); A has its own size, and the scale of what was read
+    follows from the bias of the norm in front. In step 4 the class probabilities are a check alone.
+
     Args:
         observed: A round whose update is one plain gradient of cross-entropy.
         knowledge: What the attacker knows.
 
     Raises:
-        Inapplicable: Where examples are coupled (batch norm in train mode), the last layer does not read a pooled
-            map, the batch has too many positions for the channels, or the solution contradicts the network.
+        Inapplicable: Where the last layer does not read a pooled map, the batch has too many positions for the
+            channels, or the solution contradicts the network; with batch norm in train mode also where the last block
+            is not convolution, norm, ReLU, convolution and norm, behind another norm and a ReLU.
 
     Example:
         >>> from seepage import Architecture, Batch, FedSGD, build, record
@@ -95,7 +106,9 @@ def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations
     gradients = observed.gradient(knowledge.client)
     assert observed.batch_size is not None  # `_Block.of` refused it
     last = deconvolve(block.use(block.last), gradients[f"{block.last}.weight"], observed.batch_size)
-    logits = block.logit_slopes(last)
+    if knowledge.client.batch_coupled(knowledge.model):
+        return _of_coupled(block, last, gradients)
+    logits = block.logit_slopes(last.slopes, block.last)
     read = block.read_before(last, gradients[f"{block.before}.weight"])
     return _scaled(block, logits, read)
 
@@ -135,8 +148,6 @@ class _Block:
         if observed.batch_size is None:
             raise Inapplicable("the batch size is unknown", "name it with --batch-size")
         client = knowledge.client
-        if client.batch_coupled(knowledge.model):
-            raise Inapplicable("batch norm in train mode couples the slopes of a batch's examples", REMEDY)
         if not (knowledge.softmax_labels and client.single_gradient):
             raise Inapplicable("the update is not one gradient of cross-entropy", REMEDY)
         head = names[0].removesuffix(".weight")
@@ -165,15 +176,17 @@ class _Block:
     def _weight(self) -> Float[Tensor, "C k"]:
         return self.observed.params[f"{self.head}.weight"].double().cpu()
 
-    def logit_slopes(self, last: Deconvolved) -> Float[Tensor, "n C"]:
+    def logit_slopes(self, slopes: Float[Tensor, "n O h w"], name: str) -> Float[Tensor, "n C"]:
         """A, slopes of the loss in the logits, each row times the example's factor.
 
-        `D[i, o, p] = top[o] (A_i W)[o]` where output o is on, and 0 elsewhere.
+        Args:
+            slopes: Gradients of a layer's outputs: `D[i, o, p] = top[o] (A_i W)[o]` where output o is on, else 0.
+            name: That layer.
         """
-        top = _slope_of_channels(self.calls[self.head].input, self.calls[self.last].output)  # [O]
+        top = _slope_of_channels(self.calls[self.head].input, self.calls[name].output)  # [O]
         rows = []
-        for slopes in last.slopes.flatten(2):  # [O, positions]
-            largest = slopes.gather(1, slopes.abs().argmax(1, keepdim=True))[:, 0]
+        for each in slopes.flatten(2):  # [O, positions]
+            largest = each.gather(1, each.abs().argmax(1, keepdim=True))[:, 0]
             on = (largest.abs() > FAINT * largest.abs().median()) & (top != 0)
             rows.append(torch.linalg.lstsq(self._weight[:, on].T, (largest / top)[on, None]).solution[:, 0])
         found = torch.stack(rows)
@@ -209,6 +222,47 @@ class _Block:
             replaced.remove()
         return calls[self.head][0].input.double().cpu(), logits.double().cpu().softmax(1)
 
+    def _normalizes(self, layer: str) -> str | None:
+        """Name of the batch norm that reads a layer's outputs."""
+        return next((name for name in self._norms if self.calls[name].input is self.calls[layer].output), None)
+
+    @cached_property
+    def _norms(self) -> list[str]:
+        return [name for name in self.calls if isinstance(self.knowledge.model.get_submodule(name), nn.BatchNorm2d)]
+
+    def norms(self, gradients: Mapping[str, Tensor]) -> tuple[BatchNorm, tuple[str, BatchNorm], BatchNorm]:
+        """The batch norms behind the convolution before, behind the last one with its name, and in front of both.
+
+        Raises:
+            Inapplicable: Where one of them is missing.
+        """
+        model, read = self.knowledge.model, self.calls[self.source].output
+        front = next((name for name in reversed(self._norms) if _feeds(self.calls[name], read)), None)
+        behind = [self._normalizes(self.before), self._normalizes(self.last)]
+        names = [name for name in (*behind, front) if name is not None]
+        if len(names) < 3:
+            raise Inapplicable("the last block is not made of convolutions with batch norms behind them", REMEDY)
+        first, final, before = (BatchNorm.of(model, name, self.observed.params, gradients) for name in names)
+        return first, (names[1], final), before
+
+    def coupled_tail(
+        self, read: Float[Tensor, "n C H W"], labels: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"], Float[Tensor, "n C H W"]]:
+        """`tail` in train mode, and the gradient of the mean loss in what the last block reads, in float64."""
+        model, leaf = self.knowledge.model, read.clone().requires_grad_()
+        state = {**dict(model.named_parameters()), **self.observed.params}
+        params = {name: weight.detach().double().cpu() for name, weight in state.items()}
+        buffers = {name: _double(buffer.cpu()) for name, buffer in self.observed.buffers.items()}
+        inputs = torch.zeros(len(read), *self.knowledge.input_shape, dtype=torch.float64)
+        replaced = model.get_submodule(self.source).register_forward_hook(lambda *_: leaf)
+        try:
+            with captured_calls(model, [self.head]) as calls, in_mode(model, training=True):
+                logits = forward(model, params, inputs, buffers=buffers)
+        finally:
+            replaced.remove()
+        (slopes,) = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), leaf)
+        return calls[self.head][0].input.detach(), logits.detach().softmax(1), slopes
+
 
 def _scaled(block: _Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"]) -> InnerActivations:
     """Activations at the scale at which the network has the class probabilities that its gradient says."""
@@ -233,6 +287,61 @@ def _scaled(block: _Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n 
         labels[order],
         probabilities[order],
         float(off.max()),
+        torch.ones(read.shape[1], dtype=torch.bool),
+    )
+
+
+def _of_coupled(block: _Block, last: Deconvolved, gradients: Mapping[str, Tensor]) -> InnerActivations:
+    """Activations, their scale and labels through batch norms in train mode."""
+    first, (behind, final), front = block.norms(gradients)
+    after, before = block.use(block.last), block.use(block.before)
+    each = factors_of(last.slopes)[:, None, None, None]
+    read, slopes = last.read / each, last.slopes * each
+    # W^T D where the units between the convolutions are on; its sum over the batch is the gradient of beta.
+    back = conv2d_input(read.shape, after.weight.double().cpu(), slopes, *after.geometry) * (read > 0)
+    size, off = common_factor(back.sum((0, 2, 3)), first.bias_gradient)
+    if not (off < UNEXPLAINED and size > 0):
+        raise Inapplicable("the gradients of the last block's layers contradict each other", REMEDY)
+    read, slopes, back = read / size, slopes * size, back * size
+    x, deviation = final.normalized(nn.functional.conv2d(read, after.weight.double().cpu(), None, *after.geometry))
+    logits = block.logit_slopes(final.slopes_out(slopes, x, deviation), behind)
+    labels = logits.argmin(1)
+    wanted = len(labels) * logits  # softmax minus label
+
+    on = (read > 0) & (first.weight != 0)[:, None, None]
+    given = torch.where(on, (read - first.bias[:, None, None]) / first.weight[:, None, None], 0.0)
+    reading, scale = None, 1.0
+    for _ in range(SCALINGS):
+        solved = solve_coupled(
+            before, first, back, given, on, gradients[f"{block.before}.weight"], scale=scale, before=reading
+        )
+        if solved is None:
+            raise Inapplicable("the last block reads more positions than its gradient tells", REMEDY)
+        reading = solved
+        if not (solved.off < UNEXPLAINED and negative_share(solved.read) < NEGATIVE):
+            raise Inapplicable("the gradients of the last two convolutions contradict each other", REMEDY)
+        inner = rectified(solved.read)
+        features, probabilities, arriving = block.coupled_tail(inner, labels)
+        # Slopes go with one over the scale of what is read, and sum to the gradient of the beta in front.
+        factor, off = common_factor((arriving * (inner > 0)).sum((0, 2, 3)), front.bias_gradient)
+        if not (off < UNEXPLAINED and factor > 0):
+            raise Inapplicable("the solved activations contradict the gradient of the batch norm in front", REMEDY)
+        scale = 1 / factor
+    assert reading is not None
+    misfit = (wanted - probabilities + nn.functional.one_hot(labels, logits.shape[1])).norm(dim=1)
+    misfit = misfit / wanted.norm(dim=1).clamp(min=1e-12)
+    if not float(misfit.max()) < MAX_DISAGREEMENT:
+        raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
+    order = labels.argsort(stable=True)
+    return InnerActivations(
+        block.before,
+        scale * inner[order],
+        block.head,
+        features[order],
+        labels[order],
+        probabilities[order],
+        float(misfit.max()),
+        reading.leveled,
     )
 
 
@@ -247,6 +356,10 @@ def _calls(observed: Round, knowledge: Knowledge) -> dict[str, LayerCall]:
         inputs = (low + (high - low) * images).to(like).requires_grad_()
         forward(model, weights, inputs, buffers=observed.buffers)
     return {name: several[0] for name, several in calls.items() if len(several) == 1}
+
+
+def _double(buffer: Tensor) -> Tensor:
+    return buffer.double() if buffer.is_floating_point() else buffer
 
 
 def _is_usable(layer: nn.Module) -> bool:

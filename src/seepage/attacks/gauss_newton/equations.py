@@ -9,11 +9,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network, Pass
+from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
 """Singular values of a layer's slopes below this share of the largest are not amplified further."""
 NEAR = 3.0
 """A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
+FAINT = 1e-4
+"""A value behind a ReLU below this share of the example's largest is not taken for that of an active unit."""
 RANK = 1e-6
 """Singular values below this share of the largest do not count."""
 
@@ -81,6 +84,28 @@ class Structure:
         slope, fixed = seen.activations[last].slope, len(matched) == direct
         return cls(place, last, slope, direct, fixed, matched, weights, tuple(read.shape[1:]))
 
+    @classmethod
+    def reading(cls, network: Network, weight: str, unit: Float[Tensor, "n C H W"]) -> "Structure":
+        """What a layer reads, behind a ReLU, as the known quantity, without any weight gradient.
+
+        Args:
+            network: The network.
+            weight: Name of the layer's weight.
+            unit: Images in [0, 1], two or more where batch norm is in train mode.
+
+        Raises:
+            Inapplicable: Where the layer does not read the output of a ReLU.
+        """
+        with torch.no_grad():
+            seen = network.run(unit)
+        names = network.names(seen)
+        if names.count(weight) == 1:
+            read = seen.layers[names.index(weight)].input
+            for place, one in enumerate(seen.activations):
+                if one.slope == 0 and one.output.shape == read.shape and torch.equal(one.output, read):
+                    return cls(names.index(weight), place, 0.0, 0, True, (), (), tuple(read.shape[1:]))
+        raise Inapplicable(f"what {weight} reads is not behind a ReLU", "use gradient_matching")
+
     def known(self, seen: Pass) -> Tensor:
         """`[n, *shape]` the quantity whose value is known: what the last activation reads, or the features."""
         if self.activation is not None:
@@ -115,7 +140,8 @@ class Known:
         open: `[n, *shape]` units within rounding of the kink, whose side is not known.
         near: `[n, *shape]` units that may turn out to be open: not on, and within rounding of the kink.
         signal: `[n, *shape]` gradient of the mean loss in the known quantity, 0 where a unit is off or open.
-        weight: `[n, 1, ...]` weight of an example's equations; 0 where its features are not known.
+        weight: `[n, 1, ...]` weight of an example's equations, 0 where its features are not known; or of each of its
+            channels `[n, C, ...]`.
         one_sided: Whether a unit that is not on must not be positive, as behind a ReLU.
     """
 
@@ -126,6 +152,24 @@ class Known:
     signal: Tensor
     weight: Tensor
     one_sided: bool
+
+    @classmethod
+    def of_reading(cls, value: Float[Tensor, "n C H W"], leveled: Bool[Tensor, " C"]) -> "Known":
+        """What a layer read, behind a ReLU, in the channels whose level is known.
+
+        A value that is next to nothing may be an error of a unit that is off: it is a bound then, as zeros are. As an
+        equation it would ask for zero where the network reads a negative number of any size.
+        """
+        off = torch.zeros_like(value, dtype=torch.bool)
+        on = value > FAINT * value.amax((1, 2, 3), keepdim=True)
+        weight = leveled.to(value)[:, None, None].expand(len(value), -1, 1, 1)
+        # The signal only says which images the search waits for: all of them alike.
+        return cls(value, on, off, off, torch.ones_like(value), weight, one_sided=True)
+
+
+def _per_example(numbers: Float[Tensor, " n"], like: Tensor) -> Tensor:
+    """`[n, 1, ...]` with as many dimensions as `like`."""
+    return numbers.view(-1, *(1,) * (like.ndim - 1))
 
 
 class Whitening:
@@ -263,7 +307,7 @@ class Equations:
 
     def __init__(self, network: Network, structure: Structure, known: Known, gradients: Sequence[Tensor]) -> None:
         self.network, self.structure, self.known, self.gradients = network, structure, known, list(gradients)
-        self.size = known.value.flatten(1).norm(dim=1).clamp(min=1e-30).view(known.weight.shape)
+        self.size = _per_example(known.value.flatten(1).norm(dim=1).clamp(min=1e-30), known.value)
         self.open = known.open.nonzero()  # [m, 4] or [m, 2]: example, output, position
         # Open units are unknown in units of the signal's mean size.
         self.unit = float(known.signal.abs().mean()) + 1e-30
@@ -285,7 +329,7 @@ class Equations:
             z = self.structure.known(self.network.run(point.x))
         off = ((z - self.known.value) * self.known.on).flatten(1).norm(dim=1)
         off = off / self.known.on.flatten(1).sum(1).clamp(min=1).sqrt()
-        more = self.known.near & (z.abs() < NEAR * off.view(self.known.weight.shape))
+        more = self.known.near & (z.abs() < NEAR * _per_example(off, z))
         if not bool((more & ~self.known.open).any()):
             return None
         slopes = torch.zeros_like(self.known.value)
@@ -357,6 +401,8 @@ class Equations:
     def _slopes(self, z: Tensor, layers: list[LayerUse]) -> list[Tensor]:
         """Gradient of the mean loss in each matched layer's outputs, by the known signal; 0 for open units."""
         outputs = [layer.output for layer in layers]
+        if not outputs:
+            return []
         return [slope.detach() for slope in torch.autograd.grad(z, outputs, self.known.signal, retain_graph=True)]
 
     def _shares(self, slopes: list[Tensor]) -> list[Tensor]:

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
-from seepage.attacks.decoding import Decoder, NaturalSpectrum
+from seepage.attacks.decoding import AT_ONCE, Decoder, NaturalSpectrum
+from seepage.attacks.gauss_newton.contrast import LEVELS, with_contrast
 from seepage.attacks.gauss_newton.equations import Equations, Known, Structure
 from seepage.attacks.gauss_newton.linearize import Held, Network
 from seepage.attacks.gauss_newton.peeling import Peeled, peel
@@ -21,6 +22,9 @@ from seepage.core.nn import generator, last_linear, norm
 from seepage.registry import attacks
 from seepage.types import Batch, Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
+if TYPE_CHECKING:
+    from seepage.attacks.activations import InnerActivations
+
 CERTAIN = 1e-2
 """An image is certified where the whole gradient is off by less than this share of the image's own gradient."""
 CERTAIN_CURVED = 1e-5
@@ -29,8 +33,6 @@ ROUNDED = 1e-4
 """The same below which images rounded to 8 bits are taken to be the client's own, but for a few values."""
 TO_ROUNDING = 2e-6
 """The same below which nothing but the rounding of float32 is left, and the search ends."""
-LEVELS = 255
-"""Steps of an 8-bit value."""
 NEAR_ROUND = 4e-3
 """Root mean square of a last change, in units of the value range, below which rounding is tried: about one step."""
 OFF, ON = 0.5, 4.0
@@ -41,7 +43,19 @@ FACTS = ("damping", "iterations", "passes", "idle", "reopenings")
 
 @dataclass(frozen=True)
 class Seen:
-    """What the attack works on: the round, and what its head gives away."""
+    """What the attack works on: the round, and what its head gives away.
+
+    Attributes:
+        knowledge: What is known.
+        observed: The round.
+        network: The network.
+        structure: Where the known quantities lie in it.
+        head: What the head gives away, or what was read further down in its place.
+        known: The same as equations.
+        held: Activations that are known.
+        center: Where the update does not show the batch's contrast (batch norm in train mode), the image from which
+            distances are known up to one factor; else None.
+    """
 
     knowledge: Knowledge
     observed: Round
@@ -50,6 +64,12 @@ class Seen:
     head: HeadFeatures
     known: Known
     held: Mapping[int, Held] = field(default_factory=dict)
+    center: Tensor | None = None
+
+    def images(self, unit: Tensor) -> Tensor:
+        """Images in [0, 1] from where a search stands."""
+        unit = unit.detach()
+        return unit.clamp(0, 1) if self.center is None else with_contrast(unit, self.center)
 
 
 @attacks.register(
@@ -77,8 +97,14 @@ class GaussNewton(Attack):
     layer from there down (`peeling`), and the deepest known one takes the place of the features. Then there may also be
     as many examples as classes, or more.
 
+    Batch norm in train mode ties the examples together. What the last block of a wide residual network read is solved
+    all the same, through its batch norms, whose own gradients tell what the batch shares (`inner_activations`); images
+    follow from these activations alone, all together. The update does not show their contrast: it is taken from their
+    being 8-bit pictures, without which nothing is certified.
+
     No publication has this. Networks: chains of convolutions and residual blocks, with ReLU, leaky ReLU or a smooth
-    activation, strides, pooling, batch norm in eval mode, ended by one fully connected layer. Where slopes depend on
+    activation, strides, pooling, batch norm in eval mode (in train mode: residual blocks of two convolutions), ended by
+    one fully connected layer. Where slopes depend on
     the images (other pooling, curved activations) they are renewed in each step, which converges less well.
 
     Args:
@@ -98,7 +124,6 @@ class GaussNewton(Attack):
         images="inversion through convolutions",
         differentiable=True,
         linear_in_gradient="its features cannot be read off the head",
-        uncoupled="each example's features depend on the whole batch",
         softmax_gradient="the features are solved from softmax minus label",
         batch_size="the features of each example are unknowns of their own",
     )
@@ -113,6 +138,8 @@ class GaussNewton(Attack):
         head = last_linear(knowledge.model, knowledge.num_outputs)
         low, high = knowledge.value_range
         network = Network(knowledge.model, observed.params, observed.buffers, low, high - low)
+        if knowledge.client.batch_coupled(knowledge.model):
+            return _coupled(observed, knowledge, replace(network, training=True))
         middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
         structure = None if head is None else Structure.of(network, head[0], middle, self.layers)
         if head is None or structure is None:
@@ -167,18 +194,20 @@ class GaussNewton(Attack):
         history: list[tuple[int, float]] = []
         if kept is None:
             draw = generator(seed, "made-up images")
-            decoder = Decoder(lambda x: _features(seen, x), seen.knowledge.input_shape, draw)
+            at_once = AT_ONCE if seen.center is None else len(seen.head.labels)
+            decoder = Decoder(lambda x: _features(seen, x), seen.knowledge.input_shape, draw, at_once)
             guess = decoder(_placed(seen.head.features.to(like), seen.structure))
             search = Search(equations, spectrum, equations.start(guess), self.inner)
         else:
             search, history = _resumed(kept, equations, spectrum, self.inner)
+        search.center = seen.center
         error = float("inf")
 
         def advance(step: int) -> float:
             nonlocal error
             value = search.step()
             if self.rounding and search.last_change < NEAR_ROUND:
-                error = self._error(seen, _rounded(search.point.x))
+                error = self._error(seen, _rounded(seen.images(search.point.x)))
             return value
 
         def record(step: int, value: float) -> None:
@@ -215,12 +244,30 @@ class GaussNewton(Attack):
         the images that it depends on. What an image adds to it must stand out from what is left unexplained: one whose
         loss is near 0 could be any image. Behind a curved activation, far images give nearly the same update.
         """
+        if seen.center is not None:
+            return self._certified_together(seen, unit, error)
         limit = CERTAIN if seen.structure.activation is not None else CERTAIN_CURVED
         off = error * float(norm(seen.observed.update.tensors))
         parts = zip(unit.split(1), seen.head.labels.split(1), strict=True)
         # The update is the mean of what the examples would send alone.
         own = torch.tensor([float(norm(self._update(seen, *part))) / len(unit) for part in parts])
         return (seen.head.known & (off < limit * own)).to(unit.device)
+
+    def _certified_together(self, seen: Seen, unit: Tensor, error: float) -> Tensor:
+        """The same where batch norm ties the examples together: what the update owes to an image is how it changes with
+        that image a flat one. Of another contrast the update would be the same, so only 8-bit values are vouched for.
+        """
+        if not (error < ROUNDED and bool((unit == _rounded(unit)).all())):
+            return torch.zeros(len(unit), dtype=torch.bool, device=unit.device)
+        whole = self._update(seen, unit, seen.head.labels)
+        own = []
+        for i in range(len(unit)):
+            without = unit.clone()
+            without[i] = unit[i].mean((1, 2), keepdim=True)
+            changed = self._update(seen, without, seen.head.labels)
+            own.append(float(norm({name: whole[name] - changed[name] for name in whole})))
+        off = error * float(norm(seen.observed.update.tensors))
+        return torch.tensor([off < CERTAIN * share for share in own], device=unit.device)
 
     def _result(
         self,
@@ -230,7 +277,7 @@ class GaussNewton(Attack):
         interrupted: bool,
         history: list[tuple[int, float]],
     ) -> Reconstruction:
-        unit = search.point.x.detach().clamp(0, 1)
+        unit = seen.images(search.point.x)
         error, rounded = self._error(seen, unit), _rounded(unit)
         error_rounded = self._error(seen, rounded) if self.rounding else float("inf")
         found = error_rounded < min(error, ROUNDED)
@@ -244,6 +291,8 @@ class GaussNewton(Attack):
         ]
         if found:
             notes.append("rounded to 8 bits, the images explain the update to rounding")
+        elif seen.center is not None:
+            notes.append("the update does not show the contrast of the batch; it was set so as to fill the value range")
         if seen.head.doubt is not None:
             notes.append(f"features: {seen.head.doubt}")
         return Reconstruction(
@@ -258,16 +307,44 @@ class GaussNewton(Attack):
         )
 
 
+def _coupled(observed: Round, knowledge: Knowledge, network: Network) -> Seen:
+    """What the last block read, where batch norm in train mode ties the examples together.
+
+    Raises:
+        Inapplicable: Where that cannot be solved for.
+    """
+    # Imported here: that package reads layers as this one does.
+    from seepage.attacks.activations import inner_activations
+
+    try:
+        found = inner_activations(observed, knowledge)
+    except Inapplicable as refused:
+        raise Inapplicable(
+            f"batch norm in train mode makes each example's features depend on the whole batch, and {refused.reason}",
+            "use gradient_matching, or ask who was in the batch (--membership)",
+        ) from None
+    like = next(iter(observed.params.values()))
+    two = torch.zeros((2, *knowledge.input_shape)).to(like)
+    structure = Structure.reading(network, f"{found.layer}.weight", two)
+    known = Known.of_reading(found.activations.to(like), found.leveled)
+    head = replace(_as_head(found, observed, knowledge), features=found.activations.flatten(1))
+    return Seen(knowledge, observed, network, structure, head, known, center=network.zero(two))
+
+
 def _of_last_block(observed: Round, knowledge: Knowledge) -> HeadFeatures | None:
     """What the head's gradient would say if it told examples apart, from the last block of a residual network."""
     # Imported here: that package reads layers as this one does.
     from seepage.attacks.activations import inner_activations
 
-    head = last_linear(knowledge.model, knowledge.num_outputs)
     try:
-        found = inner_activations(observed, knowledge)
+        return _as_head(inner_activations(observed, knowledge), observed, knowledge)
     except Inapplicable:
         return None
+
+
+def _as_head(found: "InnerActivations", observed: Round, knowledge: Knowledge) -> HeadFeatures:
+    """What the last block gave, in the form of what the head's gradient says."""
+    head = last_linear(knowledge.model, knowledge.num_outputs)
     assert head is not None  # `inner_activations` refused it
     n, weight = len(found.labels), observed.params[head[0]].double().cpu()
     slopes = (found.probabilities - F.one_hot(found.labels, knowledge.num_classes)) / n

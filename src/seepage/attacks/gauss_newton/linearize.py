@@ -190,7 +190,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A model at a round's weights, in eval mode, on inputs in units of its value range.
+    """A model at a round's weights, on inputs in units of its value range.
 
     Attributes:
         model: The architecture.
@@ -199,6 +199,7 @@ class Network:
         low: Smallest value of an input.
         span: Largest minus smallest value.
         held: Activations that are known, by their place in a pass.
+        training: Whether batch norm takes the statistics of the images of a pass; otherwise it is in eval mode.
     """
 
     model: nn.Module
@@ -207,6 +208,7 @@ class Network:
     low: float
     span: float
     held: Mapping[int, Held] = field(default_factory=dict)
+    training: bool = False
 
     def run(self, unit: Tensor) -> Pass:
         """One forward pass on `[n, C, H, W]` images in [0, 1], recorded."""
@@ -214,10 +216,21 @@ class Network:
         # Weights that a round does not carry are the model's own, in the type and place of the others.
         own = self.model.named_parameters()
         frozen = {name: weight.detach().to(like) for name, weight in own if name not in self.params}
-        state = {**frozen, **self.params, **self.buffers}
-        with in_mode(self.model, training=False), seen:
+        # Batch norm in train mode writes to its buffers.
+        buffers = {name: b.clone() for name, b in self.buffers.items()} if self.training else self.buffers
+        state = {**frozen, **self.params, **buffers}
+        with in_mode(self.model, training=self.training), seen:
             functional_call(self.model, state, (self.low + self.span * unit.to(like),))
         return seen
+
+    def zero(self, like: Tensor) -> Tensor | None:
+        """`[1, C, H, W]` the image that the first layer reads as zeros; None where it reads no scaled image."""
+        black, white = torch.zeros_like(like[:1]), torch.ones_like(like[:1])
+        with torch.no_grad():
+            low, high = (self.run(image.expand(2, *like.shape[1:])).layers[0].input[:1] for image in (black, white))
+        if low.shape != black.shape or not bool((high != low).all()):
+            return None
+        return -low / (high - low)
 
     def names(self, seen: Pass) -> list[str]:
         """The weight's name of each recorded layer; empty for a weight that is no parameter."""

@@ -111,6 +111,8 @@ class Search:
         idle: Steps in a row that stood still.
         reopenings: How often units near the kink were opened.
         moved: `[n]` root mean square of each image's last change.
+        center: `[1, C, H, W]` where the equations do not show the contrast: the batch's distance from this image may
+            be multiplied by any factor. Steps then leave it as it is. None: they show it.
     """
 
     equations: Equations
@@ -124,6 +126,7 @@ class Search:
     idle: int = 0
     reopenings: int = 0
     moved: Tensor = field(default_factory=lambda: torch.zeros(0))
+    center: Tensor | None = None
 
     @property
     def ended(self) -> bool:
@@ -207,17 +210,28 @@ class Search:
         if point.patches:
             weights = 1 / (self._open_diagonal(point) + self.damping)
 
+        across = self._across(point)
+
         def product(v: Pair) -> Pair:
             images, free = self._normal(point, v)
-            return images + mu * self.spectrum.precision(v[0]) + self.damping * v[0], free + self.damping * v[1]
+            images = across(images + mu * self.spectrum.precision(v[0]))
+            return images + self.damping * v[0], free + self.damping * v[1]
 
         pulled = self.equations.transposed(point, point.residuals)
-        right = (-pulled[0] - mu * self.spectrum.precision(off), -pulled[1])
+        right = (across(-pulled[0] - mu * self.spectrum.precision(off)), -pulled[1])
         change, used, solved = conjugate_gradients(
-            product, right, lambda v: (circulant(v[0]), weights * v[1]), self.iterations
+            product, right, lambda v: (across(circulant(v[0])), weights * v[1]), self.iterations
         )
         self.passes += 2 * used
         return change, not solved
+
+    def _across(self, point: Point) -> Callable[[Tensor], Tensor]:
+        """Takes out of a change of the images what changes nothing but their contrast."""
+        if self.center is None:
+            return lambda change: change
+        contrast = point.x.detach() - self.center
+        square = float(contrast.double().square().sum())
+        return lambda change: change - float((change.double() * contrast.double()).sum()) / square * contrast
 
     def _normal(self, point: Point, v: Pair) -> Pair:
         """`J^T J v`."""

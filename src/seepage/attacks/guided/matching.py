@@ -1,6 +1,6 @@
 """Gradient matching guided by the features in front of the last layer."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -101,6 +101,7 @@ class _Known:
         known: `[n]` of which examples.
         labels: `[n]`.
         words: What it is, for the report.
+        leveled: `[C]` of which channels of a map the level is known; empty where it is none.
     """
 
     layer: str
@@ -108,6 +109,7 @@ class _Known:
     known: Bool[Tensor, " n"]
     labels: Int[Tensor, " n"]
     words: str
+    leveled: Bool[Tensor, " C"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +205,7 @@ class GuidedMatching(Attack):
             inner = inner_activations(observed, knowledge)
             every = torch.ones(len(inner.labels), dtype=torch.bool)
             words = "Activations in front of the last block were read from its gradients"
-            return _Known(inner.layer, inner.activations, every, inner.labels, words)
+            return _Known(inner.layer, inner.activations, every, inner.labels, words, inner.leveled)
         names = last_linear(knowledge.model, knowledge.num_outputs)
         # Inferred labels may be wrong; those that come with the solution have been checked against the gradient.
         inferred = isinstance(self.search.labels, Auto)
@@ -239,7 +241,9 @@ class GuidedMatching(Attack):
         values = known.values.to(like)
         inputs = fit_decoder(observed, knowledge, known.layer, len(values))(values.flatten(1))
         if self.start == "inversion":
-            inputs = invert_activations(observed, knowledge, known.layer, values, inputs, steps=INVERSION_STEPS)
+            inputs = invert_activations(
+                observed, knowledge, known.layer, values, known.leveled, inputs, steps=INVERSION_STEPS
+            )
         grey = torch.full_like(inputs, sum(knowledge.value_range) / 2)
         inputs = torch.where(known.known.to(like.device)[:, None, None, None], inputs, grey)
         pixels = search.parameters
