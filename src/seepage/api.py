@@ -73,7 +73,9 @@ def record(
     params, buffers = state_of(model)
     shape, rule = tuple(batches[0].inputs.shape[1:]), client or FedSGD()
     classes = _classes_of(model, batches[0].inputs[:1], rule)
-    target = target_of(batches[0].labels, rule.loss, tokens=vocabulary_of(model) is not None)
+    tokens = vocabulary_of(model) is not None
+    found = [target_of(batch.labels, rule.loss, tokens=tokens) for batch in batches]
+    target = "value" if "value" in found else found[0]  # one class of several at once looks like a chance
     check_target(rule.loss, target, classes)
     for labels in (batch.labels for batch in batches):
         unnamed = (labels < 0) & ((labels != NO_TARGET) | (labels.ndim == 1))  # a token or a pixel may have none

@@ -92,6 +92,8 @@ def test_minus_one_everywhere_means_unlabelled(tmp_path: Path) -> None:
         ({"x": IMAGES[..., :2], "y": LABELS}, r"shape \(6, 5, 4, 2\)"),
         ({"x": IMAGES[:0], "y": LABELS[:0]}, r"shape \(0, 3, 5, 4\)"),
         ({"x": np.uint8(3), "y": LABELS}, r"shape \(\)"),
+        ({"x": IMAGES, "y": np.int64(3)}, r"y has the shape \(\)"),
+        ({"x": IMAGES, "y": np.float64(3)}, r"y has the shape \(\)"),
         ({"x": IMAGES[:1], "y": LABELS[:1]}, "has 1 image,"),
         (
             {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, :3], "y_test": LABELS},

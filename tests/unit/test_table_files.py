@@ -169,6 +169,45 @@ def test_bad_tables_are_told_in_one_sentence(
         load(write_loans(tmp_path, content), **options)  # type: ignore[arg-type]
 
 
+def test_numbers_whose_span_is_beyond_all_numbers_are_scaled_all_the_same(tmp_path: Path) -> None:
+    data = load(write_loans(tmp_path, "a,y\n-1e308,no\n1e308,yes\n0,no\n5e307,yes\n"), label_column="y")
+    assert isinstance(data, TableDataset)
+    assert data.rows[:, 0].tolist() == pytest.approx([0.0, 1.0, 0.5, 0.75])
+    assert float(words_of(data, 0)[0]) == -1e308
+    assert float(words_of(data, 2)[0]) == 0
+
+
+def test_a_lone_carriage_return_ends_a_line(tmp_path: Path) -> None:
+    (tmp_path / "old.csv").write_bytes(LOANS.replace("\n", "\r").encode())
+    old, plain = (
+        load(str(tmp_path / "old.csv"), label_column="default"),
+        load(write_loans(tmp_path), label_column="default"),
+    )
+    assert isinstance(old, TableDataset)
+    assert isinstance(plain, TableDataset)
+    assert torch.equal(old.rows, plain.rows)
+
+
+@pytest.mark.parametrize("kind", ["date32", "timestamp", "duration"])
+def test_dates_beyond_the_calendar_are_a_sentence(kind: str, tmp_path: Path) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    far = arrow.array([2**31 - 1], arrow.int32()) if kind == "date32" else arrow.array([2**62], arrow.int64())
+    kinds = {"date32": arrow.date32(), "timestamp": arrow.timestamp("us"), "duration": arrow.duration("s")}
+    parquet.write_table(arrow.table({"a": far.cast(kinds[kind]), "y": ["no"]}), tmp_path / "far.parquet")
+    with pytest.raises(SeepageError, match="cannot be read as Parquet"):
+        load(str(tmp_path / "far.parquet"), label_column="y")
+
+
+def test_a_small_file_of_very_many_rows_is_refused_before_it_unpacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"a": [0] * 600, "y": [0] * 600}), tmp_path / "long.parquet")
+    monkeypatch.setattr("seepage.data.table_files.MAX_CELLS", 1000)
+    with pytest.raises(SeepageError, match="600 rows of 2 columns; keep fewer rows"):
+        load(str(tmp_path / "long.parquet"), label_column="y")
+
+
 def test_bytes_that_are_no_table(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,y\n\xff\xfe,1\n")
     with pytest.raises(SeepageError, match="UTF-8"):

@@ -21,6 +21,7 @@ from seepage.core.units import Units
 from seepage.data import ArrayDataset, TableDataset, load
 from seepage.errors import SeepageError
 from seepage.metrics.labels import label_scores
+from seepage.simulate.training import accuracy
 from seepage.testing import ATTACK_CHECKS, AttackCase, planted_inputs
 from seepage.transcript.recorded import open_transcript, save_transcript
 from seepage.transcript.truth import Truth, misfit, open_truth, save_truth
@@ -506,6 +507,49 @@ def test_zeros_and_ones_of_several_classes_at_once_stay_such(tmp_path: Path) -> 
     assert target_of(labels, "bce") == "value"
     seen = record(net(3), Batch(inputs(1), labels[:1]), client=FedSGD(loss="bce"))
     assert score(attack(seen, "linear"), Batch(inputs(1), labels[:1])).exact == 1.0
+
+
+def test_several_classes_at_once_are_audited_whatever_batches_look_like(tmp_path: Path) -> None:
+    """Of the examples that are attacked some have one class, which looks like the chances of an example."""
+    draw = np.random.default_rng(0)
+    y = np.eye(3)[draw.integers(0, 3, 24)]
+    y[::3] = 1.0
+    np.savez(tmp_path / "own.npz", x=draw.random((24, 1, 6, 6), dtype=np.float32), y=y)
+    tables = {"data": {"use": str(tmp_path / "own.npz")}, "model": {"use": "fc2", "hidden": 64}, "seed": 1}
+    done = run(
+        {
+            **tables,
+            "client": {"loss": "bce"},
+            "batch": {"size": 2, "count": 4},
+            "training": {"steps": 0},
+            "attack": [{"use": "linear"}, {"use": "dlg", "steps": 1}],
+        },
+        out=tmp_path / "run",
+        jobs=1,
+    )
+    kinds = {bool((batch.labels.sum(1) == 1).all()) for batch in open_truth(tmp_path / "run" / "private")}
+    assert kinds == {True, False}
+    assert done.result.cells[0].target == "value"
+    assert all("mean_target" in row.baselines for row in done.result.rows)
+    assert done.result.rows[1].mean("target_error") is not None
+
+
+def test_values_by_themselves_are_not_taken_for_chances_by_one_of_them() -> None:
+    alone = Batch(inputs(1), torch.tensor([[0.0, 1.0, 0.0]]))
+    several = Batch(inputs(1), torch.tensor([[1.0, 1.0, 0.0]]))
+    assert record(net(3), [alone, several], client=FedSGD(loss="bce")).knowledge.target == "value"
+
+
+def test_how_well_a_network_does_is_measured_by_what_its_loss_makes_of_outputs() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    state = {"1.weight": 1000 * torch.eye(2, 4), "1.bias": torch.full((2,), -500.0)}
+    batch = Batch(torch.rand(20, 1, 2, 2, generator=torch.Generator().manual_seed(0)), torch.zeros(20, 2))
+    several = replace(batch, labels=(batch.inputs[:, 0, 0] > 0.5).float())  # each class by itself
+    assert accuracy(model, (state, {}), several, "bce") > 0.99
+    assert accuracy(model, (state, {}), several, "mse") == 0.0  # 500 is far from 1
+    first = batch.inputs[:, 0, 0].argmax(1)
+    chances = replace(batch, labels=0.8 * F.one_hot(first, 2) + 0.1)
+    assert accuracy(model, (state, {}), chances) == 1.0
 
 
 def test_each_step_of_a_series_has_its_class() -> None:

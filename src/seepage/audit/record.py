@@ -246,7 +246,8 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
     defense = recipe.make_defense()
     # Examples that were neither trained on nor attacked; a tiny data set may have none left.
     test = setting.batch(setting.unseen[:MAX_UNSEEN]) if len(setting.unseen) else None
-    right = None if test is None else round(accuracy(setting.model, setting.state, test), 4)
+    loss = setting.knowledge.client.loss
+    right = None if test is None else round(accuracy(setting.model, setting.state, test, loss), 4)
     facts = {
         "model": recipe.model.use,
         "model_options": to_jsonable_python(dict(recipe.model.options)),

@@ -18,7 +18,7 @@ from seepage.metrics.image import psnr
 from seepage.metrics.text import TextAlignment, align_text, score_text
 from seepage.models.vertical import VerticalModel
 from seepage.recipe.case import Recipe, Scoring
-from seepage.types import Batch, Knowledge, Reconstruction, Transcript
+from seepage.types import Batch, Knowledge, Reconstruction, Target, Transcript
 
 
 def metrics_for(scoring: Scoring, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -63,6 +63,7 @@ def score_attempts(
     network: nn.Module | None = None,
     units: Units | None = None,
     typical: Tensor | None = None,
+    target: Target | None = None,
     seed: int = 0,
 ) -> ScoredAttack | None:
     """Scores of one attack over all batches of a cell; None if there are no guesses, or only of features.
@@ -78,6 +79,7 @@ def score_attempts(
         network: Of the features that they are compared in.
         units: Of the targets, where these are values.
         typical: `[*shape]` a guess that public data allow, if any.
+        target: What the examples are trained towards; None: as their labels look.
         seed: Seed of the noise baseline.
     """
     found = [attempt.reconstruction for attempt in attempts]
@@ -104,6 +106,7 @@ def score_attempts(
             network=network,
             units=units,
             typical=typical,
+            target=target,
             seed=seed,
         )
         nearest = _nearest_psnr(aligned, batch, value_range)

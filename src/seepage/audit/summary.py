@@ -347,6 +347,7 @@ def _score_attack(
             network=features_of(recipe.score),
             units=None if truth is None else truth.units,
             typical=None if truth is None else truth.typical,
+            target=transcript.knowledge.target,
             seed=recipe.seed,
         )
     tensors: Tensors = {}

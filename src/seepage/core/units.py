@@ -24,10 +24,15 @@ class Units:
 
     @classmethod
     def of(cls, values: Tensor) -> "Units":
-        """Those in which values `[m, k]` have mean 0 and standard deviation 1; 1 stands in for a deviation of 0."""
+        """Those in which values `[m, k]` have mean 0 and standard deviation 1; 1 stands in for a deviation of 0.
+
+        >>> Units.of(torch.full((1000, 1), 0.7)).scale
+        tensor([1.], dtype=torch.float64)
+        """
         values = values.double()
         deviation = values.std(0, unbiased=False)
-        return cls(values.mean(0), torch.where(deviation > 0, deviation, 1.0))
+        dust = torch.finfo(torch.float64).eps * values.abs().amax(0) * max(1, len(values))  # of adding equal numbers up
+        return cls(values.mean(0), torch.where(deviation > dust, deviation, 1.0))
 
     def scaled(self, values: Tensor) -> Tensor:
         """`[n, k]` values as a network is trained towards them."""

@@ -95,8 +95,8 @@ class Column:
             return torch.nn.functional.one_hot(numbers, len(self.categories)).float()
         missing = torch.tensor([is_gap(cell) for cell in cells])
         values = torch.tensor([number_of(cell) or 0.0 for cell in cells], dtype=torch.float64)
-        # A column of one value spans nothing, and is 0 everywhere.
-        scaled = (values - self.low) / ((self.high - self.low) or 1.0)
+        # A column of one value spans nothing, and is 0 everywhere. Halves, as a span may be beyond all numbers.
+        scaled = (values / 2 - self.low / 2) / ((self.high / 2 - self.low / 2) or 1.0)
         scaled[missing] = scaled[~missing].mean()
         return torch.stack([scaled, missing.double()][: self.width], dim=1).float()
 
@@ -106,7 +106,8 @@ class Column:
             return self.categories[int(places.argmax())]
         if self.gaps and places[1] > 0.5:
             return NO_VALUE
-        value = self.low + float(places[0]) * (self.high - self.low)
+        share = float(places[0])
+        value = (1 - share) * self.low + share * self.high
         if not math.isfinite(value):
             return "not a number"
         return str(round(value)) if self.whole else f"{value:.6g}"

@@ -252,7 +252,7 @@ def _check_lengths(arrays: Mapping[str, Array], path: Path) -> None:
 def _as_maps(count: int, labels: Array, name: str) -> str:
     """What makes maps of arrays that are nearly such; an empty string for others."""
     lone = next((axis for axis in (1, -1) if labels.ndim == 4 and labels.shape[axis] == 1), None)
-    if len(labels) != count or (labels.ndim != 3 and lone is None):
+    if not labels.ndim or len(labels) != count or (labels.ndim != 3 and lone is None):
         return ""
     whole = "" if labels.dtype.kind in "iu" else ".astype(int)"
     axis = "" if lone is None else f".squeeze({lone})"

@@ -18,6 +18,8 @@ from seepage.errors import SeepageError, short
 from seepage.registry import datasets
 
 MAX_BYTES = 2**28
+MAX_CELLS = 2**25
+"""Cells of a Parquet table, which may unpack to any number: as words they take 2 GiB or more."""
 MAX_WIDTH = 4096
 MAX_TABLE_CLASSES = 100
 """Different cells of the column of classes; more are a number to predict."""
@@ -93,7 +95,11 @@ def is_text(path: Path, options: Mapping[str, Any]) -> bool:
         return True
     with path.open("rb") as file:
         head = file.readline(2**16).decode("utf-8-sig", errors="replace")
-    return "text" in next(csv.reader([head.strip()]), [])
+    try:
+        # In old files a lone carriage return ends a line.
+        return "text" in next(csv.reader(head.strip().splitlines()), [])
+    except csv.Error:
+        return False  # whoever reads the table says what is wrong with it
 
 
 def _values(table: Table, wanted: Sequence[str], path: Path) -> Tensor:
@@ -175,9 +181,13 @@ def _parquet(path: Path) -> Table:
     except ImportError as error:
         raise SeepageError("reading .parquet needs pyarrow; run: pip install 'seepage[parquet]'") from error
     try:
+        head = parquet.read_metadata(path)
+        if head.num_rows * head.num_columns > MAX_CELLS:
+            raise SeepageError(f"{path} has {head.num_rows} rows of {head.num_columns} columns; keep fewer rows")
         found = parquet.read_table(path)
         cells = [["" if cell is None else str(cell) for cell in column.to_pylist()] for column in found.columns]
-    except (ArrowException, OSError, ValueError) as error:  # a text that is no UTF-8 among them
+    # A text that is no UTF-8 is a ValueError; a date after the year 9999 overflows.
+    except (ArrowException, OSError, ValueError, OverflowError) as error:
         raise SeepageError(f"{path} cannot be read as Parquet ({short(str(error))}); check the file") from error
     if not found.num_rows:
         raise SeepageError(f"{path} has no rows; it needs some")

@@ -10,6 +10,7 @@ from seepage.core.nn import NO_TARGET
 from seepage.core.units import Units
 from seepage.errors import SeepageError
 from seepage.registry import metrics
+from seepage.types import Target
 
 
 def label_accuracy(guessed: Tensor, true: Tensor) -> float:
@@ -99,7 +100,13 @@ class LabelScores(NamedTuple):
     share: float
 
 
-def label_scores(guessed: Tensor | None, true: Tensor, permutation: Tensor, units: Units | None = None) -> LabelScores:
+def label_scores(
+    guessed: Tensor | None,
+    true: Tensor,
+    permutation: Tensor,
+    units: Units | None = None,
+    target: Target | None = None,
+) -> LabelScores:
     """Compare labels with the truth: class numbers, values (in their unit, beside the mean target) or maps.
 
     Args:
@@ -107,8 +114,10 @@ def label_scores(guessed: Tensor | None, true: Tensor, permutation: Tensor, unit
         true: As `Batch.labels`.
         permutation: `[n]` int64 place of each example's guess, -1 for none.
         units: Of values.
+        target: What examples are trained towards; None: of numbers, classes where they are such shares of 1.
     """
-    floors = _floors(true, units)
+    values = target == "value" if target is not None else units is not None or not _are_shares(true)
+    floors = _floors(true, units, values=values)
     if guessed is None:
         return LabelScores({}, floors, torch.nan)
     if guessed.is_floating_point():
@@ -141,18 +150,18 @@ def map_hits(guessed: Tensor, true: Tensor, permutation: Tensor) -> Tensor:
     return hits
 
 
-def _floors(true: Tensor, units: Units | None) -> dict[str, dict[str, Tensor]]:
+def _floors(true: Tensor, units: Units | None, *, values: bool) -> dict[str, dict[str, Tensor]]:
     """Guesses that need no attack: of values the mean target, of maps each one's own commonest class (an oracle).
 
     Where the mean is not known, that of the batch stands in, which is an oracle too; of one example there is none.
     """
-    if true.is_floating_point() and (units is not None or not _are_shares(true)):
-        values = true.detach().cpu().double().reshape(len(true), -1)
-        if units is None and len(values) < 2:
+    if true.is_floating_point() and values:
+        numbers = true.detach().cpu().double().reshape(len(true), -1)
+        if units is None and len(numbers) < 2:
             return {}
-        mean = values.mean(0, keepdim=True) if units is None else torch.zeros_like(values[:1])  # the mean is 0, scaled
-        guesses, own = mean.expand_as(values), torch.arange(len(values))
-        return {"mean_target": {"target_error": target_errors(guesses, values, own, units)}}
+        mean = numbers.mean(0, keepdim=True) if units is None else torch.zeros_like(numbers[:1])  # scaled, it is 0
+        guesses, own = mean.expand_as(numbers), torch.arange(len(numbers))
+        return {"mean_target": {"target_error": target_errors(guesses, numbers, own, units)}}
     if not true.is_floating_point() and true.ndim > 1:
         commonest = torch.stack([_commonest(one) for one in true.detach().cpu()])
         return {"commonest": {"label": map_hits(commonest, true, torch.arange(len(true)))}}

@@ -17,7 +17,7 @@ from seepage.metrics.labels import label_scores, labels_fit
 from seepage.metrics.metric import Metric, find_metric
 from seepage.metrics.scores import Scores
 from seepage.registry import metrics as registered
-from seepage.types import Batch, Reconstruction
+from seepage.types import Batch, Reconstruction, Target
 
 _FEATURE_NOTE = "The guesses are inputs of an inner layer, not examples: only their cosine with the true ones is given."
 
@@ -37,6 +37,7 @@ def score(
     network: nn.Module | None = None,
     units: Units | None = None,
     typical: Tensor | None = None,
+    target: Target | None = None,
     seed: int = 0,
 ) -> Scores:
     """Match guesses with examples and measure each pair, beside three guesses that need no attack.
@@ -67,6 +68,7 @@ def score(
         network: Of the features that `feature_distance` compares (`feature_network`); without one it is not measured.
         units: Of the targets, where these are values; None: as they are.
         typical: `[*shape]` a guess that needs no update, such as the mean of public rows of a table.
+        target: What the examples are trained towards; None: as their labels look.
         seed: Seed of the noise that the scores are printed beside. Batches scored with one seed share one noise
             picture, so that `random` differs between them only by the truth.
 
@@ -87,7 +89,7 @@ def score(
     _check(reconstruction, truth, None if feature else value_range)
     aligned = aligned or align_guess(reconstruction, truth, None if feature else value_range, method)
     inputs = truth.inputs.detach().cpu()
-    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned, units)
+    blank = _without_inputs(reconstruction, truth, tuple(wanted), aligned, units, target)
     if feature:
         cosines = image.cosine(aligned.guesses, inputs).masked_fill(~aligned.matched, torch.nan)
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
@@ -128,11 +130,16 @@ def align_guess(
 
 
 def _without_inputs(
-    reconstruction: Reconstruction, truth: Batch, metrics: tuple[str, ...], aligned: Alignment, units: Units | None
+    reconstruction: Reconstruction,
+    truth: Batch,
+    metrics: tuple[str, ...],
+    aligned: Alignment,
+    units: Units | None,
+    target: Target | None,
 ) -> Scores:
     """The scores of everything but the inputs: who was matched, and the labels."""
     feature = reconstruction.space == "feature"
-    found = label_scores(reconstruction.labels, truth.labels, aligned.permutation, units)
+    found = label_scores(reconstruction.labels, truth.labels, aligned.permutation, units, target)
     came_along = ["cosine"] * feature + list(found.values)
     return Scores(
         alignment=aligned.name,

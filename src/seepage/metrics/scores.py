@@ -108,7 +108,9 @@ class Scores:
             metrics=first.metrics,
             values=_join([_with_labels(part.values, labeled) for part in scores]),
             baseline_values={
-                name: _join([part.baseline_values[name] for part in scores]) for name in first.baseline_values
+                name: _join([part.baseline_values[name] for part in scores])
+                for name in first.baseline_values
+                if all(name in part.baseline_values for part in scores)  # a batch of one has no mean target of its own
             },
             matched=torch.cat([part.matched for part in scores]),
             recovered_each=_join_masks([part.recovered_each for part in scores]),

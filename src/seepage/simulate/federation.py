@@ -321,5 +321,5 @@ def _mean_buffers(stage: FederationState, replies: Sequence[Reply], sizes: Seque
 def _measured(clients: Clients, stage: FederationState) -> FederationState:
     if clients.test is None:
         return stage
-    share = accuracy(clients.model, (stage.params, stage.buffers), clients.test)
+    share = accuracy(clients.model, (stage.params, stage.buffers), clients.test, clients.rule.loss)
     return replace(stage, accuracies=(*stage.accuracies, (stage.t, round(share, 4))))

@@ -437,8 +437,14 @@ def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
 
 
 def _target(case: Recipe, dataset: Dataset) -> Target:
-    """What the data's examples are trained towards, by the labels of one of them."""
-    labels, tokens = dataset.batch(dataset.private[:1]).labels, isinstance(dataset, TextDataset)
+    """What the data's examples are trained towards, by their labels.
+
+    One example tells classes from maps. Of numbers it tells nothing: one class of several at once looks like a chance.
+    """
+    targets, tokens = getattr(dataset, "targets", None), isinstance(dataset, TextDataset)
+    labels = dataset.batch(dataset.private[:1]).labels if targets is None else targets.each
+    if targets is None and labels.is_floating_point():
+        labels = dataset.batch(dataset.private[:MAX_UNSEEN]).labels
     return target_of(labels, case.make_client().loss, tokens=tokens)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seepage.clients.losses import target_of
 from seepage.core.nn import called, forward, generator, in_mode
 from seepage.core.storage import read_tensors, write_tensors
 from seepage.errors import SeepageError
@@ -159,18 +160,23 @@ def train(
     return {name: tensor.detach() for name, tensor in params.items()}, buffers
 
 
-def accuracy(model: nn.Module, state: tuple[Tensors, Tensors], batch: Batch) -> float:
+def accuracy(model: nn.Module, state: tuple[Tensors, Tensors], batch: Batch, loss: str = "cross_entropy") -> float:
     """Share of a batch that the model classifies rightly, in eval mode; of tokens and pixels, where each has a target.
 
-    Of values, the share of their variance that the model explains, at least 0.
+    Of values, the share of their variance that the model explains, at least 0; of a binary cross-entropy by the chances
+    that its logits stand for.
     """
     with torch.no_grad(), in_mode(model, training=False):
         logits = forward(model, state[0], batch.inputs, buffers=state[1])
-    if batch.labels.is_floating_point():
-        left = (logits - batch.labels.reshape(logits.shape)).square().sum()
-        whole = (batch.labels - batch.labels.mean(0)).square().sum()
+    labels = batch.labels
+    if labels.is_floating_point() and target_of(labels, loss) == "value":
+        said = logits.sigmoid() if loss == "bce" else logits
+        left = (said - labels.reshape(logits.shape)).square().sum()
+        whole = (labels - labels.mean(0)).square().sum()
         return max(0.0, float(1 - left / whole)) if whole > 0 else 0.0
-    labeled = batch.labels >= 0  # a token without a next one has no target
+    if labels.is_floating_point():  # chances of classes
+        labels = labels.argmax(1)
+    labeled = labels >= 0  # a token without a next one has no target
     # One logit is of the second class, where it is above zero.
     named = (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
-    return float((named == batch.labels)[labeled].float().mean())
+    return float((named == labels)[labeled].float().mean())
