@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 from statistics import median_low
 from typing import Any
 
@@ -16,7 +17,7 @@ from seepage.audit.gate import Condition, parse_condition, violations
 from seepage.audit.row import SCORE_NAMES, Cell, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
 from seepage.audit.sides import came_back
-from seepage.audit.verdict import reasons, verdict
+from seepage.audit.verdict import named_members, reasons, verdict
 from seepage.core.schema import parse
 from seepage.errors import SeepageError
 from seepage.evidence.findings import findings
@@ -249,6 +250,50 @@ def scores_of(values: list[float]) -> Scores:
 
 def test_outlines_that_the_eye_sees_are_traces() -> None:
     assert verdict([row(visible=2)], cells_of({"a": "case A"}))[0] == "traces"
+
+
+def test_rows_of_a_table_show_no_outlines() -> None:
+    """Rows correlate with one another where their columns have the same means."""
+    near = {"psnr": torch.tensor([9.0]), "correlation": torch.tensor([0.95])}
+    rows = replace(scores_of([9.0]), values=near, recovered_each=torch.tensor([False]))
+    assert rows.visible == 0
+    assert replace(rows, values={**near, "ssim": torch.tensor([0.1])}).visible == 1
+
+
+@pytest.mark.parametrize(
+    ("scores", "words"),
+    [
+        (
+            {"psnr": {"mean": 9.0}, "ssim": {"mean": 0.1}},
+            "come closer than a flat color or show outlines; look at the pictures",
+        ),
+        (
+            {"psnr": {"mean": 9.0}, "gain_db": {"mean": 1.0}},
+            "come closer than the means that need no update; look at the records",
+        ),
+        ({"rouge_1": {"mean": 0.6}}, "hold more than half of the tokens of a private text; look at the texts"),
+    ],
+)
+def test_traces_are_those_of_what_the_examples_are(scores: dict[str, Any], words: str) -> None:
+    shares = {name: {"mean": 0.0} for name in ("recovered", "exact")}
+    traces = Row(cell="a", attack="x", outcome="traces", examples=4, scores={**shares, **scores})
+    level, text = verdict([traces], cells_of({"a": "case A"}))
+    assert level == "traces"
+    assert f"but some guesses {words}. A stronger attack" in text
+
+
+def test_what_cannot_be_scored_is_called_what_it_is() -> None:
+    cells = [cell.model_copy(update={"kind": "records"}) for cell in cells_of({"a": "case A"})]
+    features = Row(cell="a", attack="x", outcome="features only", space="feature", returned=2)
+    guesses = Row(cell="a", attack="x", outcome="not scored", returned=2)
+    assert "images" not in verdict([features], cells)[1]
+    assert "goes on from there to images" in verdict([features], cells_of({"a": "case A"}))[1]
+    assert "Look at the records:" in verdict([guesses], cells)[1]
+
+
+def test_cases_without_a_membership_test_are_counted_beyond_three() -> None:
+    cells = [Cell(name=str(i), title=f"case {i}", membership_skipped="too few") for i in range(5)]
+    assert "not tested on case 0; case 1; case 2 and 2 more: see" in named_members([], cells)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ class DrawnRounds(JsonRecord):
     lr: float | None = None
 
 
+Kind = Literal["pictures", "records", "texts"]
+"""What a person sees who looks at examples; whatever is no picture and no text is a list of numbers."""
+
 Measure = Literal["class", "value", "map", "token"]
 """What a model's accuracy is a share of: examples, the variance of targets, pixels, or next tokens."""
 
@@ -41,6 +44,7 @@ class Cell(JsonRecord):
         accuracy_examples: Number of unseen examples.
         defense: The defense's `repr`; None where there is none or it is not known.
         client: The client rule's `repr`.
+        kind: What the examples are: pictures, rows of numbers, or texts; None in runs that did not say it yet.
         classes: Names of the classes; of one's own data numbers, unless `score.names` asks for the names.
         target: What examples are trained towards: a class, values, or a map with a class at each pixel.
         parameters: Number of the model's parameters.
@@ -70,6 +74,7 @@ class Cell(JsonRecord):
     accuracy_examples: int | None = None
     defense: str | None = None
     client: str | None = None
+    kind: Kind | None = None
     classes: list[JsonValue] = []
     target: Literal["class", "value", "map"] = "class"
     parameters: int | None = None

@@ -14,6 +14,7 @@ from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.candidates import FILE, open_members
+from seepage.audit.cell import Kind
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
@@ -89,7 +90,7 @@ def summarize(
     bounds = [row for source, recipe in zip(sources, recipes, strict=True) for row in bound_rows(source, recipe)]
     measured = (epsilon_row(source, recipe, folder) for source, recipe in zip(sources, recipes, strict=True))
     epsilons = [row for row in measured if row is not None]
-    level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes), of=_to_look_at(sources))
+    level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes))
     said = named_members(members, cells)
     first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
     words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
@@ -126,15 +127,11 @@ def _is_captured(sources: Sequence[Source]) -> bool:
     return all(source.recipe is None for source in sources)
 
 
-def _to_look_at(sources: Sequence[Source]) -> str:
-    """What the guesses of most recordings are, for people to look at."""
-    first = next((source for source in sources if not source.skipped), None)
-    if first is None:
-        return "pictures"
-    knowledge = first.open("cpu").knowledge
+def _kind(knowledge: Knowledge) -> Kind:
+    """What the examples are, by their shape."""
     if vocabulary_of(knowledge.model) is not None:
         return "texts"
-    return "pictures" if is_image(knowledge.input_shape) else "values"
+    return "pictures" if is_image(knowledge.input_shape) else "records"
 
 
 def _asked_for(recipes: Sequence[Recipe]) -> set[str]:
@@ -198,7 +195,8 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     promise = None if source.recipe is None else _guarantee(source.recipe)
     cell = _cell_of(source, transcript)
     said = {**(cell.inferred or {}), **said}
-    cell = cell.model_copy(update={"inferred": said, "exposure": look.get("line"), "promise": promise})
+    told = {"inferred": said, "exposure": look.get("line"), "promise": promise}
+    cell = cell.model_copy(update={**told, "kind": _kind(transcript.knowledge)})
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]

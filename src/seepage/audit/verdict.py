@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from seepage.audit.cell import Kind
 from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Row, counted_features
 from seepage.core.units import in_words
 
@@ -9,9 +10,7 @@ LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
 
 
-def verdict(
-    rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = False, of: str = "pictures"
-) -> tuple[str, str]:
+def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = False) -> tuple[str, str]:
     """The run in plain words: `(level, text)`.
 
     Levels: `exact`, `recognizable`, `traces`, `nothing`; without a truth `certified` or `unscored`.
@@ -20,24 +19,24 @@ def verdict(
         rows: All rows.
         cells: All cells.
         own_code: Whether scoring the run later has to execute third-party code, which requires `--trust`.
-        of: What a reader can look at where nothing is scored: `pictures`, `texts`, or `values` of a table.
     """
     named = {cell.name: cell for cell in cells}
-    level, text = _found(rows, named, f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}", of)
+    level, text = _found(rows, named, f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}")
     unaware = _unaware(rows, named)
     return level, f"{text.removesuffix('.')}. {unaware}" if unaware else text
 
 
-def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, of: str) -> tuple[str, str]:
+def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[str, str]:
     """Level and sentences about what the attacks found; `score` is the command that compares it with a truth."""
     scored = [row for row in rows if row.scored]
     silent = _silent(rows, cells)
+    kinds = list(dict.fromkeys(cells[row.cell].kind or "pictures" for row in rows if row.gave_result))
     if not any(row.gave_result for row in rows):
         return "unscored", f"NO RESULT. {silent}"
     if not scored and all(row.outcome is Outcome.FEATURES_ONLY for row in rows if row.gave_result):
         return "unscored", (
-            "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them; "
-            f"cpa_fia goes on from there to images.{_features(rows)}"
+            "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them"
+            f"{'; cpa_fia goes on from there to images' * ('pictures' in kinds)}.{_features(rows)}"
         )
     if not scored and any(row.certified_examples for row in rows):
         return "certified", (
@@ -46,8 +45,9 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, of: str) 
         )
     if not scored:
         return "unscored", (
-            f"NOT SCORED. Look at the {of}: {_unscored(rows, cells)}{_features(rows)} The truth is not at "
-            f"hand to say how close that is, and nothing here is a proof of safety; whoever has it can: {score}"
+            f"NOT SCORED. Look at the {' and the '.join(kinds)}: {_unscored(rows, cells)}{_features(rows)} The truth "
+            f"is not at hand to say how close that is, and nothing here is a proof of safety; whoever has it "
+            f"can: {score}"
         )
     best = {
         cell: max((row for row in scored if row.cell == cell), key=_strength)
@@ -184,7 +184,8 @@ def _closeness(row: Row) -> list[str]:
     typical = (row.baselines.get("typical") or {}).get("psnr")
     if median is None:
         return []
-    flat_guess = "a flat square of the example's mean color" if "ssim" in row.scores else "the example's own mean"
+    pictures = _kind(row) == "pictures"
+    flat_guess = "a flat square of the example's mean color" if pictures else "the example's own mean"
     beside = "" if flat is None else f"; {flat_guess} has {flat:.0f} dB"
     beside = beside if typical is None else f"; the mean of other rows has {typical:.0f} dB"
     what = f"Median PSNR of the {row.examples} examples" if row.examples != 1 else "PSNR"
@@ -217,17 +218,25 @@ def _named(some: Sequence[Cell], cells: Mapping[str, Cell], which: str = "audite
     return _cases(len(some), which) + (f" (all of them: {common})" if common else "")
 
 
+def _kind(row: Row) -> Kind:
+    """What the examples of a scored row are."""
+    return "texts" if row.of_text else "pictures" if "ssim" in row.scores else "records"
+
+
+_TRACES: Mapping[Kind, str] = {
+    "pictures": "come closer than a flat color or show outlines; look at the pictures",
+    "records": "come closer than the means that need no update; look at the records",
+    "texts": "hold more than half of the tokens of a private text; look at the texts",
+}
+"""What guesses do that are no copies, and no nothing either."""
+
+
 def _quiet_verdict(best: Mapping[str, Row], traces: bool) -> str:
     if traces:
-        flat = not any("ssim" in row.scores or row.of_text for row in best.values())
-        closer = (
-            "the means that need no update; look at the records"
-            if flat
-            else "a flat color or show outlines; look at the pictures"
-        )
+        signs = dict.fromkeys(_TRACES[_kind(row)] for row in best.values())
         return (
-            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses come closer than "
-            f"{closer}. A stronger attack or more steps may recover more."
+            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses {', or '.join(signs)}. A "
+            "stronger attack or more steps may recover more."
         )
     return (
         f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks, with the steps they were given, recovered "
@@ -247,7 +256,9 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
     """
     named = {cell.name: cell for cell in cells}
     lacking = [cell.heading for cell in cells if cell.membership_skipped]
-    missing = f"Membership was not tested on {'; '.join(lacking[:LISTED_NAMES])}: see the report." if lacking else ""
+    more = f" and {len(lacking) - LISTED_NAMES} more" if len(lacking) > LISTED_NAMES else ""
+    where = f"{'; '.join(lacking[:LISTED_NAMES])}{more}"
+    missing = f"Membership was not tested on {where}: see the report." if lacking else ""
     judged = [row for row in rows if row.auc is not None]
     if not judged:
         silent = "No membership test gave a result; the reasons are listed with the results." if rows else ""

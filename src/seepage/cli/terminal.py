@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 from rich.text import Text
 
+from seepage.audit.cell import Kind
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Side
 from seepage.audit.verdict import guarantee_lines, reasons
@@ -138,7 +139,7 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print(Text(cell.heading, style="bold"))
         if cell.baselines:
             console.print(Text(_baselines(cell) + _accuracy(cell), style="dim"))
-        console.print(_table(rows))
+        console.print(_table(rows, cell.kind))
         for line in _beside(cell, rows):
             console.print(Text(line, style="dim"), soft_wrap=True)
         members = [row for row in result.membership if row.cell == cell.name]
@@ -215,18 +216,19 @@ def _legend(result: Result) -> str:
         "[low, high]: 95 % interval of the mean."
     )
     features = any(row.outcome is Outcome.FEATURES_ONLY for row in result.rows)
-    return words + " features only: inner features came back, which no score compares with pictures." * features
+    return words + " features only: inner features came back, which no score compares with examples." * features
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
     """One cell's rows, for 80 columns: no box, and a column for what was told only where something was."""
     told, further = any(row.told_extra for row in rows), further_metrics(rows)
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("attack", no_wrap=True)
     if told:
         table.add_column("told", no_wrap=True)
-    text, more = any(row.of_text for row in rows), (HEADINGS.get(name, name) for name in further)
-    for name in ("found", *(() if text else ("median", "mean, dB", "SSIM")), *more, "seconds"):
+    text = kind == "texts" or any(row.of_text for row in rows)
+    similar, more = ("SSIM",) * (kind != "records"), (HEADINGS.get(name, name) for name in further)
+    for name in ("found", *(() if text else ("median", "mean, dB", *similar)), *more, "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
@@ -235,7 +237,7 @@ def _table(rows: Sequence[Row]) -> Table:
         entries = [
             *([texts.told or "-"] if told else []),
             texts.recovered,
-            *([] if text else [texts.median, f"{texts.mean}{interval}", texts.ssim]),
+            *([] if text else [texts.median, f"{texts.mean}{interval}", *[texts.ssim] * len(similar)]),
             *texts.more,
             texts.seconds,
             texts.outcome,

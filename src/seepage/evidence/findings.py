@@ -76,8 +76,10 @@ def _words(row: Row) -> str:
     if recovered is not None:
         parts.append(f"{recovered} of {row.examples} examples recovered, {exact or 0} exactly")
     if psnr is not None:
-        flat = row.baselines.get("mean_color", {}).get("psnr")
-        parts.append(f"median PSNR {psnr:.1f} dB" + ("" if flat is None else f", mean color {flat:.1f} dB"))
+        known = {"mean_color": "mean color" if "ssim" in row.scores else "own mean", "typical": "mean of other rows"}
+        beside = [(what, row.baselines.get(name, {}).get("psnr")) for name, what in known.items()]
+        closer = "".join(f", {what} {one:.1f} dB" for what, one in beside if one is not None)
+        parts.append(f"median PSNR {psnr:.1f} dB{closer}")
     if row.certified is not None and not row.scored:
         parts.append(f"{row.certificate or 'no guess certified'}, without a truth")
     if row.told_extra:

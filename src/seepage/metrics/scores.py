@@ -191,9 +191,12 @@ class Scores:
 
     @property
     def visible(self) -> int:
-        """Examples not counted as recovered whose guess correlates with them by more than 0.8."""
+        """Pictures not counted as recovered whose guess correlates with them by more than 0.8.
+
+        Of rows of a table it says nothing: any row correlates so with any other whose columns have the same means.
+        """
         found, recovered = self.values.get("correlation"), self.recovered_each
-        if found is None or recovered is None:
+        if found is None or recovered is None or "ssim" not in self.values:
             return 0
         return int(((found > VISIBLE_CORRELATION) & self.matched & ~recovered).sum())
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from seepage.audit.cell import Kind
 from seepage.audit.row import Cell, Diagnostic, Row
 from seepage.audit.verdict import guarantee_lines, reasons
 from seepage.core.manifest import renew
@@ -41,8 +42,7 @@ LEVELS = {
 GLOSSARY = {
     "recovered": "so like a private example that it passes for a copy, by the limits named under the tables",
     "exact": "equal to a private example but for rounding, by the same limits",
-    "traces": "closer to a private example than a flat square of its mean color, and not recovered",
-    "outlines": "too far off to count, but brighter and darker where the private example is",
+    "traces": "closer to a private example than what needs no update, and not recovered",
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
     "told": "what the attacker was given beyond what the protocol shows to every server",
     "features only": "what an inner layer was given came back, and no attack made examples of it",
@@ -51,6 +51,12 @@ GLOSSARY = {
     "fresh": "the model had its random initial weights, so the attacked round is the first of a training",
 }
 """What a reader who is no specialist may look up."""
+
+OF_PICTURES = {
+    "traces": "closer to a private example than a flat square of its mean color, and not recovered",
+    "outlines": "too far off to count, but brighter and darker where the private example is",
+}
+"""What is to be looked up where the examples are pictures."""
 
 STRONG = ("certified", "exact", "recognizable")
 """Levels at which examples came back."""
@@ -86,7 +92,7 @@ class Section:
         told: Facts that every attacker of this cell knows.
         told_more: Whether an attacker of this cell has side information besides.
         rows: The attacks that were run, as texts.
-        of_text: Whether the examples are texts, which have neither PSNR nor SSIM.
+        kind: What the examples are; texts have neither PSNR nor SSIM, and records no SSIM.
         further: Column headings of metrics that only this recipe requested.
         others: Attacks that do not apply, or failed.
         strips: Rows of pictures; empty where the data are not pictures.
@@ -100,7 +106,7 @@ class Section:
     told: list[str]
     told_more: bool
     rows: list[RowTexts]
-    of_text: bool
+    kind: Kind
     further: list[str]
     others: list[Row]
     strips: list[Strip]
@@ -162,6 +168,8 @@ def _render(run: RunFolder, pictures: bool) -> str:
 
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
+    kinds = {section.kind for section in sections}
+    kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
@@ -170,7 +178,8 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "pictures": pictures,
         "command": run.env.command if pictures else run.shown_command,
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
-        "kind": _kind(run, sections),
+        "kind": kind,
+        "targets": {cell.target for cell in run.cells},
         "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
@@ -193,7 +202,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "with_options": words.with_options,
         "is_muted": is_muted,
         "headings": HEADINGS,
-        "glossary": GLOSSARY,
+        "glossary": {**GLOSSARY, **OF_PICTURES} if kind == "pictures" else GLOSSARY,
         "judged": _judged(run),
         "members": [(titles.get(row.cell, row.cell), row) for row in run.result.membership],
         "bounds": [(titles.get(row.cell, row.cell), row) for row in run.result.bounds if row.value is not None],
@@ -226,16 +235,6 @@ def _was_tried(row: Row) -> bool:
     return row.status != "inapplicable"
 
 
-def _kind(run: RunFolder, sections: list[Section]) -> str:
-    """What the examples are: `texts`, `records` of a table, or `pictures`."""
-    scored = [row for row in run.rows if row.scored]
-    if scored and all(row.of_text for row in scored):
-        return "texts"
-    flat = bool(scored) and not any("ssim" in row.scores or row.of_text for row in scored)
-    listed = any(section.records for section in sections)
-    return "records" if not any(section.strips for section in sections) and (flat or listed) else "pictures"
-
-
 def _common_notes(run: RunFolder) -> list[tuple[str, str]]:
     """Notes that an attack made on every cell on which it was run, if these are several."""
     found = []
@@ -259,6 +258,8 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
     tried = [row for row in rows if _was_tried(row)]
     told = [str(item) for item in tried[0].told] if tried else []
     pictures = open_pictures(run, cell) if shown else Pictures(None, {})
+    strips, records = _strips(run, cell, tried, pictures), open_records(run, cell) if shown else None
+    kind = cell.kind or _kind(rows, bool(strips), records is not None)
     further = further_metrics(tried)
     return Section(
         cell=cell,
@@ -266,14 +267,23 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
         told=[item for item in told if all(item in map(str, row.told) for row in tried)],
         told_more=any(row.told_extra for row in tried),
         rows=[RowTexts.of(row, further) for row in tried],
-        of_text=any(row.of_text for row in tried),
+        kind=kind,
         further=further,
         others=[row for row in rows if not _was_tried(row) or row.reason],
-        strips=_strips(run, cell, tried, pictures),
+        strips=strips,
         texts=open_texts(run, cell) if shown else None,
-        records=open_records(run, cell) if shown else None,
-        remark=_remark(pictures) if shown else "This page was written without pictures.",
+        records=records,
+        remark=_remark(pictures, kind) if shown else f"This page was written without {kind}.",
     )
+
+
+def _kind(rows: list[Row], strips: bool, records: bool) -> Kind:
+    """What a case's examples are, in a run that does not say it: by its scores and by what there is to look at."""
+    scored = [row for row in rows if row.scored]
+    if scored and all(row.of_text for row in scored):
+        return "texts"
+    flat = bool(scored) and not any("ssim" in row.scores or row.of_text for row in scored)
+    return "records" if not strips and (flat or records) else "pictures"
 
 
 def _accuracy(cell: Cell) -> str:
@@ -320,10 +330,11 @@ def _shown(picture: Tensor | None, alt: str, caption: tuple[str, ...]) -> StripP
     return StripPicture(alt, None if picture is None else data_uri(picture), caption)
 
 
-def _remark(pictures: Pictures) -> str:
+def _remark(pictures: Pictures, kind: Kind) -> str:
     total, size = len(pictures.places), pictures.size
     if size is None:
-        return "There are no pictures to show: the data are no pictures, or no attack returned any."
+        other = {"pictures": "the data are no pictures, or ", "records": "the data are no rows of a table, or "}
+        return f"There are no {kind} to show: {other.get(kind, '')}no attack returned any."
     parts = [
         f"The first {STRIP_LENGTH} of {total:,} examples, in batch order; {total - STRIP_LENGTH:,} more are not shown."
     ]

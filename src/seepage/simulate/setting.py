@@ -243,7 +243,8 @@ class Setting:
         needed, least = sum(map(len, self.victims)), 2 * math.ceil(1 / plan.level - 1)
         if len(others) < needed + least:
             raise Skipped(
-                f"a membership test at level {plan.level:g} needs {needed} non-members and {least} public examples, "
+                f"a membership test at level {plan.level:g} needs {needed} "
+                f"non-member{'s' * (needed > 1)} and {least} public examples, "
                 f"and {_called(self.case, self.dataset)} has {len(others)} that are neither trained on nor attacked; "
                 "lower batch.size or batch.count, raise membership.level, or use more data"
             )

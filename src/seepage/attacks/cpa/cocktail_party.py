@@ -358,14 +358,14 @@ class _FastRun:
     def _scaled(self, found: Unmixed) -> tuple[Tensor, bool]:
         """Rows with scale and sign from the bias gradient, where there is one and the noise allows it."""
         if self.bias is None or self.attack.scale == "range":
-            self.notes.append("scale and sign are not known: each image is stretched to the value range")
+            self.notes.append("scale and sign are not known: each example is stretched to the value range")
             return found.rows, False
         columns = self.spectrum.left[:, : len(found.rows)] * self.spectrum.values[: len(found.rows)]
         ones = torch.linalg.lstsq(columns, self.bias[:, None]).solution[:, 0]
         # rows @ ones = 1 where the scale is right (see `Mixture.ones`): dividing by it sets scale and sign. [r]
         size = found.rows @ ones
         if self.attack.scale == "auto" and self.noisy:
-            self.notes.append("the update is noisy: the bias gives each image's sign, the value range its scale")
+            self.notes.append("the update is noisy: the bias gives each example's sign, the value range its scale")
             return found.rows * size.sign()[:, None], False
         least = 1e-6 * size.abs().median().clamp(min=1e-30)
         return found.rows / torch.where(size.abs() < least, least, size)[:, None], True
@@ -483,7 +483,7 @@ class PublishedParty:
             status=status,
             history=tuple(history),
             cost={"steps": done, "evaluations": done},
-            notes=("scale and sign are open in the published method: each image is stretched to the value range",),
+            notes=("scale and sign are open in the published method: each example is stretched to the value range",),
         )
 
     def _run(self, search: Unmixing, progress: Progress) -> tuple[Status, list[tuple[int, float]]]:
