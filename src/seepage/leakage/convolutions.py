@@ -173,7 +173,11 @@ def _countable(observed: Round, knowledge: Knowledge) -> tuple[str, int]:
     if names is None:
         raise Inapplicable("the model has no fully connected layer with one output per class", "use another probe")
     if knowledge.client.batch_coupled(knowledge.model):
-        raise Inapplicable("batch norm in train mode makes each equation one of the whole batch", "use another probe")
+        raise Inapplicable(
+            "batch norm in train mode makes each equation one of the whole batch: gauss_newton reads the blocks of a "
+            "residual network there, and how far it comes is not counted",
+            "run gauss_newton",
+        )
     if observed.batch_size is None:
         raise Inapplicable("the batch size is unknown", "name it with --batch-size")
     return names[0], observed.batch_size

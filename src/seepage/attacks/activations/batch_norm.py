@@ -116,7 +116,7 @@ def factors_of(slopes: Float[Tensor, "n C h w"]) -> Float[Tensor, " n"]:
         Inapplicable: Where there is no such vector, or another one beside it, or it is not positive.
 
     >>> slopes = torch.tensor([[1.0, 2.0, -1.0], [-0.5, -1.0, 0.5]]).double().view(2, 3, 1, 1)
-    >>> (factors_of(slopes) / factors_of(slopes)[0]).tolist()
+    >>> (factors_of(slopes) / factors_of(slopes)[0]).round(decimals=6).tolist()
     [1.0, 2.0]
     """
     sums = slopes.sum((2, 3)).T  # [C, n]
@@ -138,11 +138,8 @@ def common_factor(sums: Float[Tensor, " C"], wanted: Float[Tensor, " C"]) -> tup
     >>> common_factor(torch.tensor([1.0, -2.0, 3.0, 9.0]).double(), torch.tensor([2.0, -4.0, 6.0, 2.0]).double())
     (2.0, 0.0)
     """
-    ratio = wanted / sums.where(sums != 0, torch.full_like(sums, torch.inf))
-    weights = sums.abs()
-    order = ratio.argsort()
-    middle = order[weights[order].cumsum(0) >= weights.sum() / 2][0]
-    factor = ratio[middle]  # the weighted median, which a few wrong channels do not move
+    shown = sums != 0
+    factor = (wanted[shown] / sums[shown]).median()  # which a few wrong channels do not move
     for _ in range(3):
         off = (factor * sums - wanted).abs()
         kept = off <= OUTLYING * off.median()
@@ -248,9 +245,10 @@ def _solve(
         support = constant > constant.max() / 2
         lifted = flat[support] / constant[support, None]
         least = lifted.amin(0)
-        flat = flat - constant[:, None] * least
-        zeros = (lifted - least) * constant.max() < ZERO * flat.amax(0).clamp(min=1e-300)
+        zeros = lifted - least < ZERO * (lifted.amax(0) - least).clamp(min=1e-300)
         leveled = zeros.sum(0) >= FEWEST_ZEROS
+        # The mean of the zeros, since the smallest of them is the one with the largest error.
+        flat = flat - constant[:, None] * (lifted * zeros).sum(0) / zeros.sum(0)
     return flat, leveled
 
 

@@ -1,0 +1,266 @@
+"""The blocks at the end of a residual network: which layers they are made of, and the network behind them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from seepage.attacks.activations.batch_norm import BatchNorm
+from seepage.attacks.activations.deconvolution import REMEDY
+from seepage.attacks.gauss_newton.linearize import LayerUse
+from seepage.core.nn import LayerCall, captured_calls, forward, generator, in_mode, last_linear
+from seepage.errors import Inapplicable
+from seepage.types import Knowledge, Round, Tensors
+
+PROBES = 16
+"""Random images that show the slope of each channel."""
+FAINT = 1e-3
+"""A channel whose slope is a smaller share of the median one counts as off for an example."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A convolution, a ReLU and another convolution, and the network behind them, which ends in pooling and the head.
+
+    Attributes:
+        observed: The round.
+        knowledge: What is known.
+        head: Name of the last fully connected layer.
+        last: Name of the second convolution; at the end of the network, of its last one.
+        before: Name of the convolution whose outputs, normalized and behind a ReLU, the last one reads.
+        source: Name of the module whose output `before` reads.
+        calls: All calls on random images, with their graph.
+        convolutions: Names of all convolutions whose gradients were sent, in the order of the calls.
+    """
+
+    observed: Round
+    knowledge: Knowledge
+    head: str
+    last: str
+    before: str
+    source: str
+    calls: Mapping[str, LayerCall]
+    convolutions: tuple[str, ...]
+
+    @classmethod
+    def of(cls, observed: Round, knowledge: Knowledge) -> "Block":
+        """Read off one pass on random images.
+
+        Raises:
+            Inapplicable: Where the network does not end so.
+        """
+        names = last_linear(knowledge.model, knowledge.num_outputs)
+        if names is None:
+            raise Inapplicable("the model has no last linear layer", REMEDY)
+        if observed.batch_size is None:
+            raise Inapplicable("the batch size is unknown", "name it with --batch-size")
+        client = knowledge.client
+        if not (knowledge.softmax_labels and client.single_gradient):
+            raise Inapplicable("the update is not one gradient of cross-entropy", REMEDY)
+        head = names[0].removesuffix(".weight")
+        calls = _calls(observed, knowledge)
+        sent = observed.gradient(client)
+        layers = {name: knowledge.model.get_submodule(name) for name in calls if f"{name}.weight" in sent}
+        convolutions = [name for name, layer in layers.items() if _is_usable(layer)]
+        plain = [name for name in convolutions if _is_plain(layers[name])]
+        if not plain or head not in calls or calls[head].input.shape[1:] != (calls[plain[-1]].output.shape[1],):
+            raise Inapplicable("the last layer does not read the pooled outputs of a convolution", REMEDY)
+        return cls._ending_in(plain[-1], observed, knowledge, head, calls, convolutions)
+
+    @classmethod
+    def _ending_in(
+        cls,
+        last: str,
+        observed: Round,
+        knowledge: Knowledge,
+        head: str,
+        calls: Mapping[str, LayerCall],
+        convolutions: Sequence[str],
+    ) -> "Block":
+        for before in reversed(convolutions[: convolutions.index(last)]):
+            source = _source(calls, calls[before].input)
+            if _feeds(calls[before], calls[last].input) and source is not None:
+                return cls(observed, knowledge, head, last, before, source, calls, tuple(convolutions))
+        raise Inapplicable("the last convolution does not read another one behind a ReLU", REMEDY)
+
+    def previous(self) -> "Block":
+        """The block whose output this one reads: two convolutions, each with a batch norm behind it.
+
+        Raises:
+            Inapplicable: Where there is none.
+        """
+        given = self.calls[self.source].output
+        for last in reversed(self.convolutions[: self.convolutions.index(self.before)]):
+            norm = self.normalizes(last)
+            if norm is None or not _is_plain(self.knowledge.model.get_submodule(last)):
+                continue
+            if _feeds(self.calls[norm], given):
+                return self._ending_in(last, self.observed, self.knowledge, self.head, self.calls, self.convolutions)
+        raise Inapplicable("in front of it is no block of two convolutions", REMEDY)
+
+    def use(self, name: str) -> LayerUse:
+        """A layer's call as the linear algebra wants it."""
+        layer, call = self.knowledge.model.get_submodule(name), self.calls[name]
+        assert isinstance(layer, nn.Conv2d)
+        geometry = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        return LayerUse(self.observed.params[f"{name}.weight"], geometry, call.input.detach(), call.output.detach())
+
+    @cached_property
+    def _weight(self) -> Float[Tensor, "C k"]:
+        return self.observed.params[f"{self.head}.weight"].double().cpu()
+
+    def logit_slopes(self, slopes: Float[Tensor, "n O h w"], name: str) -> Float[Tensor, "n C"]:
+        """A, slopes of the loss in the logits, each row times the example's factor.
+
+        Args:
+            slopes: Gradients of a layer's outputs: `D[i, o, p] = top[o] (A_i W)[o]` where output o is on, else 0.
+            name: That layer.
+        """
+        top = slope_of_channels(self.calls[self.head].input, self.calls[name].output)  # [O]
+        rows = []
+        for each in slopes.flatten(2):  # [O, positions]
+            largest = each.gather(1, each.abs().argmax(1, keepdim=True))[:, 0]
+            on = (largest.abs() > FAINT * largest.abs().median()) & (top != 0)
+            rows.append(torch.linalg.lstsq(self._weight[:, on].T, (largest / top)[on, None]).solution[:, 0])
+        found = torch.stack(rows)
+        # Of softmax minus label the label's entry alone is negative, and as long as all others together.
+        if bool((found.gather(1, found.abs().argmax(1, keepdim=True)) > 0).any()):
+            raise Inapplicable("the gradients of the last convolution's outputs are those of no label", REMEDY)
+        return found
+
+    def tail(self, read: Float[Tensor, "n C H W"]) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"]]:
+        """Features and class probabilities where the last block reads this."""
+        model, like = self.knowledge.model, next(iter(self.observed.params.values()))
+        module = model.get_submodule(self.source)
+        inputs = torch.zeros(len(read), *self.knowledge.input_shape).to(like)
+        replaced = module.register_forward_hook(lambda *_: read.to(like))
+        try:
+            with torch.no_grad(), captured_calls(model, [self.head]) as calls, in_mode(model, training=False):
+                logits = forward(model, self.observed.params, inputs, buffers=self.observed.buffers)
+        finally:
+            replaced.remove()
+        return calls[self.head][0].input.double().cpu(), logits.double().cpu().softmax(1)
+
+    def normalizes(self, layer: str) -> str | None:
+        """Name of the batch norm that reads a layer's outputs."""
+        return next((name for name in self._norms if self.calls[name].input is self.calls[layer].output), None)
+
+    @cached_property
+    def front(self) -> str | None:
+        """Name of the batch norm whose outputs, and perhaps a shortcut's, are what `before` reads behind a ReLU."""
+        read = self.calls[self.source].output
+        return next((name for name in reversed(self._norms) if _feeds(self.calls[name], read)), None)
+
+    @cached_property
+    def shortcut(self) -> tuple[str, str] | None:
+        """Names of the convolution and the batch norm on the shortcut; None where what was read is added as it is.
+
+        Raises:
+            Inapplicable: Where it is neither.
+        """
+        final, read = self.normalizes(self.last), self.calls[self.before].input
+        assert final is not None  # `norms` refused it
+        behind = self.calls[final].output
+        # What the block gives: its second norm's outputs, and the shortcut's, behind a ReLU.
+        given = next((call.output for call in self.calls.values() if _feeds(self.calls[final], call.output)), None)
+        if given is not None:
+            if read.shape == behind.shape and torch.allclose((behind + read).relu(), given):
+                return None
+            for name in self.convolutions:
+                norm = self.normalizes(name)
+                if norm not in (None, final) and self.calls[name].input is read:
+                    assert norm is not None
+                    if torch.allclose((behind + self.calls[norm].output).relu(), given):
+                        return name, norm
+        raise Inapplicable("the last block adds up something else than its input or one convolution of it", REMEDY)
+
+    @cached_property
+    def _norms(self) -> list[str]:
+        return [name for name in self.calls if isinstance(self.knowledge.model.get_submodule(name), nn.BatchNorm2d)]
+
+    def norms(self, gradients: Mapping[str, Tensor]) -> tuple[BatchNorm, BatchNorm, BatchNorm]:
+        """The batch norms behind the convolution before, behind the last one, and in front of both.
+
+        Raises:
+            Inapplicable: Where one of them is missing, or its gradients.
+        """
+        names = [self.normalizes(self.before), self.normalizes(self.last), self.front]
+        found = [self.norm(name, gradients) for name in names if name is not None]
+        if len(found) < len(names):
+            raise Inapplicable("the last block is not made of convolutions with batch norms behind them", REMEDY)
+        return found[0], found[1], found[2]
+
+    def norm(self, name: str, gradients: Mapping[str, Tensor]) -> BatchNorm:
+        """A batch norm and its gradients."""
+        return BatchNorm.of(self.knowledge.model, name, self.observed.params, gradients)
+
+    def coupled_tail(
+        self, read: Float[Tensor, "n C H W"], labels: Int[Tensor, " n"]
+    ) -> tuple[Float[Tensor, "n k"], Float[Tensor, "n C"], Float[Tensor, "n C H W"]]:
+        """`tail` in train mode, and the gradient of the mean loss in what the last block reads, in float64."""
+        model, leaf = self.knowledge.model, read.clone().requires_grad_()
+        state = {**dict(model.named_parameters()), **self.observed.params}
+        params = {name: weight.detach().double().cpu() for name, weight in state.items()}
+        buffers = {name: _double(buffer.cpu()) for name, buffer in self.observed.buffers.items()}
+        inputs = torch.zeros(len(read), *self.knowledge.input_shape, dtype=torch.float64)
+        replaced = model.get_submodule(self.source).register_forward_hook(lambda *_: leaf)
+        try:
+            with captured_calls(model, [self.head]) as calls, in_mode(model, training=True):
+                logits = forward(model, params, inputs, buffers=buffers)
+        finally:
+            replaced.remove()
+        (slopes,) = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), leaf)
+        return calls[self.head][0].input.detach(), logits.detach().softmax(1), slopes
+
+
+def _calls(observed: Round, knowledge: Knowledge) -> dict[str, LayerCall]:
+    """Calls of the layers that are used once, on random images, in the order of the calls, with their graph."""
+    model, like = knowledge.model, next(iter(observed.params.values()))
+    low, high = knowledge.value_range
+    images = torch.rand((PROBES, *knowledge.input_shape), generator=generator(0, "probe images"))
+    leaves = [name for name, module in model.named_modules() if not list(module.children())]
+    weights: Tensors = {name: weight.detach() for name, weight in observed.params.items()}
+    with captured_calls(model, leaves) as calls, in_mode(model, training=False):
+        inputs = (low + (high - low) * images).to(like).requires_grad_()
+        forward(model, weights, inputs, buffers=observed.buffers)
+    return {name: several[0] for name, several in calls.items() if len(several) == 1}
+
+
+def _double(buffer: Tensor) -> Tensor:
+    return buffer.double() if buffer.is_floating_point() else buffer
+
+
+def _is_usable(layer: nn.Module) -> bool:
+    """Whether it is a convolution of one group that reads zeros beyond the border."""
+    if not isinstance(layer, nn.Conv2d):
+        return False
+    return layer.groups == 1 and isinstance(layer.padding, tuple) and layer.padding_mode == "zeros"
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Whether a convolution has a kernel of several entries, moved by one position."""
+    assert isinstance(layer, nn.Conv2d)
+    return layer.stride == (1, 1) and min(layer.kernel_size) > 1
+
+
+def _source(calls: Mapping[str, LayerCall], read: Tensor) -> str | None:
+    """Name of the module that gave this very tensor."""
+    return next((name for name, call in calls.items() if call.output is read), None)
+
+
+def _feeds(call: LayerCall, read: Tensor) -> bool:
+    """Whether `read` is this layer's output behind an affine map of each channel and a ReLU."""
+    if call.output.shape != read.shape:
+        return False
+    (slope,) = torch.autograd.grad(read.sum(), call.output, retain_graph=True, allow_unused=True)
+    return slope is not None and bool(((slope != 0) == (read > 0)).all())
+
+
+def slope_of_channels(after: Tensor, before: Tensor) -> Float[Tensor, " O"]:
+    """Derivative of `after` in each channel of `before` where units are on; 0 for a channel that never is."""
+    (slope,) = torch.autograd.grad(after.sum(), before, retain_graph=True)
+    flat = slope.transpose(0, 1).flatten(1).double().cpu()  # [O, images positions]
+    return flat.gather(1, flat.abs().argmax(1, keepdim=True))[:, 0]
