@@ -15,6 +15,7 @@ from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vo
 from seepage.errors import SeepageError, short
 from seepage.models.naming import in_own_names
 from seepage.registry import Spec
+from seepage.transcript.labels import misfit_of_labels
 from seepage.transcript.recorded import open_transcript
 from seepage.transcript.simulated import OneRound, SimulatedTranscript, Victim
 from seepage.types import (
@@ -76,7 +77,7 @@ def record(
     tokens = vocabulary_of(model) is not None
     found = [target_of(batch.labels, rule.loss, tokens=tokens) for batch in batches]
     target = "value" if "value" in found else found[0]  # one class of several at once looks like a chance
-    check_target(rule.loss, target, classes)
+    check_target(rule.loss, target, classes, getattr(rule, "class_weights", ()))
     for labels in (batch.labels for batch in batches):
         unnamed = (labels < 0) & ((labels != NO_TARGET) | (labels.ndim == 1))  # a token or a pixel may have none
         if not labels.is_floating_point() and bool((unnamed | (labels >= classes)).any()):
@@ -95,6 +96,10 @@ def record(
         architecture=architecture,
         target=target,
     )
+    for labels in (batch.labels for batch in batches):
+        odd = misfit_of_labels(labels, knowledge)
+        if odd is not None:
+            raise SeepageError(f"the batch {odd}; give class numbers (int64), values or maps that fit the outputs")
     return Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, seed).transcript()
 
 
@@ -186,7 +191,7 @@ def observe(
     rule, dummy = client or FedSGD(), as_inputs(model, zeros)
     classes = _classes_of(model, dummy, rule)
     target = target or likely_target(_outputs_of(model, dummy), rule.loss, tokens=vocabulary_of(model) is not None)
-    check_target(rule.loss, target, classes)
+    check_target(rule.loss, target, classes, getattr(rule, "class_weights", ()))
     knowledge = Knowledge(
         model=model,
         client=rule,

@@ -1,5 +1,6 @@
 """What a network is trained towards: one logit, values, maps of classes, and losses of one's own."""
 
+import json
 import sys
 import types
 from dataclasses import replace
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage import Architecture, Batch, FedAvg, FedSGD, Inapplicable, attack, exposure, observe, record, score
+from seepage import Architecture, Batch, FedAvg, FedSGD, Inapplicable, attack, build, exposure, observe, record, score
 from seepage.attacks.base import SingleRound as OneClass
 from seepage.audit.run import run
 from seepage.clients.losses import loss_of, target_of
@@ -153,6 +154,53 @@ def test_what_labels_are() -> None:
 def test_a_loss_of_other_targets_is_refused(rule: FedSGD, model: nn.Module, labels: Tensor, said: str) -> None:
     with pytest.raises(SeepageError, match=said):
         record(model, Batch(inputs(2), labels), client=rule)
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "loss"),
+    [
+        (net(2), values(2, 3), "mse"),
+        (net(6), values(2, 6).reshape(2, 2, 3), "mse"),
+        (net(3), torch.zeros(2, 8, 8, dtype=torch.int64), "cross_entropy"),
+        (pixels(3), torch.zeros(2, 5, 5, dtype=torch.int64), "cross_entropy"),
+        (pixels(3), torch.zeros(2, dtype=torch.int64), "cross_entropy"),
+        (pixels(3), torch.full((2, 3), 1 / 3), "cross_entropy"),
+    ],
+)
+def test_labels_of_another_shape_than_the_outputs_are_refused(model: nn.Module, labels: Tensor, loss: str) -> None:
+    with pytest.raises(
+        SeepageError, match=rf"labels of shape \({', '.join(map(str, labels.shape))},?\), and the model"
+    ):
+        record(model, Batch(inputs(2), labels), client=FedSGD(loss=loss))
+    fitting = torch.zeros(2, *model(inputs(1)).shape[1:]) if loss == "mse" else None
+    if fitting is not None:
+        seen = record(model, Batch(inputs(2), fitting), client=FedSGD(loss=loss))
+        odd = misfit(Truth((Batch(inputs(2), labels),)), 1, [2], seen.knowledge)
+        assert odd is not None
+        assert "and the model returns" in odd
+        other = Units(torch.zeros(9).double(), torch.ones(9).double())
+        odd = misfit(Truth((Batch(inputs(2), fitting),), units=other), 1, [2], seen.knowledge)
+        assert odd is not None
+        assert "says what 9 numbers of a target mean" in odd
+
+
+@pytest.mark.parametrize("weights", [(0.0, 0.0), (1.0, None), (1.0, "2"), (-1.0, 1.0), (1.0, float("nan"))])
+def test_weights_of_classes_that_cannot_be_are_refused(weights: Any) -> None:
+    with pytest.raises(SeepageError, match="class_weights must be from 0 up, not all 0"):
+        FedSGD(class_weights=weights)
+
+
+def test_there_are_as_many_weights_as_classes(tmp_path: Path) -> None:
+    rule, batch = FedSGD(class_weights=(0.2, 0.8, 0.5)), Batch(inputs(2), torch.tensor([0, 1]))
+    with pytest.raises(SeepageError, match="has 3 weights for 2 classes; give one for each"):
+        record(net(2), batch, client=rule)
+    plain = Architecture("fc2", {"hidden": 16})
+    save_transcript(record(build(plain, (1, 8, 8), 3), batch, client=rule, architecture=plain), tmp_path)
+    facts = json.loads((tmp_path / "knowledge.json").read_text())
+    facts["client"]["class_weights"] = [0.5]
+    (tmp_path / "knowledge.json").write_text(json.dumps(facts))
+    with pytest.raises(SeepageError, match="has 1 weights for 3 classes"):
+        open_transcript(tmp_path)
 
 
 @pytest.mark.parametrize("options", [{"class_weights": (0.2, 0.5, 0.3)}, {"loss": "own_losses:focal"}])

@@ -9,7 +9,7 @@
 Somebody's own `module:function` may be of any of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import torch
@@ -43,10 +43,11 @@ def check_loss(name: str, label_smoothing: float, class_weights: tuple[float, ..
             f"client.label_smoothing must be from 0 to below 1, and only cross_entropy has it, got {label_smoothing} "
             f"with {name}; correct the recipe's [client]"
         )
-    if class_weights and (name != "cross_entropy" or not all(0 <= weight < float("inf") for weight in class_weights)):
+    numbers = all(isinstance(weight, int | float) and 0 <= weight < float("inf") for weight in class_weights)
+    if class_weights and (name != "cross_entropy" or not numbers or not any(class_weights)):
         raise SeepageError(
-            f"client.class_weights must be from 0 up, and only cross_entropy has them, got {short(class_weights)} with "
-            f"{short(name)}; correct the recipe's [client]"
+            f"client.class_weights must be from 0 up, not all 0, and only cross_entropy has them, got "
+            f"{short(class_weights)} with {short(name)}; correct the recipe's [client]"
         )
 
 
@@ -84,14 +85,19 @@ def likely_target(outputs: tuple[int, ...], loss: str, *, tokens: bool = False) 
     return "value" if outputs == (1,) and loss == "mse" else "class"
 
 
-def check_target(loss: str, target: Target, num_classes: int) -> None:
+def check_target(loss: str, target: Target, num_classes: int, class_weights: Sequence[float] = ()) -> None:
     """Raise `SeepageError` where a loss is not of such targets; somebody's own may be of any.
 
     Args:
         loss: Its name.
         target: What the examples are trained towards.
         num_classes: Number of classes.
+        class_weights: Of the classes; empty: none.
     """
+    if class_weights and len(class_weights) != num_classes:
+        raise SeepageError(
+            f"client.class_weights has {len(class_weights)} weights for {num_classes} classes; give one for each"
+        )
     if target == "value" and loss in ("cross_entropy", "binary"):
         raise SeepageError(
             f"the targets are values and the loss {loss} is of classes; train on squared errors with --loss mse, or "

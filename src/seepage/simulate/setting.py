@@ -425,8 +425,9 @@ def _passed(case: Recipe) -> int:
 
 def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
     """The case's fresh model, on its device."""
-    check_target(case.make_client().loss, _target(case, dataset), len(dataset.classes))
-    outputs = case.make_client().num_outputs(len(dataset.classes))
+    rule, weights = case.make_client(), case.client.options.get("class_weights", ())
+    check_target(rule.loss, _target(case, dataset), len(dataset.classes), weights)
+    outputs = rule.num_outputs(len(dataset.classes))
     try:
         model = build(case.architecture, dataset.input_shape, outputs, seed=case.seed)
     except SeepageError as error:

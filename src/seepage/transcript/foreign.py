@@ -141,7 +141,8 @@ def _check_names(facts: Facts, path: Path) -> None:
     if rule in CLIENTS:  # somebody's own is not imported before it is trusted
         bind(CLIENTS[rule].make, client, f"the client rule {rule!r} of {path}")
         facts.make_client(trust=True)  # its own checks; a loss of somebody's own is imported once it is called
-        check_target(str(client.get("loss", "cross_entropy")), facts.target, facts.num_classes)
+        loss, weights = str(client.get("loss", "cross_entropy")), client.get("class_weights", ())
+        check_target(loss, facts.target, facts.num_classes, weights)
     _check_defense(facts, path)
     for item in facts.told:
         if item not in get_args(Told):

@@ -165,6 +165,8 @@ def misfit(truth: Truth, rounds: int, batch_sizes: Sequence[int | None], knowled
         odd = misfit_of_labels(batch.labels, knowledge)
         if odd is not None:
             return f"{odd} in batch {t}"
+        if truth.units is not None and truth.units.mean.numel() != batch.labels[:1].numel():
+            return f"says what {truth.units.mean.numel()} numbers of a target mean, which has others in batch {t}"
     return None
 
 
