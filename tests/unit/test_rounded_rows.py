@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from seepage import FedAvg, Reconstruction, SeepageError, attack, build, observe, open_transcript, record
-from seepage.attacks.rounded_rows import agreeing_groups
-from seepage.attacks.rounding import rounding_of
+from seepage.attacks.rounded import agreeing_groups, rounding_of
 from seepage.core.number_formats import format_of, half_units
 from seepage.leakage import UpdateAnalysis
 from seepage.transcript.recorded import save_transcript

@@ -208,6 +208,16 @@ def test_a_small_file_of_very_many_rows_is_refused_before_it_unpacks(
         load(str(tmp_path / "long.parquet"), label_column="y")
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.txt", "a.parquet"])
+def test_a_file_larger_than_is_read_is_refused_with_a_remedy(name: str, tmp_path: Path) -> None:
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**28 + 1)  # takes no room on the disk
+    with pytest.raises(SeepageError, match="larger than 256 MiB, the most that is read; keep fewer of its rows"):
+        load(str(tmp_path / name), label_column="y")
+
+
 def test_bytes_that_are_no_table(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,y\n\xff\xfe,1\n")
     with pytest.raises(SeepageError, match="UTF-8"):

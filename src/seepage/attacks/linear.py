@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
-from seepage.attacks.rounded_leak import with_rounding
+from seepage.attacks.rounded import with_rounding
 from seepage.core.nn import InputLayer, captured_calls, forward, in_mode, input_layer, last_linear
 from seepage.registry import attacks
 from seepage.types import ClientUpdate, Knowledge, Reconstruction, Round, Tensors, Transcript
@@ -49,7 +49,7 @@ class LinearLeak(Attack):
     Weights that were saved as bfloat16, float16 or 8-bit integers, and gradients made under autocast, are known to half
     a unit in the last place. Then rows that agree within their rounding are put together, and what they agree on is
     certified where its stated error is at most a hundredth of the value range; `objective` holds that error. This is
-    not of the papers (see `seepage.attacks.rounded_rows`).
+    not of the papers (see `seepage.attacks.rounded.rows`).
 
     Where the batch size was read off the update itself, more examples may be behind it, and several of one label look
     like one where their slopes are in proportion. So nothing is certified then of a rounded update, or where two

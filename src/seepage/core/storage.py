@@ -61,6 +61,13 @@ Kind = tuple[torch.dtype, tuple[int, ...]]
 PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".pkl", ".pickle", ".bin", ".ckpt", ".joblib"})
 """Names of files that are pickles, or may be."""
 
+LARGEST_TEXT = 2**28
+"""Bytes of a file of somebody's own texts or rows; more is refused before it is read."""
+
+FEWER_ROWS = "the most that is read; keep fewer of its rows"
+NO_SUCH_FILE = "which no such file is; check the path, or make it again"
+"""What is said of a file that is too large."""
+
 
 def write_whole(path: Path, content: bytes | str, *, mode: int = 0o666) -> None:
     """Write a file under a temporary name, then rename it, so that nobody ever sees half of it.
@@ -178,12 +185,25 @@ def _finite(text: str) -> float:
     return number
 
 
-def check_regular(path: Path, largest: int | None = None) -> None:
+def read_text(path: Path) -> str:
+    """The whole of a text file of the user's own, in UTF-8 with or without a byte order mark.
+
+    Raises:
+        SeepageError: For what is no such text, or larger than `LARGEST_TEXT`.
+    """
+    check_regular(path, LARGEST_TEXT, too_large=FEWER_ROWS)
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SeepageError(f"{path} is no text in UTF-8 (byte {error.start}); save it as UTF-8") from error
+
+
+def check_regular(path: Path, largest: int | None = None, *, too_large: str = NO_SUCH_FILE) -> None:
     """Raise for what can block or never end when read: pipes, devices, files of absurd size."""
     if path.exists() and not path.is_file():
         raise SeepageError(f"cannot read {path}: it is no file; check the path")
     if largest is not None and path.exists() and path.stat().st_size > largest:
-        raise SeepageError(f"{path} is larger than {largest >> 20} MiB, which no such file is; record it again")
+        raise SeepageError(f"{path} is larger than {largest >> 20} MiB, {too_large}")
 
 
 def refuse_links(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from seepage.core.storage import check_regular
+from seepage.core.storage import FEWER_ROWS, LARGEST_TEXT, check_regular, read_text
 from seepage.data.columns import NO_VALUE, Column, is_gap, is_missing, number_of
 from seepage.data.dataset import Options, divide, number_words
 from seepage.data.tables import TableDataset
@@ -17,7 +17,6 @@ from seepage.data.targets import Targets
 from seepage.errors import SeepageError, short
 from seepage.registry import datasets
 
-MAX_BYTES = 2**28
 MAX_CELLS = 2**25
 """Cells of a Parquet table, which may unpack to any number: as words they take 2 GiB or more."""
 MAX_WIDTH = 4096
@@ -59,7 +58,6 @@ def load_table(
     """
     if options.size is not None or options.channels is not None:
         raise SeepageError(f"{path} is a table, and rows have no data.size or data.channels; leave them out")
-    check_regular(path, MAX_BYTES)
     table = _parquet(path) if path.suffix.lower() == ".parquet" else _delimited(path)
     wanted = [target_column] if isinstance(target_column, str) else list(target_column)
     if wanted and label_column is not None:
@@ -143,10 +141,7 @@ def _labels(table: Table, label_column: str | None, path: Path) -> list[str]:
 
 def _delimited(path: Path) -> Table:
     """The columns of a text file with one row a line."""
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SeepageError(f"{path} is no text in UTF-8 (byte {error.start}); save it as UTF-8") from error
+    content = read_text(path)
     head = content[: content.find("\n")] if "\n" in content else content
     between = "\t" if path.suffix.lower() == ".tsv" else max(",;\t|", key=head.count)
     try:
@@ -180,6 +175,7 @@ def _parquet(path: Path) -> Table:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise SeepageError("reading .parquet needs pyarrow; run: pip install 'seepage[parquet]'") from error
+    check_regular(path, LARGEST_TEXT, too_large=FEWER_ROWS)
     try:
         head = parquet.read_metadata(path)
         if head.num_rows * head.num_columns > MAX_CELLS:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from seepage.core.nn import next_tokens
-from seepage.core.storage import check_regular
+from seepage.core.storage import read_text
 from seepage.data.dataset import Options, divide, number_words
 from seepage.data.tokens import FileTokenizer, Tokenizer, WordTokenizer
 from seepage.errors import SeepageError
@@ -22,7 +22,6 @@ from seepage.types import Batch
 
 NONE = -1
 """What stands behind the end of a sequence."""
-MAX_BYTES = 2**28
 MAX_TOKENS = 2**15
 REFERENCE = "paragraphs of the language reference that ships with Python (pydoc_data, PSF license)"
 
@@ -115,12 +114,7 @@ def load_text(
     Raises:
         SeepageError: For a file that is no text, lacks the column, or holds too little.
     """
-    check_regular(path, MAX_BYTES)
-    try:
-        content = path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SeepageError(f"{path} is no text in UTF-8 (byte {error.start}); save it as UTF-8") from error
-    rows = _rows(content, path)
+    rows = _rows(read_text(path), path)
     texts = [_cell(row, column, number, path) for number, row in enumerate(rows, 1)]
     labels = (
         None if label_column is None else [_cell(row, label_column, number, path) for number, row in enumerate(rows, 1)]

@@ -11,7 +11,7 @@ from torch import Tensor
 from seepage.attacks.base import Needs
 from seepage.attacks.head import head_features
 from seepage.attacks.linear import LinearLeak
-from seepage.attacks.rounding import Rounding, glance, rounding_of, weights_format
+from seepage.attacks.rounded import Rounding, glance, rounding_of, weights_format
 from seepage.core.nn import last_linear
 from seepage.core.storage import LazyTensors
 from seepage.errors import Inapplicable, SeepageError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.cpa.ica.spectrum import noise_floor
-from seepage.attacks.rounding import Rounding
+from seepage.attacks.rounded import Rounding
 from seepage.leakage.finding import Finding
 from seepage.types import Tensors
 

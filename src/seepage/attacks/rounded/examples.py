@@ -7,7 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from seepage.attacks.rounded_rows import (
+from seepage.attacks.rounded.rounding import Rounding, rounding_of
+from seepage.attacks.rounded.rows import (
     LOOSE,
     MIN_LABEL_SHARE,
     MIN_ROWS,
@@ -19,7 +20,6 @@ from seepage.attacks.rounded_rows import (
     evidence,
     fitted,
 )
-from seepage.attacks.rounding import Rounding, rounding_of
 from seepage.core.nn import InputLayer, last_linear
 from seepage.types import Knowledge, Reconstruction, Round, Tensors
 
