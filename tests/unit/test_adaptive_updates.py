@@ -131,6 +131,26 @@ def test_norms_that_did_not_move_or_came_back_in_part_are_left_out() -> None:
     assert batch_statistics(model, state, {**state, "1.running_mean": torch.full((8,), torch.nan)}) == []
 
 
+@pytest.mark.parametrize(
+    "count", [None, torch.tensor(torch.nan), torch.tensor(torch.inf), torch.tensor(-3), torch.tensor(0)]
+)
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_a_count_that_does_not_say_how_many_passes_there_were_tells_no_statistics(
+    side: str, count: Tensor | None
+) -> None:
+    norm = nn.BatchNorm1d(3)
+    states = {"before": {name: tensor.clone() for name, tensor in norm.state_dict().items()}}
+    for _ in range(2):
+        norm(torch.rand(4, 3))
+    states["after"] = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
+    assert batch_statistics(norm, states["before"], states["after"])[0].steps == 2
+    if side == "before" and count is not None and count == 0:
+        return  # that is what it counted
+    states[side] = {name: tensor for name, tensor in states[side].items() if name != "num_batches_tracked"}
+    states[side] |= {} if count is None else {"num_batches_tracked": count}
+    assert batch_statistics(norm, states["before"], states["after"]) == []
+
+
 def test_captured_checkpoints_say_it(tmp_path: Path) -> None:
     named = Architecture("convnet", {"width": 4, "batch_norm": True})
     model, batch = build(named, SHAPE, CLASSES, seed=0), some(4, 3)

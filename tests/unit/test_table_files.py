@@ -218,6 +218,12 @@ def test_a_file_larger_than_is_read_is_refused_with_a_remedy(name: str, tmp_path
         load(str(tmp_path / name), label_column="y")
 
 
+@pytest.mark.parametrize("limit", [10**400, float("nan"), float("inf")])
+def test_a_damaged_column_is_refused(limit: float) -> None:
+    with pytest.raises(SeepageError, match="limits of a column beside the truth are no numbers"):
+        Column.read({**Column("age").record(), "categories": [], "high": limit})
+
+
 def test_bytes_that_are_no_table(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes(b"age,y\n\xff\xfe,1\n")
     with pytest.raises(SeepageError, match="UTF-8"):

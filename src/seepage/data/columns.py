@@ -1,6 +1,7 @@
 """Columns of a table of one's own: cells in words become numbers in [0, 1], and numbers become words again."""
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -126,6 +127,8 @@ class Column:
         kinds = {"name": str, "low": int | float, "high": int | float, "whole": bool, "gaps": bool, "categories": list}
         if not isinstance(found, Mapping) or not all(isinstance(found.get(key), kind) for key, kind in kinds.items()):
             raise SeepageError("the columns of the table beside the truth are damaged; make the run again")
+        if not all(abs(found[limit]) <= sys.float_info.max for limit in ("low", "high")):
+            raise SeepageError("the limits of a column beside the truth are no numbers; make the run again")
         if not all(isinstance(word, str) for word in found["categories"]):
             raise SeepageError("the words of a column beside the truth are damaged; make the run again")
         return cls(**{key: found[key] for key in kinds} | {"categories": tuple(found["categories"])})

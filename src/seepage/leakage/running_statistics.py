@@ -37,7 +37,8 @@ def batch_statistics(
     Args:
         model: With these batch norms.
         before: Its state that was sent out, by name.
-        after: What came back; norms whose statistics it lacks, or that did not move, are left out.
+        after: What came back; norms whose statistics it lacks, or that did not move, are left out, and those whose
+            counts do not say how many passes lie between the two.
 
     Returns:
         Norms in the model's order.
@@ -58,20 +59,28 @@ def batch_statistics(
             key not in state or state[key].shape != (norm.num_features,) for key in keys for state in (before, after)
         ):
             continue
-        counts = [state.get(f"{place}num_batches_tracked") for state in (before, after)]
-        old, new = (0 if count is None or count.numel() != 1 else int(count) for count in counts)
+        old, new = (_count(state.get(f"{place}num_batches_tracked")) for state in (before, after))
+        if old is None or new is None or new <= old:
+            continue
         pairs = [(before[key].double(), after[key].double()) for key in keys]
         if all(torch.equal(*pair) for pair in pairs):
             continue  # eval mode, or averaged away
-        steps = max(new - old, 1)
+        steps = new - old
         # The share that is left of what was there before.
-        kept = (1 - norm.momentum) ** steps if norm.momentum is not None else max(new - steps, 0) / max(new, 1)
+        kept = (1 - norm.momentum) ** steps if norm.momentum is not None else old / new
         if not 0 <= kept < 1:
             continue
         mean, variance = ((last - kept * first) / (1 - kept) for first, last in pairs)
         if bool(mean.isfinite().all() & variance.isfinite().all()):
             found.append(BatchStatistics(name, mean, variance, steps))
     return found
+
+
+def _count(stored: Tensor | None) -> int | None:
+    """How many passes a norm counted; None where it does not say, as in a file that leaves it out."""
+    if stored is None or stored.numel() != 1 or not bool(stored.isfinite().all()) or bool((stored < 0).any()):
+        return None
+    return int(stored)
 
 
 def statistics_words(found: list[BatchStatistics]) -> str | None:
