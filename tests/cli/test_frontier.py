@@ -110,6 +110,20 @@ def test_the_advice_names_what_could_not_be_tried_and_says_where_accuracy_means_
     assert [list(row["untried"]) for row in rows] == [[], ["fragile.Fragile"]]
 
 
+def test_texts_have_neither_psnr_nor_ssim(cli: Cli, home: Path) -> None:
+    (home / "notes.txt").write_text("\n".join(f"abc {i} def {i * i} g" for i in range(80)))
+    (home / "frontier.toml").write_text(TINY.replace('use = "digits"\nsize = 6', 'use = "notes.txt"\ntokens = 8'))
+    found = cli("frontier", "frontier.toml", "--out=run", "--jobs=1", "--model=gpt:width=64", "--rounds=1",
+                "--attack=token_sequences", "--defense=gaussian_noise:clip=1.0,sigma=0.5")  # fmt: skip
+    assert found.code == 0, found.err
+    page = (home / "run/frontier.html").read_text()
+    for words in (found.out, page):
+        assert "ext-token accuracy" in words
+        assert not [word for word in ("SSIM", "PSNR", "mean color") if word in words]
+    rows = [json.loads(line) for line in (home / "run/frontier.jsonl").read_text().splitlines()]
+    assert rows[0]["recovered"] == 2, "the attacker who is told the next tokens is no worse for it"
+
+
 def test_mistakes_are_one_sentence(refused: "object", home: Path) -> None:
     assert callable(refused)
     (home / "frontier.toml").write_text(TINY)

@@ -12,12 +12,14 @@ from torch import Tensor
 from seepage import Architecture, Batch, SeepageError, attack, build, record
 from seepage.attacks.text import TokenSequences
 from seepage.attacks.text.span import Span, noise_of
+from seepage.audit.run import record_only
 from seepage.clients import FedAvg
 from seepage.core.nn import next_tokens, vocabulary_of
 from seepage.data import TextDataset, load
 from seepage.data.tokens import WordTokenizer
 from seepage.errors import Inapplicable
 from seepage.metrics.text import frequent, rouge, score_text
+from seepage.transcript.recorded import open_transcript, save_transcript
 from seepage.types import Reconstruction, Transcript, Update
 
 TINY = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
@@ -220,6 +222,20 @@ class TestTransformers:
         assert as_set(found.inputs) == as_set(batch.inputs)
         assert found.certified is not None
         assert found.certified.all()
+
+    def test_a_model_of_classes_without_any_is_told_so(self, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("\n".join(f"abc {i} def {i * i} g" for i in range(80)))
+        tables = {"data": {"use": str(tmp_path / "notes.txt"), "tokens": 8}, "model": {"use": "text_encoder"},
+                  "attack": [{"use": "token_sequences"}]}  # fmt: skip
+        with pytest.raises(SeepageError, match="names one class of each text: add --set"):
+            record_only(tables, out=tmp_path / "run")
+
+    def test_next_tokens_that_are_told_are_read_again(self, tmp_path: Path) -> None:
+        batch = texts(2, 6, 200)
+        save_transcript(record(build(GPT, (6,), 200), batch, told=["labels"], architecture=GPT), tmp_path)
+        again = open_transcript(tmp_path)[0].labels
+        assert again is not None
+        assert torch.equal(again, batch.labels)
 
     def test_wrong_options_are_told(self) -> None:
         pytest.importorskip("transformers")

@@ -95,6 +95,10 @@ def frontier(
         print(f"\npage: {found.folder / 'frontier.html'}; {shown}: {found.folder / 'report.html'}")
 
 
+_CLOSENESS = {"median": "psnr_median", "SSIM": "ssim"}
+"""How close guesses come: a column for each that any row has, since texts have none and rows of a table no SSIM."""
+
+
 def _print_table(rows: "Sequence[DefenseRow]") -> None:
     from rich.table import Table
     from rich.text import Text
@@ -104,12 +108,13 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("defense", overflow="fold")
     tested = any(row.members or row.untested for row in rows)
-    for name in (rows[0].measure, "found", *(["named"] if tested else []), "median", "SSIM", "epsilon", "ms", "kB"):
+    close = [name for name, key in _CLOSENESS.items() if any(getattr(row, key) is not None for row in rows)]
+    for name in (rows[0].measure, "found", *(["named"] if tested else []), *close, "epsilon", "ms", "kB"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("best attack", overflow="fold")
     for i, row in enumerate(rows):
         first = i == 0 or rows[i - 1].defense != row.defense
-        table.add_row(*map(Text, _entries(row, first, tested)), style="red" if row.recovered else "")
+        table.add_row(*map(Text, _entries(row, first, tested, close)), style="red" if row.recovered else "")
     console = open_console()
     console.print(table)
     console.print(Text(_legend(rows), style="dim"))
@@ -119,9 +124,10 @@ def _print_table(rows: "Sequence[DefenseRow]") -> None:
 def _legend(rows: "Sequence[DefenseRow]") -> str:
     from seepage.privacy.accounting import VACUOUS
 
+    close = "median: PSNR in dB. " * any(row.psnr_median is not None for row in rows)
     words = (
         f"{rows[0].measure}: after federated training with it. found: examples recovered by the best attack. "
-        "median: PSNR in dB. ms: one client's update. kB: sent by it. A second line: the attacker knows the defense."
+        f"{close}ms: one client's update. kB: sent by it. A second line: the attacker knows the defense."
     )
     tested = next((row for row in rows if row.members), None)
     if tested is not None:
@@ -146,7 +152,7 @@ def _print_lacking(rows: "Sequence[DefenseRow]") -> None:
         print(f"{doubt}\n")
 
 
-def _entries(row: "DefenseRow", first: bool, tested: bool) -> list[str]:
+def _entries(row: "DefenseRow", first: bool, tested: bool, close: "Sequence[str]") -> list[str]:
     from seepage.report.formatting import number, scientific
     from seepage.report.table import plain_text
 
@@ -162,8 +168,7 @@ def _entries(row: "DefenseRow", first: bool, tested: bool) -> list[str]:
         accuracy if first else "",
         count,
         *([f"{row.named}/{row.members}" if row.members else "-"] if tested else []),
-        number(row.psnr_median),
-        number(row.ssim, 2),
+        *(number(getattr(row, _CLOSENESS[name]), 2 if name == "SSIM" else 1) for name in close),
         *(price if first else ["", "", ""]),
     ]
     return [*map(plain_text, texts), row.attack or row.reason or "-"]

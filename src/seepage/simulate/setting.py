@@ -516,6 +516,8 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
         remedy = "it has one logit for two classes: add --loss binary"
     elif rule.one_logit and found == (2, len(dataset.classes)):
         remedy = "it has a logit for each class: leave out --loss binary"
+    elif isinstance(dataset, TextDataset) and dataset.numbers is None and len(found) == 2:
+        remedy = "it names one class of each text: add --set data.label_column=COLUMN of the classes, or use gpt"
     elif target == "map" and found == (2, len(dataset.classes), *dataset.input_shape[1:]):
         maps, pictures = (" x ".join(map(str, shape[2:])) for shape in (wanted, found))
         own = f"the maps are {maps} and the pictures {pictures}, as is what it returns"

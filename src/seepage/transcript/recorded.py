@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from seepage.clients import client_options
+from seepage.core.nn import vocabulary_of
 from seepage.core.storage import (
     LARGEST_TENSORS,
     SCHEMA,
@@ -172,9 +173,10 @@ class RecordedTranscript:
         return self.batch_size if told is None or told.ndim != 1 else len(told)
 
     def _labels(self, tensors: Tensors, path: Path) -> Tensor | None:
-        """The labels that the attacker is told, where they are: class numbers, values, or maps of classes."""
+        """The labels that the attacker is told, where they are: class numbers, next tokens, values, maps of classes."""
         knowledge = self.knowledge
-        if knowledge.target == "class" or "labels" not in knowledge.told:
+        single = knowledge.target == "class" and vocabulary_of(knowledge.model) is None
+        if single or "labels" not in knowledge.told:
             return self._told("labels", tensors, path, knowledge.num_classes)
         told = tensors.get("labels")
         odd = told is None or misfit_of_labels(told, knowledge, self._size(tensors))
