@@ -96,7 +96,7 @@ def test_a_factor_is_fitted_to_the_channels_that_agree() -> None:
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_what_a_convolution_read_is_solved_through_its_batch_norm(wrong: int) -> None:
     use, norm, truth = block()
-    z, h, _, slopes, gradient = truth()
+    z, h, back, slopes, gradient = truth()
     slopes, on = slopes.clone(), h > 0
     for channel in range(wrong):  # units that are taken for off: their slopes are missing
         places = (slopes[:, channel] != 0).nonzero()[0]
@@ -107,9 +107,12 @@ def test_what_a_convolution_read_is_solved_through_its_batch_norm(wrong: int) ->
     assert found is not None
     assert found.off < 1e-6
     assert bool(found.leveled.all())
+    assert found.fits.tolist() == [channel >= wrong for channel in range(48)]
     # The scale is only seen by way of epsilon, which counts for a thousandth here.
     factor = (found.read * use.input).sum() / found.read.square().sum()
     assert float((factor * found.read - use.input).norm() / use.input.norm()) < 0.03
+    # The slopes of outputs with a mistaken unit come from the weight gradient in place of those that were given.
+    assert float((found.slopes / float(factor) - back).norm() / back.norm()) < 0.03
     exact = solve_coupled(use, norm, slopes, torch.where(on, x, 0.0), on, gradient, scale=float(factor), before=found)
     assert exact is not None
     factor = (exact.read * use.input).sum() / exact.read.square().sum()
@@ -164,6 +167,21 @@ def test_activations_and_labels_are_those_of_the_clients_own_pass(n: int, size: 
     assert found.labels.tolist() == batch.labels[order].tolist()
     assert torch.allclose(found.probabilities, logits[order].double().softmax(1), atol=1e-5)
     assert torch.allclose(found.features, calls[found.head][0].input.detach()[order].double(), atol=1e-4)
+
+
+def test_blocks_are_read_one_after_the_other() -> None:
+    """A deeper network, with shortcuts of both kinds: down to the block in front of which there are too many places."""
+    batch = Batch(photographs(5), torch.tensor([2, 0, 1, 1, 0]))
+    model = build(Architecture("resnet", {"width": 16, "depth": 18}), (3, 16, 16), 3, seed=1)
+    seen = record(model, batch, client=FedSGD(mode="train"))
+    found = inner_activations(seen[0], seen.knowledge)
+    assert found.layer == "stages.5.conv1"
+    with torch.no_grad(), captured_calls(model, [found.layer]) as calls, in_mode(model, training=True):
+        forward(model, seen[0].params, batch.inputs, buffers=seen[0].buffers)
+    assert float(found.leveled.double().mean()) > 0.9
+    read = calls[found.layer][0].input.detach().double()[:, found.leveled].flatten(1)
+    away = torch.cdist(found.activations[:, found.leveled].flatten(1), read).amin(1) / read.norm(dim=1)
+    assert float(away.max()) < 1e-4
 
 
 def test_a_trained_network_in_train_mode_is_read_too() -> None:

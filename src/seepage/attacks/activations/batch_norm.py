@@ -23,6 +23,7 @@ from seepage.attacks.activations.deconvolution import (
     GAP,
     OUTLYING,
     REMEDY,
+    solve_slopes,
 )
 from seepage.attacks.gauss_newton.equations import columns_of, slope_matrix
 from seepage.attacks.gauss_newton.linearize import LayerUse
@@ -156,6 +157,9 @@ class CoupledReading:
         read: `[n, C, H, W]` float64.
         x: `[n, O, h, w]` what the batch norm makes of the convolution's outputs.
         deviation: `[O, 1, 1]` by which it divides, at this factor.
+        slopes: `[n, O, h, w]` gradient of the loss in the convolution's outputs, over this factor.
+        fits: `[O]` of which outputs the slopes are those that were given. In the others a unit's side was mistaken:
+            their slopes are solved from the weight gradient.
         off: Share of the weight gradient that it leaves unexplained, the largest of the outputs that count.
         leveled: `[C]` whether the level of a channel is known; otherwise a constant may be added where it is not seen.
     """
@@ -163,6 +167,8 @@ class CoupledReading:
     read: Float[Tensor, "n C H W"]
     x: Float[Tensor, "n O h w"]
     deviation: Float[Tensor, "O 1 1"]
+    slopes: Float[Tensor, "n O h w"]
+    fits: Bool[Tensor, " O"]
     off: float
     leveled: Bool[Tensor, " C"]
 
@@ -225,7 +231,10 @@ def solve_coupled(
         kept = off <= OUTLYING * off.median()
         if change < STILL:
             break
-    return CoupledReading(read, x, deviation, float(off[kept].max()), leveled)
+    back = norm.slopes_in(slopes, x, deviation)
+    if not bool(kept.all()):
+        back[:, ~kept] = solve_slopes(layer, read, gradient[~kept].double().cpu())
+    return CoupledReading(read, x, deviation, back, kept, float(off[kept].max()), leveled)
 
 
 def _solve(

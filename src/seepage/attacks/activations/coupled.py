@@ -127,7 +127,7 @@ def _block_input(
         reading = _solved(block, block.before, first, back, given, on, gradients, scale, reading)
         read = rectified(reading.read)
         # Through a norm, slopes go with one over the scale of what is read; added as it is, they do not.
-        scaling = _transposed(before, first.slopes_in(back, reading.x, reading.deviation))
+        scaling = _transposed(before, reading.slopes)
         fixed = torch.zeros_like(scaling)
         if block.shortcut is None:
             fixed = added
@@ -171,10 +171,12 @@ def _further_in(inside: Inside, gradients: Mapping[str, Tensor]) -> Inside:
     reading, scale = None, 1.0
     for _ in range(SCALINGS):
         reading = _solved(block, block.last, final, slopes, nothing, nowhere, gradients, scale, reading)
-        read, back = _between(
-            first, after, rectified(reading.read), final.slopes_in(slopes, reading.x, reading.deviation)
-        )
+        read, back = _between(first, after, rectified(reading.read), reading.slopes)
         scale = float(read.norm() / rectified(reading.read).norm())
+    assert reading is not None
+    slopes = torch.where(
+        reading.fits[:, None, None], slopes, final.slopes_out(reading.slopes, reading.x, reading.deviation)
+    )
     return _block_input(block, read, back, slopes, gradients, inside.labels, inside.wanted)
 
 
