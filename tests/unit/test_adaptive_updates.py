@@ -76,6 +76,26 @@ def test_a_class_whose_bias_rose_is_in_the_batch(name: str, steps: int) -> None:
     assert right > 0.8 * there
 
 
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("decay", [0.0, 1e-4, 0.01])
+def test_a_bias_that_weight_decay_lifts_names_no_class(decay: float, known: bool) -> None:
+    """PyTorch's Adam adds the decay to the gradient, beside which the softmax of most of 300 classes is nothing."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 300))
+    with torch.no_grad():
+        model[1].bias.uniform_(-0.5, 0.5)  # type: ignore[union-attr, operator]
+        model[1].weight.mul_(100)  # type: ignore[union-attr, operator]
+    batch = some(6, 0)
+    before, after = trained(model, batch, torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=decay), 3)
+    rule = FedAvg(lr=1e-3, optimizer="adam", steps=3)
+    size = len(batch) if known else None
+    seen = observe(model, Update.from_states(before, after), SHAPE, client=rule, batch_size=size)
+    found = UpdateAnalysis(seen).labels
+    assert found is not None
+    assert found.present
+    assert set(found.present) <= set(batch.labels.tolist())
+
+
 def test_signs_are_read_where_a_first_step_looks_adaptive_and_nobody_said_so() -> None:
     model, batch = nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, CLASSES)), some(4, 0)
     before, after = trained(model, batch, OPTIMIZERS["adam"](model.parameters()))

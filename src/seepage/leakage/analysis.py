@@ -319,7 +319,7 @@ class UpdateAnalysis:
         if not (self.knowledge.softmax_labels or rule.one_logit):
             return None
         if self.signs:
-            return signed_label_leak(gradient, self.knowledge)
+            return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
         size = self.observed.batch_size if scaled else None
         return label_leak(gradient, self.knowledge, size, self._label_rounding() if scaled else 0.0)
 

@@ -15,6 +15,8 @@ NEGATIVE_SHARE = 1e-5
 """Share of the largest entry of the last bias gradient below which a negative entry may be rounding."""
 SIGN_SHARE = 0.1
 """The same after steps of Adam, whose sizes are alike: weight decay moves a bias by less than that of such a step."""
+DECAY_RATIO = 1.0
+"""Times the share of biases above zero that rose, with one more, up to which as many of those below zero may rise."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
 MAX_NAMED_CLASSES = 12
@@ -95,7 +97,9 @@ def label_leak(
     return LabelLeak(present, tuple(counts.tolist()), doubt, sound)
 
 
-def signed_label_leak(direction: Mapping[str, Tensor], knowledge: Knowledge) -> LabelLeak | None:
+def signed_label_leak(
+    direction: Mapping[str, Tensor], weights: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None
+) -> LabelLeak | None:
     """The labels behind steps of an optimizer that keeps of a gradient hardly more than signs, such as Adam.
 
     The bias of a class that is in none of the batches has a gradient above zero at every step, its mean softmax value,
@@ -103,8 +107,14 @@ def signed_label_leak(direction: Mapping[str, Tensor], knowledge: Knowledge) -> 
     of a class that is there. Others may be there, too: few among many, or learned in the first of several steps.
     One logit for two classes rises where the second class is there, and falls where the first is.
 
+    A weight decay that is added to the gradient pulls every bias towards zero, and where softmax values are small that
+    is all that Adam sees of it. So those that lay below zero and rose say something only where no more rose than there
+    are examples; or, where their number is not known, about as large a share as of the others, which no decay lifts.
+
     Args:
         direction: Minus what the tensors changed by.
+        weights: What was sent out.
+        batch_size: Examples behind the update; None: unknown.
         knowledge: What the attacker knows.
 
     Returns:
@@ -113,13 +123,19 @@ def signed_label_leak(direction: Mapping[str, Tensor], knowledge: Knowledge) -> 
     names = last_linear(knowledge.model, knowledge.num_outputs)
     if names is None or names[1] is None or names[1] not in direction:
         return None
-    bias = direction[names[1]].double()  # [classes]
+    bias, start = direction[names[1]].double(), weights[names[1]].double()  # [classes]
     if knowledge.client.one_logit:
-        bias = two_rows(bias)
+        bias, start = two_rows(bias), two_rows(start)
     largest = float(bias.abs().max())
     if not largest > 0:
         return None
-    present = tuple(torch.nonzero(bias < -SIGN_SHARE * largest).flatten().tolist())
+    rose = bias < -SIGN_SHARE * largest
+    low = start < 0
+    lifted, others = int((rose & low).sum()), int((rose & ~low).sum())
+    most = others + DECAY_RATIO * (others + 1) * int(low.sum()) / max(1, int((~low).sum()))
+    if lifted + others > (most if batch_size is None else batch_size):
+        rose &= ~low
+    present = tuple(torch.nonzero(rose).flatten().tolist())
     return LabelLeak(present, None, None, bool((bias > 0).any()))
 
 
