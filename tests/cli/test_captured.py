@@ -1,5 +1,6 @@
 """`seepage attack` on files: two checkpoints or a gradient, in one go, with what nobody told inferred and said."""
 
+import fcntl
 import json
 import re
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tests.cli.conftest import Cli
 from torch import Tensor, nn
 
+from seepage.core.lock import LOCK
 from seepage.metrics import psnr
 from seepage.models import fc2
 
@@ -163,6 +165,19 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
     (row,) = cli("score", "run", "--truth=mine.npz", "--json").json["rows"]
     assert row["exact"] == 1.0
+
+
+def test_a_truth_scores_nothing_while_another_process_writes(cli: Cli, home: Path, captured: Tensor) -> None:
+    assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--use=linear", "--out=run", "--quiet").code == 0
+    pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
+    np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
+    before = (home / "run" / "result.json").read_bytes()
+    with (home / "run" / LOCK).open("w") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        found = cli("score", "run", "--truth=mine.npz")
+    assert found.code == 2
+    assert "another process is writing to" in found.err
+    assert (home / "run" / "result.json").read_bytes() == before
 
 
 def test_mistakes_are_one_sentence_and_leave_nothing(

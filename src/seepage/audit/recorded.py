@@ -14,7 +14,7 @@ from seepage.audit.attack import Source, attack_cells
 from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result
 from seepage.audit.summary import summarize
 from seepage.core.executor import Executor
-from seepage.core.lock import locked
+from seepage.core.lock import held, locked
 from seepage.core.manifest import refuse_changed
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import (
@@ -219,7 +219,8 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
         trust: Whether to execute code that the run folder names; only for folders from a trusted source.
 
     Raises:
-        SeepageError: For an audit's folder, which is scored already, and a truth that does not belong to the run.
+        SeepageError: For an audit's folder, which is scored already, a truth that does not belong to the run, and while
+            another process writes to it.
     """
     refuse_links(folder)
     result = read_result(folder)
@@ -241,8 +242,9 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     recipes = [
         Recipe(name="attack", seed=recorded.seed, attack=parts, cell=source.name, score=scoring) for source in sources
     ]
-    refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
-    return Run(folder, summarize(sources, recipes, folder), fresh=True)
+    with held(folder):
+        refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
+        return Run(folder, summarize(sources, recipes, folder), fresh=True)
 
 
 def request_contents(
