@@ -14,6 +14,8 @@ from seepage.types import Knowledge, Round, Tensors
 
 MIN_ZEROS = 0.05
 """Least share of exact zeros in a layer's input from which it is taken to come from a ReLU."""
+ROWS_AT_ONCE = 4_096
+"""Outputs of a layer that are passed through the network behind it at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,17 +141,12 @@ class DownstreamNetwork:
     def logits(self, outputs: Tensor) -> Tensor:
         """`[r, m]` outputs of the layer to `[r, k]` logits.
 
-        The layer is replaced by the identity and given the outputs, so no computation has the size of an image.
+        The layer is called on next to nothing, and the outputs take the place of what it gives.
         """
-        m = outputs.shape[1]
-        prefix = f"{self.layer}." if self.layer else ""
-        # Weight I [m, m] and bias 0 make the layer y = I x + 0, so the network behind it runs on `outputs` [r, m].
-        identity = {f"{prefix}weight": torch.eye(m).to(outputs), f"{prefix}bias": outputs.new_zeros(m)}
-        params, buffers = self._exact | identity, self._statistics
-        handle = self.model.get_submodule(self.layer).register_forward_pre_hook(lambda _, __: (outputs,))
+        handle = self.model.get_submodule(self.layer).register_forward_hook(lambda _, __, ___: outputs)
         try:
             with in_mode(self.model, training=False):
-                return self._through(params, buffers, outputs)
+                return self._through(self._exact, self._statistics, outputs)
         finally:
             handle.remove()
 
@@ -169,13 +166,15 @@ class DownstreamNetwork:
 
     def backward(self, outputs: Tensor, errors: Tensor) -> Tensor:
         """`[r, m, ...]`: `L_i^T e` for each row's own errors `[r, k]` or several of them `[c, r, k]`."""
-        leaf = outputs.detach().requires_grad_()
-        logits = self.logits(leaf)
-        # L_i = d logits_i / d outputs_i [k, m]. One forward graph serves all sets; each backward pass gives the rows
-        # L_i^T e_i [r, m], since example i's logits depend on its own outputs only.
         several = errors if errors.dim() == 3 else errors[None]
-        pulled = torch.stack([torch.autograd.grad(logits, leaf, e, retain_graph=True)[0] for e in several])
-        return pulled if errors.dim() == 3 else pulled[0]
+        pulled = []
+        for some in several.split(max(1, ROWS_AT_ONCE // len(outputs))):
+            # L_i = d logits_i / d outputs_i [k, m]. Example i's logits depend on its own outputs only, so one pass over
+            # the outputs, repeated for each set of errors, gives all rows L_i^T e_i [r, m].
+            leaf = outputs.detach().repeat(len(some), 1).requires_grad_()
+            (found,) = torch.autograd.grad(self.logits(leaf), leaf, some.flatten(0, 1))
+            pulled.append(found.view(len(some), *outputs.shape))
+        return torch.cat(pulled) if errors.dim() == 3 else pulled[0][0]
 
 
 def stretch(sources: Tensor, knowledge: Knowledge) -> Tensor:

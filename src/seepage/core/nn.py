@@ -58,11 +58,17 @@ def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
     before = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in before:
-            module.training = training and isinstance(module, nn.modules.batchnorm._NormBase)
+            _put_in_mode(module, training and isinstance(module, nn.modules.batchnorm._NormBase))
         yield
     finally:
         for module, mode in before:
-            module.training = mode
+            _put_in_mode(module, mode)
+
+
+def _put_in_mode(module: nn.Module, training: bool) -> None:
+    # To set a module's attribute takes microseconds, so loops of thousands of small passes are in one mode throughout.
+    if module.training != training:
+        module.training = training
 
 
 @contextmanager

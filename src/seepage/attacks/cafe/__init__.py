@@ -18,6 +18,7 @@ from seepage.attacks.cafe.invert import InversionSettings, gauss_newton, invert,
 from seepage.attacks.cafe.label_inference import InferredLabels, infer_labels
 from seepage.attacks.cafe.steps import Recovered, determined, open_rounds, params_of, read_biases, window
 from seepage.attacks.cafe.target_layers import TargetLayer, assemble, block_shape, true_representations
+from seepage.core.nn import in_mode
 from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Tensors, Transcript
 
@@ -188,6 +189,10 @@ class Cafe(Attack):
         return len(table) >= int(drawn.sum()) and bool(determined(table)[drawn].all())
 
     def run(self, view: _ReadRounds, *, seed: int, progress: Progress) -> Reconstruction:
+        with in_mode(view.knowledge.model, training=False):  # once for the thousands of small passes of step III
+            return self._found(view, seed, progress)
+
+    def _found(self, view: _ReadRounds, seed: int, progress: Progress) -> Reconstruction:
         found, inferred = self._recover(view)
         notes = _notes(view, found, inferred)
         ready = torch.stack([one.known | one.zero_gradient for one in found]).all(0)

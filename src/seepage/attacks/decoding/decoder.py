@@ -15,6 +15,8 @@ RIDGE = 1e-3
 """Weight of the squared coefficients, as a share of the features' mean square."""
 AT_ONCE = 64
 """Images passed through the network at a time."""
+ROWS = 4_096
+"""Rows of the regression that are multiplied at a time."""
 REACHES = ((5, 600), (3, 6_000))
 """Side of the neighborhood that a block is read off, and the features in it up to which it is taken: the widest that
 fits. Above the last, only those at the block's own position are read."""
@@ -92,17 +94,22 @@ def _full_batches(count: int, size: int) -> list[slice]:
 
 def _ridge(read: Tensor, wanted: Tensor) -> Tensor:
     """`[d, p]` coefficients B of `|read B - wanted|^2 + ridge |B|^2`, by whichever normal equations are smaller."""
-    dtype = read.dtype
-    read, wanted = read.double(), wanted.double()
-    ridge = RIDGE * float(read.square().mean()) * len(read)
-    if read.shape[1] <= len(read):
-        # (A^T A + r I) B = A^T Y
-        gram = read.T @ read
-        gram.diagonal().add_(ridge)
-        primal: Tensor = torch.linalg.solve(gram, read.T @ wanted)
-        return primal.to(dtype)
+    rows, width = read.shape
+    if width <= rows:
+        # (A^T A + r I) B = A^T Y. Products of ROWS rows are in the type of the features, whose rounding is far below
+        # the ridge; sums of them, and the solution, are in float64.
+        gram = read.new_zeros((width, width), dtype=torch.float64)
+        right = read.new_zeros((width, wanted.shape[1]), dtype=torch.float64)
+        for some, aims in zip(read.split(ROWS), wanted.split(ROWS), strict=True):
+            gram += some.T @ some
+            right += some.T @ aims
+        # The trace is the sum of all squares.
+        gram.diagonal().add_(RIDGE * float(gram.trace()) / width)
+        primal: Tensor = torch.linalg.solve(gram, right)
+        return primal.to(read)
     # B = A^T (A A^T + r I)^-1 Y
+    read, wanted, dtype = read.double(), wanted.double(), read.dtype
     gram = read @ read.T
-    gram.diagonal().add_(ridge)
+    gram.diagonal().add_(RIDGE * float(gram.trace()) / width)
     dual: Tensor = read.T @ torch.linalg.solve(gram, wanted)
     return dual.to(dtype)
