@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import multiprocessing
 import os
 import tomllib
 from contextlib import nullcontext
@@ -13,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seepage.audit import run as audit
-from seepage.audit.attack import attack_cells, attack_names, check_reconstruction, own_source
+from seepage.audit.attack import attack_cells, attack_names, check_reconstruction, own_source, ready_for
 from seepage.audit.captured import Capture, attack_captured
 from seepage.audit.observe import Files
 from seepage.audit.record import record_cells
 from seepage.audit.recorded import AttackRequest, attack_only, fingerprint
-from seepage.core.executor import threads_for
+from seepage.core.executor import LocalExecutor, threads_for
 from seepage.errors import SeepageError
 from seepage.recipe.resolve import cells
 from seepage.registry import Spec
@@ -198,6 +199,41 @@ def test_attacks_that_have_an_outcome_are_not_run_again(tmp_path: Path) -> None:
     path.with_suffix(".json").unlink()
     attack_cells(sources, recipes, tmp_path, 1)
     assert path.stat().st_mtime_ns != before
+
+
+@pytest.mark.parametrize(
+    ("jobs", "names"), [(1, ["linear", "idlg", "gradient_matching"]), (2, ["gradient_matching", "idlg", "linear"])]
+)
+def test_side_by_side_the_dearest_attacks_begin(
+    jobs: int, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = cells({**TABLES, "attack": [{"use": use} for use in ("linear", "idlg", "gradient_matching")]})
+    record_cells(recipes, tmp_path)
+    given: list[str] = []
+    monkeypatch.setattr(LocalExecutor, "run", lambda _, works, *__: given.extend(work.name for work in works))
+    attack_cells([own_source(recipes[0], recipes, tmp_path)], recipes, tmp_path, jobs)
+    assert given == names
+
+
+def test_a_mistake_while_recording_leaves_no_folder_and_no_worker(tmp_path: Path) -> None:
+    two = {**TABLES, "training": {"lr": 1e30}, "grid": {"training.steps": [0, 20]}}
+    workers: list[int] = []
+    with pytest.raises(SeepageError, match="the training loss is"):
+        audit.run(
+            two, out=tmp_path / "run", jobs=2, show=lambda *_: workers.append(len(multiprocessing.active_children()))
+        )
+    assert set(workers) == {1}, "it was made ready from the first cell on"
+    assert multiprocessing.active_children() == []
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_recorded_takes_no_worker_ahead(tmp_path: Path) -> None:
+    recipes = cells({**TABLES, "batch": {"count": 2}})
+    with ready_for(recipes, tmp_path, 2, None) as ready:
+        assert ready != LocalExecutor()
+        record_cells(recipes, tmp_path)
+    with ready_for(recipes, tmp_path, 2, None) as ready:
+        assert ready == LocalExecutor()
 
 
 def test_a_guess_that_makes_no_sense_is_refused(tmp_path: Path) -> None:

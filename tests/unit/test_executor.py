@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -84,16 +88,118 @@ class Note:
         return None
 
 
+def test_workers_that_are_made_ready_are_called_and_end(tmp_path: Path) -> None:
+    with LocalExecutor().ready(2, 4, "cpu", partial((tmp_path / "first").write_text, "was here")) as ready:
+        (worker,) = processes_of(ready)
+        assert worker.is_alive()
+    assert (tmp_path / "first").read_text() == "was here"
+    assert not worker.is_alive()
+
+
+def test_workers_that_wait_end_where_no_pieces_come() -> None:
+    workers: list[BaseProcess] = []
+
+    def begin() -> None:
+        with LocalExecutor().ready(3, 9, "cpu", partial(time.sleep, 600)) as ready:
+            workers.extend(processes_of(ready))
+            raise SeepageError("no pieces")
+
+    with pytest.raises(SeepageError, match="no pieces"):
+        begin()
+    assert len(workers) == 2
+    assert not any(worker.is_alive() for worker in workers)
+
+
+def test_a_worker_that_died_while_it_waited_is_a_sentence(tmp_path: Path) -> None:
+    works = [Square(tmp_path / str(n), n) for n in range(2)]
+
+    def begin() -> None:
+        with LocalExecutor().ready(2, 9, "cpu", partial(time.sleep, 600)) as ready:
+            (worker,) = processes_of(ready)
+            worker.kill()
+            worker.join()
+            until_broken(ready)
+            ready.run(works, Plan(2, 1), tmp_path, lambda work: None)
+
+    with pytest.raises(SeepageError, match="a worker died during a square"):
+        begin()
+
+
+def test_one_piece_at_a_time_takes_no_workers() -> None:
+    for jobs, count in ((1, 9), (None, 1), (4, 0)):
+        with LocalExecutor().ready(jobs, count, "cpu", partial(time.sleep, 600)) as ready:
+            assert ready == LocalExecutor()
+
+
+def processes_of(executor: LocalExecutor) -> list[BaseProcess]:
+    assert executor.workers is not None
+    return list((executor.workers._processes or {}).values())
+
+
+def until_broken(executor: LocalExecutor) -> None:
+    assert executor.workers is not None
+    with suppress(BrokenProcessPool):
+        executor.workers.submit(os.getpid).result(timeout=60)
+
+
 STRANGERS = ("_posixshmem", "pickle", "torch", "selectors")
 """Modules that a worker or its tracker imports, and that may lie in a stranger's folder."""
 WORKERS = """
 from tests.unit.test_executor import Square
+import os
 from pathlib import Path
 from seepage.core.executor import LocalExecutor, Plan
-works = [Square(Path(f"{n}.txt"), n) for n in range(4)]
+works = [Square(Path.cwd() / f"{{n}}.txt", n) for n in range(4)]
 if __name__ == "__main__":
+    {run}
+"""
+AT_ONCE = "LocalExecutor().run(works, Plan(2, 1), Path(), lambda work: None)"
+AHEAD = """with LocalExecutor().ready(2, 4, "cpu", os.getpid) as ready:
+        (worker,) = ready.workers._processes
+        ready.run(works, Plan(2, 1), Path(), lambda work: None)
+    assert {int(Path(f"{n}.txt").read_text().split()[1]) for n in range(4)} == {worker, os.getpid()}"""
+
+
+PAIR = """
+from tests.unit.test_executor import Meeting
+from pathlib import Path
+from seepage.core.executor import LocalExecutor, Plan
+if __name__ == "__main__":
+    works = [Meeting(Path.cwd() / one, Path.cwd() / other) for one, other in ("12", "21", "33")]
     LocalExecutor().run(works, Plan(2, 1), Path(), lambda work: None)
 """
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A piece of work that ends once another one has begun."""
+
+    done_file: Path
+    other: Path
+    title: str = "a meeting"
+    device: str = "cpu"
+
+    def run(self, threads: int) -> None:
+        self.done_file.touch()
+        time.sleep(2.0)
+        ends = time.monotonic() + 60
+        while not self.other.exists():
+            assert time.monotonic() < ends, "the other one waits for this one to end"
+            time.sleep(0.05)
+
+    def serialized(self) -> None:
+        return None
+
+
+@pytest.mark.slow
+def test_no_piece_waits_for_a_busy_worker(tmp_path: Path) -> None:
+    """In the queue of the standard library's pool it would: the second one here, which the first one waits for."""
+    (tmp_path / "script.py").write_text(PAIR)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)])}
+    command = [sys.executable, "script.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @dataclass(frozen=True)
@@ -106,7 +212,7 @@ class Square:
     device: str = "cpu"
 
     def run(self, threads: int) -> None:
-        while self.number == 3 and not Path("0.txt").exists():
+        while self.number == 3 and not self.done_file.with_name("0.txt").exists():
             time.sleep(0.05)  # the last one is this process's, and waits for the first, which is a worker's
         self.done_file.write_text(f"{self.number**2} {os.getpid()}")
 
@@ -115,7 +221,8 @@ class Square:
 
 
 @pytest.mark.slow
-def test_workers_run_no_code_of_the_current_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [AT_ONCE, AHEAD], ids=["at once", "made ready"])
+def test_workers_run_no_code_of_the_current_folder(run: str, tmp_path: Path) -> None:
     """A file beside a stranger's recording is not imported, though workers are started by `python -c`."""
     marker, here, script = tmp_path / "ran", tmp_path / "stranger", tmp_path / "bin" / "script.py"
     for path in (here, script.parent):
@@ -124,7 +231,9 @@ def test_workers_run_no_code_of_the_current_folder(tmp_path: Path) -> None:
         (here / f"{name}.py").write_text(
             f"import sys; open({str(marker)!r}, 'a').write(f'{name}: {{sys.orig_argv}} ')\n"
         )
-    script.write_text(WORKERS)  # as a console script is: its own folder is on the path, and not the current one
+    script.write_text(
+        WORKERS.format(run=run)
+    )  # as a console script is: its own folder is on the path, and not the current one
     root = Path(__file__).parents[2]
     paths = os.pathsep.join([str(root), str(root / "src"), *filter(None, sys.path)])
     environment = {**os.environ, "PYTHONPATH": paths}

@@ -5,7 +5,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.candidates import FILE
 from seepage.audit.membership import judge_members, save_judgment
-from seepage.audit.record import cell_folder, is_skipped, made_anew
+from seepage.audit.record import cell_folders, is_all_recorded, is_skipped, made_anew
 from seepage.audit.serving import served
 from seepage.core.executor import Executor, LocalExecutor, LogFollower, Plan, Work
 from seepage.core.lock import scratch
@@ -113,7 +113,7 @@ class Source:
 
 
 def own_source(recipe: Recipe, recipes: Sequence[Recipe], folder: Path) -> Source:
-    observed, private = (cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private"))
+    observed, private = cell_folders(folder, recipe.cell, len(recipes))
     return Source(recipe.cell, observed, private, trust=True, recipe=recipe)
 
 
@@ -342,6 +342,22 @@ def attack_names(parts: Sequence[Spec]) -> list[str]:
     return names
 
 
+def ready_for(
+    recipes: Sequence[Recipe], folder: Path, jobs: int | None, on: Executor | None
+) -> AbstractContextManager[Executor]:
+    """The executor for `attack_cells`, made ready while cells are still being recorded; arguments as there."""
+    if is_all_recorded(recipes, folder):
+        return nullcontext(on or LocalExecutor())
+    attacked = sum(len(one.attack) * max(one.batch.count, one.rounds.count if one.rounds else 0) for one in recipes)
+    tested = sum(len(one.membership.tests) for one in recipes if one.membership is not None)
+    return (on or LocalExecutor()).ready(jobs, attacked + tested, recipes[0].device, _import_attacks)
+
+
+def _import_attacks() -> None:
+    """What a new worker calls first. It has imported this module by then, and now what torch adds at its first use."""
+    torch.optim.SGD([torch.zeros(1)], lr=1.0)
+
+
 def attack_cells(
     sources: Sequence[Source],
     recipes: Sequence[Recipe],
@@ -395,8 +411,19 @@ def attack_cells(
         with meter.watched():
             for device, group in groups.items():
                 if group:
-                    executor.run(group, plans[device], folder, meter.finish)
+                    several = plans[device].jobs > 1
+                    executor.run(_dearest_first(group) if several else group, plans[device], folder, meter.finish)
     return plans[recipes[0].device]
+
+
+def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
+    """Tasks whose last ones are short, so that processes side by side end together.
+
+    Somebody else's attack may take any time; membership tests take seconds.
+    """
+    places = {use: place for place, use in enumerate(ATTACKS)}  # cheapest first
+    places |= dict.fromkeys(MEMBERSHIP_TESTS, 0)
+    return sorted(tasks, key=lambda task: -places.get(task.part.use, len(places)))
 
 
 def _membership_task(source: Source, use: str, folder: Path, recipe: Recipe) -> MembershipTask:

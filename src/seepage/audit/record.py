@@ -39,6 +39,11 @@ def cell_folder(folder: Path, part: str, cell: str, cells: int) -> Path:
     return folder / part / cell if cells > 1 else folder / part
 
 
+def cell_folders(folder: Path, cell: str, cells: int) -> tuple[Path, Path]:
+    """Both of a cell: `observed` and `private`."""
+    return cell_folder(folder, "observed", cell, cells), cell_folder(folder, "private", cell, cells)
+
+
 PIECES = "pieces.json"
 COLUMNS = "columns.json"
 """File in `private/` with what each token number stands for, for the report."""
@@ -65,8 +70,8 @@ def record_cells(
     shared = SharedParts()
     skipped: list[SeepageError] = []
     for number, recipe in enumerate(recipes):
-        observed, private = (cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private"))
-        if is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists()):
+        observed, private = cell_folders(folder, recipe.cell, len(recipes))
+        if _is_recorded(observed, private):
             continue
         show(number, len(recipes), Doing(recipe.cell if len(recipes) > 1 else "", Phase.RECORDING))
         try:
@@ -78,6 +83,15 @@ def record_cells(
             write_json(private / "cell.json", named_cell(recipe).model_copy(update={"skipped": str(error)}).record())
     for checkpoint in (folder / "private").glob("training-*.safetensors"):  # of no use once every cell is recorded
         checkpoint.unlink()
+
+
+def is_all_recorded(recipes: Sequence[Recipe], folder: Path) -> bool:
+    """Whether every cell is recorded, or could not be."""
+    return all(_is_recorded(*cell_folders(folder, recipe.cell, len(recipes))) for recipe in recipes)
+
+
+def _is_recorded(observed: Path, private: Path) -> bool:
+    return is_skipped(private) or ((observed / "knowledge.json").exists() and (private / "cell.json").exists())
 
 
 def is_skipped(private: Path) -> bool:

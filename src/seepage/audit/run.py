@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seepage.audit.attack import attack_cells, attack_names, own_source
+from seepage.audit.attack import attack_cells, attack_names, own_source, ready_for
 from seepage.audit.bounded import bound_cells
 from seepage.audit.folder import (
     MIN_FREE_BYTES,
@@ -95,9 +95,11 @@ def run(
                 tried = run(sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command)
                 tuned = chosen_options(tables, recipes, tried.result)
                 recipes = cells(with_options(tables, tuned))
-            record_cells(recipes, folder, show)
-        sources = [own_source(recipe, recipes, folder) for recipe in recipes]
-        plan = attack_cells(sources, recipes, folder, jobs, show, on=on)
+        with ready_for(recipes, folder, jobs, on) as workers:
+            with undone_on_mistake(made):
+                record_cells(recipes, folder, show)
+            sources = [own_source(recipe, recipes, folder) for recipe in recipes]
+            plan = attack_cells(sources, recipes, folder, jobs, show, on=workers)
         bound_cells(sources, recipes, show)
         measure_cells(sources, recipes, folder, show)
         found = environment(command, started, recipes[0].device, plan.jobs)

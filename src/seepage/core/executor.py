@@ -8,15 +8,16 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -80,6 +81,18 @@ class Executor(Protocol):
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
         """How `count` pieces are run, where the user asked for `jobs` at a time or left that open."""
 
+    def ready(
+        self, jobs: int | None, count: int, device: str, first: Callable[[], None]
+    ) -> AbstractContextManager["Executor"]:
+        """Get ready, while the pieces are still being made, for at most `count` of them; gives who runs them.
+
+        Args:
+            jobs: As for `plan`.
+            count: Most pieces that there will be.
+            device: Where their tensors are.
+            first: Called in each process that is started for them, to import what they need. It can be pickled.
+        """
+
     def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
         """Do all of it; everything is written below the run folder.
 
@@ -93,15 +106,35 @@ class Executor(Protocol):
 class LocalExecutor:
     """This machine: this process and others beside it.
 
+    Attributes:
+        workers: Processes that were started ahead; None: `run` starts its own.
+
     >>> LocalExecutor().plan(8, 3, "cuda")
     Plan(jobs=3, threads=1)
     """
+
+    workers: ProcessPoolExecutor | None = None
 
     def plan(self, jobs: int | None, count: int, device: str) -> Plan:
         """As many as cores on a CPU, one on a GPU, where nothing was asked for."""
         cores = os.cpu_count() or 1
         workers = max(1, min(jobs or (cores if device == "cpu" else 1), count))
         return Plan(workers, threads_for(workers, device))
+
+    @contextmanager
+    def ready(self, jobs: int | None, count: int, device: str, first: Callable[[], None]) -> Iterator[Self]:
+        """Start the workers now: until they have imported torch and what it imports in turn, seconds go by.
+
+        They end with the block.
+        """
+        wanted = self.plan(jobs, count, device).jobs - 1
+        if not wanted:
+            yield self
+            return
+        with _pool(wanted) as workers:
+            for _ in range(wanted):
+                _submit(workers, first)
+            yield replace(self, workers=workers)
 
     def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
         """Do all of it.
@@ -113,7 +146,8 @@ class LocalExecutor:
         before = torch.get_num_threads()
         try:
             if min(plan.jobs, len(works)) > 1:
-                _run_in_workers(works, plan, done)
+                with _pool(plan.jobs - 1) if self.workers is None else nullcontext(self.workers) as workers:
+                    _run_in_workers(workers, works, plan, done)
             else:
                 for work in works:
                     work.run(plan.threads)
@@ -127,11 +161,9 @@ def threads_for(jobs: int, device: str) -> int:
     return max(1, torch.get_num_threads() // jobs) if device == "cpu" else 1
 
 
-def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
-    """Run in `plan.jobs` processes, of which this is one: torch alone takes half a gigabyte in each.
-
-    The workers take pieces from the front. This process takes them from the back, as long as it can still withdraw
-    them from the workers' queue.
+@contextmanager
+def _pool(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Worker processes beside this one, which start with the first piece; killed where the block raises.
 
     This is the standard library's pool and not `loky`'s: workers of `loky` hear Ctrl-C and SIGTERM with their group,
     print tracebacks of their own, and a busy one outlives a parent that was killed.
@@ -139,26 +171,60 @@ def _run_in_workers(works: Sequence[Work], plan: Plan, done: Done) -> None:
     # spawn, not fork: torch's thread pools do not survive a fork.
     context = multiprocessing.get_context("spawn")
     with only_installed_code():  # whose queues start the tracker
-        pool = ProcessPoolExecutor(plan.jobs - 1, mp_context=context, initializer=_end_with_parent)
+        pool = ProcessPoolExecutor(count, mp_context=context, initializer=_end_with_parent)
     try:
-        with only_installed_code(), _signals_held_back():
-            running = {pool.submit(work.run, plan.threads): work for work in works}
-        for future, work in running.items():
-            future.add_done_callback(partial(_report_done, done, work))
-        for future, work in reversed(running.items()):
-            if future.cancel():
-                _leave_alone(future)
-                work.run(plan.threads)
-                done(work)
-        for future, work in running.items():
-            if not future.cancelled():
-                _result(future, work)
+        yield pool
     except BaseException:
         for process in list((pool._processes or {}).values()):
             process.kill()
         pool.shutdown(wait=True, cancel_futures=True)
         raise
     pool.shutdown()
+
+
+def _submit(pool: ProcessPoolExecutor, call: Callable[..., None], *given: object) -> "Future[None]":
+    """Give the workers something to call, and start them where it is the first."""
+    with only_installed_code(), _signals_held_back():
+        return pool.submit(call, *given)
+
+
+def _run_in_workers(pool: ProcessPoolExecutor, works: Sequence[Work], plan: Plan, done: Done) -> None:
+    """Run in a pool and in this process: torch alone takes half a gigabyte in each.
+
+    All take from the front, a worker's next piece when its last one is done: the pool's own queue would hold pieces
+    back from this process.
+    """
+    waiting, given, one_at_a_time = deque(works), list[tuple[Future[None], Work]](), threading.Lock()
+
+    def give(submit: Callable[..., "Future[None]"]) -> None:
+        with one_at_a_time:
+            if not waiting:
+                return
+            future = submit(waiting[0].run, plan.threads)  # where this raises, the piece still waits
+            work = waiting.popleft()
+            given.append((future, work))
+        future.add_done_callback(partial(_report_done, done, work))
+        future.add_done_callback(give_next)
+
+    def give_next(before: "Future[None]") -> None:
+        # Of a pool that broke this process takes over what still waits.
+        if not before.cancelled() and not isinstance(before.exception(), BrokenProcessPool):
+            with suppress(RuntimeError):
+                give(pool.submit)
+
+    for work in works[: plan.jobs - 1]:
+        with _blamed_on_memory(work):
+            give(partial(_submit, pool))
+    while True:
+        with one_at_a_time:
+            if not waiting:
+                break
+            work = waiting.popleft()
+        work.run(plan.threads)
+        done(work)
+    for future, work in given:
+        with _blamed_on_memory(work):
+            future.result()
 
 
 @contextmanager
@@ -208,23 +274,16 @@ def _end_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _leave_alone(future: "Future[None]") -> None:
-    """Let the pool tell a withdrawn piece nothing anymore.
-
-    Where a worker dies, the pool of Python 3.11 and 3.12 sets an exception on every piece, also on these, which refuse
-    it: its thread then ends with a traceback, and pieces after them would wait forever.
-    """
-    future.set_exception = lambda exception: None  # type: ignore[method-assign]
-
-
 def _report_done(done: Done, work: Work, future: "Future[None]") -> None:
     if not future.cancelled() and future.exception() is None:
         done(work)
 
 
-def _result(future: "Future[None]", work: Work) -> None:
+@contextmanager
+def _blamed_on_memory(work: Work) -> Iterator[None]:
+    """Say of a worker that died what was most likely the reason."""
     try:
-        future.result()
+        yield
     except BrokenProcessPool as error:
         raise SeepageError(
             f"a worker died during {work.title}, most likely for want of memory; "

@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -193,6 +193,12 @@ class Ray:
                 "choose another --device"
             )
         return Plan(max(1, min(jobs or room, count)), 1)
+
+    def ready(
+        self, jobs: int | None, count: int, device: str, first: Callable[[], None]
+    ) -> AbstractContextManager["Ray"]:
+        """Ray starts its processes by itself."""
+        return nullcontext(self)
 
     def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
         """Do all of it; what must not leave this machine is done here, one after the other, at the end.

@@ -13,7 +13,7 @@ from seepage.attacks import Attack, CocktailParty
 from seepage.attacks.cpa.feature_inversion import Embedding
 from seepage.attacks.cpa.ica import IMAGES
 from seepage.attacks.mixing_layer import find_layer
-from seepage.audit.record import cell_folder
+from seepage.audit.record import cell_folders
 from seepage.audit.run import record_only
 from seepage.core.lock import scratch
 from seepage.core.progress import Doing, ProgressCallback
@@ -52,9 +52,7 @@ def embeddings(tables: Mapping[str, Any], *, data: str, seed: int, show: Progres
     with scratch() as place:
         folder = record_only(tables, out=place / "recorded")
         for column, recipe in enumerate(recipes):
-            observed, private = (
-                cell_folder(folder, part, recipe.cell, len(recipes)) for part in ("observed", "private")
-            )
+            observed, private = cell_folders(folder, recipe.cell, len(recipes))
             found = cosines(recipe.make_attack(recipe.attack[0]), observed, private, seed)
             numbers = {
                 "median": float(found.median()),
