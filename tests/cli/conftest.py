@@ -98,9 +98,12 @@ def refused(cli: Cli, home: Path) -> Callable[..., str]:
 
 
 def _listing(folder: Path) -> dict[Path, int]:
-    """Every file and when it was written, but for what Python itself keeps of the modules that it imports there."""
-    files = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
-    return {path: path.stat().st_mtime_ns for path in files}
+    """Every file and when it was written, but for what Python itself keeps of the modules that it imports there.
+
+    Of folders the names alone: a lock that was taken and given back is no file, and changes the time of its folder.
+    """
+    paths = (path for path in folder.rglob("*") if "__pycache__" not in path.parts)
+    return {path: path.stat().st_mtime_ns if path.is_file() else 0 for path in paths}
 
 
 @pytest.fixture(scope="session")
