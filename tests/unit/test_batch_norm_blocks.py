@@ -184,6 +184,21 @@ def test_blocks_are_read_one_after_the_other() -> None:
     assert float(away.max()) < 1e-4
 
 
+@pytest.mark.slow
+def test_a_public_network_that_adds_and_rectifies_in_place_is_read() -> None:
+    batch = Batch(photographs(3, 64), torch.tensor([1, 3, 3]))
+    model = build(Architecture("torchvision:resnet18"), (3, 64, 64), 10, seed=0)
+    seen = record(model, batch, client=FedSGD(mode="train"))
+    found = inner_activations(seen[0], seen.knowledge)
+    assert found.layer == "layer4.0.conv1"
+    assert found.labels.tolist() == [1, 3, 3]
+    with torch.no_grad(), captured_calls(model, [found.layer]) as calls, in_mode(model, training=True):
+        forward(model, seen[0].params, batch.inputs, buffers=seen[0].buffers)
+    read = calls[found.layer][0].input.detach().double()[:, found.leveled].flatten(1)
+    away = torch.cdist(found.activations[:, found.leveled].flatten(1), read).amin(1) / read.norm(dim=1)
+    assert float(away.max()) < 1e-5
+
+
 def test_a_trained_network_in_train_mode_is_read_too() -> None:
     batch = Batch(photographs(3), torch.tensor([1, 1, 0]))
     model = build(Architecture("resnet", {"width": 32}), (3, 16, 16), 4, seed=2)

@@ -1,12 +1,15 @@
 """The blocks at the end of a residual network: which layers they are made of, and the network behind them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from seepage.attacks.activations.batch_norm import BatchNorm
 from seepage.attacks.activations.deconvolution import REMEDY
@@ -163,7 +166,7 @@ class Block:
         """
         final, read = self.normalizes(self.last), self.calls[self.before].input
         assert final is not None  # `norms` refused it
-        behind = self.calls[final].output
+        behind = self._normalized(final)
         # What the block gives: its second norm's outputs, and the shortcut's, behind a ReLU.
         given = next((call.output for call in self.calls.values() if _feeds(self.calls[final], call.output)), None)
         if given is not None:
@@ -173,9 +176,18 @@ class Block:
                 norm = self.normalizes(name)
                 if norm not in (None, final) and self.calls[name].input is read:
                     assert norm is not None
-                    if torch.allclose((behind + self.calls[norm].output).relu(), given):
+                    if torch.allclose((behind + self._normalized(norm)).relu(), given):
                         return name, norm
         raise Inapplicable("the last block adds up something else than its input or one convolution of it", REMEDY)
+
+    def _normalized(self, name: str) -> Tensor:
+        """What a batch norm gave for the random images, before anything was added to it in place."""
+        params, buffers = self.observed.params, self.observed.buffers
+        layer = self.knowledge.model.get_submodule(name)
+        assert isinstance(layer, nn.BatchNorm2d)
+        running = (buffers[f"{name}.running_mean"], buffers[f"{name}.running_var"])
+        weights = (params[f"{name}.weight"], params[f"{name}.bias"])
+        return F.batch_norm(self.calls[name].input, *running, *weights, training=False, eps=layer.eps)
 
     @cached_property
     def _norms(self) -> list[str]:
@@ -212,21 +224,32 @@ class Block:
                 logits = forward(model, params, inputs, buffers=buffers)
         finally:
             replaced.remove()
-        (slopes,) = torch.autograd.grad(nn.functional.cross_entropy(logits, labels), leaf)
+        (slopes,) = torch.autograd.grad(F.cross_entropy(logits, labels), leaf)
         return calls[self.head][0].input.detach(), logits.detach().softmax(1), slopes
 
 
 def _calls(observed: Round, knowledge: Knowledge) -> dict[str, LayerCall]:
-    """Calls of the layers that are used once, on random images, in the order of the calls, with their graph."""
+    """Calls of the modules that are used once, on random images, in the order in which they end, with their graph."""
     model, like = knowledge.model, next(iter(observed.params.values()))
     low, high = knowledge.value_range
     images = torch.rand((PROBES, *knowledge.input_shape), generator=generator(0, "probe images"))
-    leaves = [name for name, module in model.named_modules() if not list(module.children())]
+    every = [name for name, _ in model.named_modules() if name]
     weights: Tensors = {name: weight.detach() for name, weight in observed.params.items()}
-    with captured_calls(model, leaves) as calls, in_mode(model, training=False):
+    with captured_calls(model, every) as calls, in_mode(model, training=False), _OutOfPlace():
         inputs = (low + (high - low) * images).to(like).requires_grad_()
         forward(model, weights, inputs, buffers=observed.buffers)
     return {name: several[0] for name, several in calls.items() if len(several) == 1}
+
+
+class _OutOfPlace(TorchFunctionMode):
+    """ReLUs in place make tensors of their own, so that what is behind one is told from what is in front of it."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (F.relu, F.relu_, torch.relu_, Tensor.relu_):
+            return torch.relu(args[0])
+        return func(*args, **(kwargs or {}))
 
 
 def _double(buffer: Tensor) -> Tensor:
@@ -247,8 +270,8 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _source(calls: Mapping[str, LayerCall], read: Tensor) -> str | None:
-    """Name of the module that gave this very tensor."""
-    return next((name for name, call in calls.items() if call.output is read), None)
+    """Name of the outermost module that gave this very tensor: further in, it may have been something else before."""
+    return next((name for name, call in reversed(list(calls.items())) if call.output is read), None)
 
 
 def _feeds(call: LayerCall, read: Tensor) -> bool:
