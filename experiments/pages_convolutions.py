@@ -33,6 +33,24 @@ def residual() -> Lines:
     )
 
 
+def coupled() -> Lines:
+    """Batches read through residual networks with batch norm in train mode, by network, training and batch size."""
+    return _exact_batches(
+        "convolutions/coupled",
+        {
+            "network": lambda row: _resnet(row["options"]),
+            "weights": lambda row: f"{row['trained']} steps" if row["trained"] else "fresh",
+            "batch": lambda row: str(row["batch"]),
+        },
+        ("trained", "options", "batch"),
+    )
+
+
+def _resnet(options: str) -> str:
+    given = dict(pair.split("=") for pair in options.split(","))
+    return f"ResNet-{given['depth']}, width {given['width']}"
+
+
 def _exact_batches(item: str, labels: Mapping[str, Callable[[Row], str]], order: Sequence[str]) -> Lines:
     """One line for each kind of batch: how many images, how exactly, at which cost."""
     rows = rows_of(item)
@@ -86,5 +104,6 @@ def counting() -> Lines:
 PARTS: dict[str, Part] = {
     "convolutions": Part("convolutions.md", convolutions),
     "residual": Part("convolutions.md", residual),
+    "coupled": Part("convolutions.md", coupled),
     "counting": Part("convolutions.md", counting),
 }

@@ -104,8 +104,8 @@ class GaussNewton(Attack):
 
     No publication has this. Networks: chains of convolutions and residual blocks, with ReLU, leaky ReLU or a smooth
     activation, strides, pooling, batch norm in eval mode (in train mode: residual blocks of two convolutions), ended by
-    one fully connected layer. Where slopes depend on
-    the images (other pooling, curved activations) they are renewed in each step, which converges less well.
+    one fully connected layer. Where slopes depend on the images (other pooling, curved activations) they are renewed in
+    each step, which converges less well.
 
     Args:
         steps: Gauss-Newton steps, at most.

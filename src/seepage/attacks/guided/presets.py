@@ -54,7 +54,7 @@ def gradient_matching(
 
 @attacks.register(
     "fedleak_guided",
-    needs="the batch size; a pooled residual network in eval mode, or fewer examples than classes",
+    needs="the batch size; a pooled residual network, or fewer examples than classes",
     paper="Fan et al. 2025, started and held by what the last layers' gradients say",
     cost="minutes (300 Adam steps of two evaluations)",
 )
