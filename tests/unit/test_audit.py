@@ -202,17 +202,24 @@ def test_attacks_that_have_an_outcome_are_not_run_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("jobs", "names"), [(1, ["linear", "idlg", "gradient_matching"]), (2, ["gradient_matching", "idlg", "linear"])]
+    ("jobs", "begun"),
+    [
+        (1, ["linear 1", "idlg 1", "linear 8", "idlg 8"]),
+        (2, ["idlg 8", "idlg 1", "linear 8", "linear 1"]),
+    ],
 )
 def test_side_by_side_the_dearest_attacks_begin(
-    jobs: int, names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    jobs: int, begun: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipes = cells({**TABLES, "attack": [{"use": use} for use in ("linear", "idlg", "gradient_matching")]})
+    attacks = [{"use": use} for use in ("linear", "idlg")]
+    recipes = cells({**TABLES, "attack": attacks, "grid": {"batch.size": [1, 8]}})
     record_cells(recipes, tmp_path)
     given: list[str] = []
-    monkeypatch.setattr(LocalExecutor, "run", lambda _, works, *__: given.extend(work.name for work in works))
-    attack_cells([own_source(recipes[0], recipes, tmp_path)], recipes, tmp_path, jobs)
-    assert given == names
+    monkeypatch.setattr(
+        LocalExecutor, "run", lambda _, works, *__: given.extend(f"{work.name} {work.cell[-1]}" for work in works)
+    )
+    attack_cells([own_source(recipe, recipes, tmp_path) for recipe in recipes], recipes, tmp_path, jobs)
+    assert given == begun
 
 
 def test_a_mistake_while_recording_leaves_no_folder_and_no_worker(tmp_path: Path) -> None:

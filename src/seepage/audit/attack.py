@@ -419,11 +419,10 @@ def attack_cells(
 def _dearest_first(tasks: Sequence[Task]) -> list[Task]:
     """Tasks whose last ones are short, so that processes side by side end together.
 
-    Somebody else's attack may take any time; membership tests take seconds.
+    Somebody else's attack may take any time, and a membership test some. Later cells tend to be the larger ones.
     """
     places = {use: place for place, use in enumerate(ATTACKS)}  # cheapest first
-    places |= dict.fromkeys(MEMBERSHIP_TESTS, 0)
-    return sorted(tasks, key=lambda task: -places.get(task.part.use, len(places)))
+    return sorted(tasks, key=lambda task: places.get(task.part.use, len(places)))[::-1]
 
 
 def _membership_task(source: Source, use: str, folder: Path, recipe: Recipe) -> MembershipTask:
