@@ -214,10 +214,10 @@ def solve_coupled(
         x, deviation = before.x, before.deviation
     kept = torch.ones(len(gradient), dtype=torch.bool)
     for _ in range(ROUNDS):
-        matrix = slope_matrix(layer, norm.slopes_in(slopes, x, deviation))
         chosen = kept.repeat_interleave(entries)
-        if int(chosen.sum()) < matrix.shape[1]:
+        if int(chosen.sum()) < len(slopes) * layer.input[0, 0].numel():
             return None
+        matrix = slope_matrix(layer, norm.slopes_in(slopes, x, deviation))
         solved = _solve(matrix[chosen], rows[chosen])
         if solved is None:
             return None

@@ -270,8 +270,12 @@ def _is_plain(layer: nn.Module) -> bool:
 
 
 def _source(calls: Mapping[str, LayerCall], read: Tensor) -> str | None:
-    """Name of the outermost module that gave this very tensor: further in, it may have been something else before."""
-    return next((name for name, call in reversed(list(calls.items())) if call.output is read), None)
+    """Name of the outermost module that made this very tensor: further in, it may have been something else before.
+
+    A shortcut that does nothing gives the tensor that it was given.
+    """
+    made = [name for name, call in calls.items() if call.output is read and call.input is not read]
+    return made[-1] if made else None
 
 
 def _feeds(call: LayerCall, read: Tensor) -> bool:

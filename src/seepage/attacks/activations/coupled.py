@@ -62,8 +62,7 @@ def read_coupled(block: Block, last: Deconvolved, gradients: Mapping[str, Tensor
     after = block.use(block.last)
     each = factors_of(last.slopes)[:, None, None, None]
     read, slopes = last.read / each, last.slopes * each
-    read, back = _between(first, after, read, slopes)
-    size = slopes.new_tensor(float((last.read / each).norm() / read.norm()))
+    read, back, size = _between(first, after, read, slopes)
     x, deviation = final.normalized(F.conv2d(read, after.weight.double().cpu(), None, *after.geometry))
     name = block.normalizes(block.last)
     assert name is not None  # `norms` refused it
@@ -81,21 +80,21 @@ def read_coupled(block: Block, last: Deconvolved, gradients: Mapping[str, Tensor
 
 def _between(
     first: BatchNorm, after: LayerUse, read: Float[Tensor, "n C H W"], slopes: Float[Tensor, "n O h w"]
-) -> tuple[Float[Tensor, "n C H W"], Float[Tensor, "n C H W"]]:
-    """What the second convolution of a block read, and what goes back from it to the norm in front, in their own sizes.
+) -> tuple[Float[Tensor, "n C H W"], Float[Tensor, "n C H W"], float]:
+    """What the second convolution of a block read, what goes back from it to the norm in front, and a factor f.
 
     Args:
         first: The norm between the convolutions.
         after: The second convolution.
-        read: What it read, over one factor f.
-        slopes: Gradients of its outputs, times f.
+        read: What it read, times f.
+        slopes: Gradients of its outputs, over f.
     """
     # W^T D where the units between the convolutions are on: its sum over the batch is the gradient of beta.
     back = _transposed(after, slopes) * (read > 0)
     size, off = common_factor(back.sum((0, 2, 3)), first.bias_gradient)
     if not (off < UNEXPLAINED and size > 0):
         raise Inapplicable("the gradients of the last block's layers contradict each other", REMEDY)
-    return read / size, back * size
+    return read / size, back * size, size
 
 
 def _block_input(
@@ -171,8 +170,8 @@ def _further_in(inside: Inside, gradients: Mapping[str, Tensor]) -> Inside:
     reading, scale = None, 1.0
     for _ in range(SCALINGS):
         reading = _solved(block, block.last, final, slopes, nothing, nowhere, gradients, scale, reading)
-        read, back = _between(first, after, rectified(reading.read), reading.slopes)
-        scale = float(read.norm() / rectified(reading.read).norm())
+        read, back, size = _between(first, after, rectified(reading.read), reading.slopes)
+        scale = 1 / size
     assert reading is not None
     slopes = torch.where(
         reading.fits[:, None, None], slopes, final.slopes_out(reading.slopes, reading.x, reading.deviation)
