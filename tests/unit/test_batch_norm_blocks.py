@@ -1,6 +1,7 @@
 """Batch norm in train mode: its algebra against autograd, and what the last block of a network read through it."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import seepage.data
-from seepage import Architecture, Batch, FedSGD, Inapplicable, build, record, score
+from seepage import Architecture, Batch, FedSGD, Inapplicable, Update, build, observe, record, score
 from seepage.attacks.activations import inner_activations
 from seepage.attacks.activations.batch_norm import BatchNorm, common_factor, factors_of, solve_coupled
 from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.contrast import with_contrast
+from seepage.attacks.gauss_newton.equations import Equations
 from seepage.attacks.gauss_newton.linearize import LayerUse
 from seepage.core.nn import captured_calls, forward, in_mode
 from seepage.types import Transcript
@@ -169,6 +171,21 @@ def test_activations_and_labels_are_those_of_the_clients_own_pass(n: int, size: 
     assert torch.allclose(found.features, calls[found.head][0].input.detach()[order].double(), atol=1e-4)
 
 
+@pytest.mark.parametrize("lr", [0.1, 0.01])
+def test_two_checkpoints_in_single_precision_are_enough(lr: float) -> None:
+    batch = Batch(photographs(3), torch.tensor([1, 2, 1]))
+    model = build(Architecture("resnet", {"width": 32}), (3, 16, 16), 3, seed=1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    F.cross_entropy(model.train()(batch.inputs), batch.labels).backward()
+    torch.optim.SGD(model.parameters(), lr=lr).step()
+    update = Update.from_states(before, model.state_dict())
+    model.load_state_dict(before)
+    seen = observe(model, update, (3, 16, 16), batch_size=3, lr=lr)
+    found = inner_activations(seen[0], seen.knowledge)
+    assert found.labels.tolist() == [1, 1, 2]
+    assert found.misfit < 1e-3
+
+
 def test_blocks_are_read_one_after_the_other() -> None:
     """A deeper network, with shortcuts of both kinds: down to the block in front of which there are too many places."""
     batch = Batch(photographs(5), torch.tensor([2, 0, 1, 1, 0]))
@@ -217,7 +234,21 @@ def test_a_trained_network_in_train_mode_is_read_too() -> None:
     assert float(away.max()) < 1e-3
 
 
-def test_norms_that_were_not_sent_and_noise_are_refused() -> None:
+def test_a_client_in_eval_mode_is_told_so() -> None:
+    batch = victim(2)[1]
+    model = build(Architecture("resnet", {"width": 32}), (3, 16, 16), 3, seed=1)
+    seen = record(model, batch, client=FedSGD(mode="eval"))
+    with pytest.raises(Inapplicable, match=r"--client fedsgd:mode=eval"):
+        GaussNewton().check(observe(model, seen[0].update, (3, 16, 16), batch_size=2))
+
+
+def test_a_network_that_does_not_take_the_shape_is_a_sentence() -> None:
+    seen, _ = victim(2)
+    with pytest.raises(Inapplicable, match="does not run on inputs of shape"):
+        inner_activations(seen[0], replace(seen.knowledge, input_shape=(1, 16, 16)))
+
+
+def test_norms_that_were_not_sent_are_refused() -> None:
     batch = victim(2)[1]
     model = build(Architecture("resnet", {"width": 32}), (3, 16, 16), 3, seed=1)
     for name, parameter in model.named_parameters():
@@ -248,6 +279,22 @@ def test_without_8_bits_the_contrast_fills_the_range() -> None:
     found = with_contrast(center + 0.3 * (truth - center), center)
     assert float(found.amax()) == 1 or float(found.amin()) == 0
     assert float((found - truth).abs().max()) < 0.01
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_the_equations_hold_at_the_truth(normalized: bool) -> None:
+    """Also of a network that reads images as they are: of black ones all its activations are zero, and so alike."""
+    batch = Batch(photographs(2), torch.tensor([2, 0]))
+    model = build(Architecture("resnet", {"width": 32}), (3, 16, 16), 3, seed=1)
+    if not normalized:
+        model.normalize = nn.Identity()
+    seen = GaussNewton().examine(record(model, batch, client=FedSGD(mode="train")))
+    order = [seen.head.labels.tolist().index(label) for label in (2, 0)]
+    images = torch.empty_like(batch.inputs)
+    images[order] = batch.inputs
+    assert Equations(seen.network, seen.structure, seen.known, []).start(images).square < 1e-8
+    assert seen.center is not None
+    assert float(seen.center.mean()) == pytest.approx(0.5 if normalized else 0.0)
 
 
 @pytest.mark.slow

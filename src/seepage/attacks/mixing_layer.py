@@ -143,7 +143,8 @@ class DownstreamNetwork:
 
         The layer is called on next to nothing, and the outputs take the place of what it gives.
         """
-        handle = self.model.get_submodule(self.layer).register_forward_hook(lambda _, __, ___: outputs)
+        # A copy each time: the layer behind may write to it.
+        handle = self.model.get_submodule(self.layer).register_forward_hook(lambda _, __, ___: outputs.clone())
         try:
             with in_mode(self.model, training=False):
                 return self._through(self._exact, self._statistics, outputs)

@@ -126,7 +126,10 @@ def factors_of(slopes: Float[Tensor, "n C h w"]) -> Float[Tensor, " n"]:
     _, singular, right = torch.linalg.svd(sums, full_matrices=False)
     found: Tensor = right[-1] * right[-1].sum().sign()
     if not (singular[-1] < GAP * singular[-2] and bool((found > 0).all())):
-        raise Inapplicable("the slopes of the last convolution's outputs do not sum to zero over the batch", REMEDY)
+        raise Inapplicable(
+            "the slopes of the last convolution's outputs do not sum to zero over the batch, as they do in train mode",
+            "if the client ran batch norm in eval mode say so (--client fedsgd:mode=eval), else use gradient_matching",
+        )
     return found / found.mean()
 
 

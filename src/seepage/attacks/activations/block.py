@@ -70,7 +70,11 @@ class Block:
         convolutions = [name for name, layer in layers.items() if _is_usable(layer)]
         plain = [name for name in convolutions if _is_plain(layers[name])]
         if not plain or head not in calls or calls[head].input.shape[1:] != (calls[plain[-1]].output.shape[1],):
-            raise Inapplicable("the last layer does not read the pooled outputs of a convolution", REMEDY)
+            raise Inapplicable(
+                "the last layer does not read the pooled outputs of a convolution with a kernel of several entries "
+                "(a bottleneck ends in one of a single entry)",
+                REMEDY,
+            )
         return cls._ending_in(plain[-1], observed, knowledge, head, calls, convolutions)
 
     @classmethod
@@ -139,7 +143,7 @@ class Block:
         model, like = self.knowledge.model, next(iter(self.observed.params.values()))
         module = model.get_submodule(self.source)
         inputs = torch.zeros(len(read), *self.knowledge.input_shape).to(like)
-        replaced = module.register_forward_hook(lambda *_: read.to(like))
+        replaced = module.register_forward_hook(lambda *_: read.to(like, copy=True))
         try:
             with torch.no_grad(), captured_calls(model, [self.head]) as calls, in_mode(model, training=False):
                 logits = forward(model, self.observed.params, inputs, buffers=self.observed.buffers)
@@ -218,7 +222,7 @@ class Block:
         params = {name: weight.detach().double().cpu() for name, weight in state.items()}
         buffers = {name: _double(buffer.cpu()) for name, buffer in self.observed.buffers.items()}
         inputs = torch.zeros(len(read), *self.knowledge.input_shape, dtype=torch.float64)
-        replaced = model.get_submodule(self.source).register_forward_hook(lambda *_: leaf)
+        replaced = model.get_submodule(self.source).register_forward_hook(lambda *_: leaf.clone())
         try:
             with captured_calls(model, [self.head]) as calls, in_mode(model, training=True):
                 logits = forward(model, params, inputs, buffers=buffers)
@@ -237,7 +241,13 @@ def _calls(observed: Round, knowledge: Knowledge) -> dict[str, LayerCall]:
     weights: Tensors = {name: weight.detach() for name, weight in observed.params.items()}
     with captured_calls(model, every) as calls, in_mode(model, training=False), _OutOfPlace():
         inputs = (low + (high - low) * images).to(like).requires_grad_()
-        forward(model, weights, inputs, buffers=observed.buffers)
+        try:
+            forward(model, weights, inputs, buffers=observed.buffers)
+        except RuntimeError as error:
+            raise Inapplicable(
+                f"the network does not run on inputs of shape {tuple(knowledge.input_shape)} ({error})",
+                "name the shape of an example with --shape",
+            ) from None
     return {name: several[0] for name, several in calls.items() if len(several) == 1}
 
 

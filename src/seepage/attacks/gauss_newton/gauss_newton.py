@@ -321,10 +321,11 @@ def _coupled(observed: Round, knowledge: Knowledge, network: Network) -> Seen:
     except Inapplicable as refused:
         raise Inapplicable(
             f"batch norm in train mode makes each example's features depend on the whole batch, and {refused.reason}",
-            "use gradient_matching, or ask who was in the batch (--membership)",
+            refused.remedy,
         ) from None
     like = next(iter(observed.params.values()))
-    two = torch.zeros((2, *knowledge.input_shape)).to(like)
+    # Of black images all activations may be zero, and so alike.
+    two = torch.rand((2, *knowledge.input_shape), generator=generator(0, "probe image")).to(like)
     structure = Structure.reading(network, f"{found.layer}.weight", two)
     known = Known.of_reading(found.activations.to(like), found.leveled)
     head = replace(_as_head(found, observed, knowledge), features=found.activations.flatten(1))
