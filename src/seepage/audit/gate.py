@@ -99,7 +99,7 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
     if blind or not rows:
         raise SeepageError(
             f"--fail-if cannot be judged: no attack has the score {condition.score!r}"
-            f"{f' in {_first(blind)}' if blind else ''}; "
+            f"{f' in {_first(blind)}' if blind and len({row.cell for row in rows}) > 1 else ''}; "
             "score the run against the truth, name another score, or leave out cases that no attack applies to"
         )
     return []

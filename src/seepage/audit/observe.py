@@ -127,7 +127,9 @@ def observe_files(
     except SeepageError as error:
         raise SeepageError(f"{error}{guessed}") from error
     if note is not None:
-        raise SeepageError(f"{files.before} was not made for {outputs} classes; give their number with --classes")
+        raise SeepageError(
+            f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
+        )
     taken = _taken_outputs(model, input_shape)
     said |= {} if taken is None else {"logits": taken}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())

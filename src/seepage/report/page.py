@@ -41,7 +41,7 @@ LEVELS = {
 
 GLOSSARY = {
     "recovered": "so like a private example that it passes for a copy, by the limits named under the tables",
-    "exact": "equal to a private example but for rounding, by the same limits",
+    "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit named there too",
     "traces": "closer to a private example than what needs no update, and not recovered",
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
     "told": "what the attacker was given beyond what the protocol shows to every server",
