@@ -1,13 +1,17 @@
 """Two processes and one folder; a process that is killed, and what it leaves."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from seepage.core.lock import LOCK, SCRATCH, locked, scratch
 from seepage.core.storage import write_whole
@@ -16,6 +20,7 @@ from seepage.errors import SeepageError
 HOLD = """
 import sys
 from pathlib import Path
+from typing import Any
 from seepage.core.lock import locked, scratch
 with {what} as place:
     print(place, flush=True)
@@ -99,3 +104,47 @@ def test_the_truth_in_a_temporary_folder_of_a_killed_process_is_swept(
     finally:
         other.kill()
         other.communicate()
+
+
+def test_temporary_folders_of_many_at_once_are_not_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sweeps before it makes its own, while others are between making a lock and holding it, and are leaving."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def once() -> bool:
+        with scratch() as place:
+            (place / "truth").write_text("somebody")
+            return (place / LOCK).is_file() and place.stat().st_mode & 0o077 == 0
+
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(once) for _ in range(300)]
+        assert all(future.result() for future in futures)
+    with scratch() as place:
+        assert list(tmp_path.iterdir()) == [place]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_temporary_folder_that_was_taken_for_a_left_one_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    acquire, taken = FileLock.acquire, []
+
+    def late(lock: FileLock, *args: Any, **kwargs: Any) -> Any:
+        if not taken:
+            path = Path(lock.lock_file)
+            taken.append(path.parent)
+            path.touch()
+            other = FileLock(path, timeout=0)
+            acquire(other)
+            try:
+                return acquire(lock, *args, **kwargs)
+            finally:
+                other.release()
+                shutil.rmtree(path.parent)
+        return acquire(lock, *args, **kwargs)
+
+    monkeypatch.setattr(FileLock, "acquire", late)
+    with scratch() as place:
+        assert not taken[0].exists()
+        assert place not in taken
+        assert (place / LOCK).is_file()

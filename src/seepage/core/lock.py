@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError
@@ -76,12 +76,28 @@ def scratch() -> Iterator[Path]:
     A process that is killed cannot remove its own. The next one does: it removes those that nobody has locked.
     """
     _sweep_scratch(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=SCRATCH) as place:
-        lock = FileLock(Path(place) / LOCK, timeout=0, mode=0o600, thread_local=False)
-        lock.acquire()
-        try:
-            yield Path(place)
-        finally:
+    place, lock = _claimed()
+    try:
+        yield place
+    finally:
+        lock.release()
+        # Another process may lock it now to sweep it; what it takes first is not here to be removed.
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _claimed() -> tuple[Path, BaseFileLock]:
+    """A new temporary folder and its lock.
+
+    Between making the lock's file and locking it, another process can take the folder for one that was left behind,
+    lock it first and remove it. Then a further one is made.
+    """
+    while True:
+        place = Path(tempfile.mkdtemp(prefix=SCRATCH))
+        lock = FileLock(place / LOCK, timeout=0, mode=0o600, thread_local=False)
+        with suppress(Timeout):
+            lock.acquire()
+            if (place / LOCK).is_file():
+                return place, lock
             lock.release()
 
 
