@@ -252,6 +252,32 @@ def test_evidence_says_what_the_run_found(pack: Path) -> None:
     assert any("malicious server" in item for item in found["not_tried"])
 
 
+def test_evidence_names_the_model_and_the_update_that_were_judged(pack: Path) -> None:
+    files = json.loads((pack / "evidence.json").read_text())["cases"][0]["files"]
+    assert [one["name"] for one in files] == ["observed/model.safetensors", "observed/rounds/000000.safetensors"]
+    for one in files:
+        assert one["sha256"] == manifest.digest_of(Path("run") / one["name"])
+        assert one["sha256"][:16] in (pack / "annex.html").read_text()
+
+
+def test_evidence_of_a_recording_that_lies_elsewhere_names_its_files(run: Path, cli: Cli) -> None:
+    assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
+    assert cli("evidence", "blind", "--out", "blind-pack").code == 0
+    files = json.loads(Path("blind-pack/evidence.json").read_text())["cases"][0]["files"]
+    assert [one["name"] for one in files] == ["model.safetensors", "rounds/000000.safetensors"]
+    assert files[0]["sha256"] == manifest.digest_of(run / "observed/model.safetensors")
+
+
+def test_evidence_tells_attacks_that_cannot_apply_from_those_that_were_not_tried(pack: Path) -> None:
+    items = json.loads((pack / "evidence.json").read_text())["not_tried"]
+    (asked,) = [item for item in items if "attacks of seepage that this run did not ask for" in item]
+    (barred,) = [item for item in items if "attacks that apply to no case" in item]
+    for name in ("token_sequences", "lora", "cafe", "patch_unmixing"):
+        assert name in barred.split(": ")[1].split(", ")
+    for name in ("gradient_matching", "cocktail_party"):
+        assert name in asked.split(": ")[1].split(", ")
+
+
 def test_junit_is_read_by_another_reader(pack: Path) -> None:
     from junitparser import JUnitXml
 
@@ -398,3 +424,6 @@ def test_the_name_of_a_checkpoint_is_not_in_what_is_handed_on(home: Path, run: P
     assert cli(*line, "--model", "fc2", "--use", "linear", "--out", "captured", "--jobs", 1).code == 0
     assert cli("evidence", "captured", "--out", "pack").code == 0
     assert "Schmidt" not in "".join(path.read_text() for path in Path("pack").iterdir())
+    files = json.loads(Path("pack/evidence.json").read_text())["cases"][0]["files"]
+    assert [one["name"] for one in files] == ["BEFORE", "GRADIENT"]
+    assert files[1]["sha256"] == manifest.digest_of(home / "Anna_Schmidt.safetensors")

@@ -49,3 +49,70 @@ def test_the_annex_tells_the_time_of_the_attacks_from_that_of_the_run(tmp_path: 
 def test_a_captured_model_is_on_no_data_that_anybody_knows(tmp_path: Path, build_run: Build) -> None:
     run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
     assert state(open_run(run)).subject == "updates of fc2"
+
+
+def test_the_annex_says_how_many_classes_and_how_the_labels_were_known(
+    tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear", "dlg"))
+    evidence = state(open_run(run))
+    assert "Labels: of 2 classes, not told." in annex(evidence, digest="0")
+    change(run, lambda result: [row["told"].append("labels") for row in result["rows"][:1]])
+    assert "Labels: of 2 classes, told to 1 of 2 attacks." in annex(state(open_run(run)), digest="0")
+    change(run, lambda result: [row["told"].append("labels") for row in result["rows"][1:]])
+    assert "Labels: of 2 classes, told." in annex(state(open_run(run)), digest="0")
+
+
+def test_labels_that_were_read_off_an_update_are_counted_as_inferred_and_not_printed(
+    tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
+    inferred = {"batch size": "3, from the rank of 1.weight", "labels": "classes 0 (2), 1 (1), from the last bias"}
+    change(run, lambda result: result["cells"][0].update(inferred=inferred))
+    page = annex(state(open_run(run)), digest="0")
+    assert "Labels: of 2 classes, not told but inferred from the update." in page
+    assert "It inferred from the updates, and was not told: batch size, labels." in page
+    assert "classes 0 (2)" not in page  # the labels themselves are private
+    assert ">not known<" in page  # the defense of an update that somebody captured
+
+
+def test_attacks_that_cannot_apply_are_told_from_those_that_were_not_tried(
+    tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path)
+    before = state(open_run(run)).not_tried
+    assert any("that this run did not ask for: " in item and "lora" in item for item in before)  # nobody looked
+    assert not any("apply to no case" in item for item in before)
+    refused = {"lora": "the model has no low-rank adapter", "cafe": "the indices are not told"}
+    change(run, lambda result: result["cells"][0].update(refusals=refused))
+    assert state(open_run(run)).not_tried == before  # the other case was not looked at
+    change(run, lambda result: result["cells"][1].update(refusals={"lora": "the model has no low-rank adapter"}))
+    (asked,) = [item for item in state(open_run(run)).not_tried if "did not ask for" in item]
+    (barred,) = [item for item in state(open_run(run)).not_tried if "apply to no case" in item]
+    assert barred.endswith("with what the attacker was told: lora")
+    assert "and that may apply: " in asked
+    assert "cafe" in asked
+    assert "lora" not in asked
+
+
+def test_the_annex_names_the_files_that_were_judged(tmp_path: Path, build_run: Build, change: Change) -> None:
+    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
+    files = [
+        {"cell": "fc2_size-3", "what": "weights that were sent out", "name": "BEFORE", "sha256": "ab" * 32},
+        {"cell": "fc2_size-3", "what": "weights that came back", "name": "AFTER", "sha256": "cd" * 32},
+        {"cell": "another", "what": "weights that came back", "name": "OTHER", "sha256": "ef" * 32},
+    ]
+    change(run, lambda env: env.update(files=files), "env.json")
+    evidence = state(open_run(run))
+    assert [one.sha256 for one in evidence.cases[0].files] == ["ab" * 32, "cd" * 32]
+    page = annex(evidence, digest="0")
+    assert "weights that were sent out (<b>BEFORE</b>) <code>abababababababab</code>" in page
+    assert "weights that came back (<b>AFTER</b>) <code>cdcdcdcdcdcdcdcd</code>" in page
+    assert "evidence.json" in page
+    assert "OTHER" not in page
+
+
+def test_a_catalog_entry_that_fits_alike_is_said_once(tmp_path: Path, build_run: Build) -> None:
+    page = annex(state(open_run(build_run(tmp_path))), digest="0")
+    for one in state(open_run(tmp_path)).references:
+        assert page.count(one.fits) == 1

@@ -9,6 +9,7 @@ from seepage.audit.folder import Run, claim, undone_on_mistake
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
 from seepage.core.lock import locked
+from seepage.core.manifest import JudgedFile
 from seepage.core.storage import SCHEMA, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
@@ -64,6 +65,21 @@ class Capture:
         facts = read_facts(observed)
         found = set(own_code({"client": facts.client, "defense": facts.defense, "model": facts.architecture}))
         return len(typed) > 1 and found <= typed
+
+    @property
+    def judged(self) -> list[JudgedFile]:
+        """The files by their roles, with their digests, for whoever signs what came of them."""
+        files = self.files
+        roles = (
+            (files.before, "weights that were sent out", "BEFORE"),
+            (files.after, "weights that came back", "AFTER"),
+            (files.gradient, "gradient that came back", "GRADIENT"),
+        )
+        return [
+            JudgedFile(cell="cell", what=what, name=name, sha256=_digest(path))
+            for path, what, name in roles
+            if path is not None
+        ]
 
     @property
     def text(self) -> str:
@@ -149,4 +165,5 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
             replace(request, out=folder, trust=trust),
             model=Architecture(capture.architecture.use),
             beside=("captured.json", "observed"),
+            files=capture.judged,
         )

@@ -55,6 +55,8 @@ class Cell(JsonRecord):
         exposure: One line on what the update reveals without an attack.
         skipped: Why the cell could not be recorded.
         membership_skipped: Why its membership could not be tested.
+        refusals: Attacks of this package that nobody asked for and that cannot say anything of this update, to the
+            reason; None where that was not looked at.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -85,6 +87,7 @@ class Cell(JsonRecord):
     exposure: str | None = None
     skipped: str | None = None
     membership_skipped: str | None = None
+    refusals: dict[str, str] | None = None
 
     @property
     def measure(self) -> Measure:

@@ -15,7 +15,7 @@ from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, envir
 from seepage.audit.summary import summarize
 from seepage.core.executor import Executor
 from seepage.core.lock import held, locked
-from seepage.core.manifest import refuse_changed
+from seepage.core.manifest import RECORDED_FILES, JudgedFile, digest_of, refuse_changed
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import (
     LARGEST_JSON,
@@ -93,6 +93,7 @@ def attack_only(
     batch_size: int | None = None,
     beside: Collection[str] = (),
     sizes: Mapping[str, tuple[int, str]] | None = None,
+    files: Sequence[JudgedFile] = (),
 ) -> Run:
     """Attack recorded updates without a truth.
 
@@ -103,6 +104,7 @@ def attack_only(
         batch_size: Batch size to use where the recording states none.
         beside: Entries that the run folder may contain before the run.
         sizes: Inferred batch sizes, each with its source, by the name of the folder that has none.
+        files: What the recording was made of; none: it is judged as it is.
 
     Raises:
         SeepageError: For unknown attacks, a folder that is damaged anywhere, and where `out` holds another run.
@@ -139,7 +141,8 @@ def attack_only(
         write_whole(folder / "attack.json", text)
         plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on)
         found = environment(request.command, started, request.device, plan.jobs)
-        write_json(folder / "env.json", found | {"threads": plan.threads})
+        judged = [one.model_dump() for one in files or judged_files({one.name: one.observed for one in sources})]
+        write_json(folder / "env.json", found | {"threads": plan.threads, "files": judged})
         return Run(folder, summarize(sources, recipes, folder, request.show), fresh=True)
 
 
@@ -282,6 +285,20 @@ def fingerprint(folders: Sequence[Path]) -> str:
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+def judged_files(places: Mapping[str, Path]) -> list[JudgedFile]:
+    """The model and the first update of recordings that lie outside of the run, which its manifest does not list.
+
+    Args:
+        places: Name of each cell to its `observed/` folder.
+    """
+    return [
+        JudgedFile(cell=name, what=what, name=path, sha256=digest_of(place / path))
+        for name, place in places.items()
+        for path, what in RECORDED_FILES.items()
+        if (place / path).is_file()
+    ]
 
 
 def _files_of(folder: Path) -> list[Path]:

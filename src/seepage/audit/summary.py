@@ -23,6 +23,7 @@ from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thre
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
+from seepage.audit.untried import refusals
 from seepage.audit.verdict import contradicted, named_members, verdict
 from seepage.core.manifest import write_manifest
 from seepage.core.nn import vocabulary_of
@@ -196,7 +197,10 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     cell = _cell_of(source, transcript)
     said = {**(cell.inferred or {}), **said}
     told = {"inferred": said, "exposure": look.get("line"), "promise": promise}
-    cell = cell.model_copy(update={**told, "kind": _kind(transcript.knowledge)})
+    # Rounds that are made anew are slow to read, and an attack on all of them would read them all.
+    tried = {part.use for part in recipe.attack}
+    refused = refusals(transcript, tried) if source.kept else None
+    cell = cell.model_copy(update={**told, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]

@@ -41,6 +41,9 @@ UNSEALED_FOLDERS = frozenset({"observed"})
 UNSEALED_FILES = frozenset({"recipe.toml", "attack.json", "captured.json", "env.json", "result.json"})
 """Files beside the folders that have plain digests."""
 
+RECORDED_FILES = {"model.safetensors": "weights that were sent out", "rounds/000000.safetensors": "update of round 0"}
+"""Files of an `observed/` folder that a paper about it names, and what they are."""
+
 
 class Digest(JsonRecord):
     """The digest of one file.
@@ -66,6 +69,23 @@ class Manifest(JsonRecord):
 
     schema_version: Literal[1] = 1
     files: dict[str, Digest]
+
+
+class JudgedFile(JsonRecord):
+    """A file that a run attacked, so that a paper can be held against the files themselves.
+
+    Attributes:
+        cell: Name of the cell that it belongs to.
+        what: What it is, such as `weights that were sent out`.
+        name: Its path in the recording or in the run folder; of a captured file the command's word for it, as what
+            somebody calls a file may name a person.
+        sha256: Of its content, in hexadecimal: what `sha256sum` prints.
+    """
+
+    cell: str
+    what: str
+    name: str
+    sha256: str
 
 
 class Difference(JsonRecord):

@@ -18,6 +18,9 @@ from seepage.report.templates import page_environment
 MOST_CASES = 6
 """Cases on the page, those that gave back most; the others stand in `evidence.json`."""
 
+NO_LABELS = "not known"
+"""What is said of the labels of a case that was not recorded."""
+
 HEAD = re.compile(r"(?:([A-Z][A-Z ,]+\.) )?(.*)", re.DOTALL)
 """A verdict: the words in capitals that it begins with, and the rest."""
 
@@ -48,6 +51,12 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             e=evidence,
             cases=shown,
             left=len(evidence.cases) - len(shown),
+            judged=[case for case in shown if case.files],
+            labels={
+                words: [case.case for case in evidence.cases if (case.labels or NO_LABELS) == words]
+                for words in dict.fromkeys(case.labels or NO_LABELS for case in evidence.cases)
+            },
+            inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
             level=level,
             verdict=HEAD.fullmatch(evidence.verdict),
             digest=digest,

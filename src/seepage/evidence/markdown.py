@@ -63,7 +63,7 @@ def model_card(evidence: Evidence) -> str:
         "|---|---|---|---|---|---|",
     ]
     for case in evidence.cases:
-        cells = [case.case, case.defense or "none", case.recovered_words]
+        cells = [case.case, case.defense_words, case.recovered_words]
         cells += ["not scored" if case.exact is None else case.exact.words, case.best or "none"]
         cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
         lines.append(f"| {' | '.join(map(plain, cells))} |")

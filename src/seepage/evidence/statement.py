@@ -7,9 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from seepage.audit.row import Cell, Outcome, Proportion, Result, Row, counted_features, counted_guesses
+from seepage.core.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.core.schema import JsonRecord
 from seepage.core.storage import read_json
 from seepage.errors import SeepageError
@@ -93,6 +95,9 @@ class CaseEvidence(JsonRecord):
         sent: Numbers in one update.
         private: Numbers in the private inputs behind one update.
         ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
+        labels: How many classes there are, and whether the attacker was told the labels; empty where none are known.
+        inferred: What the attacker read off the update itself in place of being told it, such as `batch size`.
+        files: What was judged: the captured files, or those of the recording.
     """
 
     case: str
@@ -110,6 +115,14 @@ class CaseEvidence(JsonRecord):
     sent: int | None
     private: int | None
     ratio: float | None
+    labels: str = ""
+    inferred: list[str] = Field(default_factory=list)
+    files: list[JudgedFile] = Field(default_factory=list)
+
+    @property
+    def defense_words(self) -> str:
+        """The defense, for people: of updates that somebody else recorded it is not known."""
+        return self.defense or ("none" if self.data else "not known")
 
     @property
     def recovered_words(self) -> str:
@@ -282,7 +295,42 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         sent=sent,
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
+        labels=_labels(run.rows_of(cell), cell),
+        inferred=list(cell.inferred or {}),
+        files=_judged(run, cell),
     )
+
+
+TARGETS = {"class": ("class", "classes"), "map": ("class at each pixel", "classes at each pixel")}
+"""What is counted of the targets, for one of them and for several."""
+
+
+def _labels(rows: Sequence[Row], cell: Cell) -> str:
+    """How many classes, and how the attacker knew the labels. Which labels were read stays out: they are private."""
+    if not cell.classes or cell.target not in TARGETS:
+        return "values, no classes" if cell.target == "value" else "next tokens, no classes" if cell.baselines else ""
+    told = sum("labels" in row.told for row in rows)
+    how = "not told"
+    if told:
+        how = "told" if told == len(rows) else f"told to {told} of {len(rows)} attacks"
+    elif "labels" in (cell.inferred or {}):
+        how = "not told but inferred from the update"
+    return f"of {len(cell.classes):,} {TARGETS[cell.target][len(cell.classes) > 1]}, {how}"
+
+
+def _judged(run: RunFolder, cell: Cell) -> list[JudgedFile]:
+    """The captured files, as the run noted them; else those of the recording that lies in its folder."""
+    noted = [one for one in run.env.files if one.cell == cell.name]
+    if noted or not (run.folder / FILE).exists():
+        return noted
+    known = read_manifest(run.folder).files
+    found = ((f"observed/{cell.name}/{path}", f"observed/{path}", what) for path, what in RECORDED_FILES.items())
+    places = ((next((one for one in two if one in known), None), what) for *two, what in found)
+    return [
+        JudgedFile(cell=cell.name, what=what, name=path, sha256=known[path].sha256)
+        for path, what in places
+        if path is not None
+    ]
 
 
 def _unscored(rows: Sequence[Row], cell: Cell) -> str:
@@ -449,14 +497,26 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     found += [f"{row.attack} on {titles[row.cell]} failed: {row.reason}" for row in result.rows if failed(row)]
     found += [f"{one.name}: applies to no case of this run" for one in tried if not one.ran_on]
     used = {_use(one.name, uses) for one in tried}
-    found += _unused("attacks", used, known_attacks)
+    found += _unused("attacks", used, known_attacks, _refused(result))
     found += _unused("membership tests", used, membership_tests) if result.membership else []
     return [*found, *OUT_OF_SCOPE]
 
 
-def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any]) -> list[str]:
-    names = sorted(set(registry) - set(used))
-    return [f"{kind} of seepage that this run did not ask for: {', '.join(names)}"] if names else []
+def _refused(result: Result) -> set[str]:
+    """Attacks that nobody asked for and that can say nothing of any case, as far as every case was looked at."""
+    refused = [cell.refusals for cell in result.cells if not cell.skipped]
+    looked = [set(one) for one in refused if one is not None]
+    return set.intersection(*looked) if looked and len(looked) == len(refused) else set()
+
+
+def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused: Iterable[str] = ()) -> list[str]:
+    """The names that a run did not ask for; those that cannot apply apart."""
+    left = set(registry) - set(used)
+    names, barred = sorted(left - set(refused)), sorted(left & set(refused))
+    which = "that this run did not ask for, and that may apply" if barred else "that this run did not ask for"
+    found = [f"{kind} of seepage {which}: {', '.join(names)}"] if names else []
+    said = f"{kind} that apply to no case as it was recorded, with what the attacker was told: {', '.join(barred)}"
+    return [*found, said] if barred else found
 
 
 def failed(row: Row) -> bool:

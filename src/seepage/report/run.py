@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.row import Cell, Diagnostic, Result, Row
+from seepage.core.manifest import JudgedFile
 from seepage.core.schema import JsonRecord, parse, parse_all
 from seepage.core.storage import check_regular, check_schema, each_line, read_json, refuse_links
 from seepage.core.toml import LARGEST, load_toml
@@ -22,7 +23,7 @@ SHOWN = ("psnr", "ssim")
 
 
 class Environment(JsonRecord):
-    """Versions, platform and command of the run."""
+    """Versions, platform and command of the run, and the files that it attacked where they lie outside of it."""
 
     seepage: str | None = None
     python: str | None = None
@@ -34,6 +35,7 @@ class Environment(JsonRecord):
     command: str | None = None
     started: str | None = None
     seconds: float | None = None
+    files: list[JudgedFile] = []
 
 
 class ExampleScore(JsonRecord):
