@@ -89,6 +89,34 @@ def test_what_is_told_is_not_inferred(cli: Cli, home: Path, captured: Tensor) ->
     assert wrong["cells"][0]["batch_size"] == 2, "who is told believes it"
 
 
+def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
+    cli: Cli, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its factory has a number of classes of its own, and pools: pictures of any shape fit its weights."""
+    (home / "pooled.py").write_text(
+        "from torch import nn\n\ndef make(input_shape, num_classes):\n"
+        "    pooled = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())\n"
+        "    return nn.Sequential(*pooled, nn.Linear(32, 20))\n"
+    )
+    monkeypatch.syspath_prepend(str(home))
+    import pooled  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    model = pooled.make(None, None)
+    torch.save(model.state_dict(), "sent.pt")
+    torch.nn.functional.cross_entropy(model(torch.rand(2, 3, 48, 48)), torch.tensor([3, 17])).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), "back.pt")
+    asked = ("attack", "sent.pt", "back.pt", "--lr=0.1", "--model=pooled:make", "--use=linear", "--out=run")
+    found = cli(*asked)
+    said = "input shape: taken for 3,32,32, as nothing tells it; if examples have another shape, give it with --shape"
+    assert said in found.out
+    assert said in (home / "run" / "report.html").read_text()
+    assert "local steps: 1 or more" in found.out  # read off the biases of all 20 classes
+    told = cli(*asked[:-1], "--out=told", "--shape=3,48,48").out
+    assert "input shape" not in told
+
+
 def test_a_batch_size_given_later_goes_before_an_inferred_one(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("observe", "before.pt", "--gradient=gradient.safetensors", "--set=model.hidden=24").code == 0
     found = cli("attack", "observed", "--use=linear", "--jobs=1", "--batch-size=4", "--json").json

@@ -137,7 +137,18 @@ def test_where_several_shapes_fit_that_is_said() -> None:
     shape, classes, said = infer_shapes(architecture, state, None, None)
     assert (shape, classes) == ((3, 32, 32), 7)
     assert "others fit as well" in said["input shape"]
+    assert said["input shape"].endswith("give it with --shape")
 
 
 def test_somebodys_own_code_is_not_built_to_try() -> None:
-    assert infer_shapes(Architecture("nowhere:net"), {}, None, 3) == ((3, 32, 32), 3, {})
+    shape, classes, said = infer_shapes(Architecture("nowhere:net"), {}, None, 3)
+    assert (shape, classes) == ((3, 32, 32), 3)
+    words = "taken for 3,32,32, as nothing tells it; if examples have another shape, give it with --shape"
+    assert said == {"input shape": words}
+    assert infer_shapes(Architecture("nowhere:net"), {}, (1, 8, 8), None) == ((1, 8, 8), 10, {})
+
+
+def test_the_shape_that_is_taken_where_no_weights_fit_is_said() -> None:
+    shape, _, said = infer_shapes(Architecture("fc2"), {"odd": torch.zeros(3, 5)}, None, None)
+    assert shape == (3, 32, 32)
+    assert said["input shape"].startswith("taken for 3,32,32")

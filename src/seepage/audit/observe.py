@@ -12,7 +12,7 @@ from torch import nn
 from seepage.api import observe
 from seepage.clients import FedAvg, make_client
 from seepage.clients.fedavg import MOST_STEPS
-from seepage.core.nn import as_inputs, in_mode, logits_words
+from seepage.core.nn import as_inputs, in_mode, logits_words, output_shape
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.leakage import UpdateAnalysis, sent_words
@@ -114,9 +114,9 @@ def observe_files(
     _check_rule(client, files, steps)
     state, sent = read_state(files.before), read_state(files.answer)
     one_logit = make_client(client).one_logit
-    told_shape = input_shape
     input_shape, outputs, said = infer_shapes(architecture, state, input_shape, 1 if one_logit else num_classes)
-    guessed = "" if told_shape is not None or "input shape" in said else _shape_words(input_shape, state)
+    nobodys = said.get("input shape", "").startswith("taken")
+    guessed = _shape_words(input_shape, state) if nobodys else ""
     check_batch_size(batch_size, list(input_shape), "--batch-size")
     model = build(architecture, input_shape, outputs)
     sent = in_own_names(sent, model, str(files.answer))
@@ -132,6 +132,7 @@ def observe_files(
         )
     taken = _taken_outputs(model, input_shape)
     said |= {} if taken is None else {"logits": taken}
+    outputs = _width(model, input_shape, outputs) if num_classes is None else outputs
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
     before = {name: p.detach() for name, p in own.items() if name not in personal}
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
@@ -169,6 +170,14 @@ def _taken_outputs(model: nn.Module, shape: tuple[int, ...]) -> str | None:
             return logits_words(model(as_inputs(model, torch.zeros(2, *shape))))
         except Exception:  # that is said where the update is computed
             return None
+
+
+def _width(model: nn.Module, shape: tuple[int, ...], otherwise: int) -> int:
+    """Outputs that the model has for an example: somebody's own factory may have a number of classes of its own."""
+    try:
+        return output_shape(model, dict(model.named_parameters()), None, shape)[0]
+    except Exception:  # that is said where the update is computed
+        return otherwise
 
 
 def _personal(model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
