@@ -187,6 +187,25 @@ def test_the_command_that_it_names_for_scoring_is_not_refused(
     assert "exactly" in again.out
 
 
+def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
+    cli: Cli, home: Path, captured: Tensor
+) -> None:
+    asked = ("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--use=gradient_matching:steps=3", "--out=run")
+    told = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
+    out = " ".join(cli(*asked, *told).out.split())
+    table = out.partition("inferred")[0]
+    assert "median" not in table  # columns of scores that nothing has
+    assert re.search(r"linear [\d.]+ not scored, 3 certified, update reproduced to [\d.]+ %", table)
+    off = re.search(r"gradient_matching [\d.]+ not scored, update off by ([\d.]+) %", table)
+    assert off is not None
+    assert "The update that they give is the one that was sent, but for" in out
+    rows = json.loads((home / "run" / "result.json").read_text())["rows"]
+    assert rows[0]["misfit"] < 1e-4
+    assert rows[1]["misfit"] == pytest.approx(float(off[1]) / 100, rel=0.1)
+    page = " ".join((home / "run" / "report.html").read_text().split())
+    assert f"update off by {off[1]} %" in page
+
+
 def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--out=run", "--quiet").code == 0
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()

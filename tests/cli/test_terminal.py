@@ -166,9 +166,11 @@ def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixtur
         "reason": "no bias; use dlg",
         "outcome": "does not apply",
     }
-    lines = printed(capsys, row)
+    lines = printed(capsys, ROW, row)
     (found,) = [line for line in lines if line.startswith("linear ")]
     assert found.split() == ["linear", "-", "-", "-", "-", "-", "does", "not", "apply"]
+    (alone,) = [line for line in printed(capsys, row) if line.startswith("linear ")]
+    assert alone.split() == ["linear", "-", "does", "not", "apply"]  # without columns of scores that nothing has
     assert "linear, does not apply: no bias; use dlg" in lines
     lines = printed(capsys, row, {**row, "cell": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"})
     assert sum("no bias" in line for line in lines) == 1, "what is true of both cases is said once"

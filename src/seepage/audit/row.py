@@ -11,6 +11,7 @@ The types of its parts are in `outcome`, `side_rows` and `cell` beside this, and
 """
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -72,6 +73,21 @@ def counted_features(n: int) -> str:
     return f"{n} inner {words}"
 
 
+FITS = 0.01
+"""Relative difference of updates up to which guesses are said to reproduce the one that was sent."""
+
+
+def share_words(share: float) -> str:
+    """A share of any size in percent.
+
+    >>> share_words(0.213), share_words(3e-7)
+    ('21 %', '0.00003 %')
+    """
+    digits = max(0, 1 - math.floor(math.log10(100 * share))) if share > 0 else 0
+    text = f"{float(f'{100 * share:.2g}'):.{digits}f}"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} %"
+
+
 class Cost(JsonRecord):
     """The cost of an attack.
 
@@ -115,6 +131,8 @@ class Row(JsonRecord):
         inner: Relative error of each intermediate quantity that the attack estimates.
         objective: Mean value of the objective that the attack reached.
         objective_at_truth: Mean value of the objective at the private examples.
+        misfit: Without a truth: how much the update that the guesses give differs from the sent one, relatively, where
+            that could be computed. 0 is just that update.
         cost: Time and number of evaluations.
         notes: Notes of the attack about its own run.
     """
@@ -138,6 +156,7 @@ class Row(JsonRecord):
     inner: dict[str, float] = {}
     objective: float | None = None
     objective_at_truth: float | None = None
+    misfit: float | None = None
     cost: Cost = Cost()
     notes: list[str] = []
 
@@ -194,6 +213,24 @@ class Row(JsonRecord):
         if self.certified_features:
             return counted_features(self.certified_features)
         return counted_guesses(self.certified_examples) if self.certified_examples else ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the guesses give the update that was sent, as far as that could be computed."""
+        return self.misfit is not None and self.misfit <= FITS
+
+    @property
+    def misfit_words(self) -> str:
+        """Whether the guesses give the update that was sent, in a few words; empty where that is not known.
+
+        >>> Row(cell="a", attack="x", outcome="not_scored", misfit=0.213).misfit_words
+        'update off by 21 %'
+        >>> Row(cell="a", attack="x", outcome="not_scored", misfit=1e-6).misfit_words
+        'update reproduced to 0.0001 %'
+        """
+        if self.misfit is None:
+            return ""
+        return f"update {'reproduced to' if self.fits else 'off by'} {share_words(self.misfit)}"
 
     @property
     def leaks(self) -> bool:

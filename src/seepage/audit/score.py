@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
+from seepage.audit.misfit import misfit
 from seepage.audit.row import PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
 from seepage.core.schema import Summary
 from seepage.core.units import Units
@@ -255,6 +256,7 @@ def make_row(
         else inner_errors(attack, views, truth, attempts, scored.alignments),
         objective=_mean([float(r.objective.mean()) for r in found if r.objective is not None and len(r)]),
         objective_at_truth=at_truth(attack, views, truth) if scored and truth else None,
+        misfit=misfit(views, attempts) if truth is None else None,
         cost=_cost(attempts, found),
         notes=[
             *(

@@ -87,7 +87,9 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
         return Side(name="came_back", tried=True, words=words, cell=best.cell)
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"
-        return Side(name="came_back", tried=False, words=f"not known: {why}")
+        near = min((row for row in rows if row.misfit is not None), key=lambda row: row.misfit or 0.0, default=None)
+        fits = "" if near is None else f"; {near.attack}'s guesses: {near.misfit_words}"
+        return Side(name="came_back", tried=False, words=f"not known: {why}{fits}")
     worst = max(scored, key=lambda row: (row.mean("exact") or 0.0, row.mean("recovered") or 0.0, row.examples or 0))
     exact = bool(worst.mean("exact"))
     assert worst.examples is not None

@@ -1,9 +1,10 @@
 """A run in plain words, from its rows."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from seepage.audit.cell import Kind
-from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Row, counted_features
+from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
 from seepage.core.units import in_words
 
 LISTED_NAMES = 3
@@ -105,13 +106,34 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     back = [row for row in rows if row.returned and row.space != "feature"]
     if not back:
         return "no attack returned any guess."
-    best = max(back, key=lambda row: (row.certified_examples, row.returned or 0))
+    best = max(back, key=_standing)
     of_them = "it" if best.returned == 1 else f"{best.certified_examples} of them"
     sure = (
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
     )
     guesses = "1 guess" if best.returned == 1 else f"{best.returned} guesses"
-    return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}."
+    return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}"
+
+
+def _standing(row: Row) -> tuple[int, float, int]:
+    """Sort key of guesses without a truth: the certified ones, then those that give nearly the update that was sent."""
+    return row.certified_examples, -math.inf if row.misfit is None else -row.misfit, row.returned or 0
+
+
+def _misfit(row: Row) -> str:
+    """Sentence on whether the guesses give the update that was sent; empty where that is not known."""
+    if row.misfit is None:
+        return ""
+    one = row.returned == 1
+    gives = f" The update that {'it gives' if one else 'they give'}"
+    if row.fits:
+        alike = "" if row.certified_examples else ", which other inputs may give too"
+        return f"{gives} is the one that was sent, but for {share_words(row.misfit)} of its size{alike}."
+    copies = "it is no exact copy" if one else "they are no exact copies"
+    return (
+        f"{gives} differs from the one that was sent by {share_words(row.misfit)} of its size: {copies}, unless the "
+        "update was changed (noise, rounding) or something inferred is wrong."
+    )
 
 
 def _features(rows: Sequence[Row]) -> str:

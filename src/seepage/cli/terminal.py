@@ -227,18 +227,23 @@ def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
     if told:
         table.add_column("told", no_wrap=True)
     text = kind == "texts" or any(row.of_text for row in rows)
+    scored = any(row.scored for row in rows)  # else there is nothing to put into the columns of scores
     similar, more = ("SSIM",) * (kind != "records"), (HEADINGS.get(name, name) for name in further)
-    for name in ("found", *(() if text else ("median", "mean, dB", *similar)), *more, "seconds"):
+    scores = ("found", *(() if text else ("median", "mean, dB", *similar)), *more)
+    for name in (*(scores if scored else ()), "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("outcome", overflow="fold")
     for row in rows:
         texts = RowTexts.of(row, further, mean_digits=0, brief=True)
         interval = f" [{', '.join(texts.interval)}]" if texts.interval else ""
-        entries = [
-            *([texts.told or "-"] if told else []),
+        values = [
             texts.recovered,
             *([] if text else [texts.median, f"{texts.mean}{interval}", *[texts.ssim] * len(similar)]),
             *texts.more,
+        ]
+        entries = [
+            *([texts.told or "-"] if told else []),
+            *(values if scored else []),
             texts.seconds,
             texts.outcome,
         ]

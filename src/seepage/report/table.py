@@ -124,8 +124,9 @@ def _further(row: Row, name: str, brief: bool) -> str:
 
 
 def _outcome(row: Row) -> str:
-    if not row.scored and row.certified_examples:
-        return f"not scored, {row.certified_examples} certified"
+    if not row.scored and (row.certified_examples or row.misfit is not None):
+        sure = f"{row.certified_examples} certified" if row.certified_examples else ""
+        return ", ".join(filter(None, ("not scored", sure, row.misfit_words)))
     if row.certified_features:
         return f"{row.phrase}, {row.certified_features} of them certified"
     return f"{row.phrase} ({row.fitted} fitted)" if row.fitted else row.phrase

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from seepage.attacks.adapters.tokens import AdapterTokens
 from seepage.attacks.adapters.vectors import AdapterInputs, Fit
+from seepage.attacks.agreement import disagreement
 from seepage.attacks.base import MATCHING, Attack, Inapplicable, Needs, Progress
 from seepage.core.adapters import AdaptedLayer, adapted_layers
-from seepage.core.nn import dot, input_layer, norm
+from seepage.core.nn import input_layer
 from seepage.registry import attacks
-from seepage.types import Batch, Knowledge, Reconstruction, Round, Tensors, Transcript
+from seepage.types import Knowledge, Reconstruction, Round, Transcript
 
 LATER = "observe a later round: after one step B is not zero"
 
@@ -87,7 +88,7 @@ class LoraLeak(Attack):
         knowledge, like = seen.knowledge, seen.observed.params[seen.layer.down]
         fitted = Fit(seen)(seen.start(seed, progress))
         inputs = seen.reads.to_inputs(fitted.read, knowledge.input_shape).to(like)
-        error = _disagreement(seen.observed, knowledge, inputs, fitted.labels)
+        error = disagreement(seen.observed, knowledge, inputs, fitted.labels)
         fits = (fitted.mismatch < self.tolerance) & _inside(inputs, knowledge)
         notes = (
             f"the gradient of {seen.layer.base} follows from those of A and B, whose two accounts differ by "
@@ -108,7 +109,7 @@ class LoraLeak(Attack):
         solved = seen.solve()
         image = solved.image.clamp(*knowledge.value_range).to(like)
         errors = [
-            _disagreement(seen.observed, knowledge, image, torch.tensor([label], device=image.device))
+            disagreement(seen.observed, knowledge, image, torch.tensor([label], device=image.device))
             for label in range(knowledge.num_classes)
         ]
         label = min(range(len(errors)), key=errors.__getitem__)
@@ -143,11 +144,3 @@ def _inside(inputs: Tensor, knowledge: Knowledge) -> Tensor:
     low, high = knowledge.value_range
     slack = 0.01 * (high - low)
     return ((inputs >= low - slack) & (inputs <= high + slack)).flatten(1).all(1)
-
-
-def _disagreement(observed: Round, knowledge: Knowledge, inputs: Tensor, labels: Tensor) -> float:
-    """How much the client's update at these inputs differs from the observed one, relatively, over what was sent."""
-    own = knowledge.client(knowledge.model, observed.params, Batch(inputs, labels), buffers=observed.buffers).tensors
-    sent = observed.update.tensors
-    off: Tensors = {name: own[name] - sent[name] for name in sent}
-    return float(norm(off) / dot(sent, sent).sqrt())
