@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -24,10 +24,16 @@ from seepage.report.formatting import measured_on, number
 from seepage.report.table import HEADINGS, RowTexts, further_metrics, is_muted, plain_text
 
 LONG = 60.0
-"""Seconds that a phase must have left for the rest to be told, and must have taken, where its parts say nothing."""
+"""Seconds that a phase must have left for the rest to be told."""
 
-TELLING, LEAST_SHARE = 20.0, 0.002
-"""Seconds that an attack must have taken, and the share of the phase it must have made, for it to tell the rest."""
+TELLING = 20.0
+"""Seconds that a phase must have taken before the rest is told."""
+
+APART, AGREEING = 10.0, 0.25
+"""Seconds between two estimates, and the share of what is left by which their ends may differ, to be believed."""
+
+FINEST = 1.0
+"""Least seconds between two places that are remembered."""
 
 LINE_EVERY = 10.0
 """Seconds between progress lines where there is no terminal."""
@@ -47,15 +53,21 @@ def progress_bar(*, off: bool = False) -> Iterator[ProgressCallback]:
     if off:
         yield no_progress
     elif sys.stderr.isatty():
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-        label = _Label()
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+        )
+        label, pace = _Label(), _Pace()
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("starting", total=1)
+            task = bar.add_task("starting", total=1, left="")
 
             def show(done: float, total: float, doing: Doing) -> None:
                 named = label.of(total, doing)
                 words = ": ".join(filter(None, (named.phase, named.what)))
-                bar.update(task, completed=done, total=total, description=escape(words))
+                left = pace.left(named.phase, done, total, time.monotonic())
+                bar.update(task, completed=done, total=total, description=escape(words), left=left)
 
             yield show
     else:
@@ -78,13 +90,47 @@ class _Label:
         return self.last
 
 
+class _Pace:
+    """How long a phase still takes, in words, once two estimates agree on when it ends.
+
+    An estimate is what is left by the pace of the later half of the phase: attacks that ended at once say nothing of
+    one that takes an hour. Of several attacks that are yet to begin none tells how long it takes, and the dearest go
+    first, so that nothing is said of them before half of them are done.
+    """
+
+    def __init__(self) -> None:
+        self.phase: Phase | None = None
+        self.places: list[tuple[float, float]] = []
+        self.ends: list[tuple[float, float]] = []
+
+    def left(self, phase: Phase, done: float, total: float, now: float) -> str:
+        """The rest in words, where so much of a phase is done; empty where it cannot be told, or is short."""
+        share = done / total
+        if phase is not self.phase or share < self.places[-1][1]:
+            self.phase, self.places, self.ends = phase, [(now, share)], []
+        elif share > self.places[-1][1] and now - self.places[-1][0] >= FINEST:
+            self.places.append((now, share))
+            self._estimate(now, share)
+        unlike = phase in (Phase.ATTACKING, Phase.RECORDING) and total > 1
+        if not self.ends or now - self.places[0][0] < TELLING or (unlike and share < 0.5):
+            return ""
+        made, end = self.ends[-1]
+        earlier = next((before for at, before in reversed(self.ends) if made - at >= APART), None)
+        left = end - now
+        agreed = earlier is not None and abs(end - earlier) <= AGREEING * left
+        return f"about {left / 60:.0f} min left" if agreed and left >= LONG else ""
+
+    def _estimate(self, now: float, share: float) -> None:
+        """When the phase ends, by the pace since the last place in its first half."""
+        half, before = [place for place in self.places if place[0] <= (self.places[0][0] + now) / 2][-1]
+        self.ends.append((now, now + (1 - share) * (now - half) / (share - before)))
+
+
 class _Lines:
     """Progress as plain lines: one where there is something new, and at most one in `LINE_EVERY` seconds."""
 
     def __init__(self) -> None:
-        self.at, self.line, self.label = time.monotonic(), "", _Label()
-        self.phase, self.began = Phase.RECORDING, self.at
-        self.named, self.since = Doing("", Phase.RECORDING), (self.at, 0.0)
+        self.at, self.line, self.label, self.pace = time.monotonic(), "", _Label(), _Pace()
 
     def show(self, done: float, total: float, doing: Doing) -> None:
         named = self.label.of(total, doing)
@@ -93,25 +139,10 @@ class _Lines:
             count = f"{done / total:.0%}"
         line = ": ".join(filter(None, (named.phase, ", ".join(filter(None, (count, named.what))))))
         now = time.monotonic()
-        if named.phase is not self.phase:
-            self.phase, self.began = named.phase, now
-        if named != self.named:
-            self.named, self.since = named, (now, done / total)
+        left = self.pace.left(named.phase, done, total, now)
         if now - self.at >= LINE_EVERY and line != self.line:
             self.at, self.line = now, line
-            print(f"{line}{self._left(done / total, now)}", file=sys.stderr, flush=True)
-
-    def _left(self, share: float, now: float) -> str:
-        """What the phase still takes, if it goes on as it went; nothing where too little is done to tell.
-
-        What goes on at the moment tells it: attacks that ended at once say nothing of one that takes an hour.
-        """
-        began, before = self.since
-        taken, made = now - began, share - before
-        if taken < TELLING or made < LEAST_SHARE:
-            taken, made = now - self.began, share if share >= 0.01 and now - self.began >= LONG else 0.0
-        left = taken * (1 - share) / made if made > 0 else 0.0
-        return f"; about {left / 60:.0f} min left" if left >= LONG else ""
+            print("; ".join(filter(None, (line, left))), file=sys.stderr, flush=True)
 
 
 def plain(value: Any) -> Any:
