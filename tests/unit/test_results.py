@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
-from seepage.audit.gate import Condition, parse_condition, violations
+from seepage.audit.gate import Condition, parse_condition, side_violations, violations
 from seepage.audit.row import SCORE_NAMES, Cell, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
 from seepage.audit.sides import came_back
@@ -331,6 +331,29 @@ def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
             violations(rows, Condition("lpips", ">", 0.5))
     with pytest.raises(SeepageError, match="'psnr' in b; score"):
         violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
+
+
+def test_a_gate_says_what_lets_it_be_judged() -> None:
+    silent = row(status="inapplicable", **NO_SCORE)
+    with pytest.raises(SeepageError, match="add attacks that apply: none of these gave a result"):
+        violations([silent], Condition("recovered", ">", 0.0))
+    with pytest.raises(SeepageError, match="add an attack that can certify its guesses"):
+        violations([silent, row(returned=3, **NO_SCORE)], Condition("certified", ">", 0.0))
+
+
+def test_a_case_whose_members_were_not_tested_does_not_pass_the_gate() -> None:
+    rate = {"hits": 0, "of": 8, "low": 0.0, "high": 0.37}
+    tested = {"cell": "a", "test": "matched_filter", "auc": 0.5, "named": rate, "false": rate}
+    failed = {"cell": "b", "test": "matched_filter", "status": "error", "reason": "no memory"}
+    cells: list[dict[str, Any]] = [{"name": "a"}, {"name": "b"}]
+    base = {"verdict": "", "verdict_level": "nothing", "rows": [], "thresholds": {}}
+    condition = Condition("named", ">", 0.0)
+    whole = Result.model_validate({**base, "membership": [tested], "cells": cells})
+    assert side_violations(whole, condition) == []  # nobody asked for the other case
+    skipped = [cells[0], {**cells[1], "membership_skipped": "too few examples"}]
+    for part in ({"membership": [tested, failed], "cells": cells}, {"membership": [tested], "cells": skipped}):
+        with pytest.raises(SeepageError, match="there is no 'named' in b; add --membership"):
+            side_violations(Result.model_validate({**base, **part}), condition)
 
 
 def test_a_case_that_sent_nothing_is_no_reason_to_fail() -> None:

@@ -97,12 +97,21 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
     seen = {row.cell for row, value in values if value is not None or row.outcome is Outcome.ZERO_UPDATE}
     blind = dict.fromkeys(row.cell for row in rows if row.cell not in seen)
     if blind or not rows:
+        where = f" in {_first(blind)}" if blind and len({row.cell for row in rows}) > 1 else ""
         raise SeepageError(
-            f"--fail-if cannot be judged: no attack has the score {condition.score!r}"
-            f"{f' in {_first(blind)}' if blind and len({row.cell for row in rows}) > 1 else ''}; "
-            "score the run against the truth, name another score, or leave out cases that no attack applies to"
+            f"--fail-if cannot be judged: no attack has the score {condition.score!r}{where}; "
+            f"{_remedy(rows, condition)}"
         )
     return []
+
+
+def _remedy(rows: Sequence[Row], condition: Condition) -> str:
+    """What to do where no row of a case has the score of a condition."""
+    if not any(row.gave_result for row in rows):
+        return "add attacks that apply: none of these gave a result, and the table says why"
+    if condition.score == "certified" and not any(row.scored for row in rows):
+        return "add an attack that can certify its guesses and applies, such as linear or gauss_newton"
+    return "score the run against the truth, name another score, or leave out cases that no attack applies to"
 
 
 def judged_value(row: Row, score: str) -> float | None:
@@ -150,7 +159,9 @@ def _side_values(result: Result, score: str) -> tuple[list[Judged], list[str], s
     if score in MEMBERSHIP_SCORES:
         pairs = [(row, row.value(score)) for row in result.membership]
         values = [Judged(row.test, row.cell, value) for row, value in pairs if value is not None]
-        return values, [], "add --membership, or [membership] to the recipe, with enough data for it"
+        asked = [*(row.cell for row in result.membership), *(c.name for c in result.cells if c.membership_skipped)]
+        lacking = dict.fromkeys(cell for cell in asked if cell not in {one.cell for one in values})
+        return values, list(lacking), "add --membership, or [membership] to the recipe, with enough data for it"
     if score in BOUND_SCORES:
         rows = [row for row in result.bounds if row.measure == BOUND_SCORES[score] and row.value is not None]
         values = [Judged(row.words, row.cell, row.value) for row in rows if row.value is not None]
