@@ -61,7 +61,7 @@ def test_mistakes_are_one_sentence(
 ) -> None:
     sure = torch.load(home / "before.pt", weights_only=True)
     torch.save({**sure, "4.bias": torch.tensor([9.0, 0.0, 0.0, 0.0])}, home / "sure.pt")
-    assert "learning rate is known" in refused("observe", "sure.pt", "after.pt", *OPTIONS)
+    assert "times the learning rate, which is not known" in refused("observe", "sure.pt", "after.pt", *OPTIONS)
     assert "either the weights" in refused("observe", "before.pt", *OPTIONS)
     assert "not both" in refused("observe", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
     assert "does not fit the model" in refused("observe", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")

@@ -295,6 +295,15 @@ def test_asking_for_perceptual_scores_never_fails(cli: Cli) -> None:
     assert [flag["severity"] for flag in flags if flag["name"] == "lpips-missing"] == ["note"]
 
 
+def test_a_folder_of_that_name_does_not_stand_in_for_the_default_recipe(cli: Cli, home: Path) -> None:
+    """As `seepage audit --out default` leaves one; typed, the name is still that of the folder."""
+    (home / "default").mkdir()
+    asked = ("--data", "digits", "--model", "fc2", "--attack", "linear", "--batch-size", 1, "--set", "training.steps=0")
+    found = cli("audit", *asked, "--set", "data.size=8", "--jobs", 1, "--quiet", "--out", "run")
+    assert found.code == 0, found.err
+    assert cli("audit", "default").code == 2
+
+
 def test_without_a_choice_the_default_attacks_are_run(cli: Cli, observed: Path) -> None:
     rows = cli("attack", observed, "--set", "attack.steps=1", "--jobs", 1, "--json").json["rows"]
     assert {"linear", "gauss_newton", "gradient_matching"} <= {row["attack"] for row in rows}

@@ -54,6 +54,12 @@ def test_what_does_not_hold_is_not_said(tmp_path: Path, build_run: Build, report
     assert "Tensor by tensor" not in page.words
 
 
+def test_a_class_that_is_named_is_not_taken_for_a_count(tmp_path: Path) -> None:
+    for present, words in (([0], "class 0"), ([0, 7], "classes 0, 7")):
+        (found,) = open_exposed(exposed(tmp_path, {**CELL, "labels": {"present": present, "sound": True}}))
+        assert found.classes == words
+
+
 def test_many_tensors_are_counted(tmp_path: Path) -> None:
     says = [{"name": f"{n}.w", "gives": "x", "withhold": True} for n in range(9)]
     (found,) = open_exposed(exposed(tmp_path, {**CELL, "tensors": says}))

@@ -46,6 +46,7 @@ def test_the_rate_is_inferred_where_it_is_not_told() -> None:
     whole = infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None)
     assert whole is not None
     assert (whole.lr, whole.steps) == (pytest.approx(0.1, rel=0.2), 1)
+    assert "if it was one step, else that is rate times steps; by how far" in whole.said["learning rate"]
 
 
 def test_the_steps_are_never_fewer_than_the_slopes_allow() -> None:

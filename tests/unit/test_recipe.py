@@ -187,6 +187,7 @@ def test_a_mistake_that_every_cell_shares_is_told_once() -> None:
 def test_a_recipe_is_found_by_path_or_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_recipe("default").name == "default.toml"
+    assert find_recipe(None) == find_recipe("default")
     Path("mine").write_text("")
     assert find_recipe("mine") == Path("mine")
     assert find_recipe("not-yet.toml") == Path("not-yet.toml")

@@ -262,8 +262,9 @@ def _rule(
     found = infer_steps(model, tells, *sizes, lr=files.lr, steps=steps)
     if found is None:
         raise SeepageError(
-            "a difference of weights is a gradient only when the learning rate is known, and the last bias does not "
-            "tell it; give --lr, with --steps for more than one step of SGD, or --client fedavg with --set client.lr=…"
+            "two checkpoints differ by a gradient times the learning rate, which is not known and which the last bias "
+            "does not tell; give --lr, with --steps for more than one step of SGD, or --client fedavg with --set "
+            "client.lr=…"
         )
     if found.steps == 1:
         return rule, found.lr, dict(found.said)

@@ -38,10 +38,19 @@ ShapeOption = Annotated[
     str | None, typer.Option("--shape", help="Shape of one example, such as 3,32,32; default: one the weights fit.")
 ]
 ClassesOption = Annotated[
-    int | None, typer.Option("--classes", help="Classes of the model; default: what the weights fit.")
+    int | None,
+    typer.Option(
+        "--classes",
+        help="How many classes the model tells apart, as many as it has outputs; default: as many as the weights fit.",
+    ),
 ]
 RateOption = Annotated[
-    float | None, typer.Option("--lr", help="Learning rate of the SGD between two checkpoints; default: inferred.")
+    float | None,
+    typer.Option(
+        "--lr",
+        help="The client's learning rate: two checkpoints differ by it times the gradient; default: inferred, where "
+        "the last bias tells it.",
+    ),
 ]
 TargetOption = Annotated[
     str | None,
@@ -51,7 +60,9 @@ TargetOption = Annotated[
         "what the model's outputs and the loss are of.",
     ),
 ]
-StepsOption = Annotated[int | None, typer.Option("--steps", help="Steps of that SGD; default: inferred.")]
+StepsOption = Annotated[
+    int | None, typer.Option("--steps", help="Steps that the client took at that rate; default: inferred, else 1.")
+]
 AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
 
 
@@ -255,7 +266,7 @@ def _tables(
     if use:
         attacks = [part_of(name, "--use", KINDS["attacks"]).table() for name in use]
     else:
-        attacks = read_recipe(find_recipe("default"))["attack"]
+        attacks = read_recipe(find_recipe(None))["attack"]
     tables = change({"attack": attacks, **named}, settings or [])
     if set(tables) - {"attack", *named}:
         raise SeepageError(

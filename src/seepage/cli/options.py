@@ -194,7 +194,7 @@ def tables_of(
     from seepage.recipe.overrides import change, choose_part, drop_cases, put
     from seepage.registry import KINDS
 
-    tables = read_recipe(find_recipe("default" if recipe is None else recipe))
+    tables = read_recipe(find_recipe(recipe))
     if recipe is None and attacks is None and data is not None and Path(data).suffix.lower() in TEXT_FILES:
         attacks = ["token_sequences"]  # the others of the default recipe are of pictures and tables
     for key, names in (("attack", attacks), ("defense", defenses)):

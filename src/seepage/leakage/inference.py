@@ -88,7 +88,7 @@ def infer_steps(
     names = last_linear(model, num_classes)
     bias = None if names is None or names[1] is None else delta.get(names[1])
     travel = None if bias is None else _travel(-bias.double(), _usual(model, input_shape))
-    where = f"from {names[1]}, whose absent classes all moved by one share" if names else ""
+    where = f"by how far {names[1]} moved at the classes that are in no example" if names else ""
     if lr is not None:
         if travel is None:
             return InferredSteps(lr, 1, {"local steps": "taken for 1, as nothing tells them"})
@@ -104,7 +104,7 @@ def infer_steps(
     if steps is not None:
         return InferredSteps(travel / steps, steps, {"learning rate": f"about {travel / steps:.2g}, {where}"})
     return InferredSteps(
-        travel, 1, {"learning rate": f"times local steps: about {travel:.2g}, {where}; read as one step"}
+        travel, 1, {"learning rate": f"about {travel:.2g} if it was one step, else that is rate times steps; {where}"}
     )
 
 

@@ -32,12 +32,17 @@ def read_recipe(path: Path) -> dict[str, Any]:
         raise SeepageError(f"the recipe {path} is not valid TOML: {reason}; correct that line") from error
 
 
-def find_recipe(name: str) -> Path:
+def find_recipe(name: str | None) -> Path:
     """The file of a recipe: a path, or the name of a built-in one.
+
+    Args:
+        name: None: the default one, whatever files of that name lie here.
 
     Raises:
         SeepageError: For an unknown name, and for data in place of a recipe.
     """
+    if name is None:
+        return BUILT_IN / "default.toml"
     path = Path(name)
     if path.is_dir() or path.suffix.lower() in (".zip", ".npz"):
         recorded = f", or attack recorded updates with: seepage attack {path} --use NAME" if path.is_dir() else ""

@@ -88,11 +88,11 @@ class CellExposure(JsonRecord):
 
     @property
     def classes(self) -> str:
-        """The classes that the gradient of the last bias shows to be in the batch."""
+        """The classes that the gradient of the last bias shows to be in the batch: their numbers, and no count."""
         found = self.labels
         if found is None or not found.sound or not found.present:
             return "not told"
-        return _some([str(name) for name in found.present])
+        return f"class{'es' if len(found.present) > 1 else ''} {_some([str(name) for name in found.present])}"
 
     @property
     def batch_norm(self) -> str:

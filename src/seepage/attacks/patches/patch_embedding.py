@@ -127,7 +127,6 @@ class PatchEmbedding(Attack):
         images="the solve for patches",
         differentiable=True,
         linear_in_gradient="no gradient is a sum over patches",
-        single_example="the patches of one image are solved for",
         instead="gradient_matching",
     )
 
@@ -136,6 +135,12 @@ class PatchEmbedding(Attack):
     def examine(self, transcript: Transcript) -> PatchGradients:
         knowledge, observed = transcript.knowledge, transcript[0]
         tokens = PatchTokens.of(knowledge, observed)
+        if observed.batch_size != 1:  # which no network without patches need be told
+            mixed = observed.batch_size or "an unknown number"
+            raise Inapplicable(
+                f"the patches of one image are solved for, and {mixed} are mixed in this update",
+                "use patch_unmixing for several images, or gradient_matching",
+            )
         gradient = observed.gradient(knowledge.client)
         errors, products = tokens.equations(gradient)
         return PatchGradients(knowledge, observed, tokens, errors, products, self.levels)
