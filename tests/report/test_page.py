@@ -315,3 +315,17 @@ def test_how_the_run_was_made(tmp_path: Path, build_run: Build, report: Read) ->
         assert wanted in made, wanted
     assert "my-run" in text
     assert str(tmp_path) not in text  # a path would tell about the machine
+
+
+def test_a_page_without_the_truth_says_what_it_holds_and_what_is_proved(
+    tmp_path: Path, build_run: Build, change: Change, report: Read
+) -> None:
+    run = build_run(tmp_path, truth=False)
+    words = report(run).words
+    assert "The pictures in it are what could be rebuilt of private examples." in words
+    assert "nobody can say from this page how close the reconstructions are" in words
+    change(run, lambda result: result["rows"][0].update(vouched=1, space="input", returned=1))
+    assert (
+        "what an attack certifies is proved without them, and nobody can say from this page how close the rest is"
+        in (report(run).words)
+    )

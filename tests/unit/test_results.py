@@ -134,7 +134,7 @@ def test_a_case_without_a_leak_is_no_proof_and_one_without_a_result_neither() ->
     ) in text
     _, text = verdict([leak, row(cell="b", status="error", **NO_SCORE)], cells_of(TITLES))
     assert "of 1 audited case." in text
-    assert "In 1 further case (case B) no attack gave a result: none applies, all failed, or no update could be" in text
+    assert "In 1 further case (case B) no attack gave a result: those that apply failed. That is no proof" in text
     for quiet in ([row(), row(cell="b", status="inapplicable", **NO_SCORE)], [row(gain_db=2.0)]):
         _, text = verdict(quiet, cells_of(TITLES))
         assert "case B" in text
@@ -331,6 +331,20 @@ def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
             violations(rows, Condition("lpips", ">", 0.5))
     with pytest.raises(SeepageError, match="'psnr' in b; score"):
         violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
+
+
+@pytest.mark.parametrize(
+    ("silent", "cause"),
+    [
+        ([row(status="inapplicable", **NO_SCORE)], "none applies"),
+        ([row(status="inapplicable", **NO_SCORE), row(status="error", **NO_SCORE)], "those that apply failed"),
+        ([row(outcome="not_recorded", status="inapplicable", **NO_SCORE)], "no update could be made"),
+    ],
+)
+def test_a_verdict_without_a_result_says_why(silent: list[Row], cause: str) -> None:
+    level, text = verdict(silent, [Cell(name=silent[0].cell, title="net")])
+    assert level == "unscored"
+    assert text.startswith(f"NO RESULT. In 1 audited case (net) no attack gave a result: {cause}. That is no proof")
 
 
 def test_a_gate_says_what_lets_it_be_judged() -> None:

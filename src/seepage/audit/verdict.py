@@ -160,7 +160,7 @@ def _silent(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     if mute:
         named = _named(mute, cells, "further" if spoke else "audited")
         parts.append(
-            f"In {named} no attack gave a result: none applies, all failed, or no update could be made. "
+            f"In {named} no attack gave a result: {_causes(rows, mute)}. "
             "That is no proof of safety either; the reasons are listed with the results."
         )
     if zero:
@@ -170,6 +170,20 @@ def _silent(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
             "it holds nothing to attack, but the update of another round may."
         )
     return " ".join(parts)
+
+
+def _causes(rows: Sequence[Row], mute: Sequence[Cell]) -> str:
+    """Why cases have no result, each cause once."""
+    found = dict[str, None]()
+    for cell in mute:
+        own = [row for row in rows if row.cell == cell.name]
+        if cell.skipped or any(row.outcome is Outcome.NOT_RECORDED for row in own):
+            found["no update could be made"] = None
+        elif any(row.status == "error" for row in own):
+            found["those that apply failed"] = None
+        else:
+            found["none applies"] = None
+    return ", or ".join(found)
 
 
 def _cases(count: int, which: str = "audited") -> str:

@@ -179,6 +179,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "command": run.env.command if pictures else run.shown_command,
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
         "kind": kind,
+        "certified": any(row.certified_examples for row in run.rows),
         "targets": {cell.target for cell in run.cells},
         "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.cells),
