@@ -116,3 +116,14 @@ def test_a_catalog_entry_that_fits_alike_is_said_once(tmp_path: Path, build_run:
     page = annex(state(open_run(build_run(tmp_path))), digest="0")
     for one in state(open_run(tmp_path)).references:
         assert page.count(one.fits) == 1
+
+
+def test_guesses_that_nobody_could_score_were_tried_all_the_same(
+    tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("linear",), truth=False)
+    side = {"name": "came_back", "tried": False, "words": "not known: no guess could be scored"}
+    change(run, lambda result: result.update(sides=[side]))
+    assert not any("what came back" in item for item in state(open_run(run)).not_tried)
+    change(run, lambda result: result["rows"][0].update(status="inapplicable", outcome="does not apply"))
+    assert any("what came back" in item for item in state(open_run(run)).not_tried)

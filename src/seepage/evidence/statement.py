@@ -490,7 +490,8 @@ def _by_name(
 
 def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     result, uses = run.result, _uses(run)
-    lacking = [side for side in result.sides if not side.tried]
+    spoke = any(row.gave_result for row in result.rows)  # then what came back was tried, though it is not known
+    lacking = [side for side in result.sides if not side.tried and not (spoke and side.name == "came_back")]
     found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {LACKING.sub('', side.words, 1)}" for side in lacking]
     found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
     titles = result.titles
