@@ -23,7 +23,7 @@ from seepage.metrics.image import correlation, is_image, psnr, ssim
 from seepage.models import fc2
 from seepage.papers.records import keep_measured
 from seepage.transcript.simulated import OneRound
-from seepage.types import Batch, Reconstruction
+from seepage.types import Batch, Reconstruction, Transcript
 
 Row = dict[str, Any]
 
@@ -132,7 +132,12 @@ def measure(found: Reconstruction, batch: Batch) -> Row:
 
 def attacked(attack: Attack, model: nn.Module, batch: Batch, **how: Any) -> Row:
     """Record, attack, measure."""
-    seen, clock = OneRound(record(model, batch, **how), 0), Clock()
+    return attacked_of(attack, record(model, batch, **how), batch)
+
+
+def attacked_of(attack: Attack, transcript: Transcript, batch: Batch) -> Row:
+    """Attack the first round of what was recorded, measure."""
+    seen, clock = OneRound(transcript, 0), Clock()
     with clocked(clock):
         found = attack(seen, seed=0)
     seconds = {"wall_s": clock.wall, "cpu_s": clock.cpu}

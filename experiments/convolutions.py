@@ -5,6 +5,9 @@ python experiments/convolutions.py --data ../shared/data/cifar10.npz --batch 8 -
 Adds one record for each batch to results/convolutions/. Networks and batches have the same seed; images are those that
 development did not see (`common.draw`). The labels are told, unless `--untold`. In train mode (`--out coupled`) the
 first 20 images that are drawn from were looked at while the method was made; no constant was chosen on them.
+
+With `--checkpoints LR --out checkpoints` the update is two checkpoints in float32, as they are saved, and labels are
+never told; `--clip` clips the norm of the gradient before, with `torch.nn.utils.clip_grad_norm_`.
 """
 
 import argparse
@@ -12,16 +15,17 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from common import Row, attacked, draw, flat_square, keep, parts
+from common import Row, attacked, attacked_of, draw, flat_square, keep, parts
 from torch import nn
 
+from seepage import observe
 from seepage.attacks import GaussNewton, Inapplicable
 from seepage.clients import FedSGD
 from seepage.core.nn import generator
 from seepage.metrics.image import psnr
 from seepage.models import build
 from seepage.registry import Spec
-from seepage.types import Batch
+from seepage.types import Batch, Transcript, Update
 
 
 def few_classes(batch: Batch, classes: int) -> Batch:
@@ -42,6 +46,20 @@ def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
     return model.eval()
 
 
+def two_checkpoints(model: nn.Module, batch: Batch, lr: float, clip: float | None) -> Transcript:
+    """What the weights before and after one step of PyTorch's own SGD show; no labels are told."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.zero_grad()
+    F.cross_entropy(model(batch.inputs), batch.labels).backward()
+    if clip is not None:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    torch.optim.SGD(model.parameters(), lr=lr).step()
+    update = Update.from_states(before, model.state_dict())
+    model.load_state_dict(before)
+    shape = tuple(batch.inputs.shape[1:])
+    return observe(model, update, shape, batch_size=len(batch.labels), lr=lr)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", required=True, help="a file of images, or the name of a packaged set")
@@ -55,6 +73,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--mode", choices=("train", "eval"), default="train", help="how the client runs batch norm")
+    parser.add_argument("--checkpoints", type=float, metavar="LR", help="the update is two checkpoints in float32")
+    parser.add_argument("--clip", type=float, help="the client clips the norm of its gradient, which nobody is told")
     parser.add_argument("--untold", action="store_true", help="the labels are not told")
     parser.add_argument("--out", default="exact")
     args = parser.parse_args()
@@ -76,7 +96,11 @@ def main() -> None:
             row |= {"mean_color_psnr": float(psnr(flat_square(batch.inputs), batch.inputs).mean())}
             try:
                 attack, client = GaussNewton(steps=args.steps, layers=args.layers), FedSGD(mode=args.mode)
-                row |= attacked(attack, model, batch, told=told, client=client)
+                if args.checkpoints is None:
+                    row |= attacked(attack, model, batch, told=told, client=client)
+                else:
+                    row |= {"lr": args.checkpoints, "clip": args.clip}
+                    row |= attacked_of(attack, two_checkpoints(model, batch, args.checkpoints, args.clip), batch)
             except Inapplicable as refused:
                 row |= {"refused": str(refused), "exact": 0.0}
             shown = ("classes", "batch", "seed", "psnr", "exact", "certified", "cpu_s", "refused")

@@ -33,6 +33,20 @@ def residual() -> Lines:
     )
 
 
+def checkpoints() -> Lines:
+    """Batches read from two checkpoints in single precision, by rate, clip and training."""
+    return _exact_batches(
+        "convolutions/checkpoints",
+        {
+            "rate": lambda row: f"{row['lr']:g}",
+            "clipped to": lambda row: "" if row["clip"] is None else f"{row['clip']:g}",
+            "network": lambda row: f"{row['trained']} steps" if row["trained"] else "fresh",
+            "batch": lambda row: str(row["batch"]),
+        },
+        ("trained", "batch", "lr"),
+    )
+
+
 def coupled() -> Lines:
     """Batches read through residual networks with batch norm in train mode, by network, training and batch size."""
     return _exact_batches(
@@ -104,6 +118,7 @@ def counting() -> Lines:
 PARTS: dict[str, Part] = {
     "convolutions": Part("convolutions.md", convolutions),
     "residual": Part("convolutions.md", residual),
+    "checkpoints": Part("convolutions.md", checkpoints),
     "coupled": Part("convolutions.md", coupled),
     "counting": Part("convolutions.md", counting),
 }

@@ -24,8 +24,8 @@ An attack receives a `Transcript`, never a `Batch`: the truth is out of its reac
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol, Self, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -97,6 +97,15 @@ class Round:
     def withheld(self) -> tuple[str, ...]:
         """Parameters that the client trained and did not send, from weights that the server knows."""
         return tuple(name for name in self.params if name not in self.update.tensors)
+
+    def over(self, share: float) -> Self:
+        """The same round with its update divided by a number, where that is known to be so many times the client's."""
+        if share == 1:
+            return self
+        sent = self.update
+        rate = None if sent.rate is None else share * sent.rate  # (after - before) / lr over s is that over (s lr)
+        tensors = {name: tensor / share for name, tensor in sent.tensors.items()}
+        return replace(self, update=replace(sent, tensors=tensors, rate=rate))
 
     def gradient(self, client: ClientUpdate) -> Tensors:
         """The update as a gradient of the mean loss; a `delta` is divided by what the client did.

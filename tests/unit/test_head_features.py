@@ -119,6 +119,42 @@ def test_a_head_without_bias(steps: int) -> None:
     assert errors(found, features_of(model, batch.inputs), batch.labels)[0].max() < 1e-3
 
 
+def times(seen: Round, share: float) -> Round:
+    """The round with its whole update multiplied, as clipping to a norm does."""
+    return replace(seen, update=Update({name: share * tensor for name, tensor in seen.update.tensors.items()}))
+
+
+@pytest.mark.parametrize("share", [0.003, 0.4, 30.0])
+@pytest.mark.parametrize(("activation", "steps"), [("relu", 0), ("relu", 40), ("gelu", 0), ("sigmoid", 0)])
+def test_what_an_update_was_multiplied_by_is_solved_for(activation: str, steps: int, share: float) -> None:
+    model, batch = network(10, steps, activation=activation), photographs(4, 10, seed=5, distinct=True)
+    seen, knowledge = seen_of(model, batch, 10)
+    found = head_features(times(seen, share), knowledge, batch.labels)
+    relative, standard = errors(found, features_of(model, batch.inputs), batch.labels)
+    assert found.share == pytest.approx(share, rel=1e-4)
+    assert found.known.all()
+    assert relative.max() < 1e-3
+    assert standard.max() < 6
+    assert head_features(seen, knowledge, batch.labels).share == 1
+
+
+def test_labels_of_a_clipped_update_are_read_off_the_solution() -> None:
+    model, batch = network(10, 40), photographs(7, 10, seed=3)
+    seen, knowledge = seen_of(model, batch, 10)
+    found = head_features(times(seen, 0.01), knowledge)
+    assert errors(found, features_of(model, batch.inputs), batch.labels)[0].max() < 1e-3
+    assert found.doubt is None
+
+
+def test_without_a_bias_nothing_is_called_known_of_a_clipped_update() -> None:
+    """The scale of each example's features is then told by the slopes alone, which have another scale."""
+    model, batch = network(10, bias=False), photographs(6, 10)
+    seen, knowledge = seen_of(model, batch, 10)
+    found = head_features(times(seen, 0.1), knowledge, batch.labels)
+    wrong = errors(found, features_of(model, batch.inputs), batch.labels)[0] > 1e-3
+    assert not found.known[wrong].any()
+
+
 @pytest.mark.parametrize("distinct", [True, False])
 @pytest.mark.parametrize("activation", ["gelu", "leaky_relu", "sigmoid"])
 def test_features_without_zeros_are_solved_from_the_softmax(activation: str, distinct: bool) -> None:
@@ -210,7 +246,14 @@ def test_a_wrong_solution_is_never_called_known(what: str, activation: str) -> N
     except Inapplicable:
         return
     assert found.doubt is not None
-    assert not found.known.any()
+    if what == "more" and activation == "relu":
+        # One too many is a mean that is as much too small: a multiple, and one example that left no trace.
+        assert found.share == pytest.approx(6 / 5, rel=1e-4)
+        away = torch.cdist(found.features[found.known], features_of(model, batch.inputs)).amin(1)
+        assert len(away) == 5
+        assert away.max() < 1e-3 * found.features[found.known].norm(dim=1).min()
+    else:
+        assert not found.known.any()
 
 
 @settings(max_examples=25, deadline=None)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import seepage.data
-from seepage import Architecture, Batch, FedSGD, Inapplicable, Transcript, attack, build, record
+from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Transcript, attack, build, record
 from seepage.attacks.activations import deconvolve, inner_activations
 from seepage.attacks.activations.deconvolution import negative_share, solve_read, solve_slopes
 from seepage.attacks.gauss_newton.linearize import LayerUse
@@ -123,6 +123,24 @@ def test_activations_labels_and_features_are_the_networks_own() -> None:
     with torch.no_grad():
         chances = seen.knowledge.model.eval()(batch.inputs).double().softmax(1)
     assert torch.allclose(found.probabilities, chances[order], atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_an_update_that_was_clipped_to_a_norm_tells_by_how_much(mode: str) -> None:
+    width = 16 if mode == "eval" else 32
+    seen, batch = victim(3, width=width, mode=mode)
+    clipped = record(
+        seen.knowledge.model, batch, client=seen.knowledge.client, defense=GaussianNoise(sigma=0.0, clip=0.02)
+    )
+    plain, found = (inner_activations(one[0], one.knowledge) for one in (seen, clipped))
+    name = next(iter(seen[0].update.tensors))
+    share = float(clipped[0].update.tensors[name].norm() / seen[0].update.tensors[name].norm())
+    assert share < 0.1
+    assert plain.share == 1
+    assert found.share == pytest.approx(share, rel=1e-3)
+    assert found.labels.tolist() == plain.labels.tolist()
+    assert torch.allclose(found.activations.norm(), plain.activations.norm(), rtol=1e-3)
+    assert torch.allclose(found.probabilities.sort(0).values, plain.probabilities.sort(0).values, atol=1e-4)
 
 
 def test_a_trained_network_with_biases_in_its_norms_is_read_too() -> None:

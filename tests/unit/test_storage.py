@@ -168,6 +168,7 @@ def test_tensors_come_back_bit_by_bit_also_when_they_share_memory(tmp_path: Path
         "part": base[1:3],
         "turned": base.T,
         "spread": base[:1].expand(3, 4),
+        "one, spread": torch.tensor(2.0).expand(1),
         "scalar": torch.tensor(3),
         "empty": torch.zeros(0, 5),
         "half": base.half(),

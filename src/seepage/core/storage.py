@@ -331,7 +331,10 @@ def _kind_of(tensor: Tensor) -> Kind:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    if flat.stride() != (1,):  # a single number that was expanded keeps a stride of 0, which no view as bytes takes
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _head(shapes: Mapping[str, Kind], metadata: Mapping[str, str] | None) -> bytes:

@@ -1,5 +1,6 @@
 """Inner activations of every example of a batch, from the last convolutions' weight gradients."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -25,6 +26,14 @@ ITERATIONS = 30
 """Iterations of the fixed point that tells each example's factor."""
 MAX_DISAGREEMENT = 1e-2
 """Relative difference of softmax minus label, as solved and as the network has it, up to which they agree."""
+LOG_SHARES = (math.log(1e-3), math.log(10), 25)
+"""Logarithms of the shares of the gradient in the update that are tried: the first, the last, how many."""
+AGREED = 1e-4
+"""The same below which nothing but rounding is left."""
+FAR_NEARER = 0.1
+"""How much smaller the difference must be for the update to be called a multiple of the gradient."""
+MISFIT = 1e3
+"""Larger contradictions count as this one."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,8 @@ class InnerActivations:
         probabilities: `[n, classes]` float64.
         misfit: Largest relative difference of `probabilities` minus label from what the gradient says it is.
         leveled: `[C]` whether the level of a channel of `activations` is known, too.
+        share: The update is so many times the gradient of the mean loss, as behind clipping to a norm; 1 where that
+            contradicts nothing.
     """
 
     layer: str
@@ -50,6 +61,7 @@ class InnerActivations:
     probabilities: Float[Tensor, "n C"]
     misfit: float
     leveled: Bool[Tensor, " C"]
+    share: float = 1.0
 
 
 def inner_activations(observed: Round, knowledge: Knowledge) -> InnerActivations:
@@ -119,24 +131,75 @@ def _read_before(block: Block, last: Deconvolved, gradient: Tensor) -> Float[Ten
 
 
 def _scaled(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"]) -> InnerActivations:
-    """Activations at the scale at which the network has the class probabilities that its gradient says."""
+    """Activations at the scale at which the network has the class probabilities that its gradient says.
+
+    Where they do not agree well, the update may be any multiple of the gradient: the one is looked for at which they
+    come nearest. A network whose class probabilities hardly depend on its activations agrees with many, so that it must
+    come far nearer.
+
+    Raises:
+        Inapplicable: Where they agree nowhere.
+    """
+    from scipy.optimize import minimize_scalar  # heavy, and only this needs it
+
+    plain = _misfit(block, slopes, read, 0.0)
+    if plain < AGREED:
+        return _at_share(block, slopes, read, 1.0)
+    grid = torch.linspace(*LOG_SHARES, dtype=torch.float64)
+    misfits = [_misfit(block, slopes, read, float(log)) for log in grid]
+    step, best = float(grid[1] - grid[0]), float(grid[torch.tensor(misfits).argmin()])
+    found = minimize_scalar(
+        lambda log: _misfit(block, slopes, read, log), bounds=(best - step, best + step), method="bounded",
+        options={"xatol": 1e-8},
+    )  # fmt: skip
+    return _at_share(block, slopes, read, math.exp(found.x) if found.fun < FAR_NEARER * plain else 1.0)
+
+
+def _misfit(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"], log: float) -> float:
+    """By how much the class probabilities contradict the slopes at a share `e^log`, at most `MISFIT`."""
+    factor, _, probabilities = _factors(block, slopes, read, math.exp(log))
+    off = _contradiction(probabilities, slopes.argmin(1), len(slopes) * factor[:, None] * slopes)
+    return float(off.max().nan_to_num(nan=MISFIT, posinf=MISFIT).clamp(max=MISFIT))
+
+
+def _factors(
+    block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"], share: float
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n k"], Float[Tensor, "n C"]]:
+    """Each example's factor t, over the share, with features and class probabilities."""
     n, labels = len(slopes), slopes.argmin(1)
     length = -slopes.gather(1, labels[:, None])[:, 0]  # [n] of the label's entry
     chance = torch.full_like(length, 1 / slopes.shape[1])
     for _ in range(ITERATIONS):
-        # n A_y = P_y - 1 gives the factor t; activations are over it, and give P_y anew.
+        # n A_y = s (P_y - 1) gives the factor t; activations are over it, and give P_y anew.
         factor = (1 - chance) / (n * length)
-        features, probabilities = block.tail(read / factor[:, None, None, None])
+        features, probabilities = block.tail(read / (share * factor)[:, None, None, None])
         chance = probabilities.gather(1, labels[:, None])[:, 0]
-    return _found(
-        block, read / factor[:, None, None, None], features, labels, probabilities, n * factor[:, None] * slopes
-    )
+    return factor, features, probabilities
+
+
+def _at_share(
+    block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"], share: float
+) -> InnerActivations:
+    factor, features, probabilities = _factors(block, slopes, read, share)
+    labels = slopes.argmin(1)
+    wanted = len(slopes) * factor[:, None] * slopes
+    found = _found(block, read / (share * factor)[:, None, None, None], features, labels, probabilities, wanted)
+    return replace(found, share=share)
 
 
 def _of_inside(inside: Inside) -> InnerActivations:
     """The same through batch norms in train mode, which tell all sizes: the class probabilities are a check."""
     found = _found(inside.block, inside.read, inside.features, inside.labels, inside.probabilities, inside.wanted)
-    return replace(found, leveled=inside.leveled)
+    return replace(found, leveled=inside.leveled, share=inside.share)
+
+
+def _contradiction(
+    probabilities: Float[Tensor, "n C"], labels: Int[Tensor, " n"], wanted: Float[Tensor, "n C"]
+) -> Float[Tensor, " n"]:
+    """Relative difference of softmax minus label, as the network has it, from what the gradient wants."""
+    own = probabilities - nn.functional.one_hot(labels, probabilities.shape[1])
+    off: Tensor = (wanted - own).norm(dim=1) / own.norm(dim=1).clamp(min=1e-12)
+    return off
 
 
 def _found(
@@ -148,8 +211,7 @@ def _found(
     wanted: Float[Tensor, "n C"],
 ) -> InnerActivations:
     """In the order of the labels, where the network's softmax minus label is the one that the gradient wants."""
-    own = probabilities - nn.functional.one_hot(labels, probabilities.shape[1])
-    off = (wanted - own).norm(dim=1) / own.norm(dim=1).clamp(min=1e-12)
+    off = _contradiction(probabilities, labels, wanted)
     if not float(off.max()) < MAX_DISAGREEMENT:
         raise Inapplicable("the solved activations contradict the network's own class probabilities", REMEDY)
     order = labels.argsort(stable=True)

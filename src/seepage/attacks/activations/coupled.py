@@ -1,7 +1,7 @@
 """What the blocks of a residual network read where batch norm in train mode ties the examples of a batch together."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from seepage.errors import Inapplicable
 
 UNEXPLAINED = 1e-2
 """Share of a weight gradient, or of a norm's, that a solution may leave unexplained."""
+MULTIPLE = 1e-2
+"""Relative difference of the size of softmax minus label from which on the update is a multiple of the gradient."""
 SCALINGS = 2
 """Times that a layer is solved: the second time with the scale that the first one told."""
 
@@ -34,6 +36,7 @@ class Inside:
         labels: `[n]`.
         wanted: `[n, classes]` softmax minus label, as the gradient says.
         probabilities: `[n, classes]` of the network behind `read`.
+        share: The update is so many times the gradient of the mean loss. `wanted` is over it.
     """
 
     block: Block
@@ -44,6 +47,7 @@ class Inside:
     labels: Int[Tensor, " n"]
     wanted: Float[Tensor, "n classes"]
     probabilities: Float[Tensor, "n classes"]
+    share: float = 1.0
 
 
 def read_coupled(block: Block, last: Deconvolved, gradients: Mapping[str, Tensor]) -> Inside:
@@ -71,11 +75,17 @@ def read_coupled(block: Block, last: Deconvolved, gradients: Mapping[str, Tensor
     logits = block.logit_slopes(added, name)
     labels = logits.argmin(1)
     inside = _block_input(block, read, back, added, gradients, labels, len(labels) * logits)
+    # All that was solved for so far does not depend on the update's size, but softmax minus label does.
+    own = inside.probabilities - F.one_hot(labels, inside.probabilities.shape[1])
+    share = float((inside.wanted * own).sum() / own.square().sum())
+    share = share if share > 0 and abs(share - 1) > MULTIPLE else 1.0
+    inside = replace(inside, wanted=inside.wanted / share)
+    gradients = block.observed.over(share).gradient(block.knowledge.client)
     while True:
         try:
             inside = _further_in(inside, gradients)
         except Inapplicable:
-            return inside
+            return replace(inside, share=share)
 
 
 def _between(

@@ -6,10 +6,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from seepage.attacks.gauss_newton.levels import LEVELS
 from seepage.core.nn import generator
 
-LEVELS = 255
-"""Steps of an 8-bit value."""
 SPAN = 8.0
 """The contrast may be so many times smaller than the one that fills the value range."""
 BEYOND = 1.02

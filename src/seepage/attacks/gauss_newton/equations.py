@@ -13,6 +13,12 @@ from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
 """Singular values of a layer's slopes below this share of the largest are not amplified further."""
+ROUNDED_FLOOR = 5e-3
+"""The same where the update was rounded: its errors are then about as large as those of the features.
+
+A gradient of 40,000 entries that is rounded to a share e has errors of `e / 200` in a whitened equation, times
+`S_max / s`; 4,000 features of an example that are known to 20 e have errors of `e / 3` each.
+"""
 NEAR = 3.0
 """A unit is as good as at the kink where it is no further from it than so many times the error of the active ones."""
 FAINT = 1e-4
@@ -190,7 +196,7 @@ class Whitening:
         rank: Number of directions that count, r.
     """
 
-    def __init__(self, layer: LayerUse, slopes: Tensor) -> None:
+    def __init__(self, layer: LayerUse, slopes: Tensor, floor: float = FLOOR) -> None:
         slopes = slopes.detach()
         rows = slope_matrix(layer, slopes).double()  # M [O k k, n positions]
         groups = layer.geometry[3] if layer.geometry else 1
@@ -202,8 +208,8 @@ class Whitening:
         ]
         self.rank = sum(len(singular) for _, singular in kept)
         # 1 / sqrt(s^2 + floor^2): rounding of the update in the weakest directions is not blown up.
-        floor = FLOOR * self.largest
-        blocks = [(left / (singular.square() + floor**2).sqrt()).T for left, singular in kept]
+        held_up = floor * self.largest
+        blocks = [(left / (singular.square() + held_up**2).sqrt()).T for left, singular in kept]
         self.matrix = torch.block_diag(*blocks).to(slopes.dtype)
 
     def __call__(self, gradient: Tensor) -> Float[Tensor, "r C"]:
@@ -303,10 +309,20 @@ class Equations:
         structure: Where the quantities lie.
         known: What is known.
         gradients: The observed gradient of each matched layer's weight.
+        floor: Singular values of a layer's slopes below this share of the largest are not amplified further.
     """
 
-    def __init__(self, network: Network, structure: Structure, known: Known, gradients: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        structure: Structure,
+        known: Known,
+        gradients: Sequence[Tensor],
+        *,
+        floor: float = FLOOR,
+    ) -> None:
         self.network, self.structure, self.known, self.gradients = network, structure, known, list(gradients)
+        self.floor = floor
         self.size = _per_example(known.value.flatten(1).norm(dim=1).clamp(min=1e-30), known.value)
         self.open = known.open.nonzero()  # [m, 4] or [m, 2]: example, output, position
         # Open units are unknown in units of the signal's mean size.
@@ -336,7 +352,14 @@ class Equations:
         slopes[self.known.open] = point.free
         opened = self.known.open | more
         known = replace(self.known, open=opened)
-        return Equations(self.network, self.structure, known, self.gradients), slopes[opened]
+        return self._with(known, self.floor), slopes[opened]
+
+    def of_rounded(self) -> "Equations":
+        """The same with weights that suit a gradient of which the last digits are missing."""
+        return self._with(self.known, ROUNDED_FLOOR)
+
+    def _with(self, known: Known, floor: float) -> "Equations":
+        return Equations(self.network, self.structure, known, self.gradients, floor=floor)
 
     def start(self, x: Tensor) -> Point:
         """The equations at a first guess."""
@@ -352,7 +375,7 @@ class Equations:
         if before is not None and self.structure.fixed:
             whitenings = before.whitenings
         else:
-            whitenings = [Whitening(*pair) for pair in zip(layers, slopes, strict=True)]
+            whitenings = [Whitening(*pair, self.floor) for pair in zip(layers, slopes, strict=True)]
         if len(self.open):
             slopes = self._with_free(slopes, free)
         point = self._point(x, free, z, layers, slopes, whitenings)

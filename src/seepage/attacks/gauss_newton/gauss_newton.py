@@ -10,8 +10,9 @@ from torch import Tensor
 
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.decoding import AT_ONCE, Decoder, NaturalSpectrum
-from seepage.attacks.gauss_newton.contrast import LEVELS, with_contrast
-from seepage.attacks.gauss_newton.equations import Equations, Known, Structure
+from seepage.attacks.gauss_newton.contrast import with_contrast
+from seepage.attacks.gauss_newton.equations import FLOOR, ROUNDED_FLOOR, Equations, Known, Structure
+from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.linearize import Held, Network
 from seepage.attacks.gauss_newton.peeling import Peeled, peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
@@ -37,7 +38,9 @@ NEAR_ROUND = 4e-3
 """Root mean square of a last change, in units of the value range, below which rounding is tried: about one step."""
 OFF, ON = 0.5, 4.0
 """A ReLU's feature below, or above, so many times its error is off, or on; between them its side is open."""
-FACTS = ("damping", "iterations", "passes", "idle", "reopenings")
+CLOSE = 5e-2
+"""The same below which a search that came to rest is near the images, and goes on with what is known of them."""
+FACTS = ("damping", "iterations", "passes", "idle", "reopenings", "stage", "nearness", "since")
 """Numbers of a search that its checkpoint keeps."""
 
 
@@ -47,7 +50,7 @@ class Seen:
 
     Attributes:
         knowledge: What is known.
-        observed: The round.
+        observed: The round, its update divided by the head's `share`.
         network: The network.
         structure: Where the known quantities lie in it.
         head: What the head gives away, or what was read further down in its place.
@@ -92,6 +95,8 @@ class GaussNewton(Attack):
     4. The gradients of all other layers were not used: where the network's whole gradient at the result is the one
        that was observed, the images are certified. Where images rounded to 8 bits explain the gradient to rounding,
        these are returned.
+    5. An update that was rounded itself, such as the difference of two checkpoints, leaves the search near the images
+       alone. Values that are surely those of 8 bits are then set, and the others solved anew (`levels`).
 
     Where a ReLU's units are averaged in front of the head, as in residual networks, activations are first read layer by
     layer from there down (`peeling`), and the deepest known one takes the place of the features. Then there may also be
@@ -101,6 +106,8 @@ class GaussNewton(Attack):
     all the same, through its batch norms, whose own gradients tell what the batch shares (`inner_activations`); images
     follow from these activations alone, all together. The update does not show their contrast: it is taken from their
     being 8-bit pictures, without which nothing is certified.
+
+    The update may be any multiple of the gradient, as behind clipping to a norm: the head tells which.
 
     No publication has this. Networks: chains of convolutions and residual blocks, with ReLU, leaky ReLU or a smooth
     activation, strides, pooling, batch norm in eval mode (in train mode: residual blocks of two convolutions), ended by
@@ -112,7 +119,7 @@ class GaussNewton(Attack):
         inner: Iterations of the conjugate gradients in one step, at most.
         layers: Use the weight gradients of so many layers in front of the head, the last one first. Those further to
             the front depend on masks that are known only near the solution.
-        rounding: Whether to try 8-bit values.
+        rounding: Whether to try 8-bit values, all together and one after the other.
 
     Example:
         >>> GaussNewton(steps=20).inner
@@ -157,6 +164,7 @@ class GaussNewton(Attack):
             if told is None:
                 raise refused from None
             features = told
+        observed = observed.over(features.share)
         if not bool(features.known.any()):
             raise Inapplicable(
                 f"the features of no example could be solved from the head: {features.doubt}",
@@ -206,9 +214,18 @@ class GaussNewton(Attack):
         def advance(step: int) -> float:
             nonlocal error
             value = search.step()
-            if self.rounding and search.last_change < NEAR_ROUND:
-                error = self._error(seen, _rounded(seen.images(search.point.x)))
+            if self.rounding and (search.stage or search.last_change < NEAR_ROUND):
+                error = self._error(seen, to_levels(seen.images(search.point.x)))
             return value
+
+        def ended() -> bool:
+            if error < TO_ROUNDING or not search.ended:
+                return error < TO_ROUNDING
+            # Of another contrast all values would be others, and far from the images none is sure.
+            if not self.rounding or seen.center is not None:
+                return True
+            near = ROUNDED < self._error(seen, seen.images(search.point.x)) < CLOSE
+            return not ((near or search.stage == 2) and search.go_on())
 
         def record(step: int, value: float) -> None:
             history.append((step, value))
@@ -216,9 +233,7 @@ class GaussNewton(Attack):
             progress.save(_kept(search, step, history))
 
         first = 0 if kept is None else int(kept.facts["step"])
-        step, interrupted = run_steps(
-            first, self.steps, advance, record, every=1, ended=lambda: error < TO_ROUNDING or search.ended
-        )
+        step, interrupted = run_steps(first, self.steps, advance, record, every=1, ended=ended)
         return self._result(seen, search, step, interrupted, history)
 
     def _update(self, seen: Seen, unit: Tensor, labels: Tensor) -> Tensors:
@@ -234,8 +249,10 @@ class GaussNewton(Attack):
         """
         known, wanted = seen.head.known, seen.observed.update.tensors
         update = self._update(seen, unit[known.to(unit.device)], seen.head.labels[known])
-        share = float(known.double().mean())
-        return float(norm({name: share * update[name] - wanted[name] for name in wanted}) / norm(wanted))
+        # A multiple that was solved for has an error of its own: the one that explains most stands in for it.
+        clipped = seen.head.share != 1
+        part = _inner(update, wanted) / _inner(update, update) if clipped else float(known.double().mean())
+        return float(norm({name: part * update[name] - wanted[name] for name in wanted}) / norm(wanted))
 
     def _certified(self, seen: Seen, unit: Tensor, error: float) -> Tensor:
         """`[n]` whether the observed update vouches for each image.
@@ -257,7 +274,7 @@ class GaussNewton(Attack):
         """The same where batch norm ties the examples together: what the update owes to an image is how it changes with
         that image a flat one. Of another contrast the update would be the same, so only 8-bit values are vouched for.
         """
-        if not (error < ROUNDED and bool((unit == _rounded(unit)).all())):
+        if not (error < ROUNDED and bool((unit == to_levels(unit)).all())):
             return torch.zeros(len(unit), dtype=torch.bool, device=unit.device)
         whole = self._update(seen, unit, seen.head.labels)
         own = []
@@ -278,11 +295,15 @@ class GaussNewton(Attack):
         history: list[tuple[int, float]],
     ) -> Reconstruction:
         unit = seen.images(search.point.x)
-        error, rounded = self._error(seen, unit), _rounded(unit)
+        error, rounded = self._error(seen, unit), to_levels(unit)
         error_rounded = self._error(seen, rounded) if self.rounding else float("inf")
-        found = error_rounded < min(error, ROUNDED)
+        found = error_rounded < (ROUNDED if search.stage == 2 else min(error, ROUNDED))
         if found:
             unit, error = rounded, error_rounded
+        elif search.before:
+            # Set values that do not explain the update are wrong somewhere, and spoil the others.
+            several = [seen.images(x) for x in search.before] + [unit] * (search.stage < 2)
+            error, unit = min(((self._error(seen, one), one) for one in several), key=lambda pair: pair[0])
         rows = search.point.residuals[0].flatten(1).norm(dim=1)
         status: Status = "interrupted" if interrupted else "ok" if found or search.ended else "exhausted"
         notes = [
@@ -293,6 +314,10 @@ class GaussNewton(Attack):
             notes.append("rounded to 8 bits, the images explain the update to rounding")
         elif seen.center is not None:
             notes.append("the update does not show the contrast of the batch; it was set so as to fill the value range")
+        if seen.head.share != 1:
+            notes.append(
+                f"the update is {seen.head.share:.3g} times the gradient of these images, as behind clipping to a norm"
+            )
         if seen.head.doubt is not None:
             notes.append(f"features: {seen.head.doubt}")
         return Reconstruction(
@@ -326,6 +351,7 @@ def _coupled(observed: Round, knowledge: Knowledge, network: Network) -> Seen:
     like = next(iter(observed.params.values()))
     # Of black images all activations may be zero, and so alike.
     two = torch.rand((2, *knowledge.input_shape), generator=generator(0, "probe image")).to(like)
+    observed = observed.over(found.share)
     structure = Structure.reading(network, f"{found.layer}.weight", two)
     known = Known.of_reading(found.activations.to(like), found.leveled)
     head = replace(_as_head(found, observed, knowledge), features=found.activations.flatten(1))
@@ -361,6 +387,7 @@ def _as_head(found: "InnerActivations", observed: Round, knowledge: Knowledge) -
         rounding=found.misfit,
         known=torch.ones(n, dtype=torch.bool),
         doubt=None,
+        share=found.share,
     )
 
 
@@ -433,9 +460,9 @@ def _placed(features: Tensor, structure: Structure) -> Tensor:
     return features.view(len(features), *shape)
 
 
-def _rounded(unit: Tensor) -> Tensor:
-    """The nearest 8-bit values."""
-    return (unit.detach().clamp(0, 1) * LEVELS).round() / LEVELS
+def _inner(one: Tensors, other: Tensors) -> float:
+    """Inner product of the tensors that `other` has."""
+    return sum(float((one[name].double() * other[name].double()).sum()) for name in other)
 
 
 def _kept(search: Search, step: int, history: list[tuple[int, float]]) -> Checkpoint:
@@ -443,6 +470,7 @@ def _kept(search: Search, step: int, history: list[tuple[int, float]]) -> Checkp
     assert search.preconditioner is not None
     open_ = search.equations.known.open
     tensors = {"images": search.point.x.detach(), "free": search.point.free, "moved": search.moved, "open": open_}
+    tensors |= {"fixed": search.fixed} | {f"before/{i}": images for i, images in enumerate(search.before)}
     tensors |= {f"preconditioner/{name}": value for name, value in search.preconditioner.state().items()}
     facts = {name: getattr(search, name) for name in FACTS}
     return Checkpoint(tensors, {"step": step, "history": history, **facts})
@@ -456,11 +484,13 @@ def _resumed(
     tensors = {name: tensor.to(like.device) for name, tensor in kept.tensors.items()}
     images = tensors["images"]
     known = replace(equations.known, open=tensors["open"])
-    equations = Equations(equations.network, equations.structure, known, equations.gradients)
+    floor = ROUNDED_FLOOR if facts["stage"] else FLOOR
+    equations = Equations(equations.network, equations.structure, known, equations.gradients, floor=floor)
     search = Search(equations, spectrum, equations.at(images, tensors["free"]), most)
     for name in FACTS:
         setattr(search, name, facts[name])
-    search.moved = tensors["moved"]
+    search.moved, search.fixed = tensors["moved"], tensors["fixed"]
+    search.before = [tensors[f"before/{i}"] for i in range(2) if f"before/{i}" in tensors]
     state = {name.split("/")[1]: value for name, value in tensors.items() if name.startswith("preconditioner/")}
     search.preconditioner = BlockCirculant.of(state, images)
     return search, history_in(facts)

@@ -8,6 +8,14 @@ from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
 from seepage.attacks.gauss_newton.equations import Equations, Point
+from seepage.attacks.gauss_newton.levels import (
+    FEWEST,
+    FIRST_NEARNESS,
+    LAST_NEARNESS,
+    NEARNESS_GROWTH,
+    sure_values,
+    to_levels,
+)
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 
 FIRST_DAMPING = 1e-6
@@ -39,6 +47,10 @@ REOPENINGS = 5
 """How often units near the kink of a ReLU are opened, at most."""
 EXPLAINED = 1e-13
 """Sum of squared residuals at which nothing but rounding is left."""
+POLISHING_INNER = 200
+"""Iterations of the conjugate gradients in the first step after the equations were weighted anew."""
+STEPS_BETWEEN = 2
+"""Steps after some values were set, before others are."""
 
 Pair = tuple[Tensor, Tensor]
 """Images `[n, C, H, W]` and the slopes of open units `[m]`."""
@@ -111,6 +123,12 @@ class Search:
         idle: Steps in a row that stood still.
         reopenings: How often units near the kink were opened.
         moved: `[n]` root mean square of each image's last change.
+        stage: 0: all values are searched for; 1: with weights for a rounded gradient; 2: sure values are being set.
+        fixed: `[n, C, H, W]` values that are set and not changed any more; empty at first.
+        nearness: How near to 8-bit values those must lie that are set next, in steps of 8 bits.
+        since: Steps since values were set.
+        before: Images `[n, C, H, W]` at which the stages before ended, 2 at most: where values were set wrongly, these
+            are better.
         center: `[1, C, H, W]` where the equations do not show the contrast: the batch's distance from this image may
             be multiplied by any factor. Steps then leave it as it is. None: they show it.
     """
@@ -126,6 +144,11 @@ class Search:
     idle: int = 0
     reopenings: int = 0
     moved: Tensor = field(default_factory=lambda: torch.zeros(0))
+    stage: int = 0
+    fixed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
+    nearness: float = FIRST_NEARNESS
+    since: int = 0
+    before: list[Tensor] = field(default_factory=list)
     center: Tensor | None = None
 
     @property
@@ -133,7 +156,8 @@ class Search:
         """Whether nothing is left to do: explained, standing still, or no step helps."""
         still = self.last_change < NEGLIGIBLE
         explained = self.point.square < EXPLAINED
-        return explained or still or self.idle >= PATIENCE or self.damping > MOST_DAMPING
+        enough = self.stage == 2 and self.since >= STEPS_BETWEEN
+        return enough or explained or still or self.idle >= PATIENCE or self.damping > MOST_DAMPING
 
     @property
     def last_change(self) -> float:
@@ -147,9 +171,41 @@ class Search:
         strength = self.equations.known.signal.flatten(1).norm(dim=1)
         return float(self.moved[strength >= FAINT * strength.max()].max())
 
+    def go_on(self) -> bool:
+        """Take a search that has ended up again where the client's images are of 8 bits; False where nothing is left.
+
+        What a search comes to rest at is spoiled by what is missing of the gradient: its last digits, where it was read
+        off two checkpoints. First the equations get weights that suit that. Then values that are surely those of 8 bits
+        are set, so that fewer are left for the same equations, and so on.
+        """
+        unit = self.point.x.detach()
+        if self.stage < 2:
+            self.before = [*self.before, unit][: self.stage + 1]
+        if self.stage == 0:
+            self._begin(1, self.equations.of_rounded(), unit)
+            self.iterations = min(POLISHING_INNER, self.most)
+            return True
+        if self.stage == 1:
+            self.fixed = torch.zeros_like(unit, dtype=torch.bool)
+        while self.nearness < LAST_NEARNESS:
+            sure = self.fixed | sure_values(unit, self.nearness)
+            more = int((sure & ~self.fixed).sum())
+            if more and (more > FEWEST * int((~self.fixed).sum()) or bool(sure.all())):
+                self.fixed = sure
+                self._begin(2, self.equations, torch.where(sure, to_levels(unit), unit))
+                return True
+            self.nearness *= NEARNESS_GROWTH
+        return False
+
+    def _begin(self, stage: int, equations: Equations, x: Tensor) -> None:
+        self.stage, self.equations, self.since, self.idle, self.damping = stage, equations, 0, 0, FIRST_DAMPING
+        self.point = equations.at(x, self.point.free)
+        self.preconditioner, self.moved = None, torch.zeros(0)
+
     def step(self) -> float:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
         point, before = self.point, self.point.square
+        self.since += 1
         off = point.x.detach() - 0.5
         rough = float((off * self.spectrum.precision(off)).mean())
         mu = before / self.equations.count / max(rough, 1e-30)
@@ -226,9 +282,9 @@ class Search:
         return change, not solved
 
     def _across(self, point: Point) -> Callable[[Tensor], Tensor]:
-        """Takes out of a change of the images what changes nothing but their contrast."""
+        """Takes out of a change of the images what changes nothing but their contrast, and what changes set values."""
         if self.center is None:
-            return lambda change: change
+            return (lambda change: change * ~self.fixed) if len(self.fixed) else (lambda change: change)
         contrast = point.x.detach() - self.center
         square = float(contrast.double().square().sum())
         return lambda change: change - float((change.double() * contrast.double()).sum()) / square * contrast

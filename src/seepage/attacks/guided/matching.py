@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from seepage.attacks.activations import inner_activations
-from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
 from seepage.attacks.guided.decoder import fit_decoder, layer_input
 from seepage.attacks.guided.inversion import invert_activations
 from seepage.attacks.head.features import head_features
@@ -102,6 +102,7 @@ class _Known:
         labels: `[n]`.
         words: What it is, for the report.
         leveled: `[C]` of which channels of a map the level is known; empty where it is none.
+        share: The update is so many times the gradient.
     """
 
     layer: str
@@ -110,6 +111,7 @@ class _Known:
     labels: Int[Tensor, " n"]
     words: str
     leveled: Bool[Tensor, " C"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
+    share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,13 +163,16 @@ class GuidedMatching(Attack):
         try:
             known = self._known(knowledge, observed)
             search = self._started(search, known, knowledge, observed)
+            observed = observed.over(known.share)
             begun = "its own start" if self.start == "own" else "an image of them"
             note = f"{known.words}; the search started from {begun}."
             left = int((~known.known).sum())
             note += f" Of {left} examples they are not known." if left else ""
+            if known.share != 1:
+                note += f" The update is {known.share:.3g} times the gradient, as behind clipping to a norm."
         except Inapplicable as unknown:
             note = f"The search had no {self.source} to start from: {unknown.reason}."
-        result = search.run(seen, seed=seed, progress=progress)
+        result = search.run((knowledge, observed), seed=seed, progress=progress)
         return replace(result, notes=(note, *result.notes))
 
     def objective_at(self, transcript: Transcript, inputs: Tensor, labels: Tensor) -> float | None:
@@ -184,7 +189,8 @@ class GuidedMatching(Attack):
         costs = torch.cdist(known.values.flatten(1).to(inputs), layer_input(calls[known.layer]))
         order = torch.as_tensor(linear_sum_assignment(costs.detach().cpu().numpy())[1], device=inputs.device)
         held = replace(search, priors=(*search.priors, *self._agreement(known, inputs)))
-        return held.objective_at(transcript, inputs[order], labels[order])
+        alone = SingleRound(knowledge, observed.over(known.share))
+        return held.objective_at(alone, inputs[order], labels[order])
 
     def started(self, knowledge: Knowledge, observed: Round) -> GradientMatching:
         """The search with its start, its labels and its terms, as one that needs no guide.
@@ -205,7 +211,7 @@ class GuidedMatching(Attack):
             inner = inner_activations(observed, knowledge)
             every = torch.ones(len(inner.labels), dtype=torch.bool)
             words = "Activations in front of the last block were read from its gradients"
-            return _Known(inner.layer, inner.activations, every, inner.labels, words, inner.leveled)
+            return _Known(inner.layer, inner.activations, every, inner.labels, words, inner.leveled, inner.share)
         names = last_linear(knowledge.model, knowledge.num_outputs)
         # Inferred labels may be wrong; those that come with the solution have been checked against the gradient.
         inferred = isinstance(self.search.labels, Auto)
@@ -217,7 +223,8 @@ class GuidedMatching(Attack):
         if not found.known.any():
             raise Inapplicable(found.doubt or "none of them is known", "use inverting_gradients")
         words = "Features of the last layer were read from its gradient"
-        return _Known(names[0].removesuffix(".weight"), found.features, found.known, found.labels, words)
+        layer = names[0].removesuffix(".weight")
+        return _Known(layer, found.features, found.known, found.labels, words, share=found.share)
 
     def _agreement(self, known: _Known, like: Tensor) -> tuple[FeatureAgreement, ...]:
         """The term that holds candidates to what is known; none where its weight is 0."""

@@ -1,6 +1,6 @@
 """What the gradient of the last linear layer says of a batch, written with as few unknowns as it leaves open."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -16,6 +16,9 @@ MIN_SPARE = 1
 """Equations to spare from which on the column space of the gradient tells the label of an example."""
 MAX_LEFT_OVER = 1e-2
 """Share of an example's slopes outside the column space up to which it counts as one of the batch."""
+
+MIN_SLOPE = 1e-3
+"""Length of softmax minus label below which an example's misfit is measured against this length."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,27 @@ class HeadEquations:
             examples,
             bias is not None,
         )
+
+    def over(self, share: float) -> Self:
+        """The same of an update that is `share` times the gradient: `s [g_b G] = (s D) U B`, so D alone is divided."""
+        return replace(self, scale=self.scale / share)
+
+    def share(self, unmixing: Float[Tensor, "n n"], count: int) -> float | None:
+        """What the gradient was multiplied by, such as by clipping; None where no slope tells.
+
+        With a bias the features of an unmixing, and so P, do not depend on it: the ratio of the weight's to the bias's
+        gradient does not. The slopes do: `n A_i = s (P_i - Y_i)`, of which the label's entry alone is negative.
+
+        Args:
+            unmixing: Rows at the scale that the bias tells.
+            count: Its first rows are those of single examples.
+        """
+        slopes = self.examples * self.slopes(unmixing)[:count]
+        wanted = self.probabilities(unmixing)[:count] - F.one_hot(slopes.argmin(1), len(self.weight))
+        size = wanted.square().sum(1)
+        shares = ((slopes * wanted).sum(1) / size)[size > MIN_SLOPE**2]
+        found = float(shares.median()) if len(shares) else 0.0
+        return found if 0 < found < float("inf") else None
 
     @property
     def rank(self) -> int:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from seepage.attacks.head import softmax
-from seepage.attacks.head.equations import HeadEquations
+from seepage.attacks.head.equations import MIN_SLOPE, HeadEquations
 from seepage.attacks.head.scale import rescaled
 from seepage.attacks.head.sparse import unmix
 from seepage.attacks.matching.labels import Auto
@@ -26,8 +26,10 @@ FORWARD = 3.0
 """Rounding of a network's own forward pass, in units of its type's epsilon and the size of its features."""
 MAX_UNKNOWNS = 10_000_000
 """Most entries of the softmax equations' Jacobian."""
-MIN_SLOPE = 1e-3
-"""Length of softmax minus label below which an example's misfit is measured against this length."""
+SHARINGS = 3
+"""Times that the share of the gradient in the update and the features are solved for in turn."""
+SHARES = (1.0, 0.1, 0.01, 0.001)
+"""Shares of the gradient in the update from which one is searched for, with the features."""
 SOLVED = 1e-5
 """Misfit at which no further start is tried."""
 
@@ -48,6 +50,8 @@ class HeadFeatures:
         rounding: Largest `noise` over the root mean square of the example's features.
         known: `[n]` whether the example's features are known to a relative error of about 1e-3.
         doubt: Why some features are not known, or None.
+        share: The update is so many times the gradient of the mean loss, as behind clipping to a norm; 1 where that
+            contradicts nothing.
     """
 
     features: Float[Tensor, "n k"]
@@ -60,6 +64,7 @@ class HeadFeatures:
     rounding: float
     known: Bool[Tensor, " n"]
     doubt: str | None
+    share: float = 1.0
 
     @property
     def losses(self) -> Float[Tensor, " n"]:
@@ -78,6 +83,7 @@ class _Solution:
         found: `[m]` bool: rows that are those of single examples.
         misfit: As in `HeadFeatures`.
         spread: As in `HeadFeatures`.
+        share: As in `HeadFeatures`.
     """
 
     unmixing: Tensor
@@ -86,6 +92,7 @@ class _Solution:
     found: Tensor
     misfit: float
     spread: float = 0.0
+    share: float = 1.0
 
 
 def head_features(
@@ -189,8 +196,6 @@ def _by_zeros(
     equations: HeadEquations, labels: Tensor | None, bias_gradient: Float[Tensor, " C"], draw: Generator
 ) -> _Solution | None:
     """The solution by the zeros of the features; None where they are too few."""
-    from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
-
     rank = equations.rank
     if equations.inner.shape[1] < MIN_WIDTH * rank:
         return None
@@ -201,6 +206,32 @@ def _by_zeros(
     if unmixed is None:
         return None
     unmixing, count = equations.scaled(unmixed[0]), unmixed[1]
+    plain = _settled(equations, unmixing, count, labels)
+    if plain.misfit < MAX_DISAGREEMENT or not equations.biased:
+        return plain
+    # The features do not depend on the update's size, but what the gradient holds of the softmax does.
+    solution: _Solution | None = None
+    for _ in range(SHARINGS):
+        share = equations.share(unmixing, count)
+        if share is None:
+            return plain
+        solution = replace(_settled(equations.over(share), unmixing, count, labels), share=share)
+        unmixing = solution.unmixing
+    return solution if solution is not None and solution.misfit < MAX_DISAGREEMENT else plain
+
+
+def _settled(equations: HeadEquations, unmixing: Float[Tensor, "n n"], count: int, labels: Tensor | None) -> _Solution:
+    """An unmixing at the scale that the equations agree on, with labels, errors, and what the softmax says of it.
+
+    Args:
+        equations: The gradient.
+        unmixing: Rows at the scale that the bias tells.
+        count: Its first rows are those of single examples.
+        labels: Where they are told.
+    """
+    from scipy.optimize import linear_sum_assignment  # heavy, and only this needs it
+
+    rank = equations.rank
     # What is left of n A - P is -1 at the label and 0 elsewhere.
     left = equations.examples * equations.slopes(unmixing) - equations.probabilities(unmixing)
     read = left.argmin(1)
@@ -248,26 +279,46 @@ def _by_softmax(
             "many",
             "record a smaller batch",
         )
-    tries = []
-    for first in _starts(equations, labels, bias_gradient, before, starts, draw):
-        unmixing = softmax.refine(equations, first, labels)
-        tries.append((equations.misfit(unmixing, labels), unmixing))
-        if sum(misfit < SOLVED for misfit, _ in tries) == 2:
-            break
-    misfit, unmixing = min(tries, key=lambda one: one[0])
-    if not math.isfinite(misfit):
+    plain = _of_starts(equations, labels, bias_gradient, before, starts, draw)
+    if not plain.misfit < MAX_DISAGREEMENT:
+        for guess in SHARES:
+            # What the update was multiplied by is one more unknown.
+            over = bias_gradient / guess
+            shared = _of_starts(equations.over(guess), labels, over, None, starts, draw, scaling=True)
+            if shared.misfit < MAX_DISAGREEMENT:
+                return replace(shared, share=guess * shared.share)
+    if not math.isfinite(plain.misfit):
         raise Inapplicable(
             "the softmax equations of the last layer have no finite solution: its gradient or weights are too large",
             "look at the update of another round",
         )
-    if before is not None and before.misfit < misfit:
-        return before
+    return before if before is not None and before.misfit < plain.misfit else plain
+
+
+def _of_starts(
+    equations: HeadEquations,
+    labels: Int[Tensor, " n"],
+    bias_gradient: Float[Tensor, " C"],
+    before: _Solution | None,
+    starts: int,
+    draw: Generator,
+    *,
+    scaling: bool = False,
+) -> _Solution:
+    """The best of several starts; with `scaling` the update may be any multiple of the gradient."""
+    tries: list[tuple[float, Tensor, float]] = []
+    for first in _starts(equations, labels, bias_gradient, before, starts, draw):
+        unmixing, share = softmax.refine(equations, first, labels, scaling=scaling)
+        tries.append((equations.over(share).misfit(unmixing, labels), unmixing, share))
+        if sum(misfit < SOLVED for misfit, *_ in tries) == 2:
+            break
+    misfit, unmixing, share = min(tries, key=lambda one: one[0])
     features = unmixing @ equations.inner
     # Solutions that fit about as well must be the same, whatever the order of examples with one label.
-    rivals = [_apart(features, other @ equations.inner, labels) for off, other in tries if off < 10 * misfit + SOLVED]
-    noise = softmax.noise(equations, unmixing, labels)
+    rivals = [_apart(features, q @ equations.inner, labels) for off, q, _ in tries if off < 10 * misfit + SOLVED]
+    noise = softmax.noise(equations.over(share), unmixing, labels)
     found = torch.ones(len(labels), dtype=torch.bool)
-    return _Solution(unmixing, labels, noise, found, misfit, max(rivals))
+    return _Solution(unmixing, labels, noise, found, misfit, max(rivals, default=0.0), share)
 
 
 def _starts(
@@ -329,6 +380,7 @@ def _result(equations: HeadEquations, solution: _Solution, told: Int[Tensor, " n
         rounding=rounding,
         known=known[order],
         doubt=doubt,
+        share=solution.share,
     )
 
 

@@ -67,37 +67,57 @@ def _jacobian(
 
 
 def refine(
-    equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"], steps: int = STEPS
-) -> Float[Tensor, "n n"]:
+    equations: HeadEquations,
+    unmixing: Float[Tensor, "n n"],
+    labels: Int[Tensor, " n"],
+    steps: int = STEPS,
+    *,
+    scaling: bool = False,
+) -> tuple[Float[Tensor, "n n"], float]:
     """Levenberg-Marquardt on relative changes `Q <- Q + E Q`, bounded where Q is ill-conditioned.
 
     With `A^T = D U Q^-1` and logits `Z = Q B W^T + b`: `dA_i = -sum_a E_ai A_a`, `dZ_i = sum_b E_ib (Q B W^T)_b`.
+
+    Args:
+        equations: The gradient.
+        unmixing: Where to start.
+        labels: Of the examples.
+        steps: At most.
+        scaling: Whether the update may be any multiple `s = e^t` of the gradient: `dA_i / dt = -A_i` then.
+
+    Returns:
+        The unmixing, and that multiple.
     """
-    n, damping = len(unmixing), 1e-2
+    n, damping, share = len(unmixing), 1e-2, 1.0
     off, ones, slopes, chances = residuals(equations, unmixing, labels)
     cost = float(off.square().sum() + ones.square().sum())
     for step in range(steps):
         whole = _jacobian(equations, unmixing, slopes, chances)
+        if scaling:
+            whole = torch.cat([whole, torch.cat([-slopes.flatten(), torch.zeros_like(ones)])[:, None]], 1)
         missing = torch.cat([off.flatten(), ones])
         normal, slope = whole.T @ whole, whole.T @ missing
         for _ in range(8):
             lifted = normal + damping * torch.diag(normal.diagonal() + 1e-12)
-            change = -torch.linalg.solve(lifted, slope).view(n, n)
+            change = -torch.linalg.solve(lifted, slope)
             change = change * (1.0 / max(1.0, float(change.norm())))
-            new = unmixing + change @ unmixing
-            tried = residuals(equations, new, labels)
+            new = unmixing + change[: n * n].view(n, n) @ unmixing
+            grown = float(change[-1].exp()) if scaling else 1.0
+            moved = equations.over(grown) if scaling else equations
+            tried = residuals(moved, new, labels)
             lower = float(tried[0].square().sum() + tried[1].square().sum())
             if lower < cost:
                 damping = max(damping / 5, 1e-14)
                 break
             damping = min(damping * 5, 1e8)
         else:
-            return unmixing
+            return unmixing, share
         settled = cost - lower < SETTLED * lower and step > 3
         unmixing, (off, ones, slopes, chances), cost = new, tried, lower
+        equations, share = moved, share * grown
         if settled or cost < 1e-26:
             break
-    return unmixing
+    return unmixing, share
 
 
 def noise(equations: HeadEquations, unmixing: Float[Tensor, "n n"], labels: Int[Tensor, " n"]) -> Float[Tensor, " n"]:

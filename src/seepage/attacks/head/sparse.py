@@ -35,10 +35,15 @@ ALIKE = 2e-2
 """Distance of two directions of length 1 below which one of them is dropped before they are settled."""
 SAME = 3e-3
 """Distance of two directions of length 1 below which they are one."""
-SHARPENINGS = 3
-"""Times that the zeros of a row are read and the row is solved from them."""
+SHARPENINGS = (64.0, 16.0, 4.0, 1.0, 1.0, 1.0)
+"""How much wider what counts as zero is, each time that the zeros of a row are read and the row is solved from them.
+
+A narrow width alone can come to rest at a row that is tilted: at those of its zeros that happen to stay within.
+"""
 SURE_ZERO = 4.0
 """What counts as zero in the end, in standard deviations of the error of a feature."""
+WIDEST_ZERO = 1e-3
+"""What counts as zero at most, in the same units, before the errors are known to be larger."""
 NEARLY_ZERO = 1e-5
 """What counts as zero at least, in units of the root mean square of an example's features."""
 
@@ -211,10 +216,10 @@ def sharpen(equations: HeadEquations, rows: Float[Tensor, "m n"]) -> Float[Tenso
     basis = equations.inner
     sharp = []
     for row in rows:
-        for _ in range(SHARPENINGS):
+        for wider in SHARPENINGS:
             values = row @ basis
-            noise = equations.deviation * float(row.norm())
-            width = max(SURE_ZERO * noise, 1e-6 * float(values.square().mean().sqrt()))
+            noise, size = equations.deviation * float(row.norm()), float(values.square().mean().sqrt())
+            width = max(min(wider * SURE_ZERO * noise, WIDEST_ZERO * size), SURE_ZERO * noise, 1e-6 * size)
             zero = basis[:, values.abs() < width]
             if zero.shape[1] < 2 * len(row):
                 break
