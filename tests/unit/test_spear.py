@@ -255,3 +255,11 @@ def test_it_says_where_it_does_not_apply() -> None:
     )
     with pytest.raises(Inapplicable, match="zero everywhere"):
         Spear().check(silent)
+
+
+def test_a_layer_whose_outputs_are_joined_with_others_is_refused() -> None:
+    """One party of a vertically split network: the network behind it needs the other parties' outputs, too."""
+    model = build(Architecture("vertical", {"channels": 16, "hidden": 64}), (1, 8, 8), 10)
+    batch = Batch(torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 3, 3]))
+    with pytest.raises(Inapplicable, match="no function of its outputs alone"):
+        Spear()(record(model, batch), seed=0)

@@ -158,7 +158,18 @@ class DownstreamNetwork:
             return forward(self.model, params, none, buffers=buffers)
         # A reshape to (n, -1) is not possible with n = 0, nor are some normalizations, which say so in other ways.
         except (RuntimeError, IndexError, ValueError):
+            pass
+        try:
             return forward(self.model, params, one, buffers=buffers)
+        except (RuntimeError, IndexError, ValueError) as error:
+            if len(like) == 1:
+                raise
+            # Rows of this layer beside one row of another.
+            raise Inapplicable(
+                f"the network behind layer {self.layer!r} is no function of its outputs alone: other layers' outputs, "
+                f"or as many examples, are wanted beside them ({error})",
+                f"use cocktail_party, or {MATCHING}",
+            ) from None
 
     def probabilities(self, outputs: Tensor) -> Tensor:
         """`[r, k]` predicted probabilities."""

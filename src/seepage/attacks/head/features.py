@@ -26,6 +26,8 @@ FORWARD = 3.0
 """Rounding of a network's own forward pass, in units of its type's epsilon and the size of its features."""
 MAX_UNKNOWNS = 10_000_000
 """Most entries of the softmax equations' Jacobian."""
+MAX_UNKNOWNS_SHARED = 200_000
+"""The same where the update may be any multiple of the gradient, which takes up to four times as long."""
 SHARINGS = 3
 """Times that the share of the gradient in the update and the features are solved for in turn."""
 SHARES = (1.0, 0.1, 0.01, 0.001)
@@ -280,7 +282,7 @@ def _by_softmax(
             "record a smaller batch",
         )
     plain = _of_starts(equations, labels, bias_gradient, before, starts, draw)
-    if not plain.misfit < MAX_DISAGREEMENT:
+    if not plain.misfit < MAX_DISAGREEMENT and len(labels) ** 3 * len(equations.weight) <= MAX_UNKNOWNS_SHARED:
         for guess in SHARES:
             # What the update was multiplied by is one more unknown.
             over = bias_gradient / guess
@@ -312,13 +314,15 @@ def _of_starts(
         tries.append((equations.over(share).misfit(unmixing, labels), unmixing, share))
         if sum(misfit < SOLVED for misfit, *_ in tries) == 2:
             break
-    misfit, unmixing, share = min(tries, key=lambda one: one[0])
+    misfit, unmixing, share = min(tries, key=lambda one: math.inf if math.isnan(one[0]) else one[0])
+    none = torch.zeros(len(labels), dtype=torch.bool)
+    if not math.isfinite(misfit):
+        return _Solution(unmixing, labels, torch.full_like(unmixing[:, 0], math.inf), none, misfit)
     features = unmixing @ equations.inner
     # Solutions that fit about as well must be the same, whatever the order of examples with one label.
     rivals = [_apart(features, q @ equations.inner, labels) for off, q, _ in tries if off < 10 * misfit + SOLVED]
     noise = softmax.noise(equations.over(share), unmixing, labels)
-    found = torch.ones(len(labels), dtype=torch.bool)
-    return _Solution(unmixing, labels, noise, found, misfit, max(rivals, default=0.0), share)
+    return _Solution(unmixing, labels, noise, ~none, misfit, max(rivals), share)
 
 
 def _starts(
