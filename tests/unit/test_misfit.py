@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
+from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, record
 from seepage.audit.attempt import Attempt
 from seepage.audit.cell import Cell
 from seepage.audit.misfit import misfit
@@ -39,11 +39,22 @@ def test_the_figure_is_the_relative_norm_over_all_that_was_sent() -> None:
     guess = (INPUTS + 0.1).clamp(0, 1)
     own = seen.knowledge.client(seen.knowledge.model, seen[0].params, Batch(guess, LABELS)).tensors
     sent = seen[0].update.tensors
-    off = math.sqrt(sum(float((own[name] - sent[name]).square().sum()) for name in sent))
+    factor = sum(float((own[name] * sent[name]).sum()) for name in sent)
+    factor /= sum(float(own[name].square().sum()) for name in sent)
+    off = math.sqrt(sum(float((factor * own[name] - sent[name]).square().sum()) for name in sent))
     size = math.sqrt(sum(float(tensor.square().sum()) for tensor in sent.values()))
     found = misfit([seen], [tried(guess, LABELS)])
     assert found == pytest.approx(off / size, rel=1e-5)
     assert found > 0.05
+
+
+def test_a_clipped_update_is_given_up_to_its_size() -> None:
+    torch.manual_seed(0)
+    model, batch = build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 10), Batch(INPUTS, LABELS)
+    seen = record(model, batch, defense=GaussianNoise(sigma=0.0, clip=0.01))
+    found = misfit([seen], [tried(INPUTS, LABELS)])
+    assert found is not None
+    assert found < 1e-5
 
 
 def test_local_steps_that_use_the_whole_batch_do_not_depend_on_its_order() -> None:
@@ -77,7 +88,7 @@ def test_where_it_cannot_be_told_nothing_is_said(client: ClientUpdate, inputs: T
         (
             0.0004,
             1,
-            "The update that it gives is the one that was sent, but for 0.04 % of its size, which other inputs may",
+            "is the one that was sent, or a multiple of it, but for 0.04 % of its size, which other inputs may",
         ),
         (None, 3, "none of which it can certify. The truth is not at hand"),
     ],

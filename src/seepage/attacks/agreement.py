@@ -6,7 +6,9 @@ from seepage.core.nn import dot, norm
 from seepage.types import Batch, Knowledge, Round, Tensors
 
 
-def disagreement(observed: Round, knowledge: Knowledge, inputs: Tensor, labels: Tensor) -> float:
+def disagreement(
+    observed: Round, knowledge: Knowledge, inputs: Tensor, labels: Tensor, *, up_to_size: bool = False
+) -> float:
     """How much the client's update at these inputs differs from the observed one, relatively, over what was sent.
 
     Args:
@@ -14,8 +16,16 @@ def disagreement(observed: Round, knowledge: Knowledge, inputs: Tensor, labels: 
         knowledge: What the attacker knows of it.
         inputs: `[n, *shape]` guesses.
         labels: `[n]` their labels, as `Batch` has them.
+        up_to_size: Of all positive multiples of the client's update take the nearest. One that was clipped to a norm,
+            or made at another learning rate than was told, is a multiple.
     """
     own = knowledge.client(knowledge.model, observed.params, Batch(inputs, labels), buffers=observed.buffers).tensors
     sent = observed.update.tensors
-    off: Tensors = {name: own[name] - sent[name] for name in sent}
+    multiple = 1.0
+    if up_to_size:
+        same = {name: own[name] for name in sent}
+        # argmin over s of |s u - v|^2 is <u, v> / <u, u>; where that is not positive the update points elsewhere.
+        best = float(dot(same, sent) / dot(same, same).clamp(min=1e-300))
+        multiple = best if best > 0 else 1.0
+    off: Tensors = {name: multiple * own[name] - sent[name] for name in sent}
     return float(norm(off) / dot(sent, sent).sqrt())

@@ -14,6 +14,7 @@ MOST_STEPS = 100
 def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | None:
     """Relative difference between the update that guesses give and the one that was sent, the mean over batches.
 
+    Up to the update's size, which clipping to a norm or a rate that was told wrongly changes.
     Norm over all tensors that were sent, as a share of the sent update's: 0 where the guesses give just that update,
     which others may too. None where no batch has as many guesses of examples as there were, with their labels, or where
     it matters which examples are in which local step.
@@ -40,4 +41,4 @@ def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
     steps = knowledge.client.batches(len(guess))
     if len(steps) > MOST_STEPS or any(len(step) < len(guess) for step in steps):
         return None
-    return disagreement(observed, knowledge, guess.inputs, guess.labels)
+    return disagreement(observed, knowledge, guess.inputs, guess.labels, up_to_size=True)

@@ -131,8 +131,8 @@ class Row(JsonRecord):
         inner: Relative error of each intermediate quantity that the attack estimates.
         objective: Mean value of the objective that the attack reached.
         objective_at_truth: Mean value of the objective at the private examples.
-        misfit: Without a truth: how much the update that the guesses give differs from the sent one, relatively, where
-            that could be computed. 0 is just that update.
+        misfit: Without a truth: how much the update that the guesses give differs from the sent one, relatively and up
+            to one factor, where that could be computed. 0 is just that update, or a multiple.
         cost: Time and number of evaluations.
         notes: Notes of the attack about its own run.
     """

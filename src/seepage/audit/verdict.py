@@ -128,7 +128,8 @@ def _misfit(row: Row) -> str:
     gives = f" The update that {'it gives' if one else 'they give'}"
     if row.fits:
         alike = "" if row.certified_examples else ", which other inputs may give too"
-        return f"{gives} is the one that was sent, but for {share_words(row.misfit)} of its size{alike}."
+        off = share_words(row.misfit)
+        return f"{gives} is the one that was sent, or a multiple of it, but for {off} of its size{alike}."
     copies = "it is no exact copy" if one else "they are no exact copies"
     return (
         f"{gives} differs from the one that was sent by {share_words(row.misfit)} of its size: {copies}, unless the "
