@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import seepage.data
-from seepage import Architecture, Batch, FedSGD, attack, build, record
+from seepage import Architecture, Batch, FedSGD, GaussianNoise, attack, build, record
 from seepage.attacks.decoding import Decoder, NaturalSpectrum
 from seepage.attacks.guided import GuidedMatching, gradient_matching
 from seepage.attacks.guided.decoder import fit_decoder
@@ -157,6 +157,15 @@ def test_labels_come_with_the_features_where_rules_name_wrong_ones() -> None:
     found = attack(trained, gradient_matching(steps=2))
     assert found.labels is not None
     assert found.labels.tolist() == sorted(batch.labels.tolist())
+
+
+def test_a_clipped_update_is_as_good_as_the_gradient_that_it_is_a_multiple_of() -> None:
+    seen, batch = victim()
+    clipped = record(seen.knowledge.model, batch, defense=GaussianNoise(sigma=0.0, clip=0.02))
+    plain, found = (attack(one, gradient_matching(steps=40)) for one in (seen, clipped))
+    assert "times the gradient, as behind clipping to a norm" in found.notes[0]
+    assert "times the gradient" not in plain.notes[0]
+    assert quality(found.inputs, batch) > quality(plain.inputs, batch) - 0.5
 
 
 def it_starts_at(seen: Transcript) -> Tensor:
