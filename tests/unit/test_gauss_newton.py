@@ -428,6 +428,41 @@ def test_an_update_that_was_clipped_to_a_norm_is_read_as_well() -> None:
     assert any("times the gradient of these images, as behind clipping" in note for note in found.notes)
 
 
+class Front(nn.Module):
+    """What networks do in front of their first layer, of which the update does not show all, or hardly anything."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.what == "grey":
+            return (x * torch.tensor([0.3, 0.59, 0.11]).view(1, 3, 1, 1)).sum(1, keepdim=True)
+        return x[:, :, 2:-2, 2:-2] if self.what == "cropped" else x / 255
+
+
+@pytest.mark.parametrize("labels", [(6, 1), (6, 6)])
+@pytest.mark.parametrize("what", ["grey", "cropped", "faint", "strides"])
+def test_pictures_of_which_the_network_does_not_read_all_are_not_certified(what: str, labels: tuple[int, ...]) -> None:
+    with frozen_randomness(0):
+        first = nn.Conv2d(
+            1 if what == "grey" else 3, 16, 2 if what == "strides" else 3, stride=3 if what == "strides" else 1
+        )
+        body = [nn.Identity() if what == "strides" else Front(what), first, nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2)]
+        body += [nn.ReLU(), nn.Flatten()]
+        width = nn.Sequential(*body)(torch.zeros(1, 3, 16, 16)).shape[1]
+        model = nn.Sequential(*body, nn.Linear(width, 10))
+    data = seepage.data.load("album", size=16)
+    truth = data.batch(data.private[:2]).inputs
+    try:
+        found = GaussNewton(steps=15)(record(model, Batch(truth, torch.tensor(labels))), seed=0)
+    except Inapplicable:
+        return
+    assert found.certified is not None
+    away = torch.cdist(found.inputs.flatten(1), truth.flatten(1)).amin(1) / 768**0.5
+    assert not (found.certified & (away > 1e-2)).any()
+
+
 def test_layers_that_were_clipped_apart_are_not_certified() -> None:
     seen, _ = planted()
 

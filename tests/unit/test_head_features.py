@@ -246,14 +246,7 @@ def test_a_wrong_solution_is_never_called_known(what: str, activation: str) -> N
     except Inapplicable:
         return
     assert found.doubt is not None
-    if what == "more" and activation == "relu":
-        # One too many is a mean that is as much too small: a multiple, and one example that left no trace.
-        assert found.share == pytest.approx(6 / 5, rel=1e-4)
-        away = torch.cdist(found.features[found.known], features_of(model, batch.inputs)).amin(1)
-        assert len(away) == 5
-        assert away.max() < 1e-3 * found.features[found.known].norm(dim=1).min()
-    else:
-        assert not found.known.any()
+    assert not found.known.any()
 
 
 @settings(max_examples=25, deadline=None)

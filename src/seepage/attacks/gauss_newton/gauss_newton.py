@@ -26,9 +26,15 @@ from seepage.types import Batch, Knowledge, Reconstruction, Round, Status, Tenso
 if TYPE_CHECKING:
     from seepage.attacks.activations import InnerActivations
 
-CERTAIN = 1e-2
-"""An image is certified where the whole gradient is off by less than this share of the image's own gradient."""
-CERTAIN_CURVED = 1e-5
+CERTAIN = 1e-1
+"""An image is certified where the whole gradient is off by less than this share of what a change of it would make."""
+CERTAIN_TOGETHER = 1e-2
+"""The same where batch norm ties examples together, of what the update owes to an image's not being flat."""
+CHANGE = 0.01
+"""That change: a standard deviation, of black to white. It is 40 dB, where a recovered image counts as exact."""
+FREE = 0.7
+"""Share of a random change of a few neighboring values from which on they count as free to change."""
+CERTAIN_CURVED = 1e-4
 """The same where slopes are not known from the features: sigmoids give far images gradients that differ by 1e-4."""
 ROUNDED = 1e-4
 """The same below which images rounded to 8 bits are taken to be the client's own, but for a few values."""
@@ -254,21 +260,28 @@ class GaussNewton(Attack):
         part = _inner(update, wanted) / _inner(update, update) if clipped else float(known.double().mean())
         return float(norm({name: part * update[name] - wanted[name] for name in wanted}) / norm(wanted))
 
-    def _certified(self, seen: Seen, unit: Tensor, error: float) -> Tensor:
+    def _certified(self, seen: Seen, search: Search, unit: Tensor, error: float) -> Tensor:
         """`[n]` whether the observed update vouches for each image.
 
         The layers in front of the matched one were not fitted to, so that the whole update comes out right vouches for
-        the images that it depends on. What an image adds to it must stand out from what is left unexplained: one whose
-        loss is near 0 could be any image. Behind a curved activation, far images give nearly the same update.
+        the images that it depends on. What a small change of an image adds to it must stand out from what is left
+        unexplained: one whose loss is near 0 could be any image, and so could one that hardly reaches the weights. No
+        part of an image may be free to change. Behind a curved activation, far images give nearly the same update.
         """
+        probe = torch.randn(unit.shape, generator=generator(0, "change")).to(unit)
+        determined = (search.undetermined(probe) < FREE).to(unit.device)
         if seen.center is not None:
-            return self._certified_together(seen, unit, error)
+            return self._certified_together(seen, unit, error) & determined
         limit = CERTAIN if seen.structure.activation is not None else CERTAIN_CURVED
         off = error * float(norm(seen.observed.update.tensors))
-        parts = zip(unit.split(1), seen.head.labels.split(1), strict=True)
-        # The update is the mean of what the examples would send alone.
-        own = torch.tensor([float(norm(self._update(seen, *part))) / len(unit) for part in parts])
-        return (seen.head.known & (off < limit * own)).to(unit.device)
+        own = []
+        for one, other, label in zip(
+            unit.split(1), (unit + CHANGE * probe).split(1), seen.head.labels.split(1), strict=True
+        ):
+            # The update is the mean of what the examples would send alone.
+            first, second = self._update(seen, one, label), self._update(seen, other, label)
+            own.append(float(norm({name: second[name] - first[name] for name in first})) / len(unit))
+        return (seen.head.known & (off < limit * torch.tensor(own))).to(unit.device) & determined
 
     def _certified_together(self, seen: Seen, unit: Tensor, error: float) -> Tensor:
         """The same where batch norm ties the examples together: what the update owes to an image is how it changes with
@@ -284,7 +297,7 @@ class GaussNewton(Attack):
             changed = self._update(seen, without, seen.head.labels)
             own.append(float(norm({name: whole[name] - changed[name] for name in whole})))
         off = error * float(norm(seen.observed.update.tensors))
-        return torch.tensor([off < CERTAIN * share for share in own], device=unit.device)
+        return torch.tensor([off < CERTAIN_TOGETHER * share for share in own], device=unit.device)
 
     def _result(
         self,
@@ -324,7 +337,7 @@ class GaussNewton(Attack):
             inputs=seen.network.low + seen.network.span * unit,
             labels=seen.head.labels.to(unit.device),
             objective=rows,
-            certified=self._certified(seen, unit, error),
+            certified=self._certified(seen, search, unit, error),
             status=status,
             history=tuple(history),
             cost={"steps": step, "evaluations": search.passes},

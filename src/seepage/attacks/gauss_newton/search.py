@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
@@ -49,6 +50,10 @@ EXPLAINED = 1e-13
 """Sum of squared residuals at which nothing but rounding is left."""
 POLISHING_INNER = 200
 """Iterations of the conjugate gradients in the first step after the equations were weighted anew."""
+PROBING_INNER, PROBED_TO = 800, 1e-5
+"""Iterations, at most, and the relative residual of the conjugate gradients that look for what is not shown."""
+PROBED = 3
+"""Height and width of the neighborhood that is looked at for a change that the equations do not show."""
 STEPS_BETWEEN = 2
 """Steps after some values were set, before others are."""
 
@@ -62,7 +67,12 @@ def inner(a: Pair, b: Pair) -> float:
 
 
 def conjugate_gradients(
-    product: Callable[[Pair], Pair], right: Pair, inverse: Callable[[Pair], Pair], most: int
+    product: Callable[[Pair], Pair],
+    right: Pair,
+    inverse: Callable[[Pair], Pair],
+    most: int,
+    *,
+    solved: float = SOLVED,
 ) -> tuple[Pair, int, bool]:
     """Solve `A d = right` for a positive definite A, from zero.
 
@@ -71,9 +81,10 @@ def conjugate_gradients(
         right: The right-hand side.
         inverse: An approximate inverse of A.
         most: Most iterations.
+        solved: Relative residual at which they stop.
 
     Returns:
-        The solution, the number of iterations, and whether the residual came down to `SOLVED`.
+        The solution, the number of iterations, and whether the residual came down to `solved`.
 
     >>> one = (torch.tensor([2.0, 6.0]), torch.zeros(0))
     >>> solved = conjugate_gradients(lambda v: (v[0] * torch.tensor([1.0, 3.0]), v[1]), one, lambda v: v, 9)
@@ -87,7 +98,7 @@ def conjugate_gradients(
     direction = (first_direction[0].clone(), first_direction[1].clone())
     size = first = inner(residual, direction)
     for iteration in range(most):
-        if not size > SOLVED**2 * first:
+        if not size > solved**2 * first:
             return solution, iteration, True
         moved = product(direction)
         length = size / inner(direction, moved)
@@ -99,7 +110,7 @@ def conjugate_gradients(
         # Polak-Ribiere and Fletcher-Reeves agree for a quadratic; the latter needs no copy.
         direction = (turned[0] + new / size * direction[0], turned[1] + new / size * direction[1])
         size = new
-    return solution, most, not size > SOLVED**2 * first
+    return solution, most, not size > solved**2 * first
 
 
 @dataclass(eq=False)
@@ -246,6 +257,35 @@ class Search:
             self.equations, free = more
             self.point = self.equations.at(self.point.x, free, self.point)
             self.reopenings, self.idle = self.reopenings + 1, 0
+
+    def undetermined(self, probe: Tensor) -> Tensor:
+        """`[n]` how much of a random change of the images the equations do not show, where they show least of it.
+
+        What a change e does to the equations is `J e`; least squares give back from that what they determine of it.
+        What does not come back is free: pixels that no layer reads, colors that the first layer adds up, directions
+        that hardly reach the features. The share is a root mean square over a neighborhood and its colors, the largest.
+
+        Args:
+            probe: `[n, C, H, W]` standard normal numbers.
+        """
+        point, nothing = self.point, torch.zeros_like(self.point.free)
+        if self.preconditioner is None:
+            self.preconditioner = BlockCirculant(lambda v: self._normal(point, (v, nothing))[0], probe)
+        circulant = self.preconditioner
+        circulant.damp(LEAST_DAMPING)
+        weights = torch.ones_like(point.free)
+        if point.patches:
+            weights = 1 / (self._open_diagonal(point) + LEAST_DAMPING)
+        back, _, _ = conjugate_gradients(
+            lambda v: self._normal(point, v),
+            self._normal(point, (probe, nothing)),
+            lambda v: (circulant(v[0]), weights * v[1]),
+            PROBING_INNER,
+            solved=PROBED_TO,
+        )
+        left = (probe - back[0]).square().mean(1, keepdim=True)
+        around = F.avg_pool2d(left, PROBED, 1, PROBED // 2, count_include_pad=False)
+        return around.sqrt().flatten(1).amax(1)
 
     @property
     def _relative(self) -> float:

@@ -209,7 +209,8 @@ def _by_zeros(
         return None
     unmixing, count = equations.scaled(unmixed[0]), unmixed[1]
     plain = _settled(equations, unmixing, count, labels)
-    if plain.misfit < MAX_DISAGREEMENT or not equations.biased:
+    # Examples that are too alike to be told apart look like one that counts several times, as in a multiple.
+    if plain.misfit < MAX_DISAGREEMENT or not equations.biased or equations.rank < equations.examples:
         return plain
     # The features do not depend on the update's size, but what the gradient holds of the softmax does.
     solution: _Solution | None = None
