@@ -99,8 +99,8 @@ class GaussNewton(Attack):
        nonlinear least squares in the images, started from a linear decoder that is fitted on made-up images, and
        solved by Gauss-Newton with whitened equations (`equations`, `search`).
     4. The gradients of all other layers were not used: where the network's whole gradient at the result is the one
-       that was observed, the images are certified. Where images rounded to 8 bits explain the gradient to rounding,
-       these are returned.
+       that was observed, and no part of an image is free to change, the images are certified. Where images rounded to
+       8 bits explain the gradient to rounding, these are returned.
     5. An update that was rounded itself, such as the difference of two checkpoints, leaves the search near the images
        alone. Values that are surely those of 8 bits are then set, and the others solved anew (`levels`).
 
@@ -269,19 +269,21 @@ class GaussNewton(Attack):
         part of an image may be free to change. Behind a curved activation, far images give nearly the same update.
         """
         probe = torch.randn(unit.shape, generator=generator(0, "change")).to(unit)
-        determined = (search.undetermined(probe) < FREE).to(unit.device)
         if seen.center is not None:
-            return self._certified_together(seen, unit, error) & determined
-        limit = CERTAIN if seen.structure.activation is not None else CERTAIN_CURVED
-        off = error * float(norm(seen.observed.update.tensors))
-        own = []
-        for one, other, label in zip(
-            unit.split(1), (unit + CHANGE * probe).split(1), seen.head.labels.split(1), strict=True
-        ):
-            # The update is the mean of what the examples would send alone.
-            first, second = self._update(seen, one, label), self._update(seen, other, label)
-            own.append(float(norm({name: second[name] - first[name] for name in first})) / len(unit))
-        return (seen.head.known & (off < limit * torch.tensor(own))).to(unit.device) & determined
+            certain = self._certified_together(seen, unit, error)
+        else:
+            limit = CERTAIN if seen.structure.activation is not None else CERTAIN_CURVED
+            off = error * float(norm(seen.observed.update.tensors))
+            own = []
+            changed = (unit + CHANGE * probe).split(1)
+            for one, other, label in zip(unit.split(1), changed, seen.head.labels.split(1), strict=True):
+                # The update is the mean of what the examples would send alone.
+                first, second = self._update(seen, one, label), self._update(seen, other, label)
+                own.append(float(norm({name: second[name] - first[name] for name in first})) / len(unit))
+            certain = (seen.head.known & (off < limit * torch.tensor(own))).to(unit.device)
+        if not bool(certain.any()):
+            return certain  # what is free need not be looked for
+        return certain & (search.undetermined(probe) < FREE).to(unit.device)
 
     def _certified_together(self, seen: Seen, unit: Tensor, error: float) -> Tensor:
         """The same where batch norm ties the examples together: what the update owes to an image is how it changes with

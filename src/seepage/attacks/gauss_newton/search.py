@@ -271,15 +271,10 @@ class Search:
         point, nothing = self.point, torch.zeros_like(self.point.free)
         if self.preconditioner is None:
             self.preconditioner = BlockCirculant(lambda v: self._normal(point, (v, nothing))[0], probe)
-        circulant = self.preconditioner
-        circulant.damp(LEAST_DAMPING)
-        weights = torch.ones_like(point.free)
-        if point.patches:
-            weights = 1 / (self._open_diagonal(point) + LEAST_DAMPING)
         back, _, _ = conjugate_gradients(
             lambda v: self._normal(point, v),
             self._normal(point, (probe, nothing)),
-            lambda v: (circulant(v[0]), weights * v[1]),
+            self._inverse(point, LEAST_DAMPING),
             PROBING_INNER,
             solved=PROBED_TO,
         )
@@ -299,27 +294,33 @@ class Search:
         if self.preconditioner is None:
             nothing = torch.zeros_like(point.free)
             self.preconditioner = BlockCirculant(lambda v: self._normal(point, (v, nothing))[0], off)
-        circulant = self.preconditioner
-        circulant.damp(self.damping)
-        # Open slopes: the diagonal is enough, each stands almost alone. Its scale is that of the whitened equations.
-        weights = torch.ones_like(point.free)
-        if point.patches:
-            weights = 1 / (self._open_diagonal(point) + self.damping)
-
-        across = self._across(point)
+        inverse, across = self._inverse(point, self.damping), self._across(point)
 
         def product(v: Pair) -> Pair:
             images, free = self._normal(point, v)
             images = across(images + mu * self.spectrum.precision(v[0]))
             return images + self.damping * v[0], free + self.damping * v[1]
 
+        def preconditioned(v: Pair) -> Pair:
+            images, free = inverse(v)
+            return across(images), free
+
         pulled = self.equations.transposed(point, point.residuals)
         right = (across(-pulled[0] - mu * self.spectrum.precision(off)), -pulled[1])
-        change, used, solved = conjugate_gradients(
-            product, right, lambda v: (across(circulant(v[0])), weights * v[1]), self.iterations
-        )
+        change, used, solved = conjugate_gradients(product, right, preconditioned, self.iterations)
         self.passes += 2 * used
         return change, not solved
+
+    def _inverse(self, point: Point, damping: float) -> Callable[[Pair], Pair]:
+        """An approximate inverse of `J^T J`, with that much added to its diagonal."""
+        circulant = self.preconditioner
+        assert circulant is not None
+        circulant.damp(damping)
+        # Open slopes: the diagonal is enough, each stands almost alone. Its scale is that of the whitened equations.
+        weights = torch.ones_like(point.free)
+        if point.patches:
+            weights = 1 / (self._open_diagonal(point) + damping)
+        return lambda v: (circulant(v[0]), weights * v[1])
 
     def _across(self, point: Point) -> Callable[[Tensor], Tensor]:
         """Takes out of a change of the images what changes nothing but their contrast, and what changes set values."""
