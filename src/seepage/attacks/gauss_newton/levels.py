@@ -22,6 +22,7 @@ FEWEST = 0.02
 def to_levels(unit: Float[Tensor, "n C H W"]) -> Float[Tensor, "n C H W"]:
     """The nearest 8-bit values of images in [0, 1].
 
+    >>> import torch
     >>> to_levels(torch.tensor([0.5001, 1.2])) * 255
     tensor([128., 255.])
     """
@@ -35,6 +36,7 @@ def sure_values(unit: Float[Tensor, "n C H W"], nearness: float) -> Bool[Tensor,
         unit: Images in [0, 1].
         nearness: Largest root mean square distance of a neighborhood, in steps of 8 bits.
 
+    >>> import torch
     >>> exact = torch.arange(48.0).view(1, 3, 4, 4) / 255
     >>> sure_values(exact + 0.02 / 255, 0.05).all(), sure_values(exact + 0.4 / 255, 0.05).any()
     (tensor(True), tensor(False))
