@@ -15,7 +15,8 @@ from seepage.leakage import exposure
 def test_a_folder_is_looked_at(cli: Cli, observed: Path) -> None:
     found = cli("exposure", observed)
     assert found.code == 0, found.err
-    assert "gives away 1 of 1 examples exactly" in found.out
+    assert "gives away 1 of 1 example exactly" in found.out
+    assert "; 1 label\n" in found.out
     assert "2.weight" in found.out
     assert "No attack was run" in found.out
 
@@ -33,7 +34,7 @@ def test_json_and_the_gate(cli: Cli, observed: Path) -> None:
 def test_a_recipe_is_recorded_and_looked_at(cli: Cli, home: Path) -> None:
     found = cli("exposure", "--recipe", "tiny.toml", "--defense=gaussian_noise", "--set=defense.sigma=1", "--quiet")
     assert found.code == 0, found.err
-    assert "gives away 0 of 1 examples" in found.out
+    assert "gives away 0 of 1 example exactly" in found.out
     assert not list(home.glob("runs*"))
 
 

@@ -73,7 +73,7 @@ def test_an_audit_keeps_what_each_update_gives_away(run: Path) -> None:
     (cell,) = found["cells"]
     assert (found["schema"], cell["cell"], cell["examples"], cell["batch_size"]) == (1, "cell", 1, 1)
     result = json.loads((run / "result.json").read_text())
-    assert result["cells"][0]["exposure"].startswith("gives away 1 of 1 examples exactly")
+    assert result["cells"][0]["exposure"].startswith("gives away 1 of 1 example exactly")
 
 
 def test_epsilon_is_printed_and_kept(cli: Cli, home: Path) -> None:

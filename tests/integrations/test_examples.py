@@ -37,7 +37,7 @@ def test_audit_my_model(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_captured_update(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert ran("captured_update.py", monkeypatch=monkeypatch) == 0
-    assert "gives away 1 of 1 examples exactly" in capsys.readouterr().out
+    assert "gives away 1 of 1 example exactly" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("default")  # Opacus has some

@@ -232,7 +232,7 @@ def test_epsilon_is_said_beside_what_leaks(tmp_path: Path, caplog: pytest.LogCap
         for t in (3, 4):
             site.give(task(initial(), t))
             site.take(reply(DataKind.WEIGHTS, stepped(initial(), 1)))
-    lines = [line for line in caplog.text.splitlines() if "gives away 1 of 1 examples exactly" in line]
+    lines = [line for line in caplog.text.splitlines() if "gives away 1 of 1 example exactly" in line]
     assert ["epsilon 2.5" in line for line in lines] == [True, False]  # the client wrote no line of round 4
     assert open_entry(tmp_path / "000003-client-site-1") == spent
     assert ledger.rows("site-1")[-1]["examples_given_away"] == 1

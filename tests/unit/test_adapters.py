@@ -131,7 +131,7 @@ def test_tokens_of_a_first_block_give_their_patches() -> None:
 def test_exposure_says_what_the_rank_gives_away() -> None:
     first = exposure(record(made(deviation=0.0), private(1)))
     assert (first.adapters[0].shows, first.examples) == ("shadow", 0)
-    assert first.adapters[0].words == "A x alone, 4 of 64 numbers of each of 1 inputs, as B is zero"
+    assert first.adapters[0].words == "A x alone, 4 of 64 numbers of each of 1 input, as B is zero"
     whole = exposure(record(made(), private(3)))
     assert (whole.adapters[0].shows, whole.adapters[0].shown) == ("whole", 3)
     assert exposure(record(made(rank=2), private(3))).adapters[0].shows == "part"

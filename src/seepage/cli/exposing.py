@@ -64,7 +64,8 @@ def exposure(
             _print(name, one, quiet)
         print(f"{PROOF}{'seepage attack FOLDER' if folder is not None else 'seepage audit RECIPE'}")
     if most is not None and any(one.examples > most for _, one in found):
-        print(f"failed: an update gives away more than {most} examples exactly", file=sys.stderr)
+        many = "example" if most == 1 else "examples"
+        print(f"failed: an update gives away more than {most} {many} exactly", file=sys.stderr)
         raise typer.Exit(1)
 
 

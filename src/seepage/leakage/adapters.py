@@ -46,13 +46,13 @@ class AdapterLeak:
     @property
     def words(self) -> str:
         """In one line."""
-        of = "an unknown number of" if self.inputs is None else f"{self.inputs}"
+        of = f"{self.inputs or 'an unknown number of'} input{'' if self.inputs == 1 else 's'}"
         if self.shows == "shadow":
-            return f"A x alone, {self.rank} of {self.width} numbers of each of {of} inputs, as B is zero"
+            return f"A x alone, {self.rank} of {self.width} numbers of each of {of}, as B is zero"
         if self.shows == "part":
-            return f"{self.shown} directions in the span of {of} inputs of {self.width} numbers"
+            return f"{self.shown} directions in the span of {of} of {self.width} numbers"
         if self.shows == "whole":
-            return f"the span of all {of} inputs, so as much as the frozen weight's own gradient would"
+            return f"the span of all {of}, so as much as the frozen weight's own gradient would"
         return "nothing: its gradients are zero, or were not sent"
 
 

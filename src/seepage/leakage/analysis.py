@@ -141,7 +141,8 @@ class Exposure:
     def line(self) -> str:
         """One line for a log."""
         size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
-        words = [f"gives away {self.examples} of {size} examples exactly"]
+        many = "" if (self.batch_size or self.at_least) == 1 else "s"
+        words = [f"gives away {self.examples} of {size} example{many} exactly"]
         if self.text is not None and not self.examples:
             words = [f"gives away {'its texts, by token_sequences' if self.text.ordered else 'its tokens'}"]
         if self.vectors > self.examples:
@@ -151,7 +152,8 @@ class Exposure:
         if any(layer.unmixable for layer in self.layers):
             words.append("fewer examples than neurons")
         if self.labels is not None and self.labels.believed:
-            words.append(f"{len(self.labels.present)} labels")
+            present = len(self.labels.present)
+            words.append(f"{present} label{'' if present == 1 else 's'}")
         return "; ".join([*words, *self.looks_like])
 
     def table(self) -> dict[str, Any]:
@@ -447,7 +449,8 @@ class UpdateAnalysis:
         if found.doubt is not None:
             return None, f"the head's features were solved for and are not to be believed: {found.doubt}"
         count, width = found.features.shape
-        return f"the {width} features of each of its {count} examples, solved from the head", None
+        whose = "its one example" if count == 1 else f"each of its {count} examples"
+        return f"the {width} features of {whose}, solved from the head", None
 
     def _equation_count(self, features: str | None) -> tuple[EquationCount | None, str | None]:
         """Equations about the images behind the features, and what is to be said where no finding says it."""

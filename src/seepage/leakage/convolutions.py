@@ -75,7 +75,8 @@ class EquationCount:
     def line(self) -> str:
         """The count, up to which batch size it suffices and why not beyond, and how it was found, in one line."""
         n = self.batch_size
-        words = [f"{self.equations:,} equations for the {n * self.unknowns:,} pixel values of {n} of {n} examples"]
+        whose = "the one example" if n == 1 else f"{n} of {n} examples"
+        words = [f"{self.equations:,} equations for the {n * self.unknowns:,} pixel values of {whose}"]
         if self.largest_batch:
             lack = "larger ones have too few equations"
             if self.ended_by == "classes":
