@@ -425,7 +425,8 @@ def test_an_update_that_was_clipped_to_a_norm_is_read_as_well() -> None:
     assert recovered_db(found, truth).min() > 110
     assert found.certified is not None
     assert found.certified.all()
-    assert any("times the gradient of these images, as behind clipping" in note for note in found.notes)
+    words = "times the gradient of the told loss, as behind clipping to a norm, a learning rate below"
+    assert any(words in note for note in found.notes)
 
 
 class Front(nn.Module):

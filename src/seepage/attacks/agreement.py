@@ -1,4 +1,4 @@
-"""Whether guesses give the update that was sent."""
+"""Whether guesses give the update that was sent, or a multiple of it."""
 
 from torch import Tensor
 
@@ -29,3 +29,24 @@ def disagreement(
         multiple = best if best > 0 else 1.0
     off: Tensors = {name: multiple * own[name] - sent[name] for name in sent}
     return float(norm(off) / dot(sent, sent).sqrt())
+
+
+def multiple_words(share: float) -> str:
+    r"""What an update is that holds so many times the gradient of the told loss, and what that may come from.
+
+    The update alone does not tell the causes apart. Clipping shortens, so that it explains no share above 1.
+
+    >>> print(multiple_words(0.25).replace(", ", ",\n"))
+    the update is 0.25 times the gradient of the told loss,
+    as behind clipping to a norm,
+    a learning rate below the one told or inferred,
+    or another loss (weighted,
+    focal)
+    >>> multiple_words(2.0).partition("behind ")[2]
+    'a learning rate above the one told or inferred, or another loss (weighted, focal)'
+    """
+    causes = "clipping to a norm, a learning rate below" if share < 1 else "a learning rate above"
+    return (
+        f"the update is {share:.3g} times the gradient of the told loss, as behind {causes} the one told or inferred, "
+        "or another loss (weighted, focal)"
+    )

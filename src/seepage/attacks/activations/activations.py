@@ -49,8 +49,8 @@ class InnerActivations:
         probabilities: `[n, classes]` float64.
         misfit: Largest relative difference of `probabilities` minus label from what the gradient says it is.
         leveled: `[C]` whether the level of a channel of `activations` is known, too.
-        share: The update is so many times the gradient of the mean loss, as behind clipping to a norm; 1 where that
-            contradicts nothing.
+        share: The update is so many times the gradient of the mean loss, by clipping or another rate than was told; 1
+            where that contradicts nothing.
     """
 
     layer: str

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
@@ -258,7 +259,7 @@ class _FastRun:
                 break
             mixture, view = fitted, self._refined(fitted, view.rows, fields)
         if abs(mixture.n / self.n - 1) > 1e-3 and self._certified(view):
-            self.notes.append(f"the update is {self.n / mixture.n:.3g} times the batch's gradient, as after clipping")
+            self.notes.append(multiple_words(self.n / mixture.n))
         return Unmixed(kept.right, view.rows, self._scores(mixture, view), view.labels)
 
     def _scores(self, mixture: Mixture, view: UnmixingState) -> Tensor | None:

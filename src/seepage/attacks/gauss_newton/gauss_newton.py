@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.decoding import AT_ONCE, Decoder, NaturalSpectrum
 from seepage.attacks.gauss_newton.contrast import with_contrast
@@ -113,7 +114,7 @@ class GaussNewton(Attack):
     follow from these activations alone, all together. The update does not show their contrast: it is taken from their
     being 8-bit pictures, without which nothing is certified.
 
-    The update may be any multiple of the gradient, as behind clipping to a norm: the head tells which.
+    The update may be any multiple of the gradient, such as one clipped to a norm: the head tells which.
 
     No publication has this. Networks: chains of convolutions and residual blocks, with ReLU, leaky ReLU or a smooth
     activation, strides, pooling, batch norm in eval mode (in train mode: residual blocks of two convolutions), ended by
@@ -330,9 +331,7 @@ class GaussNewton(Attack):
         elif seen.center is not None:
             notes.append("the update does not show the contrast of the batch; it was set so as to fill the value range")
         if seen.head.share != 1:
-            notes.append(
-                f"the update is {seen.head.share:.3g} times the gradient of these images, as behind clipping to a norm"
-            )
+            notes.append(multiple_words(seen.head.share))
         if seen.head.doubt is not None:
             notes.append(f"features: {seen.head.doubt}")
         return Reconstruction(

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Generator, Tensor
 
 from seepage.attacks.activations import inner_activations
+from seepage.attacks.agreement import multiple_words
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress, SingleRound
 from seepage.attacks.guided.decoder import fit_decoder, layer_input
 from seepage.attacks.guided.inversion import invert_activations
@@ -169,7 +170,7 @@ class GuidedMatching(Attack):
             left = int((~known.known).sum())
             note += f" Of {left} examples they are not known." if left else ""
             if known.share != 1:
-                note += f" The update is {known.share:.3g} times the gradient, as behind clipping to a norm."
+                note += f" Of its size: {multiple_words(known.share)}."
         except Inapplicable as unknown:
             note = f"The search had no {self.source} to start from: {unknown.reason}."
         result = search.run((knowledge, observed), seed=seed, progress=progress)

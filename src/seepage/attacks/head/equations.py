@@ -98,7 +98,7 @@ class HeadEquations:
         return replace(self, scale=self.scale / share)
 
     def share(self, unmixing: Float[Tensor, "n n"], count: int) -> float | None:
-        """What the gradient was multiplied by, such as by clipping; None where no slope tells.
+        """What the gradient was multiplied by, clipping or another rate than was told; None where no slope tells.
 
         With a bias the features of an unmixing, and so P, do not depend on it: the ratio of the weight's to the bias's
         gradient does not. The slopes do: `n A_i = s (P_i - Y_i)`, of which the label's entry alone is negative.

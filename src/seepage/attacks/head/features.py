@@ -52,8 +52,8 @@ class HeadFeatures:
         rounding: Largest `noise` over the root mean square of the example's features.
         known: `[n]` whether the example's features are known to a relative error of about 1e-3.
         doubt: Why some features are not known, or None.
-        share: The update is so many times the gradient of the mean loss, as behind clipping to a norm; 1 where that
-            contradicts nothing.
+        share: The update is so many times the gradient of the mean loss, by clipping or another rate than was told; 1
+            where that contradicts nothing.
     """
 
     features: Float[Tensor, "n k"]
