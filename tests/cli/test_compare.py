@@ -64,6 +64,33 @@ def test_what_was_not_run_again_is_no_pass(bare: Path, cli: Cli) -> None:
     assert cli("compare", "old.json", bare).code == 2
 
 
+def test_an_attack_that_the_baseline_did_not_try_is_no_worse_and_no_pass(bare: Path, cli: Cli) -> None:
+    """What leaks by it is printed, with exit code 2; where nothing leaks by it, the gate passes."""
+    record = json.loads((bare / "result.json").read_text())
+    record["rows"].append(record["rows"][0] | {"attack": "dlg"})
+    Path("new.json").write_text(json.dumps(record))
+    found = cli("compare", bare, "new.json")
+    assert (found.code, "worse:" in found.out) == (2, False)
+    assert "not compared:\n  dlg on" in found.out
+    assert "recovered 8 of 8 (not tried in the older run)" in found.out
+    assert "take the newer run as the baseline" in found.err
+    told = cli("compare", bare, "new.json", "--json").json
+    assert (told["worse"], told["leaks_alone"]) == (0, 2)
+    assert {change["lacking"] for change in told["changes"]} == {None, "not tried in the older run"}
+    record["rows"][0]["attack"] = "idlg"
+    Path("old.json").write_text(json.dumps({**record, "rows": record["rows"][:1]}))
+    both = cli("compare", "old.json", "new.json")
+    assert (both.code, "no case and attack in common" in both.err) == (2, True)
+
+
+def test_a_gate_says_what_leaks_where_its_baseline_did_not_look(bare: Path, cli: Cli) -> None:
+    line = ("audit", "tiny.toml", *EIGHT, "--attack", "cocktail_party", "--out", "both", "--jobs", 1, "--quiet")
+    found = cli(*line, "--baseline", bare)
+    assert found.code == 2
+    assert "no comparison with the baseline: cocktail_party on" in found.err
+    assert "worse than the baseline" not in found.err
+
+
 def test_a_run_that_was_scored_since_is_compared_by_what_both_certify(run: Path, cli: Cli) -> None:
     for name in ("first", "second"):
         assert cli("attack", run / "observed", "--use", "linear", "--out", name, "--jobs", 1).code == 0

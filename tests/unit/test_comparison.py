@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from seepage.audit.row import Cell, MembershipRow, Outcome, Proportion, Result, Row, Thresholds
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError
-from seepage.evidence.comparison import Count, compare, difference
+from seepage.evidence.comparison import Count, compare, difference, summary_line
 
 
 def result(*shares: tuple[int, int], level: str = "exact", exact_db: float = 40.0) -> Result:
@@ -42,12 +42,67 @@ def test_the_same_run_is_not_worse_than_itself() -> None:
     assert {change.kind for change in compare(one, one).changes} == {"same"}
 
 
-def test_what_has_no_result_any_more_is_lost_and_a_new_leak_is_told() -> None:
+def test_what_has_no_result_any_more_is_lost_and_a_case_that_is_new_stands_alone() -> None:
     old, new = result((0, 8), (0, 8)), result((0, 8), (0, 8), (4, 8), (0, 8))
     gone = new.model_copy(update={"rows": [row for row in new.rows if row.cell != "c1"]})
     found = compare(old, gone)
     assert {change.case for change in found.lost} == {"case 1"}
-    assert [(change.case, change.kind) for change in found.worse] == [("case 2", "new leak")]
+    assert not found.worse
+    assert [(change.case, change.kind) for change in found.leaks_alone] == [("case 2", "not compared")]
+    assert "recovered 4 of 8 (the older run has no such case)" in found.leaks_alone[0].words
+    assert {change.case for change in found.of("not compared")} == {"case 2", "case 3"}
+
+
+def with_attack(run: Result, hits: int, **more: object) -> Result:
+    """A run in which another attack was tried on its first case, too."""
+    row = run.rows[0].model_copy(
+        update={"attack": "dlg", "scores": {**run.rows[0].scores, "recovered": Summary(mean=hits / 8)}, **more}
+    )
+    return run.model_copy(update={"rows": [*run.rows, row]})
+
+
+def test_an_attack_that_the_older_run_did_not_try_is_not_compared() -> None:
+    """It is named, and neither worse nor fine: nobody knows what it would have found before."""
+    found = compare(result((4, 8)), with_attack(result((4, 8)), 8))
+    assert not found.worse
+    (change,) = found.leaks_alone
+    assert change.words == "dlg on case 0: recovered 8 of 8 (not tried in the older run)"
+    assert summary_line(found) == "CANNOT TELL: 1 count of the newer run above 0 where the older one did not look."
+    nothing = compare(result((4, 8)), with_attack(result((4, 8)), 0))
+    assert not nothing.leaks_alone
+    assert {change.rule for change in nothing.of("not compared")} == {"dlg"}
+    assert summary_line(nothing).startswith("NOT WORSE: none of 2 compared")
+
+
+def test_an_attack_that_the_newer_run_did_not_try_is_named() -> None:
+    found = compare(with_attack(result((4, 8)), 8), result((4, 8)))
+    assert [change.words for change in found.lost if change.measure == "recovered"] == [
+        "dlg on case 0: recovered 8 of 8 (not tried in the newer run)"
+    ]
+    assert not found.of("better", "less")
+    silent = {"status": "error", "outcome": Outcome.FAILED, "scores": {}}
+    found = compare(with_attack(result((4, 8)), 8, **silent), result((4, 8)))
+    assert not found.lost
+    assert found.remarks == ["without a result in the older run, and not tried in the newer one: dlg on case 0"]
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "kind", "said"),
+    [
+        ("inapplicable", Outcome.INAPPLICABLE, "new leak", "did not apply in the older run"),
+        ("inapplicable", Outcome.ZERO_UPDATE, "new leak", "the update of the older run was zero everywhere"),
+        ("inapplicable", Outcome.NOT_RECORDED, "not compared", "could not be recorded in the older run"),
+        ("error", Outcome.FAILED, "not compared", "failed in the older run"),
+    ],
+)
+def test_why_there_was_no_result_before_decides_whether_a_leak_is_new(
+    status: str, outcome: Outcome, kind: str, said: str
+) -> None:
+    before = with_attack(result((4, 8)), 0, status=status, outcome=outcome, scores={})
+    found = compare(before, with_attack(result((4, 8)), 8))
+    (change,) = (change for change in found.changes if (change.rule, change.measure) == ("dlg", "recovered"))
+    assert (change.kind, change.lacking) == (kind, said)
+    assert bool(found.worse) == (kind == "new leak")
 
 
 def test_membership_is_compared_as_examples_are() -> None:

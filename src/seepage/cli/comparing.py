@@ -12,7 +12,10 @@ from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.row import Result
-    from seepage.evidence.comparison import Comparison
+    from seepage.evidence.comparison import Change, Comparison
+
+TOLD = 3
+"""Changes of a kind that a gate prints; the run has the others."""
 
 
 def compare(
@@ -20,7 +23,7 @@ def compare(
     new: Annotated[Path, typer.Argument(help="The newer one.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Say what got worse from one run to another, beyond chance: exit code 1 if anything did, 2 if none can tell."""
+    """Say what got worse from one run to another, beyond chance: exit code 1 if anything did, 2 if nobody can tell."""
     from seepage.evidence import comparison
 
     found = comparison.compare(comparison.open_result(old), comparison.open_result(new))
@@ -42,8 +45,10 @@ def hold_against(result: "Result", baseline: Path | None) -> None:
     from seepage.evidence import comparison
 
     found = comparison.compare(comparison.open_result(baseline), result)
-    for change in found.worse[:3]:
+    for change in found.worse[:TOLD]:
         print(printable(f"worse than the baseline: {change.words}"), file=sys.stderr)
+    for change in found.leaks_alone[:TOLD]:
+        print(printable(f"no comparison with the baseline: {change.words}"), file=sys.stderr)
     _end(found)
 
 
@@ -51,11 +56,24 @@ def _end(found: "Comparison") -> None:
     if found.worse:
         raise typer.Exit(1)
     if found.lost:
-        more = f" and {len(found.lost) - 1} more counts" if len(found.lost) > 1 else ""
         raise SeepageError(
-            f"nothing got worse, but there is no result any more ({found.lost[0].words}){more}; "
+            f"nothing got worse, but there is no result any more ({_first(found.lost)}); "
             "run the same attacks on the same cases"
         )
+    if found.leaks_alone:
+        raise SeepageError(
+            "nothing that can be compared got worse, but there is a leak that the older run did not look for "
+            f"({_first(found.leaks_alone)}); run the older side again with what is new, or, once somebody has looked "
+            "at it, take the newer run as the baseline"
+        )
+
+
+def _first(changes: "list[Change]") -> str:
+    """The first of some changes in words, and how many more there are."""
+    from seepage.report.formatting import plural
+
+    more = f"; and {plural(len(changes) - 1, 'more count')}" if len(changes) > 1 else ""
+    return f"{changes[0].words}{more}"
 
 
 def _print(found: "Comparison") -> None:

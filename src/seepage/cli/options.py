@@ -108,7 +108,9 @@ GateOption = Annotated[
 BaselineOption = Annotated[
     Path | None,
     typer.Option(
-        "--baseline", help="Exit with code 1 if anything got worse than in this run, evidence pack or result.json."
+        "--baseline",
+        help="Exit with code 1 if anything got worse than in this run, evidence pack or result.json, with 2 if that "
+        "cannot be told.",
     ),
 ]
 RetryOption = Annotated[

@@ -3,23 +3,26 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from seepage.audit.row import Result
+from seepage.audit.row import Outcome, Result
 from seepage.core.manifest import refuse_changed
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import check_schema, read_json
 from seepage.errors import SeepageError
 from seepage.evidence.pack import is_pack, refuse_changed_pack
+from seepage.report.formatting import plural
 
 LEVEL = 0.05
 """Chance that a comparison of two runs of the same thing calls anything worse."""
 
-Kind = Literal["worse", "new leak", "lost", "more", "better", "less", "same"]
-"""`worse` and `better`: beyond chance. `more` and `less`: within it. `new leak`: there was nothing to compare with.
-`lost`: the older run had a result and the newer has none."""
+Kind = Literal["worse", "new leak", "lost", "not compared", "more", "better", "less", "same"]
+"""`worse` and `better`: beyond chance. `more` and `less`: within it. `new leak`: the attack did not apply to what was
+sent before, and now it does. `lost`: the older run had a result and the newer has none. `not compared`: the newer run
+has a result and the older one did not look, so nobody can say whether that is worse."""
 
 Measure = Literal["recovered", "exact", "named", "certified", "contradicted"]
 
@@ -51,6 +54,7 @@ class Change(JsonRecord):
         new: The newer count; None where there is none.
         low: Lower end of the interval of the newer share less the older one; None where no shares are compared.
         high: Its upper end.
+        lacking: Why one of the two counts is missing, such as `not tried in the older run`; None where both are there.
     """
 
     case: str
@@ -61,17 +65,16 @@ class Change(JsonRecord):
     new: Count | None
     low: float | None = None
     high: float | None = None
+    lacking: str | None = None
 
     @property
     def words(self) -> str:
         """For people."""
-        change = (
-            f"{self.old if self.old is not None else 'nothing'} -> {self.new if self.new is not None else 'no result'}"
-        )
-        if self.low is None or self.high is None:
-            return f"{self.rule} on {self.case}: {self.measure} {change}"
-        between = f"difference {100 * self.low:+.0f} to {100 * self.high:+.0f} points"
-        return f"{self.rule} on {self.case}: {self.measure} {change} ({between})"
+        counts = " -> ".join(str(count) for count in (self.old, self.new) if count is not None)
+        said = self.lacking
+        if self.low is not None and self.high is not None:
+            said = f"difference {100 * self.low:+.0f} to {100 * self.high:+.0f} points"
+        return f"{self.rule} on {self.case}: {self.measure} {counts}{'' if said is None else f' ({said})'}"
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,18 @@ class Comparison:
 
     @cached_property
     def worse(self) -> list[Change]:
-        """What got worse, beyond chance or for the first time."""
+        """What got worse: beyond chance, or where an attack that did not apply before does now."""
         return self.of("worse", "new leak")
 
     @cached_property
     def lost(self) -> list[Change]:
         """What the older run knew and the newer does not."""
         return self.of("lost")
+
+    @cached_property
+    def leaks_alone(self) -> list[Change]:
+        """What leaks in the newer run where the older one did not look."""
+        return [change for change in self.of("not compared") if change.new is not None and change.new.hits]
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
@@ -109,6 +117,7 @@ class Comparison:
             "level": self.level,
             "worse": len(self.worse),
             "lost": len(self.lost),
+            "leaks_alone": len(self.leaks_alone),
             "remarks": self.remarks,
             "changes": [change.model_dump(mode="json") for change in self.changes],
         }
@@ -138,7 +147,8 @@ def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
     A share is worse where the interval of the difference of the two (Newcombe 1998, method 10, from two Wilson
     intervals) lies above 0. Each of the m shares that are compared is given the chance `level / m` (Bonferroni), so
     that two runs of the same thing with other seeds differ anywhere with the chance `level` at most, as far as the
-    intervals hold. What has no share (certified guesses, contradicted claims) is worse where it is more.
+    intervals hold. What has no share (certified guesses, contradicted claims) is worse where it is more. What only
+    one of the two looked for is compared with nothing, and named with the reason.
 
     Args:
         old: The older run.
@@ -159,14 +169,21 @@ def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
     changes = []
     for key in [*after, *(key for key in before if key not in after)]:
         cell, rule, measure = key
-        kind, low, high = _judge(before.get(key), after.get(key), level / max(shares, 1))
+        then, now = before.get(key), after.get(key)
+        if then is not None and now is not None:
+            kind, low, high = _judge(then, now, level / max(shares, 1))
+            lacking = None
+        else:
+            lack = _lack(new if now is None else old, cell, rule)
+            kind, low, high = _alone(now, lack), None, None
+            lacking = lack.words.format("newer" if now is None else "older")
         changes.append(
             Change(
-                case=titles[cell], rule=rule, measure=measure, kind=kind, old=before.get(key), new=after.get(key),
-                low=low, high=high,
+                case=titles[cell], rule=rule, measure=measure, kind=kind, old=then, new=now, low=low, high=high,
+                lacking=lacking,
             )
         )  # fmt: skip
-    return Comparison(changes, level, [*_remarks(old, new), *remarks])
+    return Comparison(changes, level, [*_remarks(old, new), *_dropped(old, new), *remarks])
 
 
 def difference(old: Count, new: Count, chance: float) -> tuple[float, float]:
@@ -198,11 +215,47 @@ def _wilson(count: Count, chance: float) -> tuple[float, float, float]:
     return share, (middle - arm) / (1 + z**2 / n), (middle + arm) / (1 + z**2 / n)
 
 
-def _judge(old: Count | None, new: Count | None, chance: float) -> tuple[Kind, float | None, float | None]:
+class Lack(Enum):
+    """Why a run has no count of an attack on a case, in words that name the run."""
+
+    NO_CASE = "the {} run has no such case"
+    NOT_TRIED = "not tried in the {} run"
+    FAILED = "failed in the {} run"
+    DID_NOT_APPLY = "did not apply in the {} run"
+    ZERO_UPDATE = "the update of the {} run was zero everywhere"
+    NOT_RECORDED = "could not be recorded in the {} run"
+    NOT_COUNTED = "the {} run has no such count"
+
+    @property
+    def words(self) -> str:
+        """The words, with `{}` for which run it is."""
+        return self.value
+
+
+def _lack(result: Result, cell: str, rule: str) -> Lack:
+    """Why a run has no count of an attack, a membership test or a measured epsilon on a cell."""
+    if cell not in result.titles:
+        return Lack.NO_CASE
+    row = next((row for row in result.rows if (row.cell, row.attack) == (cell, rule)), None)
+    if row is None:
+        tests = {(test.cell, test.test) for test in result.membership}
+        tests |= {(one.cell, "epsilon") for one in result.epsilons}
+        return Lack.NOT_COUNTED if (cell, rule) in tests else Lack.NOT_TRIED
+    if row.outcome in (Outcome.ZERO_UPDATE, Outcome.NOT_RECORDED):
+        return Lack[row.outcome.name]
+    return {"error": Lack.FAILED, "inapplicable": Lack.DID_NOT_APPLY}.get(row.status, Lack.NOT_COUNTED)
+
+
+def _alone(new: Count | None, lack: Lack) -> Kind:
+    """The kind of a change of which one run has no count."""
     if new is None:
-        return "lost", None, None
-    if old is None:
-        return ("new leak" if new.hits else "same"), None, None
+        return "lost"
+    # The older run looked, and what was sent gave the attack nothing: that is a count of nothing.
+    looked = lack in (Lack.DID_NOT_APPLY, Lack.ZERO_UPDATE)
+    return ("new leak" if new.hits else "same") if looked else "not compared"
+
+
+def _judge(old: Count, new: Count, chance: float) -> tuple[Kind, float | None, float | None]:
     if old.of is None or new.of is None:
         return ("worse" if new.hits > old.hits else "better" if new.hits < old.hits else "same"), None, None
     low, high = difference(old, new, chance)
@@ -250,6 +303,8 @@ def _comparable(old: dict[Key, Count], new: dict[Key, Count]) -> tuple[dict[Key,
             continue
         scored = [(cell, attack, "recovered") in counts for counts in (old, new)]
         certified = [(cell, attack, "certified") in counts for counts in (old, new)]
+        # A run without any count of this attack is none that has certified guesses alone.
+        scored = [a for a, b in zip(scored, certified, strict=True) if a or b]
         if all(scored):
             both.add((cell, attack))
         elif any(scored) and all(certified):
@@ -276,14 +331,25 @@ def _remarks(old: Result, new: Result) -> list[str]:
     ]
 
 
+def _dropped(old: Result, new: Result) -> list[str]:
+    """A remark on attacks of the older run that gave no result there and that the newer one did not try."""
+    tried = {(row.cell, row.attack) for row in new.rows}
+    silent = [row for row in old.rows if not row.gave_result and (row.cell, row.attack) not in tried]
+    names = ", ".join(f"{row.attack} on {old.titles.get(row.cell, row.cell)}" for row in silent)
+    return [f"without a result in the older run, and not tried in the newer one: {names}"] if silent else []
+
+
 def summary_line(comparison: Comparison) -> str:
-    """One sentence on all of it."""
-    worse, lost = len(comparison.worse), len(comparison.lost)
-    compared = len([change for change in comparison.changes if change.old is not None and change.new is not None])
+    """What came of it, in a sentence or two."""
+    worse, lost, alone = len(comparison.worse), len(comparison.lost), len(comparison.leaks_alone)
+    compared = len(comparison.changes) - lost - len(comparison.of("not compared"))
+    unknown = [f"{plural(lost, 'count')} of the older run without a result in the newer one"] * bool(lost)
+    unknown += [f"{plural(alone, 'count')} of the newer run above 0 where the older one did not look"] * bool(alone)
+    lacking = ", ".join(unknown)
     if worse:
-        return f"WORSE in {worse} of {len(comparison.changes)} counts."
-    if lost:
-        return f"CANNOT TELL: {lost} counts of the older run have no result in the newer one."
+        return f"WORSE in {worse} of {compared} counts.{f' Not compared: {lacking}.' if lacking else ''}"
+    if lacking:
+        return f"CANNOT TELL: {lacking}."
     return (
         f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * comparison.level:g} % for all of "
         "them together). That is no proof of safety."
@@ -292,6 +358,6 @@ def summary_line(comparison: Comparison) -> str:
 
 def by_kind(changes: Iterable[Change]) -> Mapping[Kind, list[Change]]:
     """Changes by kind, in the order of their weight, without those that are the same."""
-    order: tuple[Kind, ...] = ("worse", "new leak", "lost", "more", "better", "less")
+    order: tuple[Kind, ...] = ("worse", "new leak", "lost", "not compared", "more", "better", "less")
     listed = list(changes)
     return {kind: found for kind in order if (found := [change for change in listed if change.kind == kind])}
