@@ -195,11 +195,11 @@ def test_what_all_cases_have_in_common_is_said_once(
     assert "cafe, does not apply (3 of 3 cases): there is no layer" in text
     assert text.count("said of all") == 2, "once for each attack that was tried"
     assert [text.count(f"true of {cell}") for cell in "abc"] == [2, 2, 2]
-    assert text.count("It is always told: model, update.") == 1
+    assert text.count("In every case of this run that was attacked, it was told: model, update.") == 1
     assert "Attacker is told" not in text
     change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["cell"] == "b"])
     text = report(run).words
-    assert text.count("It is always told: model, update.") == 1
+    assert text.count("In every case of this run that was attacked, it was told: model, update.") == 1
     assert text.count("Attacker is told model, update, indices") == 1
 
 

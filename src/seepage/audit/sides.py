@@ -128,13 +128,15 @@ def cannot_exceed(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Si
 
     >>> cannot_exceed([], {}).words
     'not tried: ask with --bounds'
+    >>> cannot_exceed([BoundRow(cell="a", measure="tpr", value=1.0, words="members named: not bounded")], {}).words
+    'no bound: the limits that were computed rule nothing out, exact copies included'
     """
     if not bounds:
         return Side(name="cannot_exceed", tried=False, words="not tried: ask with --bounds")
     # A bound that says "not bounded" forbids nothing.
     telling = [row for row in bounds if row.value is not None and not row.words.endswith("not bounded")]
     if not telling:
-        why = next((row.reason for row in bounds if row.reason), "no bound forbids anything")
+        why = next((row.reason for row in bounds if row.reason), NOTHING_RULED_OUT)
         return Side(name="cannot_exceed", tried=False, words=f"no bound: {why}")
     first = next((kind for kind in BOUND_ORDER if any(row.measure == kind for row in telling)), telling[0].measure)
     pick = min if first == "unseen_share" else max
@@ -153,6 +155,9 @@ def cannot_exceed(bounds: Sequence[BoundRow], headings: Mapping[str, str]) -> Si
         high=worst.high,
     )
 
+
+NOTHING_RULED_OUT = "the limits that were computed rule nothing out, exact copies included"
+"""Said where bounds were asked for and each of them is so high that every attack stays below it."""
 
 BOUND_ORDER = ("psnr_db", "exact_share", "tpr", "unseen_share", "rank")
 """Bounds in the order in which they are told."""
