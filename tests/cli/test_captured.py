@@ -214,6 +214,23 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     assert row["exact"] == 1.0
 
 
+def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home: Path, captured: Tensor) -> None:
+    """A truth of other examples: whatever was certified is none of them, or the truth is the wrong one."""
+    assert cli("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, "--out=run").code == 0
+    np.savez(home / "other.npz", x=1 - captured.numpy(), y=np.array([2, 5, 5]))
+    np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
+    found = cli("score", "run", "--truth=other.npz")
+    words = " ".join(found.out.split())
+    assert "FALSE CERTIFICATE. Of 3 guesses that linear certified on fc2, 1 recorded update, 3 are no exact" in words
+    assert "Or the truth is that of another update" in words
+    assert "3 false certificates" in words.partition("FALSE")[0]  # the table
+    assert cli("score", "run", "--truth=other.npz", "--quiet").out.startswith("FALSE CERTIFICATE.")
+    told = cli("score", "run", "--truth=other.npz", "--json").json
+    assert told["rows"][0]["false_certificates"] == 3
+    assert told["verdict"].startswith("FALSE CERTIFICATE.")
+    assert "FALSE" not in cli("score", "run", "--truth=mine.npz").out
+
+
 def test_a_truth_scores_nothing_while_another_process_writes(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--use=linear", "--out=run", "--quiet").code == 0
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()

@@ -24,7 +24,7 @@ from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnost
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
 from seepage.audit.untried import refusals
-from seepage.audit.verdict import contradicted, named_members, verdict
+from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
 from seepage.core.manifest import write_manifest
 from seepage.core.nn import vocabulary_of
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
@@ -95,7 +95,7 @@ def summarize(
     said = named_members(members, cells)
     first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
     words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
-    words = f"{contradicted(epsilons, cells)} {words}".strip()
+    words = " ".join(filter(None, (contradicted(epsilons, cells), false_certificates(rows, cells), words)))
     scoring = recipes[0].score
     result = Result(
         run=folder.name if folder.is_absolute() else str(folder),

@@ -281,6 +281,32 @@ def _quiet_verdict(best: Mapping[str, Row], traces: bool) -> str:
     )
 
 
+def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+    r"""Sentence on guesses that an attack certified and that are no private example; empty where there are none.
+
+    >>> row = Row(cell="a", attack="x", outcome="partly_exact", certified={"n": 3, "wrong": 1})
+    >>> print(false_certificates([row], [Cell(name="a", title="net", data="digits")]).replace(": ", ":\n"))
+    FALSE CERTIFICATE. Of 3 guesses that x certified on net, 1 is no exact copy of a private example:
+    do not rely on what it calls certain here.
+    """
+    named, parts = {cell.name: cell for cell in cells}, []
+    for row in rows:
+        given = row.certified
+        if given is None or not given.wrong:
+            continue
+        guesses = "1 guess" if given.n == 1 else f"{given.n} guesses"
+        # Somebody who brings a truth may bring that of another update; an audit has its own.
+        brought = named[row.cell].data is None and given.wrong == given.n
+        other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
+        parts.append(
+            f"Of {guesses} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
+            f"{'is no exact copy' if given.wrong == 1 else 'are no exact copies'} of a private example: do not rely on "
+            f"what it calls certain here.{other}"
+        )
+    more = f" Nor on {len(parts) - LISTED_NAMES} more rows." if len(parts) > LISTED_NAMES else ""
+    return f"FALSE CERTIFICATE. {' '.join(parts[:LISTED_NAMES])}{more}" if parts else ""
+
+
 def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
     r"""Sentences on who was in the batches; empty where no membership test was asked for.
 

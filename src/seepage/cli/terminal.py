@@ -200,6 +200,7 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print()
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
     leaks = leaks or any(row.contradicted for row in result.epsilons)
+    leaks = leaks or any(row.certified is not None and row.certified.wrong for row in result.rows)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
     for row in result.tuned:
         console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)

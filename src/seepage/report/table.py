@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from seepage.audit.row import Outcome, Row
 from seepage.core.units import in_words
 from seepage.metrics import Risk, default_metrics, risk
-from seepage.report.formatting import NONE, count_of, duration, number, percent, signed
+from seepage.report.formatting import NONE, count_of, duration, number, percent, plural, signed
 
 STATUSES = {
     "ok": "finished",
@@ -129,7 +129,9 @@ def _outcome(row: Row) -> str:
         return ", ".join(filter(None, ("not scored", sure, row.misfit_words)))
     if row.certified_features:
         return f"{row.phrase}, {row.certified_features} of them certified"
-    return f"{row.phrase} ({row.fitted} fitted)" if row.fitted else row.phrase
+    wrong = row.certified.wrong if row.certified is not None else None
+    false = f", {plural(wrong, 'false certificate')}" if wrong else ""
+    return f"{row.phrase}{f' ({row.fitted} fitted)' if row.fitted else ''}{false}"
 
 
 def further_metrics(rows: Iterable[Row]) -> list[str]:
