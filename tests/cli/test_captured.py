@@ -206,6 +206,19 @@ def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
     assert f"update off by {off[1]} %" in page
 
 
+def test_a_batch_size_that_the_rank_contradicts_is_said_once_where_people_look(
+    cli: Cli, home: Path, captured: Tensor
+) -> None:
+    words = "a layer has a gradient of rank 3, which one step on 2 examples cannot give; give the right --batch-size"
+    asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", *HIDDEN)
+    out = " ".join(cli(*asked, "--batch-size=2", "--out=run").out.split())
+    assert out.count(f"Contradicted: {words}") == 1
+    page = " ".join((home / "run" / "report.html").read_text().split())
+    assert page.count(words) == 1
+    assert words in " ".join(cli("exposure", "run/observed").out.split())
+    assert "Contradicted" not in cli(*asked, "--batch-size=3", "--out=right").out
+
+
 def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--out=run", "--quiet").code == 0
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()

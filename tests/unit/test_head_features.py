@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import seepage.data
-from seepage import Architecture, Batch, FedSGD, Inapplicable, build, record
+from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, build, record
 from seepage.attacks.head import HeadFeatures, head_features
 from seepage.attacks.head.equations import HeadEquations
 from seepage.attacks.head.sparse import unmix
@@ -296,3 +296,20 @@ def test_examples_that_cannot_be_told_apart_are_not_made_up() -> None:
         return
     assert found.doubt is not None
     assert not found.known[:2].any()
+
+
+@pytest.mark.parametrize("told", [1, 2, 3])
+def test_a_batch_size_below_the_rank_is_contradicted_in_words(told: int) -> None:
+    """It was blamed on the softmax: "the softmax contradicts the solution"."""
+    model, batch = network(10), photographs(4, 10)
+    seen, knowledge = seen_of(model, batch, 10)
+    with pytest.raises(Inapplicable, match=f"has rank 4, .* number of examples, {told}, has .*--batch-size"):
+        head_features(replace(seen, batch_size=told), knowledge)
+
+
+def test_noise_is_no_sign_of_more_examples() -> None:
+    model, batch = network(10), photographs(4, 10)
+    transcript = record(model, batch, client=FedSGD(mode="eval"), defense=GaussianNoise(sigma=0.05, clip=1.0))
+    found = head_features(transcript[0], replace(transcript.knowledge, num_classes=10), batch.labels)
+    assert found.doubt is not None
+    assert not found.known.any()

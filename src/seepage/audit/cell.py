@@ -57,6 +57,7 @@ class Cell(JsonRecord):
         membership_skipped: Why its membership could not be tested.
         refusals: Attacks of this package that nobody asked for and that cannot say anything of this update, to the
             reason; None where that was not looked at.
+        doubts: Sentences on what a captured update contradicts of what was told of it.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -88,6 +89,7 @@ class Cell(JsonRecord):
     skipped: str | None = None
     membership_skipped: str | None = None
     refusals: dict[str, str] | None = None
+    doubts: list[str] = []
 
     @property
     def measure(self) -> Measure:

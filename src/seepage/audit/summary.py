@@ -15,6 +15,7 @@ from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.cell import Kind
+from seepage.audit.doubts import doubts
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
@@ -201,6 +202,8 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     tried = {part.use for part in recipe.attack}
     refused = refusals(transcript, tried) if source.kept else None
     cell = cell.model_copy(update={**told, "kind": _kind(transcript.knowledge), "refusals": refused})
+    if source.recipe is None:
+        cell = cell.model_copy(update={"doubts": doubts(transcript, look.get("at_least"))})
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]

@@ -399,12 +399,27 @@ def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Promised beside it: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
+    promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise is not None]
+    return [f"Promised beside it: {words}{where}." for words, where in _once(promised, len(cells))]
+
+
+def doubt_lines(cells: Sequence[Cell]) -> list[str]:
+    """What captured updates contradict of what was told of them, shown beside the verdict; each sentence once.
+
+    >>> doubt_lines([Cell(name="a", title="net", doubts=["Contradicted: this."]), Cell(name="b", title="other")])
+    ['Contradicted: this. (net)']
+    """
+    found = [(cell, words) for cell in cells for words in cell.doubts]
+    return [f"{words}{where}" for words, where in _once(found, len(cells))]
+
+
+def _once(said: Sequence[tuple[Cell, str]], cells: int) -> list[tuple[str, str]]:
+    """Each sentence once, with the cases that it is said of in brackets, where these are not all."""
     places: dict[str, list[str]] = {}
-    for cell in cells:
-        if cell.promise is not None:
-            places.setdefault(cell.promise.phrase, []).append(cell.heading)
-    lines = []
-    for words, titles in places.items():
-        where = "; ".join(titles) if len(titles) <= LISTED_NAMES else f"{len(titles)} of {len(cells)} cases"
-        lines.append(f"Promised beside it: {words}{f' ({where})' if len(titles) < len(cells) else ''}.")
-    return lines
+    for cell, words in said:
+        places.setdefault(words, []).append(cell.heading)
+    where = {
+        words: "; ".join(titles) if len(titles) <= LISTED_NAMES else f"{len(titles)} of {cells} cases"
+        for words, titles in places.items()
+    }
+    return [(words, f" ({where[words]})" if len(titles) < cells else "") for words, titles in places.items()]

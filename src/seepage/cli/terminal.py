@@ -16,7 +16,7 @@ from rich.text import Text
 from seepage.audit.cell import Kind
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Side
-from seepage.audit.verdict import guarantee_lines, reasons
+from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons
 from seepage.cli.console import open_console
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
@@ -206,6 +206,9 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)
     for line in guarantee_lines(result.cells):
         console.print(Text(line, style="bold"), soft_wrap=True)
+    for line in doubt_lines(result.cells):
+        console.print()
+        console.print(Text(line))
     console.print()
     if result.sides:
         console.print(_sides_table(result.sides))

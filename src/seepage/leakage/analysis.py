@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Needs
 from seepage.attacks.head import head_features
+from seepage.attacks.head.features import SIZE_REMEDY
 from seepage.attacks.linear import LinearLeak
 from seepage.attacks.rounded import Rounding, glance, rounding_of, weights_format
 from seepage.core.nn import last_linear
@@ -477,6 +478,9 @@ class UpdateAnalysis:
             yield limited
         if self.changed:
             yield f"{self.changed}, so neither batch size nor mode of batch norm is read off it"
+        wrong = size_doubt(self.observed.batch_size, self.at_least)
+        if wrong is not None:
+            yield wrong
         if stated is not None:
             yield f"the client states {stated.line}"
             yield from (f"doubt on that: {doubt}" for doubt in stated.doubts)
@@ -486,3 +490,18 @@ def _by_tensor(sent: Mapping[str, Tensor], findings: tuple[Finding, ...]) -> Ite
     for name in sent:
         words = [finding.message for finding in findings if name in finding.tensors]
         yield TensorLeak(name, "; ".join(words) or None, bool(words))
+
+
+def size_doubt(batch_size: int | None, at_least: int | None) -> str | None:
+    r"""That a batch size is too small for the rank of a layer's gradient; None where nothing contradicts it.
+
+    >>> print(size_doubt(2, 4).replace("; ", ";\n"))
+    a layer has a gradient of rank 4, which one step on 2 examples cannot give;
+    give the right --batch-size (or, of two checkpoints, --steps if the client took several)
+    >>> size_doubt(4, 4), size_doubt(None, 4)
+    (None, None)
+    """
+    if batch_size is None or at_least is None or at_least <= batch_size:
+        return None
+    examples = f"{batch_size} example{'' if batch_size == 1 else 's'}"
+    return f"a layer has a gradient of rank {at_least}, which one step on {examples} cannot give; {SIZE_REMEDY}"

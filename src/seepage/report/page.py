@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.audit.cell import Kind
 from seepage.audit.row import Cell, Diagnostic, Row
-from seepage.audit.verdict import guarantee_lines, reasons
+from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
 from seepage.recipe.places import shown_recipe
@@ -183,6 +183,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "targets": {cell.target for cell in run.cells},
         "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.cells),
+        "doubts": doubt_lines(run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),

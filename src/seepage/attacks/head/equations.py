@@ -17,6 +17,11 @@ MIN_SPARE = 1
 MAX_LEFT_OVER = 1e-2
 """Share of an example's slopes outside the column space up to which it counts as one of the batch."""
 
+MIN_GAP = 10.0
+"""Ratio of neighboring singular values from which on the first of them ends the gradient's rank."""
+MIN_BEHIND = 1e-2
+"""Share of the gradient outside as many directions as examples, over which these examples cannot have given it."""
+
 MIN_SLOPE = 1e-3
 """Length of softmax minus label below which an example's misfit is measured against this length."""
 
@@ -42,6 +47,7 @@ class HeadEquations:
         epsilon: Rounding unit of the numbers that the network computes in.
         examples: Number of examples behind the gradient; more than n where some left no trace.
         biased: Whether the layer has a bias, whose gradient tells the scale of each row of Q.
+        surplus: The rank of the gradient, where it is clearly higher than `examples` allow in one step; else None.
     """
 
     weight: Float[Tensor, "C k"]
@@ -53,6 +59,7 @@ class HeadEquations:
     epsilon: float
     examples: int
     biased: bool
+    surplus: int | None = None
 
     @classmethod
     def of(
@@ -91,6 +98,7 @@ class HeadEquations:
             torch.finfo(weight.dtype).eps,
             examples,
             bias is not None,
+            _surplus(singular, examples),
         )
 
     def over(self, share: float) -> Self:
@@ -191,3 +199,16 @@ class HeadEquations:
         """Standard deviation of the error of a feature of each example."""
         noise: Tensor = self.deviation * unmixing.square().sum(1).sqrt()
         return noise
+
+
+def _surplus(singular: Float[Tensor, " r"], examples: int) -> int | None:
+    """The rank of a gradient with these singular values, where they end at a wide gap behind `examples` of them.
+
+    >>> _surplus(torch.tensor([3.0, 2.0, 1.0, 1e-7]), 2), _surplus(torch.tensor([3.0, 2.0, 1e-7, 1e-8]), 2)
+    (3, None)
+    """
+    if float(singular[examples:].norm()) <= MIN_BEHIND * float(singular.norm()):
+        return None
+    gaps = singular[:-1] / singular[1:].clamp(min=1e-300)
+    rank = int(gaps.argmax()) + 1
+    return rank if rank > examples and float(gaps.max()) >= MIN_GAP else None  # noise has no gap

@@ -34,6 +34,8 @@ SHARES = (1.0, 0.1, 0.01, 0.001)
 """Shares of the gradient in the update from which one is searched for, with the features."""
 SOLVED = 1e-5
 """Misfit at which no further start is tried."""
+SIZE_REMEDY = "give the right --batch-size (or, of two checkpoints, --steps if the client took several)"
+"""What to do about a gradient of a higher rank than the told number of examples gives."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,8 @@ def head_features(
 
     Raises:
         Inapplicable: Without a last linear layer, without a plain cross-entropy, with as many examples as classes or
-            more, where the gradient is zero, or where examples without zeros in their features left no trace.
+            more, where the gradient is zero or of a higher rank than so many examples give, or where examples without
+            zeros in their features left no trace.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -191,6 +194,12 @@ def _equations(
     bias_gradient = None if names[1] is None else sent[names[1]].cpu()
     bias = None if names[1] is None else observed.params[names[1]].cpu()
     equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, weight_gradient, bias_gradient, examples)
+    if equations.surplus is not None:
+        raise Inapplicable(
+            f"the gradient of the last layer has rank {equations.surplus}, and that of one step on the told number of "
+            f"examples, {examples}, has at most {examples}",
+            SIZE_REMEDY,
+        )
     return equations, torch.zeros_like(equations.bias) if bias_gradient is None else bias_gradient.double()
 
 
