@@ -227,6 +227,34 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     assert row["exact"] == 1.0
 
 
+def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli, home: Path, captured: Tensor) -> None:
+    """Of the same files, so that one of the two was told wrong; a gate does not pass on it, unless it is meant."""
+    line = ("attack", "before.pt", "after.pt", *HIDDEN)
+    assert cli(*line, "--lr=0.1", "--out=right").code == 0
+    assert cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong").code == 0
+    found = cli("compare", "right", "wrong")
+    assert found.code == 2
+    told = "told or given otherwise:\n  learning rate of fc2, 1 recorded update: 0.1 -> 0.3\n"
+    assert found.out.startswith(told)
+    assert "client's loss of fc2, 1 recorded update: the default -> bce" in found.out
+    assert "both runs attacked the same files, so that one of them was told wrong" in found.out
+    assert "better, if only what is meant differs:" in found.out
+    assert "NOT WORSE" not in found.out
+    record = cli("compare", "right", "wrong", "--json").json
+    assert (record["doubts"], record["worse"]) == (2, 0)
+    assert list(record).index("differences") < list(record).index("changes")
+    gate = cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong", "--baseline=right", "--quiet")
+    assert (gate.code, "told or given otherwise than in the baseline: learning rate" in gate.err) == (2, True)
+    meant = cli("compare", "right", "wrong", "--meant=learning rate", "--meant=client's loss")
+    assert (meant.code, "told or given otherwise" in meant.out) == (0, True)
+    assert cli("compare", "right", "right").out.startswith("NOT WORSE")
+    np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
+    before = json.loads((home / "right" / "result.json").read_text())["cells"][0]
+    cli("score", "right", "--truth=mine.npz")
+    after = json.loads((home / "right" / "result.json").read_text())["cells"][0]
+    assert (after["files"], after["rate"]) == (before["files"], 0.1)
+
+
 def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home: Path, captured: Tensor) -> None:
     """A truth of other examples: whatever was certified is none of them, or the truth is the wrong one."""
     assert cli("attack", "gradient.safetensors", "--params=before.pt", *HIDDEN, "--out=run").code == 0

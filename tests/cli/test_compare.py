@@ -35,6 +35,8 @@ def test_taking_the_noise_away_is_worse(noisy: Path, bare: Path, cli: Cli) -> No
     assert found.out.rstrip().endswith("WORSE in 2 of 2 counts.")
     back = cli("compare", bare, noisy)
     assert (back.code, "NOT WORSE" in back.out, "better:" in back.out) == (0, True, True)
+    assert back.out.startswith("set otherwise:\n  defense of fc2")
+    assert "none -> GaussianNoise" in back.out
 
 
 def test_json_counts_what_is_worse(noisy: Path, bare: Path, cli: Cli) -> None:

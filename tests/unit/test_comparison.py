@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seepage.audit.row import Cell, MembershipRow, Outcome, Proportion, Result, Row, Thresholds
+from seepage.audit.row import Cell, MembershipRow, Outcome, Proportion, Result, Row, Thresholds, TunedRow
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError
 from seepage.evidence.comparison import Count, compare, difference, summary_line
@@ -103,6 +103,85 @@ def test_why_there_was_no_result_before_decides_whether_a_leak_is_new(
     (change,) = (change for change in found.changes if (change.rule, change.measure) == ("dlg", "recovered"))
     assert (change.kind, change.lacking) == (kind, said)
     assert bool(found.worse) == (kind == "new leak")
+
+
+def changed(run: Result, *, options: str = "", told: list[str] | None = None, **cell: object) -> Result:
+    """A run whose first case and all attacks are set or told otherwise."""
+    rows = [row.model_copy(update={"options": options, "told": told or []}) for row in run.rows]
+    return run.model_copy(update={"rows": rows, "cells": [run.cells[0].model_copy(update=cell), *run.cells[1:]]})
+
+
+CAPTURED = {"client": "FedSGD(mode='train')", "rate": 0.1, "batch_size": 3, "input_shape": [1, 8, 8], "data": None}
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ({"rate": 0.3}, ["learning rate of case 0: 0.1 -> 0.3"]),
+        ({"client": "FedSGD(loss='bce', mode='train')"}, ["client's loss of case 0: the default -> bce"]),
+        ({"client": "FedAvg(lr=0.1, steps=2)"}, ["client of case 0: FedSGD(mode='train') -> FedAvg(lr=0.1, steps=2)"]),
+        ({"batch_size": 4}, ["batch size of case 0: 3 -> 4"]),
+        ({"input_shape": [1, 4, 16]}, ["shape of an example of case 0: 1,8,8 -> 1,4,16"]),
+    ],
+)
+def test_what_was_told_otherwise_of_a_captured_update_leaves_no_pass(now: dict[str, object], said: list[str]) -> None:
+    old = changed(result((4, 8)), **CAPTURED)
+    found = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}))
+    assert [one.words for one in found.doubts] == said
+    assert summary_line(found).startswith("CANNOT TELL: none of 2 compared counts rose, but the attacker was not told")
+    assert found.record()["differences"][0]["told"]
+    meant = compare(old, changed(result((0, 8)), **{**CAPTURED, **now}), meant=[found.doubts[0].what])
+    assert meant.differences == found.differences
+    assert summary_line(meant).startswith("NOT WORSE")
+    both = {"inferred": {"learning rate": "", "batch size": "", "local steps": "", "input shape": ""}}
+    same = compare(changed(old, **both), changed(result((0, 8)), **{**CAPTURED, **now}, **both))
+    assert len(same.differences) == 1
+    assert (not same.doubts) == (said[0].split(" of ")[0] != "client's loss"), "what both inferred, nobody told"
+
+
+def test_the_same_files_told_otherwise_contradict_each_other() -> None:
+    files = {"weights that were sent out": "ab" * 32, "weights that came back": "cd" * 32}
+    old, now = changed(result((4, 8)), **CAPTURED, files=files), {**CAPTURED, "rate": 0.3}
+    same = compare(old, changed(result((0, 8)), **now, files=files))
+    assert same.remarks == ["both runs attacked the same files, so that one of them was told wrong: learning rate"]
+    other = compare(old, changed(result((0, 8)), **now, files={**files, "weights that came back": "ef" * 32}))
+    assert not other.remarks
+    words = [one.words for one in other.differences if not one.told]
+    assert words == ["weights that came back of case 0: the file cdcdcdcdcdcd -> the file efefefefefef"]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"defense": "noise(1)"}, {"defense": None}, ("defense of case 0: noise(1) -> none", False)),
+        ({"batch_size": 3}, {"batch_size": 4}, ("batch size of case 0: 3 -> 4", False)),
+        ({"options": "Dlg(steps=300)"}, {"options": "Dlg(steps=5)"}, ("linear: steps of case 0: 300 -> 5", True)),
+        ({"told": ["labels"]}, {"told": []}, ("labels of case 0: told -> not told", True)),
+        ({"told": []}, {"told": ["labels"]}, ("labels of case 0: not told -> told", False)),
+    ],
+)
+def test_what_an_audit_compares_is_no_doubt_but_what_its_attacker_is_given_is(
+    then: dict[str, object], now: dict[str, object], said: tuple[str, bool]
+) -> None:
+    found = compare(*(changed(result((4, 8)), data="digits", **one) for one in (then, now)))
+    assert [(one.words, one.told) for one in found.differences] == [said]
+    assert len(found.doubts) == said[1]
+
+
+def test_an_option_that_one_version_has_or_that_was_tuned_is_no_doubt() -> None:
+    old = changed(result((4, 8)), options="Dlg(steps=300)")
+    assert not compare(old, changed(result((4, 8)), options="Dlg(steps=300, floor=0.1)")).differences
+    tuned = TunedRow(attack="linear", metric="psnr", chosen={"steps": 5}, tried=[], batches=1, run="tune")
+    new = changed(result((4, 8)), options="Dlg(steps=5)").model_copy(update={"tuned": [tuned]})
+    assert not compare(old, new).differences
+
+
+def test_a_strangers_settings_are_read_as_text_and_shown_in_part() -> None:
+    old = changed(result((4, 8)), options="Dlg(steps=300)", client="FedSGD(mode='train')", data="digits")
+    odd = changed(result((4, 8)), options="Dlg(" * 2000, client="f(x=" * 99999, data="digits")
+    found = compare(old, odd).differences
+    assert [one.what for one in found] == ["linear", "client"]
+    assert max(len(one.words) for one in found) < 200
 
 
 def test_membership_is_compared_as_examples_are() -> None:

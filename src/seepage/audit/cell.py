@@ -44,6 +44,9 @@ class Cell(JsonRecord):
         accuracy_examples: Number of unseen examples.
         defense: The defense's `repr`; None where there is none or it is not known.
         client: The client rule's `repr`.
+        rate: Of captured checkpoints: the learning rate by which their difference was divided, told or inferred.
+        input_shape: Shape of one example of a recorded or captured update.
+        files: Of a recorded or captured update: what each judged file is, to its SHA-256 in hexadecimal.
         kind: What the examples are: pictures, rows of numbers, or texts; None in runs that did not say it yet.
         classes: Names of the classes; of one's own data numbers, unless `score.names` asks for the names.
         target: What examples are trained towards: a class, values, or a map with a class at each pixel.
@@ -77,6 +80,9 @@ class Cell(JsonRecord):
     accuracy_examples: int | None = None
     defense: str | None = None
     client: str | None = None
+    rate: float | None = None
+    input_shape: list[int] | None = None
+    files: dict[str, str] = {}
     kind: Kind | None = None
     classes: list[JsonValue] = []
     target: Literal["class", "value", "map"] = "class"

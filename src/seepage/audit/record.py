@@ -126,6 +126,8 @@ def cell_of_recording(name: str, transcript: Transcript) -> Cell:
         training_steps=None,
         defense=None,
         client=repr(knowledge.client),
+        rate=first.update.rate,
+        input_shape=list(knowledge.input_shape),
         classes=[str(label) for label in range(knowledge.num_classes)],
         parameters=sum(p.numel() for p in first.params.values()),
         baselines=None,

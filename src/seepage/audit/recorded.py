@@ -17,6 +17,7 @@ from seepage.core.executor import Executor
 from seepage.core.lock import held, locked
 from seepage.core.manifest import RECORDED_FILES, JudgedFile, digest_of, refuse_changed
 from seepage.core.progress import ProgressCallback, no_progress
+from seepage.core.schema import parse_all
 from seepage.core.storage import (
     LARGEST_JSON,
     SCHEMA,
@@ -141,9 +142,10 @@ def attack_only(
         write_whole(folder / "attack.json", text)
         plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on)
         found = environment(request.command, started, request.device, plan.jobs)
-        judged = [one.model_dump() for one in files or judged_files({one.name: one.observed for one in sources})]
-        write_json(folder / "env.json", found | {"threads": plan.threads, "files": judged})
-        return Run(folder, summarize(sources, recipes, folder, request.show), fresh=True)
+        judged = files or judged_files({one.name: one.observed for one in sources})
+        noted = [one.model_dump() for one in judged]
+        write_json(folder / "env.json", found | {"threads": plan.threads, "files": noted})
+        return Run(folder, summarize(sources, recipes, folder, request.show, files=judged), fresh=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,7 +249,9 @@ def score_run(folder: Path, truth: Path | None, settings: Sequence[str], *, trus
     ]
     with held(folder):
         refuse_changed(folder)  # a new manifest must not vouch for what somebody else wrote
-        return Run(folder, summarize(sources, recipes, folder), fresh=True)
+        env = folder / "env.json"
+        judged = parse_all(JudgedFile, read_json(env).get("files", []), str(env))
+        return Run(folder, summarize(sources, recipes, folder, files=judged), fresh=True)
 
 
 def request_contents(

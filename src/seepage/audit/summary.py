@@ -26,7 +26,7 @@ from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
 from seepage.audit.untried import refusals
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
-from seepage.core.manifest import write_manifest
+from seepage.core.manifest import JudgedFile, write_manifest
 from seepage.core.nn import vocabulary_of
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
@@ -71,9 +71,18 @@ def summarize(
     folder: Path,
     show: ProgressCallback = no_progress,
     tuned: Sequence[TunedRow] = (),
+    files: Sequence[JudgedFile] = (),
 ) -> Result:
     """Score all attempts, raise diagnostics, and write `scores.jsonl`, `flags.json`, the manifest and, last,
     `result.json`.
+
+    Args:
+        sources: The cells.
+        recipes: Their recipes.
+        folder: The run folder.
+        show: Called with progress messages.
+        tuned: Options that were chosen on other batches.
+        files: What was judged, of recorded or captured updates.
     """
     found = []
     for i, (source, recipe) in enumerate(zip(sources, recipes, strict=True)):
@@ -85,7 +94,7 @@ def summarize(
     write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
     exposures = [part.exposure for part in found if part.exposure is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": without_places(exposures, places)})
-    rows, cells = [row for part in found for row in part.rows], [part.cell for part in found]
+    rows, cells = [row for part in found for row in part.rows], [_with_files(part.cell, files) for part in found]
     members = [
         row for source, recipe in zip(sources, recipes, strict=True) for row in membership_rows(source, recipe, folder)
     ]
@@ -116,6 +125,11 @@ def summarize(
     write_manifest(folder, {"result.json": text})
     write_whole(folder / "result.json", text)
     return result
+
+
+def _with_files(cell: Cell, files: Sequence[JudgedFile]) -> Cell:
+    own = {one.what: one.sha256 for one in files if one.cell == cell.name}
+    return cell.model_copy(update={"files": own}) if own else cell
 
 
 def _places(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,7 @@ from seepage.errors import SeepageError, printable
 if TYPE_CHECKING:
     from seepage.audit.row import Result
     from seepage.evidence.comparison import Change, Comparison
+    from seepage.evidence.differences import Difference
 
 TOLD = 3
 """Changes of a kind that a gate prints; the run has the others."""
@@ -21,12 +23,21 @@ TOLD = 3
 def compare(
     old: Annotated[Path, typer.Argument(help="The older run, its evidence pack or its result.json.")],
     new: Annotated[Path, typer.Argument(help="The newer one.")],
+    meant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--meant",
+            metavar="NAME",
+            help="This that the attacker was told otherwise, such as 'learning rate', is a true change of the client "
+            "or meant. Repeatable.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what got worse from one run to another, beyond chance: exit code 1 if anything did, 2 if nobody can tell."""
     from seepage.evidence import comparison
 
-    found = comparison.compare(comparison.open_result(old), comparison.open_result(new))
+    found = comparison.compare(comparison.open_result(old), comparison.open_result(new), meant=meant or ())
     if as_json:
         print(json.dumps(found.record()))
     else:
@@ -45,6 +56,8 @@ def hold_against(result: "Result", baseline: Path | None) -> None:
     from seepage.evidence import comparison
 
     found = comparison.compare(comparison.open_result(baseline), result)
+    for one in found.differences[:TOLD]:
+        print(printable(f"{_how(one)} than in the baseline: {one.words}"), file=sys.stderr)
     for change in found.worse[:TOLD]:
         print(printable(f"worse than the baseline: {change.words}"), file=sys.stderr)
     for change in found.leaks_alone[:TOLD]:
@@ -66,6 +79,18 @@ def _end(found: "Comparison") -> None:
             f"({_first(found.leaks_alone)}); run the older side again with what is new, or, once somebody has looked "
             "at it, take the newer run as the baseline"
         )
+    if found.doubts:
+        first = found.doubts[0]
+        raise SeepageError(
+            f"nothing got worse, but the attacker was not told or given the same ({first.words}), which may be why; "
+            f"tell both the same, or, if that is meant, say so with seepage compare OLD NEW --meant {first.what!r} or "
+            "take the newer run as the baseline"
+        )
+
+
+def _how(one: "Difference") -> str:
+    """Of which of the two kinds a difference is."""
+    return "told or given otherwise" if one.told else "set otherwise"
 
 
 def _first(changes: "list[Change]") -> str:
@@ -79,10 +104,15 @@ def _first(changes: "list[Change]") -> str:
 def _print(found: "Comparison") -> None:
     from seepage.evidence.comparison import by_kind, summary_line
 
+    for heading, differing in groupby(found.differences, _how):
+        print(f"{heading}:")
+        for one in differing:
+            print(printable(f"  {one.words}"))
     for remark in found.remarks:
         print(printable(f"note: {remark}"))
     for kind, changes in by_kind(found.changes).items():
-        print(f"{kind}:")
+        doubtful = kind in ("better", "less") and found.doubts
+        print(f"{kind}, if only what is meant differs:" if doubtful else f"{kind}:")
         for change in changes:
             print(printable(f"  {change.words}"))
     print(summary_line(found))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from seepage.core.manifest import refuse_changed
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import check_schema, read_json
 from seepage.errors import SeepageError
+from seepage.evidence.differences import Difference, contradictory, differences
 from seepage.evidence.pack import is_pack, refuse_changed_pack
 from seepage.report.formatting import plural
 
@@ -85,11 +86,15 @@ class Comparison:
         changes: One per attack, case and measure.
         level: Chance that anything is called worse although nothing changed.
         remarks: What to know before believing it.
+        differences: What else is not the same in the two runs.
+        meant: Names of differences that somebody says are meant.
     """
 
     changes: list[Change]
     level: float
     remarks: list[str]
+    differences: list[Difference] = field(default_factory=list)
+    meant: frozenset[str] = frozenset()
 
     def of(self, *kinds: Kind) -> list[Change]:
         """The changes of these kinds."""
@@ -110,14 +115,22 @@ class Comparison:
         """What leaks in the newer run where the older one did not look."""
         return [change for change in self.of("not compared") if change.new is not None and change.new.hits]
 
+    @cached_property
+    def doubts(self) -> list[Difference]:
+        """What the attacker was told or given otherwise, unless it is meant: fewer finds may come of that alone."""
+        return [one for one in self.differences if one.told and one.what not in self.meant]
+
     def record(self) -> dict[str, Any]:
         """As JSON."""
         return {
             "schema": 1,
             "level": self.level,
+            "summary": summary_line(self),
             "worse": len(self.worse),
             "lost": len(self.lost),
             "leaks_alone": len(self.leaks_alone),
+            "doubts": len(self.doubts),
+            "differences": [one.model_dump(mode="json") for one in self.differences],
             "remarks": self.remarks,
             "changes": [change.model_dump(mode="json") for change in self.changes],
         }
@@ -141,7 +154,7 @@ def open_result(place: Path) -> Result:
     return parse(Result, record, str(path))
 
 
-def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
+def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[str] = ()) -> Comparison:
     """Say what got worse, case by case and attack by attack.
 
     A share is worse where the interval of the difference of the two (Newcombe 1998, method 10, from two Wilson
@@ -154,6 +167,7 @@ def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
         old: The older run.
         new: The newer run.
         level: Chance that anything is called worse although nothing changed.
+        meant: Names of differences in what the attacker was told that are meant, and so no reason for doubt.
 
     Raises:
         SeepageError: Where the two counted by different thresholds, or have no case and attack in common.
@@ -183,7 +197,9 @@ def compare(old: Result, new: Result, *, level: float = LEVEL) -> Comparison:
                 lacking=lacking,
             )
         )  # fmt: skip
-    return Comparison(changes, level, [*_remarks(old, new), *_dropped(old, new), *remarks])
+    found, expected = differences(old, new), frozenset(meant)
+    remarks = [*contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
+    return Comparison(changes, level, remarks, found, expected)
 
 
 def difference(old: Count, new: Count, chance: float) -> tuple[float, float]:
@@ -350,6 +366,12 @@ def summary_line(comparison: Comparison) -> str:
         return f"WORSE in {worse} of {compared} counts.{f' Not compared: {lacking}.' if lacking else ''}"
     if lacking:
         return f"CANNOT TELL: {lacking}."
+    if comparison.doubts:
+        names = ", ".join(dict.fromkeys(one.what for one in comparison.doubts))
+        return (
+            f"CANNOT TELL: none of {compared} compared counts rose, but the attacker was not told or given the same "
+            f"({names}), which may be the reason."
+        )
     return (
         f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * comparison.level:g} % for all of "
         "them together). That is no proof of safety."
