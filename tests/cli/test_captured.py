@@ -219,6 +219,51 @@ def test_a_batch_size_that_the_rank_contradicts_is_said_once_where_people_look(
     assert "Contradicted" not in cli(*asked, "--batch-size=3", "--out=right").out
 
 
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_what_to_question_is_said_once_where_nothing_explains_the_update(cli: Cli, home: Path, decay: float) -> None:
+    """A weight decay that nobody told of: no attack gave a result, and nothing said what may be behind that."""
+    torch.manual_seed(0)
+    model = fc2(SHAPE, 10, hidden=24)
+    torch.save(model.state_dict(), home / "before.pt")
+    F.cross_entropy(model(torch.rand(3, *SHAPE)), torch.tensor([2, 5, 7])).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=decay).step()
+    torch.save(model.state_dict(), home / "after.pt")
+    asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--batch-size=3", "--shape=1,8,8", *HIDDEN)
+    out = " ".join(cli(*asked, "--out=run").out.split())
+    page = " ".join((home / "run" / "report.html").read_text().split())
+    lead = "No attack here explains the update as it was told."
+    assert [text.count(lead) for text in (out, page)] == ([1, 1] if decay else [0, 0])
+    if decay:
+        for words in (
+            "the loss, cross_entropy: --loss",
+            "one step of SGD at a learning rate of 0.1: --lr and --steps",
+            "client.momentum=…, client.optimizer=adam",
+            "3 examples: --batch-size",
+            "weight decay, and whatever else has no option: a rule of your own, --client module:Rule",
+        ):
+            assert words in out
+        assert "batch norm" not in out.partition(lead)[2]
+
+
+def test_a_certificate_is_not_called_no_copy_where_the_told_loss_is_wrong(cli: Cli, home: Path) -> None:
+    torch.manual_seed(0)
+    model = fc2(SHAPE, 10)
+    with torch.no_grad():
+        model[-1].bias[:5] += 1.0  # so that the examples' losses differ
+    torch.save(model.state_dict(), home / "before.pt")
+    logits, labels = model(torch.rand(3, *SHAPE)), torch.tensor([2, 5, 7])
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    ((1 - (-losses).exp()).square() * losses).mean().backward()  # a focal loss (Lin et al. 2017)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), home / "after.pt")
+    asked = ("--lr=0.1", "--steps=1", "--batch-size=3", "--shape=1,8,8", "--use=linear", "--out=run")
+    out = " ".join(cli("attack", "before.pt", "after.pt", *asked).out.split())
+    assert "certifies 3 of them without any truth" in out
+    assert "no exact copies" not in out
+    assert "something told or inferred of the client is wrong. A certified guess" in out
+    assert "the loss, cross_entropy: --loss" in out
+
+
 def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
     assert cli("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--out=run", "--quiet").code == 0
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()

@@ -60,7 +60,8 @@ class Cell(JsonRecord):
         membership_skipped: Why its membership could not be tested.
         refusals: Attacks of this package that nobody asked for and that cannot say anything of this update, to the
             reason; None where that was not looked at.
-        doubts: Sentences on what a captured update contradicts of what was told of it.
+        doubts: Sentences on what a captured update contradicts of what was told of it, and on what to question where no
+            attack explains it.
     """
 
     schema_version: int = Field(default=1, alias="schema")

@@ -216,8 +216,6 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     tried = {part.use for part in recipe.attack}
     refused = refusals(transcript, tried) if source.kept else None
     cell = cell.model_copy(update={**told, "kind": _kind(transcript.knowledge), "refusals": refused})
-    if source.recipe is None:
-        cell = cell.model_copy(update={"doubts": doubts(transcript, look.get("at_least"))})
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]
@@ -231,6 +229,8 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
+    if source.recipe is None:
+        cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"))})
     return CellSummary(cell, rows, flags, lines, look)
 
 

@@ -130,10 +130,13 @@ def _misfit(row: Row) -> str:
         alike = "" if row.certified_examples else ", which other inputs may give too"
         off = share_words(row.misfit)
         return f"{gives} is the one that was sent, or a multiple of it, but for {off} of its size{alike}."
+    differs = f"{gives} differs from the one that was sent by {share_words(row.misfit)} of its size"
+    if row.certified_examples:
+        return f"{differs}: that was changed (noise, rounding), or something told or inferred of the client is wrong."
     copies = "it is no exact copy" if one else "they are no exact copies"
     return (
-        f"{gives} differs from the one that was sent by {share_words(row.misfit)} of its size: {copies}, unless the "
-        "update was changed (noise, rounding) or something inferred is wrong."
+        f"{differs}: {copies}, unless the update was changed (noise, rounding) or something told or inferred of the "
+        "client is wrong."
     )
 
 
@@ -404,7 +407,7 @@ def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
 
 
 def doubt_lines(cells: Sequence[Cell]) -> list[str]:
-    """What captured updates contradict of what was told of them, shown beside the verdict; each sentence once.
+    """What is doubted of what was told of captured updates, shown beside the verdict; each sentence once.
 
     >>> doubt_lines([Cell(name="a", title="net", doubts=["Contradicted: this."]), Cell(name="b", title="other")])
     ['Contradicted: this. (net)']
