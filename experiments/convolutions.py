@@ -7,7 +7,8 @@ development did not see (`common.draw`). The labels are told, unless `--untold`.
 first 20 images that are drawn from were looked at while the method was made; no constant was chosen on them.
 
 With `--checkpoints LR --out checkpoints` the update is two checkpoints in float32, as they are saved, and labels are
-never told; `--clip` clips the norm of the gradient before, with `torch.nn.utils.clip_grad_norm_`.
+never told; `--clip` clips the norm of the gradient before, with `torch.nn.utils.clip_grad_norm_`, and `--decay` is the
+weight decay of the optimizer.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from seepage import observe
 from seepage.attacks import GaussNewton, Inapplicable
 from seepage.clients import FedSGD
 from seepage.core.nn import generator
+from seepage.leakage import infer_weight_decay
 from seepage.metrics.image import psnr
 from seepage.models import build
 from seepage.registry import Spec
@@ -46,16 +48,19 @@ def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
     return model.eval()
 
 
-def two_checkpoints(model: nn.Module, batch: Batch, lr: float, clip: float | None) -> Transcript:
-    """What the weights before and after one step of PyTorch's own SGD show; no labels are told."""
+def two_checkpoints(model: nn.Module, batch: Batch, lr: float, clip: float | None, decay: float) -> Transcript:
+    """What the weights before and after one step of PyTorch's own SGD show; no label or weight decay is told."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.zero_grad()
     F.cross_entropy(model(batch.inputs), batch.labels).backward()
     if clip is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    torch.optim.SGD(model.parameters(), lr=lr).step()
+    torch.optim.SGD(model.parameters(), lr=lr, weight_decay=decay).step()
     update = Update.from_states(before, model.state_dict())
     model.load_state_dict(before)
+    classes = model(batch.inputs[:1]).shape[1]
+    found = infer_weight_decay(model, before, update.tensors, classes)
+    update = update if found is None else update.without_decay(before, found.shares(before))
     shape = tuple(batch.inputs.shape[1:])
     return observe(model, update, shape, batch_size=len(batch.labels), lr=lr)
 
@@ -75,6 +80,7 @@ def main() -> None:
     parser.add_argument("--mode", choices=("train", "eval"), default="train", help="how the client runs batch norm")
     parser.add_argument("--checkpoints", type=float, metavar="LR", help="the update is two checkpoints in float32")
     parser.add_argument("--clip", type=float, help="the client clips the norm of its gradient, which nobody is told")
+    parser.add_argument("--decay", type=float, default=0.0, help="the client's weight decay, which nobody is told")
     parser.add_argument("--untold", action="store_true", help="the labels are not told")
     parser.add_argument("--out", default="exact")
     args = parser.parse_args()
@@ -99,8 +105,9 @@ def main() -> None:
                 if args.checkpoints is None:
                     row |= attacked(attack, model, batch, told=told, client=client)
                 else:
-                    row |= {"lr": args.checkpoints, "clip": args.clip}
-                    row |= attacked_of(attack, two_checkpoints(model, batch, args.checkpoints, args.clip), batch)
+                    row |= {"lr": args.checkpoints, "clip": args.clip, "decay": args.decay}
+                    made = two_checkpoints(model, batch, args.checkpoints, args.clip, args.decay)
+                    row |= attacked_of(attack, made, batch)
             except Inapplicable as refused:
                 row |= {"refused": str(refused), "exact": 0.0}
             shown = ("classes", "batch", "seed", "psnr", "exact", "certified", "cpu_s", "refused")

@@ -34,12 +34,13 @@ def residual() -> Lines:
 
 
 def checkpoints() -> Lines:
-    """Batches read from two checkpoints in single precision, by rate, clip and training."""
+    """Batches read from two checkpoints in single precision, by rate, clip, weight decay and training."""
     return _exact_batches(
         "convolutions/checkpoints",
         {
             "rate": lambda row: f"{row['lr']:g}",
             "clipped to": lambda row: "" if row["clip"] is None else f"{row['clip']:g}",
+            "weight decay": lambda row: f"{row['decay']:g}" if row.get("decay") else "",
             "network": lambda row: f"{row['trained']} steps" if row["trained"] else "fresh",
             "batch": lambda row: str(row["batch"]),
         },

@@ -25,6 +25,11 @@ def _same_random_numbers() -> None:
     torch.default_generator.manual_seed(0)
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """So do the models that a module makes while it is imported, whichever modules came before."""
+    torch.default_generator.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def _own_modules_end_with_the_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A module that a test wrote into its folder is not the one that the next test imports by the same name."""

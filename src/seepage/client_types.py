@@ -67,11 +67,14 @@ class Update:
         kind: `gradient`: the gradient of the mean loss. `delta`: parameters after minus before.
         rate: Of a gradient that was read off two checkpoints: the learning rate that their difference was divided by,
             so that what was rounded, the weights that came back, can be made again. None: it was sent as it is.
+        decayed: Of two checkpoints: the share of each weight that weight decay took off it, by name, where that is
+            known. It is not in the tensors any more.
     """
 
     tensors: Tensors
     kind: Literal["gradient", "delta"] = "gradient"
     rate: float | None = field(default=None, repr=False)
+    decayed: dict[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def from_states(cls, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Self:
@@ -90,6 +93,21 @@ class Update:
         moved = [name for name in before if name in after and before[name].is_floating_point()]
         tensors = {name: after[name].detach() - before[name].detach() for name in moved}
         return cls(tensors, kind="delta")
+
+    def without_decay(self, before: Mapping[str, Tensor], shares: Mapping[str, float]) -> Self:
+        """The same difference of weights as it were without weight decay, which took off a share of each weight.
+
+        Args:
+            before: The weights that were sent out.
+            shares: What weight decay took off each weight, as a share of it, by name; 0 of those that are missing.
+
+        >>> before, after = {"w": torch.ones(2)}, {"w": torch.tensor([0.75, 1.25])}
+        >>> Update.from_states(before, after).without_decay(before, {"w": 0.25}).tensors["w"]
+        tensor([0.0000, 0.5000])
+        """
+        own = {name: share for name, share in shares.items() if name in self.tensors}
+        freed = {name: self.tensors[name] + share * before[name].detach() for name, share in own.items()}
+        return replace(self, tensors={**self.tensors, **freed}, decayed={**self.decayed, **own})
 
     @property
     def nbytes(self) -> int:

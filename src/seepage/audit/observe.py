@@ -16,6 +16,7 @@ from seepage.core.nn import as_inputs, in_mode, logits_words, output_shape
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.leakage import UpdateAnalysis, sent_words
+from seepage.leakage.decay import WeightDecay, infer_weight_decay
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import adaptive_step, fingerprint
 from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
@@ -39,18 +40,24 @@ class Files:
         after: Weights that the client returned; exactly one of `after` and `gradient` is given.
         gradient: The gradient that the client returned.
         lr: Learning rate of the SGD from `before` to `after`, if known.
+        weight_decay: Of that SGD, if known.
     """
 
     before: Path
     after: Path | None = None
     gradient: Path | None = None
     lr: float | None = None
+    weight_decay: float | None = None
 
     def __post_init__(self) -> None:
         if (self.after is None) == (self.gradient is None):
             raise SeepageError("give either the weights that came back (AFTER) or --gradient FILE, and not both")
         if self.lr is not None and not 0 < self.lr < math.inf:
             raise SeepageError(f"--lr must be above 0 and finite, got {self.lr}; give the client's learning rate")
+        if self.weight_decay is not None and not 0 <= self.weight_decay * (self.lr or 1.0) < 1:
+            raise SeepageError(
+                f"--weight-decay must be from 0 to below 1 / --lr, got {self.weight_decay}; give the client's own"
+            )
 
     @property
     def answer(self) -> Path:
@@ -88,8 +95,8 @@ def observe_files(
     """Write an `observed/` folder from captured files and return notes about them for the reader.
 
     Facts that are not given are inferred from the update where it determines them: local steps or the learning rate
-    from the gradient of the last bias, the batch size from the rank of the layers' gradients. `knowledge.json` lists
-    them under `inferred`.
+    from the gradient of the last bias, weight decay from what no gradient moves, and it is taken out, the batch size
+    from the rank of the layers' gradients. `knowledge.json` lists them under `inferred`.
 
     Args:
         files: The files.
@@ -139,9 +146,11 @@ def observe_files(
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
     adaptive = adaptive_step([fingerprint(name, tensor) for name, tensor in update.tensors.items()])
+    update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=adaptive is not None)
     rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), first=adaptive is not None)
     # The rate of such an optimizer is no factor of a gradient.
     said |= {name: words for name, words in found.items() if adaptive is None or name != "learning rate"}
+    said |= {} if decay is None else {"weight decay": _decay_words(decay, lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
         target=target,
@@ -236,6 +245,45 @@ def _check_rule(client: Spec, files: Files, steps: int | None) -> None:
         raise SeepageError("a gradient needs neither --lr nor --steps nor another rule than fedsgd; leave them out")
     if steps is not None and not 1 <= steps <= MOST_STEPS:
         raise SeepageError(f"--steps must be from 1 to {MOST_STEPS}, got {steps}; give the client's local steps")
+
+
+def _without_decay(
+    files: Files,
+    client: Spec,
+    steps: int | None,
+    model: nn.Module,
+    update: Update,
+    before: Tensors,
+    outputs: int,
+    *,
+    first: bool,
+) -> tuple[Update, WeightDecay | None]:
+    """The update without weight decay, which is no gradient of any example, and that decay where it was inferred.
+
+    A `first` step of an optimizer that leaves one size is no SGD.
+    """
+    told = files.weight_decay
+    if told is not None:
+        if files.lr is None or update.kind != "delta":
+            raise SeepageError(
+                "--weight-decay is that of plain SGD between two checkpoints, whose rate it is multiplied with; give "
+                "--lr with it, and leave it out of a gradient"
+            )
+        shares = WeightDecay(1 - (1 - files.lr * told) ** (steps or 1)).shares(before)
+        return update.without_decay(before, shares) if told else update, None
+    rule = make_client(client)
+    # The rows of a gradient add up to 0 for losses of the softmax alone.
+    if first or update.kind != "delta" or rule.loss != "cross_entropy" or not rule.linear_in_gradient:
+        return update, None
+    decay = infer_weight_decay(model, before, update.tensors, outputs)
+    return (update, None) if decay is None else (update.without_decay(before, decay.shares(before)), decay)
+
+
+def _decay_words(decay: WeightDecay, lr: float | None) -> str:
+    """How much weight decay there was, and what told it."""
+    size = f"{decay.share:.3g} of each weight" if lr is None else f"about {decay.share / lr:.2g}"
+    which = "" if decay.vectors else ", none on biases and norms"
+    return f"{size}{which}, by what all rows of {decay.where} together moved; it was taken out of the update"
 
 
 def _rule(

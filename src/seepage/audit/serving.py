@@ -60,12 +60,12 @@ class ServedTranscript:
     def __getitem__(self, t: int) -> Round:
         if not 0 <= t < len(self):
             raise IndexError(t)
-        moved, update, kind, rate, batch_size, labels, indices = self._ask("round", t)
+        moved, update, kind, rate, decayed, batch_size, labels, indices = self._ask("round", t)
         return Round(
             t=t,
             params=self._here(moved) or self.first[0],
             buffers=self.first[1],
-            update=Update(self._here(update), kind, rate),
+            update=Update(self._here(update), kind, rate, decayed),
             batch_size=batch_size,
             labels=labels,
             indices=indices,
@@ -200,7 +200,7 @@ class _Rounds:
             return self.moved(self.transcript.params(t))
         found = self.transcript[t]
         sent = found.update
-        update = _away(sent.tensors), sent.kind, sent.rate
+        update = _away(sent.tensors), sent.kind, sent.rate, sent.decayed
         return self.moved(found.params), *update, found.batch_size, found.labels, found.indices
 
     def moved(self, params: Tensors) -> Tensors:

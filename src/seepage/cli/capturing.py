@@ -32,6 +32,7 @@ from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
     from seepage.audit.captured import Capture
+    from seepage.audit.observe import Files
     from seepage.types import Target
 
 ShapeOption = Annotated[
@@ -63,6 +64,13 @@ TargetOption = Annotated[
 StepsOption = Annotated[
     int | None, typer.Option("--steps", help="Steps that the client took at that rate; default: inferred, else 1.")
 ]
+DecayOption = Annotated[
+    float | None,
+    typer.Option(
+        "--weight-decay",
+        help="Weight decay of that SGD, which is taken out of the update; default: inferred for cross-entropy, else 0.",
+    ),
+]
 AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
 
 
@@ -78,6 +86,7 @@ def observe(
     target: TargetOption = None,
     lr: RateOption = None,
     steps: StepsOption = None,
+    weight_decay: DecayOption = None,
     batch_size: SizeOption = None,
     settings: SetOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
@@ -88,8 +97,8 @@ def observe(
     tables = change(_named(model or "fc2", client or "fedsgd", loss), settings or [])
     if set(tables) - {"model", "client"}:
         raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
-    files = before, after, gradient
-    for remark in _capture(files, tables, shape, classes, lr, steps, batch_size, target).observe(out):
+    files = _files(before, after, gradient, lr, weight_decay)
+    for remark in _capture(files, tables, shape, classes, steps, batch_size, target).observe(out):
         print(remark)
     print(f"observed: {out}; attack it with: seepage attack {out}")
 
@@ -106,23 +115,29 @@ def _named(model: str | None, client: str | None, loss: str | None) -> dict[str,
     return tables
 
 
+def _files(
+    before: Path, after: Path | None, gradient: Path | None, lr: float | None, weight_decay: float | None
+) -> "Files":
+    from seepage.audit.observe import Files
+
+    return Files(before=before, after=after, gradient=gradient, lr=lr, weight_decay=weight_decay)
+
+
 def _capture(
-    files: tuple[Path, Path | None, Path | None],
+    files: "Files",
     tables: Mapping[str, Any],
     shape: str | None,
     classes: int | None,
-    lr: float | None,
     steps: int | None,
     batch_size: int | None,
     target: str | None,
 ) -> "Capture":
     from seepage.audit.captured import Capture
-    from seepage.audit.observe import Files, parse_shape
+    from seepage.audit.observe import parse_shape
     from seepage.registry import Spec
 
-    before, after, gradient = files
     return Capture(
-        files=Files(before=before, after=after, gradient=gradient, lr=lr),
+        files=files,
         architecture=Spec.of(tables["model"]),
         client=Spec.of(tables["client"]),
         input_shape=None if shape is None else parse_shape(shape),
@@ -169,6 +184,7 @@ def attack(
     target: TargetOption = None,
     lr: RateOption = None,
     steps: StepsOption = None,
+    weight_decay: DecayOption = None,
     batch_size: SizeOption = None,
     seed: SeedOption = None,
     device: DeviceOption = None,
@@ -197,16 +213,18 @@ def attack(
     from seepage.registry import Spec
 
     files = not captured.is_dir()
-    if not files and any(x is not None for x in (after, params, shape, classes, client, loss, target, lr, steps)):
+    told = (after, params, shape, classes, client, loss, target, lr, steps, weight_decay)
+    if not files and any(x is not None for x in told):
         raise SeepageError(
             f"{captured} is a folder, in which all was recorded; leave out AFTER, --params, --shape, --classes, "
-            "--client, --loss, --target, --lr and --steps, which are for files"
+            "--client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
         )
     tables = _tables(use, model or ("fc2" if files else None), client or ("fedsgd" if files else None), loss, settings)
     if files:
-        own = (params, None, captured) if params is not None else (captured, after, None)
         _check_files(captured, after, params)
-        run = partial(attack_captured, _capture(own, tables, shape, classes, lr, steps, batch_size, target))
+        gradient = None if params is None else captured
+        read = _files(params or captured, after, gradient, lr, weight_decay)
+        run = partial(attack_captured, _capture(read, tables, shape, classes, steps, batch_size, target))
     else:
         run = partial(
             attack_folder,

@@ -5,6 +5,7 @@ from seepage.leakage.adapters import AdapterLeak, adapter_leaks
 from seepage.leakage.analysis import Exposure, TensorLeak, UpdateAnalysis, exposure
 from seepage.leakage.batch_norm import BatchNormLeak, BatchNormSummary, batch_norm_leaks
 from seepage.leakage.convolutions import EquationCount, equation_count
+from seepage.leakage.decay import WeightDecay, infer_weight_decay
 from seepage.leakage.exclusivity import Exclusivity, exclusivity
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import Fingerprint, fingerprint
@@ -35,6 +36,7 @@ __all__ = [
     "SentParts",
     "TensorLeak",
     "UpdateAnalysis",
+    "WeightDecay",
     "adapter_leaks",
     "batch_norm_leaks",
     "batch_statistics",
@@ -44,6 +46,7 @@ __all__ = [
     "fingerprint",
     "head_features",
     "indexed_rounds",
+    "infer_weight_decay",
     "landscape",
     "lone_slopes",
     "sent_parts",

@@ -202,6 +202,20 @@ def read_rate(tensors: Tensors, path: Path) -> float | None:
     return float(stored)
 
 
+def read_decayed(shares: Tensors, update: Tensors, path: Path) -> dict[str, float]:
+    """The shares of the weights in a file that weight decay took off them, by name."""
+    wrong = next((name for name, share in shares.items() if name not in update or not _is_share(share)), None)
+    if wrong is not None:
+        raise SeepageError(
+            f"{path} holds a weight decay of {short(wrong)} that is no share of a weight that was sent; record it again"
+        )
+    return {name: float(share) for name, share in shares.items()}
+
+
+def _is_share(stored: Tensor) -> bool:
+    return stored.dtype == torch.float64 and stored.numel() == 1 and 0 <= float(stored) < 1
+
+
 def like_model(tensors: Tensors, model: Mapping[str, Tensor], path: Path, *, finite: bool = True) -> Tensors:
     """Tensors in the model's order and type, which files need not preserve.
 

@@ -39,6 +39,7 @@ from seepage.transcript.foreign import (
     check_rounds,
     like_model,
     read_auxiliary,
+    read_decayed,
     read_facts,
     read_kind,
     read_rate,
@@ -122,6 +123,7 @@ class RecordedTranscript:
                 like_model(parts["update"], like[0], path, finite=False),
                 read_kind(tensors, path),
                 read_rate(tensors, path),
+                read_decayed(_under(tensors, "decayed"), parts["update"], path),
             ),
             batch_size=self._size(tensors),
             labels=self._labels(tensors, path),
@@ -320,6 +322,8 @@ def _round_tensors(observed: Round, first: Round) -> Tensors:
     tensors["kind"] = kind_tensor(observed.update.kind)
     if observed.update.rate is not None:
         tensors["rate"] = torch.tensor(observed.update.rate, dtype=torch.float64)
+    shares = observed.update.decayed
+    tensors |= _over("decayed", {name: torch.tensor(share, dtype=torch.float64) for name, share in shares.items()})
     if not same(observed.params, first.params):
         tensors |= _over("params", observed.params)
     if not same(observed.buffers, first.buffers):

@@ -153,7 +153,7 @@ def _kept(observed: Round, client: ClientUpdate, name: str, where: Place, rows: 
         rate = 1 / float(one.abs())
     if rate is None:
         return None if where == "weights" else _Kept(gradient, single * gradient.abs(), 1.0, gradient)
-    after = before - rate * gradient
+    after = before - rate * gradient - update.decayed.get(name, 0.0) * before
     slack = single * torch.maximum(before.abs(), after.abs())
     if where == "weights":
         return _Kept(after, slack, rate, gradient)

@@ -1,0 +1,206 @@
+"""Weight decay between two checkpoints: inferred from what no gradient of the softmax moves, and taken out."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from seepage import Update, attack, observe
+from seepage.attacks.rounded import rounding_of
+from seepage.audit.observe import Files, observe_files
+from seepage.clients import FedSGD
+from seepage.errors import SeepageError
+from seepage.leakage import WeightDecay, infer_weight_decay
+from seepage.models import fc2
+from seepage.registry import Spec
+from seepage.transcript.recorded import open_transcript
+from seepage.types import Architecture, Round
+
+SHAPE, LR = (1, 8, 8), 0.1
+Loss = Callable[[Tensor, Tensor], Tensor]
+Checkpoints = tuple[nn.Module, dict[str, Tensor], dict[str, Tensor], Tensor]
+
+
+def checkpoints(
+    loss: Loss = F.cross_entropy,
+    *,
+    seed: int = 0,
+    steps: int = 1,
+    apart: bool = False,
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+    **options: Any,
+) -> Checkpoints:
+    """A network at its first weights, these, those after steps of PyTorch's own optimizer, and its three examples."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = fc2(SHAPE, 10, hidden=24)
+        inputs, labels = torch.rand(3, *SHAPE), torch.tensor([2, 5, 7])
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": matrices}, {"params": vectors, **({"weight_decay": 0.0} if apart else {})}]
+    training = optimizer(groups, lr=LR, **options)
+    for _ in range(steps):
+        training.zero_grad()
+        loss(model(inputs), labels).backward()
+        training.step()
+    after = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    model.load_state_dict(before)
+    return model, before, after, inputs
+
+
+def inferred(made: Checkpoints) -> WeightDecay | None:
+    model, before, after, _ = made
+    return infer_weight_decay(model, before, {name: after[name] - before[name] for name in before}, 10)
+
+
+@pytest.mark.parametrize("decay", [1e-5, 1e-4, 5e-4, 1e-2])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_share_is_that_of_the_optimizer(decay: float, steps: int) -> None:
+    found = inferred(checkpoints(weight_decay=decay, steps=steps))
+    assert found is not None
+    assert found.vectors
+    assert found.share == pytest.approx(1 - (1 - LR * decay) ** steps, rel=1e-2 if decay == 1e-5 else 1e-3)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logits, labels: F.cross_entropy(logits, labels, label_smoothing=0.1),
+        lambda logits, labels: F.cross_entropy(logits, labels, weight=torch.linspace(0.5, 2, 10)),
+        lambda logits, labels: 0.1 * F.cross_entropy(logits, labels),
+    ],
+    ids=["smoothed", "weighted", "clipped"],
+)
+def test_any_loss_of_the_softmax_leaves_the_sum_of_the_rows_to_the_decay(loss: Loss) -> None:
+    found = inferred(checkpoints(loss, weight_decay=5e-4))
+    assert found is not None
+    assert found.share == pytest.approx(5e-5, rel=1e-3)
+
+
+def test_biases_that_did_not_shrink_are_told_apart() -> None:
+    found = inferred(checkpoints(weight_decay=5e-4, apart=True))
+    assert found is not None
+    assert not found.vectors
+    assert found.shares({"weight": torch.ones(2, 2), "bias": torch.ones(2)}) == {"weight": found.share}
+
+
+@pytest.mark.parametrize(
+    ("loss", "options"),
+    [
+        (F.cross_entropy, {}),
+        (F.cross_entropy, {"momentum": 0.9, "steps": 3}),
+        (F.cross_entropy, {"optimizer": torch.optim.Adam}),
+        (F.cross_entropy, {"optimizer": torch.optim.Adam, "weight_decay": 0.01}),
+        (lambda logits, labels: F.mse_loss(logits, F.one_hot(labels, 10).float()), {"weight_decay": 5e-4}),
+    ],
+    ids=["none", "momentum", "adam", "adam, decay", "squares"],
+)
+def test_what_else_moves_weights_is_no_decay(loss: Loss, options: Mapping[str, Any]) -> None:
+    assert inferred(checkpoints(loss, **options)) is None
+
+
+def test_no_decay_is_found_where_there_is_none() -> None:
+    """Nulls: rounding, noise, and entries that were left out."""
+    for seed in range(60):
+        model, before, after, _ = checkpoints(seed=seed)
+        delta = {name: after[name] - before[name] for name in before}
+        noise = torch.Generator().manual_seed(seed)
+        noisy = {name: d + 1e-4 * torch.randn(d.shape, generator=noise) for name, d in delta.items()}
+        sparse = {name: d * (d.abs() > d.abs().quantile(0.9)) for name, d in delta.items()}
+        for changed in (delta, noisy, sparse):
+            assert infer_weight_decay(model, before, changed, 10) is None, seed
+
+
+def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **told: Any) -> tuple[Path, list[str]]:
+    """An `observed/` folder of the two checkpoints as files."""
+    _, before, after, _ = made
+    save_file(before, home / "before.safetensors")
+    save_file(after, home / "after.safetensors")
+    files = Files(before=home / "before.safetensors", after=home / "after.safetensors", lr=LR, **told)
+    client = Spec("fedsgd", {"loss": loss})
+    model = Architecture("fc2", {"hidden": 24})
+    return home / "observed", observe_files(files, home / "observed", architecture=model, client=client, steps=1)
+
+
+def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:
+    made = checkpoints(weight_decay=5e-3)
+    folder, words = seen_of(tmp_path, made)
+    assert any("weight decay: about 0.005, by what all rows of 4.weight together moved" in line for line in words)
+    found = attack(folder, "linear")
+    assert found.certified is not None
+    assert found.certified.tolist() == [True] * 3
+    distances = (found.inputs[:, None] - made[3][None]).flatten(2).abs().amax(2)
+    assert float(distances.amin(1).max()) < 1e-3
+
+
+def test_told_that_there_is_none_it_is_left_in(tmp_path: Path) -> None:
+    folder, words = seen_of(tmp_path, checkpoints(weight_decay=5e-3), weight_decay=0.0)
+    assert not any("weight decay" in line for line in words)
+    assert open_transcript(folder)[0].update.decayed == {}
+
+
+def test_told_decay_is_taken_out_of_other_losses(tmp_path: Path) -> None:
+    squares = checkpoints(lambda logits, labels: F.mse_loss(logits, F.one_hot(labels, 10).float()), weight_decay=5e-3)
+    plain = checkpoints(lambda logits, labels: F.mse_loss(logits, F.one_hot(labels, 10).float()))
+    folder, _ = seen_of(tmp_path, squares, "mse", weight_decay=5e-3)
+    sent = open_transcript(folder)[0].update
+    for name, tensor in sent.tensors.items():
+        alone = (plain[1][name] - plain[2][name]) / LR
+        assert torch.allclose(tensor, alone, atol=2e-6), name
+        assert sent.decayed[name] == pytest.approx(5e-4)
+
+
+def test_in_python_it_is_told(tmp_path: Path) -> None:
+    model, before, after, _ = checkpoints(weight_decay=5e-3)
+    update = Update.from_states(before, after)
+    seen = observe(model, update, SHAPE, batch_size=3, lr=LR, weight_decay=5e-3)
+    found = attack(seen, "linear")
+    assert found.certified is not None
+    assert found.certified.all()
+    share = infer_weight_decay(model, before, update.tensors, 10)
+    assert share is not None
+    freed = update.without_decay(before, share.shares(before))
+    same = observe(model, freed, SHAPE, batch_size=3, lr=LR)[0].update
+    for name, tensor in seen[0].update.tensors.items():
+        assert torch.allclose(tensor, same.tensors[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{"lr": None, "weight_decay": 0.1}, {"lr": 0.1, "weight_decay": 20.0}])
+def test_in_python_a_decay_needs_its_rate(options: dict[str, Any]) -> None:
+    model, before, after, _ = checkpoints()
+    with pytest.raises(SeepageError, match="one step of SGD between two checkpoints"):
+        observe(model, Update.from_states(before, after), SHAPE, **options)
+
+
+@pytest.mark.parametrize("decay", [-0.1, 10.0, float("nan"), float("inf")])
+def test_a_decay_must_leave_something(tmp_path: Path, decay: float) -> None:
+    with pytest.raises(SeepageError, match="--weight-decay must be from 0"):
+        seen_of(tmp_path, checkpoints(), weight_decay=decay)
+
+
+def test_what_was_rounded_is_made_again_with_the_decay() -> None:
+    model, before, after, _ = checkpoints(weight_decay=0.05)
+    half = {name: tensor.bfloat16().float() for name, tensor in after.items()}
+    update = Update.from_states(before, half).without_decay(before, dict.fromkeys(before, LR * 0.05))
+    sent = observe(model, update, SHAPE, batch_size=3, lr=LR)[0]
+    found = rounding_of(sent, FedSGD(), ["2.weight"])
+    assert found is not None
+    assert found.words == "the weights that came back are bfloat16 numbers"
+    blind = Round(0, sent.params, Update(sent.update.tensors, rate=LR))
+    other = rounding_of(blind, FedSGD(), ["2.weight"])
+    assert other is None or other.words != found.words
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_hostile_share_is_refused(tmp_path: Path, share: float) -> None:
+    folder, _ = seen_of(tmp_path, checkpoints(weight_decay=5e-3))
+    path = folder / "rounds" / "000000.safetensors"
+    save_file({**load_file(path), "decayed/2.weight": torch.tensor(share, dtype=torch.float64)}, path)
+    with pytest.raises(SeepageError, match="no share of a weight"):
+        open_transcript(folder)[0]
