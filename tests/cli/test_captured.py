@@ -272,6 +272,35 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     assert row["exact"] == 1.0
 
 
+def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_it(
+    cli: Cli, home: Path, captured: Tensor
+) -> None:
+    asked = ("attack", "gradient.safetensors", "--params=before.pt", "--set=model.hidden=24", "--jobs=1", "--out=run")
+    found = cli(*asked, "--use=linear", "--use=inverting_gradients:steps=3")
+    assert found.code == 0, found.err
+    page = (home / "run" / "report.html").read_text()
+    strips = dict(re.findall(r'<tr>\s*<th scope="row">([\w<>]+)<small>(.*?)</tr>', page, re.S))
+    linear, matching = strips["linear"], strips["inverting_<wbr>gradients"]
+    assert linear.startswith("3 of 3 guesses certified, update reproduced to")
+    assert linear.count("<small>certified</small>") == 3
+    assert "linear, example 1, certified: proved, from what was sent alone, to be an exact copy" in linear
+    assert matching.startswith("guesses that it cannot certify, not scored")
+    assert "<small>certified</small>" not in matching
+    assert "Certified: proved, from what was sent alone, to be an exact copy." in page
+    (path,) = home.glob("run/reconstructions/**/linear.safetensors")
+    tensors = load_file(path)
+    tensors["000000/certified"][1] = False
+    save_file(tensors, path)
+    (home / "run" / "manifest.json").unlink()
+    assert cli("report", "run").code == 0
+    page = (home / "run" / "report.html").read_text()
+    assert (page.count('96"><small>certified</small>'), page.count('96"><small>not certified</small>')) == (2, 1)
+    assert "linear, example 2, not certified: a guess that nothing proves" in page
+    np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
+    assert cli("score", "run", "--truth=mine.npz").code == 0
+    assert "certified</small>" not in (home / "run" / "report.html").read_text()  # decibels stand there
+
+
 def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli, home: Path, captured: Tensor) -> None:
     """Of the same files, so that one of the two was told wrong; a gate does not pass on it, unless it is meant."""
     line = ("attack", "before.pt", "after.pt", *HIDDEN)

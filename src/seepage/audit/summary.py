@@ -389,7 +389,8 @@ def _as_found(t: int, attempt: Attempt, value_range: tuple[float, float]) -> Ten
         return {}
     matched = torch.ones(len(found), dtype=torch.bool)
     inputs = found.inputs.clamp(*value_range) if found.inputs.is_floating_point() else found.inputs
-    return {f"{t:06d}/inputs": inputs, f"{t:06d}/matched": matched}
+    sure = {} if found.certified is None else {f"{t:06d}/certified": found.certified}
+    return {f"{t:06d}/inputs": inputs, f"{t:06d}/matched": matched, **sure}
 
 
 def _aligned_round(t: int, place: Alignment | TextAlignment, truth: Truth, *, whole: bool) -> Tensors:

@@ -17,7 +17,7 @@ from seepage.report import formatting as words
 from seepage.report.human_study import Judged, JudgedRow, open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
-from seepage.report.pictures import LARGEST_SIDE, Pictures, Place, data_uri, open_pictures
+from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures
 from seepage.report.records import Records, open_records
 from seepage.report.run import RunFolder, open_run
 from seepage.report.table import HEADINGS, MatrixEntry, RowTexts, further_metrics, is_muted
@@ -305,7 +305,7 @@ def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> 
     for row in rows:
         if row.attack in pictures.guesses:
             guesses = pictures.guesses[row.attack]
-            shown = [_guess(run, row, i, place, guesses.at(place)) for i, place in enumerate(places, 1)]
+            shown = [_guess(run, row, i, place, guesses) for i, place in enumerate(places, 1)]
             strips.append(Strip(row.attack, _standing(row), shown))
     return strips
 
@@ -313,19 +313,38 @@ def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> 
 def _standing(row: Row) -> str:
     """The line under an attack's name beside its pictures."""
     if not row.scored:
-        return "not scored"
+        return ", ".join(filter(None, (_proof(row), row.misfit_words)))
     share = row.mean("recovered")
     return f"{words.count_of(share, row.examples)} recovered" if share else row.phrase
 
 
-def _guess(run: RunFolder, row: Row, number: int, place: Place, picture: Tensor | None) -> StripPicture:
-    what = f"{row.attack}, example {number}"
+def _proof(row: Row) -> str:
+    """What an attack that was not scored proves of its guesses."""
+    if row.certified is None:
+        return "guesses that it cannot certify, not scored"
+    if not row.certified_examples:
+        return "no guess certified, not scored"
+    return f"{row.certified_examples} of {words.plural(row.returned or row.certified_examples, 'guess')} certified"
+
+
+PROOF = {
+    True: ("certified", "proved, from what was sent alone, to be an exact copy"),
+    False: ("not certified", "a guess that nothing proves"),
+}
+"""What stands under a picture without a truth, and what it means, by whether the attack certifies it."""
+
+
+def _guess(run: RunFolder, row: Row, number: int, place: Place, guesses: Guesses) -> StripPicture:
+    what, picture = f"{row.attack}, example {number}", guesses.at(place)
     if picture is None:
         return _shown(None, f"{what}: not returned", ())
     psnr, ssim = (run.scores.get((row.cell, row.attack, *place, metric)) for metric in ("psnr", "ssim"))
     caption = [f"{words.number(psnr)} dB"] if psnr is not None else []
     caption += [f"SSIM {words.number(ssim, 2)}"] if ssim is not None else []
-    return _shown(picture, ", ".join([what, *caption]), tuple(caption))
+    sure = None if row.scored else guesses.is_certified(place)
+    proof = [] if sure is None else [PROOF[sure][0]]
+    meaning = [] if sure is None else [f"{PROOF[sure][0]}: {PROOF[sure][1]}"]
+    return _shown(picture, ", ".join([what, *caption, *meaning]), tuple(caption + proof))
 
 
 def _shown(picture: Tensor | None, alt: str, caption: tuple[str, ...]) -> StripPicture:
@@ -346,6 +365,8 @@ def _remark(pictures: Pictures, kind: Kind) -> str:
         else [f"All {words.plural(total, 'example')}." if total > 1 else "The one example."]
     )
     parts += ["The private pictures are not in this folder."] * (pictures.truth is None)
+    if pictures.truth is None and any(guess.certified for guess in pictures.guesses.values()):
+        parts += [f"{word.capitalize()}: {meaning}." for word, meaning in PROOF.values()]
     if max(size) > LARGEST_SIDE:
         parts.append(f"Reduced from {size[1]} \N{MULTIPLICATION SIGN} {size[0]} pixels.")
     return " ".join(parts)

@@ -37,10 +37,12 @@ class Guesses:
     Attributes:
         inputs: Round to `[n, C, H, W]`.
         matched: Round to `[n]` bool; False: the attack returned no guess for that example.
+        certified: Without a truth: round to `[n]` bool, which guesses the attack certifies; empty where it cannot tell.
     """
 
     inputs: dict[int, Tensor]
     matched: dict[int, Tensor]
+    certified: dict[int, Tensor] = field(default_factory=dict)
 
     def at(self, place: Place) -> Tensor | None:
         """The picture `[C, H, W]` for an example, or None where the attack returned none."""
@@ -48,6 +50,11 @@ class Guesses:
         if t not in self.inputs or i >= len(self.inputs[t]) or not self.matched[t][i]:
             return None
         return self.inputs[t][i]
+
+    def is_certified(self, place: Place) -> bool | None:
+        """Whether the attack certifies the guess of an example; None where it says nothing of that."""
+        t, i = place
+        return bool(self.certified[t][i]) if t in self.certified and i < len(self.certified[t]) else None
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _guesses(tensors: Tensors, path: Path, fits: Callable[[Tensor], bool]) -> Guesses:
-    inputs, matched = {}, {}
+    inputs, matched, certified = {}, {}, {}
     for key, tensor in tensors.items():
         number, _, part = key.partition("/")
         if part != "inputs" or not _ROUND.fullmatch(number) or not fits(tensor):
@@ -150,7 +157,10 @@ def _guesses(tensors: Tensors, path: Path, fits: Callable[[Tensor], bool]) -> Gu
         if mask.shape != (len(tensor),):
             raise SeepageError(f"{path} is damaged: {number}/matched has shape {tuple(mask.shape)}; make the run again")
         inputs[int(number)], matched[int(number)] = tensor, mask.bool()
-    return Guesses(inputs, matched)
+        sure = tensors.get(f"{number}/certified")
+        if sure is not None and sure.shape == (len(tensor),):
+            certified[int(number)] = sure.bool()
+    return Guesses(inputs, matched, certified)
 
 
 def _check_pairs(found: Guesses, truth: dict[int, Tensor] | None, path: Path) -> None:
