@@ -11,12 +11,15 @@ from typing import Any
 
 import jsonschema
 import pytest
+import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from seepage.core import manifest
 from seepage.evidence import FORMATS
 from seepage.evidence.annex import find_browser
+from seepage.models import fc2
 
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
@@ -376,6 +379,26 @@ def test_two_checkpoints_become_a_red_build_and_a_signed_page(observed: Path, ke
     assert 'skipped="1"' in Path("pack/junit.xml").read_text()
     # What an audit's option would ask for, no option of this command does.
     assert evidence["sides"]["named"] == "not tried: ask with seepage membership OBSERVED --candidates FILE"
+
+
+def test_the_annex_names_the_rate_the_loss_and_that_the_update_looks_clipped(home: Path, cli: Cli) -> None:
+    torch.manual_seed(0)
+    model = fc2((1, 8, 8), 10)
+    torch.save(model.state_dict(), "before.pt")
+    F.cross_entropy(model(torch.rand(2, 1, 8, 8)), torch.tensor([3, 8])).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    gradient = {name: parameter.grad for name, parameter in model.named_parameters()}
+    torch.save(gradient, "gradient.pt")
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), "after.pt")
+    told = ("--model=fc2", "--shape=1,8,8", "--classes=10", "--batch-size=2", "--use=linear", "--jobs=1")
+    assert cli("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", *told, "--out=round").code == 0
+    assert cli("attack", "gradient.pt", "--params=before.pt", *told, "--out=sent").code == 0
+    for run, made in (("round", "one step of SGD at a learning rate of 0.1"), ("sent", "one gradient")):
+        assert cli("evidence", run, "--out", f"{run}-pack").code == 0
+        page = Path(f"{run}-pack/annex.html").read_text()
+        assert f"The attacks took the update for {made}, on the loss cross_entropy." in page
+        assert "The update looks clipped: the norm of the update is 0.5, a round number." in page
 
 
 LEAST = ("--model", "convnet", "--set", "batch.count=1", "--set", "training.steps=0", "--jobs", 1, "--out", "unread")

@@ -5,6 +5,9 @@ from torch import Tensor
 from seepage.core.nn import dot, norm
 from seepage.types import Batch, Knowledge, Round, Tensors
 
+MULTIPLE = "times the gradient of the told loss"
+"""In a note: the update is no gradient of the told loss at the told rate, but a multiple of one."""
+
 
 def disagreement(
     observed: Round, knowledge: Knowledge, inputs: Tensor, labels: Tensor, *, up_to_size: bool = False
@@ -47,6 +50,6 @@ def multiple_words(share: float) -> str:
     """
     causes = "clipping to a norm, a learning rate below" if share < 1 else "a learning rate above"
     return (
-        f"the update is {share:.3g} times the gradient of the told loss, as behind {causes} the one told or inferred, "
-        "or another loss (weighted, focal)"
+        f"the update is {share:.3g} {MULTIPLE}, as behind {causes} the one told or inferred, or another loss "
+        "(weighted, focal)"
     )

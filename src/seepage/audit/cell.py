@@ -62,6 +62,7 @@ class Cell(JsonRecord):
             reason; None where that was not looked at.
         doubts: Sentences on what a captured update contradicts of what was told of it, and on what to question where no
             attack explains it.
+        taken_for: How the attacks take the update to have been made, told or inferred, in words: with rate and loss.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -97,6 +98,7 @@ class Cell(JsonRecord):
     membership_skipped: str | None = None
     refusals: dict[str, str] | None = None
     doubts: list[str] = []
+    taken_for: str | None = None
 
     @property
     def measure(self) -> Measure:

@@ -1,11 +1,49 @@
-"""What of the told things a captured update contradicts, and what to question where no attack explains it."""
+"""What attacks take an update for, what of it the update contradicts, and what to question where none explains it."""
 
 from collections.abc import Iterator, Sequence
 
 from seepage.audit.row import Row
+from seepage.clients import FedAvg
+from seepage.clients.base import TrainingRule
 from seepage.core.nn import has_batch_norm
 from seepage.leakage.analysis import size_doubt
 from seepage.types import Transcript
+
+
+def taken_for(transcript: Transcript) -> str:
+    """How the first round's update was made, as the attacks take it, told or inferred: in words, with rate and loss.
+
+    >>> from seepage import Architecture, Batch, FedAvg, build, record
+    >>> import torch
+    >>> model, batch = build(Architecture("fc2"), (1, 4, 4), 3), Batch(torch.rand(2, 1, 4, 4), torch.tensor([0, 2]))
+    >>> taken_for(record(model, batch))
+    'one gradient, on the loss cross_entropy'
+    >>> taken_for(record(model, batch, client=FedAvg(lr=0.1, steps=3, momentum=0.9)))
+    '3 steps of SGD with momentum 0.9 at a learning rate of 0.1, on the loss cross_entropy'
+    """
+    rule = transcript.knowledge.client
+    softened = isinstance(rule, TrainingRule) and rule.label_smoothing
+    weighted = isinstance(rule, TrainingRule) and rule.class_weights
+    changed = f" with labels smoothed by {softened:g}" if softened else " with class weights" if weighted else ""
+    return f"{_trained(transcript)}, on the loss {rule.loss}{changed}"
+
+
+OPTIMIZERS = {"sgd": "SGD", "adam": "Adam"}
+
+
+def _trained(transcript: Transcript) -> str:
+    """What the client is taken to have done, but for the loss."""
+    rule, update = transcript.knowledge.client, transcript[0].update
+    if update.rate is not None:
+        return f"one step of SGD at a learning rate of {update.rate:.3g}"
+    if update.kind == "gradient":
+        return "one gradient"
+    if not isinstance(rule, FedAvg):
+        return f"local training by {rule}"
+    count, unit = (rule.steps, "step") if rule.steps else (rule.epochs, "epoch")
+    momentum = f" with momentum {rule.momentum:g}" if rule.momentum else ""
+    optimizer = f"{OPTIMIZERS[rule.optimizer]}{momentum}"
+    return f"{count} {unit}{'' if count == 1 else 's'} of {optimizer} at a learning rate of {rule.lr:.3g}"
 
 
 def doubts(transcript: Transcript, rows: Sequence[Row], at_least: int | None) -> list[str]:
@@ -39,10 +77,9 @@ def _questions(transcript: Transcript) -> Iterator[str]:
     softened = ", or --set client.label_smoothing=… or client.class_weights=…" * (rule.loss == "cross_entropy")
     yield f"the loss, {rule.loss}: --loss{softened}"
     if rate is not None or observed.update.kind == "delta":
-        trained = f"local training, {rule}" if rate is None else f"one step of SGD at a learning rate of {rate:.3g}"
         yield (
-            f"{trained}: --lr and --steps, or, with momentum, Adam or several batches, --client fedavg with --set "
-            "client.lr=…, client.steps=…, client.momentum=…, client.optimizer=adam, client.batch_size=…"
+            f"{_trained(transcript)}: --lr and --steps, or, with momentum, Adam or several batches, --client fedavg "
+            "with --set client.lr=…, client.steps=…, client.momentum=…, client.optimizer=adam, client.batch_size=…"
         )
     if has_batch_norm(knowledge.model):
         yield "the mode of batch norm: --set client.mode=train or eval"

@@ -15,7 +15,7 @@ from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.cell import Kind
-from seepage.audit.doubts import doubts
+from seepage.audit.doubts import doubts, taken_for
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
@@ -211,7 +211,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     promise = None if source.recipe is None else _guarantee(source.recipe)
     cell = _cell_of(source, transcript)
     said = {**(cell.inferred or {}), **said}
-    told = {"inferred": said, "exposure": look.get("line"), "promise": promise}
+    told = {"inferred": said, "exposure": look.get("line"), "promise": promise, "taken_for": taken_for(transcript)}
     # Rounds that are made anew are slow to read, and an attack on all of them would read them all.
     tried = {part.use for part in recipe.attack}
     refused = refusals(transcript, tried) if source.kept else None

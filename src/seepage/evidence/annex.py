@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from markupsafe import Markup, escape
@@ -52,10 +53,9 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             cases=shown,
             left=len(evidence.cases) - len(shown),
             judged=[case for case in shown if case.files],
-            labels={
-                words: [case.case for case in evidence.cases if (case.labels or NO_LABELS) == words]
-                for words in dict.fromkeys(case.labels or NO_LABELS for case in evidence.cases)
-            },
+            labels=_by_words((case.case, case.labels or NO_LABELS) for case in evidence.cases),
+            taken=_by_words((case.case, case.taken_for) for case in evidence.cases if case.taken_for),
+            signs=_by_words((case.case, words) for case in shown for words in case.signs),
             inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
             level=level,
             verdict=HEAD.fullmatch(evidence.verdict),
@@ -73,6 +73,18 @@ def unbroken(text: str) -> Markup:
     Markup('ask with <span class="option">--no-pictures</span> &amp; sign')
     """
     return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
+
+
+def _by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Words to the cases of which they are said.
+
+    >>> _by_words([("a", "told"), ("b", "not told"), ("c", "told")])
+    {'told': ['a', 'c'], 'not told': ['b']}
+    """
+    found: dict[str, list[str]] = {}
+    for case, words in said:
+        found.setdefault(words, []).append(case)
+    return found
 
 
 def _risk(case: CaseEvidence) -> tuple[float, float, int]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
+from seepage.attacks.agreement import MULTIPLE
 from seepage.audit.row import Cell, Outcome, Proportion, Result, Row, counted_features, counted_guesses
 from seepage.core.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.core.schema import JsonRecord
@@ -19,6 +20,7 @@ from seepage.evidence.frameworks import Reference, ThreatModel, references, thre
 from seepage.metrics.membership import Rate
 from seepage.registry import attacks as known_attacks
 from seepage.registry import membership_tests
+from seepage.report.leakage import open_exposed
 from seepage.report.run import RunFolder
 
 OWN_CODE = "the auditor's own code"
@@ -97,6 +99,10 @@ class CaseEvidence(JsonRecord):
         ratio: Sent numbers per private number: below 1, inputs without structure cannot all be in the update.
         labels: How many classes there are, and whether the attacker was told the labels; empty where none are known.
         inferred: What the attacker read off the update itself in place of being told it, such as `batch size`.
+        taken_for: How the attacks take the update to have been made, told or inferred, in words: with rate and loss;
+            None in runs that did not say it yet.
+        signs: What the values of the update show, in words: likeness to a defense such as clipping, a number format, or
+            a multiple of the gradient of the told loss.
         files: What was judged: the captured files, or those of the recording.
     """
 
@@ -117,6 +123,8 @@ class CaseEvidence(JsonRecord):
     ratio: float | None
     labels: str = ""
     inferred: list[str] = Field(default_factory=list)
+    taken_for: str | None = None
+    signs: list[str] = Field(default_factory=list)
     files: list[JudgedFile] = Field(default_factory=list)
 
     @property
@@ -297,6 +305,8 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         ratio=None if not sent or not private else round(sent / private, 4),
         labels=_labels(run.rows_of(cell), cell),
         inferred=list(cell.inferred or {}),
+        taken_for=cell.taken_for,
+        signs=_signs(run, cell),
         files=_judged(run, cell),
     )
 
@@ -316,6 +326,14 @@ def _labels(rows: Sequence[Row], cell: Cell) -> str:
     elif "labels" in (cell.inferred or {}):
         how = "not told but inferred from the update"
     return f"of {len(cell.classes):,} {TARGETS[cell.target][len(cell.classes) > 1]}, {how}"
+
+
+def _signs(run: RunFolder, cell: Cell) -> list[str]:
+    """What the update's values look like, and what attacks found it to be a multiple of; each once."""
+    exposed = [one for one in open_exposed(run.folder) if one.cell == cell.name]
+    looks = [f"the update {look}" for one in exposed for look in one.looks_like]
+    notes = [note for row in run.rows_of(cell) for note in row.notes if MULTIPLE in note]
+    return list(dict.fromkeys([*looks, *(note for note in notes if note.startswith("the update"))]))
 
 
 def _judged(run: RunFolder, cell: Cell) -> list[JudgedFile]:
