@@ -120,6 +120,15 @@ def test_every_number_of_a_row_can_be_asked_for_by_name() -> None:
         parse_condition("mine>2")
 
 
+def test_the_schema_says_of_certificates_which_number_needs_a_truth() -> None:
+    row = json_schema()["$defs"]["Row"]["properties"]
+    said = {key: row[key]["description"] for key in ("vouched", "certified", "false_certificates")}
+    assert "with or without a truth" in said["vouched"]
+    assert all("Null without a truth" in " ".join(said[key].split()) for key in ("certified", "false_certificates"))
+    blind = Row(cell="a", attack="x", outcome=Outcome.NOT_SCORED, examples=4, certified=Certified(n=2)).record()
+    assert (blind["vouched"], blind["certified"], blind["false_certificates"]) == (2, None, None)
+
+
 def test_the_published_schema_is_that_of_the_models() -> None:
     if not PUBLISHED.exists():
         pytest.skip("the documentation is not here")

@@ -46,8 +46,8 @@ class Certified(JsonRecord):
     """Number of guesses that an attack certifies as exact without knowing the truth; of inner features, of those.
 
     Attributes:
-        n: Number of certified guesses.
-        wrong: Number of certified guesses that match no private example; None without a truth.
+        n: Number of certified guesses: `vouched` in `result.json`.
+        wrong: Number of certified guesses that match no private example; None without a truth: `false_certificates`.
     """
 
     n: int
@@ -275,7 +275,7 @@ class Row(JsonRecord):
 
     @property
     def _certified_share(self) -> float | None:
-        """Certified guesses per private example; None without a truth, which is needed to count the wrong ones."""
+        """Certified guesses per private example, `certified` of `result.json`; None where there is no truth."""
         if self.certified is None or self.certified.wrong is None or not self.examples:
             return None
         return round(self.certified.n / self.examples, 4)
@@ -377,7 +377,8 @@ class Result(JsonRecord):
         schema_version: 1. Keys may be added to that version; none is removed or changes its meaning.
         run: The path of the run folder as it was given, or its name where that is absolute.
         verdict: Summary of the run in plain words.
-        verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified` or `unscored`.
+        verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified`, where any attack
+            certifies an example, or `unscored`.
         rows: One per attack and cell, in the recipe's order of attacks.
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".
@@ -428,6 +429,16 @@ class Result(JsonRecord):
         }
 
 
+CERTIFICATES = {
+    "vouched": "Number of guesses that the attack certifies as exact, with or without a truth; of inner features where "
+    "`space` is `feature`. Null where it cannot certify any.",
+    "certified": "The share: `vouched` by the number of private examples, from 0 to 1, false ones counted in. Null "
+    "without a truth, whatever `vouched` says, and where the attack cannot certify any.",
+    "false_certificates": "Number of the certified guesses that match no private example. Null without a truth.",
+}
+"""What the flat keys of certificates mean, two of which need a truth."""
+
+
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of `result.json` as it is written: the models, and the flat keys of schema 1 in each row."""
     schema = Result.model_json_schema(by_alias=True)
@@ -437,7 +448,7 @@ def json_schema() -> dict[str, Any]:
     flat = {
         key: {
             **(count if key in counts else number),
-            "description": f"The same as {'.'.join(path)}, where there is one.",
+            "description": CERTIFICATES.get(key, f"The same as {'.'.join(path)}, where there is one."),
         }
         for key, path in SCHEMA_1.items()
     }
@@ -445,7 +456,7 @@ def json_schema() -> dict[str, Any]:
     del row["properties"]["cost"]
     row["properties"] |= {
         **flat,
-        "certified": {**number, "description": "Guesses that the attack vouches for, by example."},
+        "certified": {**number, "description": CERTIFICATES["certified"]},
         "outcome": {"type": "string", "description": "The outcome for people, such as '2/4 exact'."},
         "outcome_code": codes,
         "zero_update": {"type": "boolean"},
