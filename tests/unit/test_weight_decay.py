@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seepage import Update, attack, observe
 from seepage.attacks.rounded import rounding_of
+from seepage.audit.doubts import taken_for
 from seepage.audit.observe import Files, observe_files
 from seepage.clients import FedSGD
 from seepage.errors import SeepageError
@@ -131,6 +132,7 @@ def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **told: 
 def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:
     made = checkpoints(weight_decay=5e-3)
     folder, words = seen_of(tmp_path, made)
+    assert taken_for(open_transcript(folder)).startswith("one step of SGD with weight decay 0.005 at a learning rate")
     assert any("weight decay: about 0.005, by what all rows of 4.weight together moved" in line for line in words)
     found = attack(folder, "linear")
     assert found.certified is not None

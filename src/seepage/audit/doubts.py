@@ -35,7 +35,9 @@ def _trained(transcript: Transcript) -> str:
     """What the client is taken to have done, but for the loss."""
     rule, update = transcript.knowledge.client, transcript[0].update
     if update.rate is not None:
-        return f"one step of SGD at a learning rate of {update.rate:.3g}"
+        share = max(update.decayed.values(), default=0.0)  # lr wd of each weight that shrank
+        decay = f" with weight decay {share / update.rate:.2g}" if share else ""
+        return f"one step of SGD{decay} at a learning rate of {update.rate:.3g}"
     if update.kind == "gradient":
         return "one gradient"
     if not isinstance(rule, FedAvg):
@@ -81,7 +83,8 @@ def _questions(transcript: Transcript) -> Iterator[str]:
             f"{_trained(transcript)}: --lr and --steps, or, with momentum, Adam or several batches, --client fedavg "
             "with --set client.lr=…, client.steps=…, client.momentum=…, client.optimizer=adam, client.batch_size=…"
         )
+        yield f"{'that' if observed.update.decayed else 'no'} weight decay: --weight-decay"
     if has_batch_norm(knowledge.model):
         yield "the mode of batch norm: --set client.mode=train or eval"
     yield f"{'an unknown number of' if size is None else size} example{'' if size == 1 else 's'}: --batch-size"
-    yield "weight decay, and whatever else has no option: a rule of your own, --client module:Rule"
+    yield "whatever else the client may have done: a rule of your own, --client module:Rule"
