@@ -57,14 +57,15 @@ def doubts(transcript: Transcript, rows: Sequence[Row], at_least: int | None) ->
         at_least: Examples behind the update at the least, by the rank of its layers; None where no layer tells.
     """
     wrong = size_doubt(transcript[0].batch_size, at_least)
-    found = [] if wrong is None else [f"Contradicted: {wrong}."]
-    if not any(map(_explains, rows)):
-        found.append(
-            "No attack here explains the update as it was told. The attacks may be too weak, or noise or rounding may "
-            "hide it; or something that was told or inferred is wrong. The options that change it, where seepage "
-            f"attack or seepage observe is given the files: {'; '.join(_questions(transcript))}."
-        )
-    return found
+    if wrong is not None:
+        return [f"Contradicted: {wrong}."]  # enough to stop every attack, so that nothing else need be questioned yet
+    if any(map(_explains, rows)):
+        return []
+    return [
+        "No attack here explains the update as it was told. The attacks may be too weak, or noise or rounding may hide "
+        "it; or something that was told or inferred is wrong. The options that change it, where seepage attack or "
+        f"seepage observe is given the files: {'; '.join(_questions(transcript))}."
+    ]
 
 
 def _explains(row: Row) -> bool:

@@ -1,0 +1,44 @@
+"""What is doubted of a captured update: a contradiction alone where there is one, else the options that exist."""
+
+import torch
+
+from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
+from seepage.audit.doubts import doubts, taken_for
+from seepage.audit.row import Row
+from seepage.types import Transcript
+
+INPUTS = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def seen(use: str, client: FedSGD | FedAvg) -> Transcript:
+    return record(build(Architecture(use), (3, 16, 16), 10), Batch(INPUTS, torch.tensor([1, 4])), client=client)
+
+
+def test_a_batch_size_that_cannot_be_is_not_followed_by_what_else_may_be_wrong() -> None:
+    transcript = seen("fc2", FedSGD())
+    (wrong,) = doubts(transcript, [], at_least=4)
+    assert wrong.startswith("Contradicted: a layer has a gradient of rank 4, which one step on 2 examples cannot give")
+    (general,) = doubts(transcript, [], at_least=2)
+    assert general.startswith("No attack here explains the update as it was told.")
+
+
+def test_only_options_that_fit_the_update_are_named() -> None:
+    (gradient,) = doubts(seen("fc2", FedSGD(loss="mse")), [], None)
+    assert "the loss, mse: --loss; 2 examples: --batch-size" in gradient
+    assert "--lr" not in gradient, "a gradient has no learning rate"
+    assert "label_smoothing" not in gradient, "which cross-entropy alone has"
+    (steps,) = doubts(seen("resnet", FedAvg(lr=0.1, steps=3)), [], None)
+    assert "3 steps of SGD at a learning rate of 0.1: --lr and --steps" in steps
+    assert "the mode of batch norm: --set client.mode=train or eval" in steps
+
+
+def test_nothing_is_doubted_where_guesses_give_the_update() -> None:
+    row = Row.model_validate({"cell": "a", "attack": "x", "outcome": "not_scored", "returned": 2, "misfit": 1e-6})
+    transcript = seen("fc2", FedSGD())
+    assert doubts(transcript, [row], None) == []
+    assert len(doubts(transcript, [row.model_copy(update={"misfit": 0.2})], None)) == 1
+
+
+def test_smoothed_labels_and_class_weights_belong_to_the_loss() -> None:
+    assert taken_for(seen("fc2", FedSGD(label_smoothing=0.1))).endswith("cross_entropy with labels smoothed by 0.1")
+    assert taken_for(seen("fc2", FedSGD(class_weights=(1.0,) * 10))).endswith("cross_entropy with class weights")
