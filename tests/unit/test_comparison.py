@@ -72,6 +72,7 @@ def test_an_attack_that_the_older_run_did_not_try_is_not_compared() -> None:
     assert not nothing.leaks_alone
     assert {change.rule for change in nothing.of("not compared")} == {"dlg"}
     assert summary_line(nothing).startswith("NOT WORSE: none of 2 compared")
+    assert "2 counts of the newer run, each 0, had nothing to be compared with" in summary_line(nothing)
 
 
 def test_an_attack_that_the_newer_run_did_not_try_is_named() -> None:

@@ -60,7 +60,8 @@ def hold_against(result: "Result", baseline: Path | None) -> None:
         print(printable(f"{_how(one)} than in the baseline: {one.words}"), file=sys.stderr)
     for change in found.worse[:TOLD]:
         print(printable(f"worse than the baseline: {change.words}"), file=sys.stderr)
-    for change in found.leaks_alone[:TOLD]:
+    alone = sorted(found.of("not compared"), key=lambda change: change not in found.leaks_alone)
+    for change in alone[:TOLD]:
         print(printable(f"no comparison with the baseline: {change.words}"), file=sys.stderr)
     _end(found)
 

@@ -358,7 +358,8 @@ def _dropped(old: Result, new: Result) -> list[str]:
 def summary_line(comparison: Comparison) -> str:
     """What came of it, in a sentence or two."""
     worse, lost, alone = len(comparison.worse), len(comparison.lost), len(comparison.leaks_alone)
-    compared = len(comparison.changes) - lost - len(comparison.of("not compared"))
+    new = len(comparison.of("not compared"))
+    compared = len(comparison.changes) - lost - new
     unknown = [f"{plural(lost, 'count')} of the older run without a result in the newer one"] * bool(lost)
     unknown += [f"{plural(alone, 'count')} of the newer run above 0 where the older one did not look"] * bool(alone)
     lacking = ", ".join(unknown)
@@ -372,9 +373,10 @@ def summary_line(comparison: Comparison) -> str:
             f"CANNOT TELL: none of {compared} compared counts rose, but the attacker was not told or given the same "
             f"({names}), which may be the reason."
         )
+    beside = f" {plural(new, 'count')} of the newer run, each 0, had nothing to be compared with." if new else ""
     return (
         f"NOT WORSE: none of {compared} compared counts rose beyond chance ({100 * comparison.level:g} % for all of "
-        "them together). That is no proof of safety."
+        f"them together).{beside} That is no proof of safety."
     )
 
 
