@@ -140,6 +140,16 @@ def test_what_was_told_otherwise_of_a_captured_update_leaves_no_pass(now: dict[s
     assert (not same.doubts) == (said[0].split(" of ")[0] != "client's loss"), "what both inferred, nobody told"
 
 
+def test_weight_decay_is_a_doubt_where_either_was_told_of_it() -> None:
+    inferred = {"inferred": {"weight decay": "0.001 of each weight"}}
+    none, some = changed(result((4, 8)), **CAPTURED, decayed=0.0), changed(result((4, 8)), **CAPTURED, decayed=0.001)
+    (told,) = compare(none, some).doubts
+    assert told.words == "weight decay of case 0: 0 of each weight -> 0.001 of each weight"
+    assert compare(some, none).doubts
+    assert not compare(none, changed(some, **inferred)).doubts
+    assert compare(none, changed(some, **inferred)).differences
+
+
 def test_the_same_files_told_otherwise_contradict_each_other() -> None:
     files = {"weights that were sent out": "ab" * 32, "weights that came back": "cd" * 32}
     old, now = changed(result((4, 8)), **CAPTURED, files=files), {**CAPTURED, "rate": 0.3}

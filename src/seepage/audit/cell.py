@@ -45,6 +45,7 @@ class Cell(JsonRecord):
         defense: The defense's `repr`; None where there is none or it is not known.
         client: The client rule's `repr`.
         rate: Of captured checkpoints: the learning rate by which their difference was divided, told or inferred.
+        decayed: Of captured checkpoints: the share of each weight that weight decay took off, told or inferred.
         input_shape: Shape of one example of a recorded or captured update.
         files: Of a recorded or captured update: what each judged file is, to its SHA-256 in hexadecimal.
         kind: What the examples are: pictures, rows of numbers, or texts; None in runs that did not say it yet.
@@ -83,6 +84,7 @@ class Cell(JsonRecord):
     defense: str | None = None
     client: str | None = None
     rate: float | None = None
+    decayed: float | None = None
     input_shape: list[int] | None = None
     files: dict[str, str] = {}
     kind: Kind | None = None

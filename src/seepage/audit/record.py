@@ -127,6 +127,7 @@ def cell_of_recording(name: str, transcript: Transcript) -> Cell:
         defense=None,
         client=repr(knowledge.client),
         rate=first.update.rate,
+        decayed=max(first.update.decayed.values(), default=0.0),
         input_shape=list(knowledge.input_shape),
         classes=[str(label) for label in range(knowledge.num_classes)],
         parameters=sum(p.numel() for p in first.params.values()),

@@ -19,7 +19,7 @@ INFERRED_AS = {
 """Facts of a captured update, and the name under which the cell says that they were inferred, where it is another."""
 
 
-STATED = frozenset({"learning rate", "batch size", "shape of an example", "classes", "target"})
+STATED = frozenset({"learning rate", "weight decay", "batch size", "shape of an example", "classes", "target"})
 """Facts of a captured update that somebody tells, beside the client's rule."""
 
 
@@ -76,9 +76,14 @@ def _of_setting(old: Cell, new: Cell) -> Iterator[Difference]:
         a, b = then.get(name, absent), now.get(name, absent)
         if a == b:
             continue
-        inferred = all(INFERRED_AS.get(name, name) in (cell.inferred or {}) for cell in (old, new))
+        inferred = _is_inferred(old, name) and _is_inferred(new, name)
         told = captured and _is_stated(name) and not inferred and NOT_RECORDED not in (a, b)
         yield Difference(case=new.heading, what=name, old=a, new=b, told=told)
+
+
+def _is_inferred(cell: Cell, name: str) -> bool:
+    """Whether a fact was read off the update. Where nothing tells of weight decay none is taken out, and none said."""
+    return INFERRED_AS.get(name, name) in (cell.inferred or {}) or (name == "weight decay" and not cell.decayed)
 
 
 def _is_stated(name: str) -> bool:
@@ -105,6 +110,7 @@ def _facts(cell: Cell, captured: bool, *, alike: bool) -> dict[str, str]:
         "client": (rule if alike else cell.client) or None,
         **{f"client's {name}": value for name, value in options.items() if alike},
         "learning rate": cell.rate,
+        "weight decay": None if cell.decayed is None else f"{cell.decayed:.3g} of each weight",
         "batch size": cell.batch_size,
         "batches": cell.batches,
         "shape of an example": None if cell.input_shape is None else ",".join(map(str, cell.input_shape)),
