@@ -1,6 +1,7 @@
 """The recorder: what it writes is what `seepage attack` reads, its disk is bounded, and the truth stays where it is."""
 
 import doctest
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +33,13 @@ NET = Architecture("fc2", {"hidden": 24})
 LR = 0.1
 
 
-def step(n: int, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Batch]:
+def step(n: int, seed: int = 0, decay: float = 0.0) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Batch]:
     """Weights before and after one SGD step of plain PyTorch, and the batch."""
     model: nn.Module = build(NET, SHAPE, CLASSES, seed=seed)
     batch = Batch(torch.rand(n, *SHAPE, generator=torch.Generator().manual_seed(seed)), torch.arange(n) % CLASSES)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     F.cross_entropy(model(batch.inputs), batch.labels).backward()
-    torch.optim.SGD(model.parameters(), lr=LR).step()
+    torch.optim.SGD(model.parameters(), lr=LR, weight_decay=decay).step()
     return before, model.state_dict(), batch
 
 
@@ -59,6 +60,26 @@ def test_a_recording_is_attacked_like_any_other(tmp_path: Path, options: dict[st
     truth = found.keep_truth(batch, t=3, client=12)
     assert torch.equal(open_truth(truth)[0].inputs, batch.inputs)
     assert truth.stat().st_mode & 0o77 == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"client": FedSGD(), "lr": LR}], ids=["fedavg", "fedsgd"])
+def test_weight_decay_hides_nothing_from_the_gate(tmp_path: Path, options: dict[str, object]) -> None:
+    """It was taken for part of the gradient, of which no row was a multiple of an example then: nothing was blocked."""
+    before, after, batch = step(2, decay=5e-4)
+    done = recorder(tmp_path, block=0, **options).record(before, after, t=0, client=0, examples=2)
+    assert done.blocked
+    assert done.exposure is not None
+    assert done.exposure.examples == 2
+    assert done.folder is not None
+    update, plain = open_transcript(done.folder)[0].update, step(2)
+    assert set(update.decayed) == set(before)
+    assert update.rate == (LR if options else None)
+    said = json.loads((done.folder / "knowledge.json").read_text())["inferred"]["weight decay"]
+    assert said.startswith("about 0.0005" if options else "5e-05 of each weight")
+    unit = -LR if options else 1.0
+    for name, tensor in update.tensors.items():
+        assert torch.allclose(tensor * unit, plain[1][name] - plain[0][name], atol=2e-7), name
+    assert score(attack(done.folder, "linear"), batch).psnr > 60
 
 
 def test_arrays_that_are_only_numbered_are_taken_in_order(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from seepage.audit.doubts import taken_for
 from seepage.audit.observe import Files, observe_files
 from seepage.clients import FedSGD
 from seepage.errors import SeepageError
-from seepage.leakage import WeightDecay, infer_weight_decay
+from seepage.leakage import WeightDecay, exposure, infer_weight_decay
 from seepage.models import fc2
 from seepage.registry import Spec
 from seepage.transcript.recorded import open_transcript
@@ -206,3 +206,16 @@ def test_a_hostile_share_is_refused(tmp_path: Path, share: float) -> None:
     save_file({**load_file(path), "decayed/2.weight": torch.tensor(share, dtype=torch.float64)}, path)
     with pytest.raises(SeepageError, match="no share of a weight"):
         open_transcript(folder)[0]
+
+
+def test_a_decay_that_is_left_in_ends_in_no_traceback() -> None:
+    """The head's features were solved for one example twice, which no matrix inverse bears."""
+    torch.manual_seed(0)
+    model = fc2(SHAPE, 10, hidden=256)
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    F.cross_entropy(model(torch.rand(3, *SHAPE)), torch.tensor([2, 5, 7])).backward()
+    torch.optim.SGD(model.parameters(), lr=LR, weight_decay=5e-4).step()
+    update = Update.from_states(before, dict(model.named_parameters()))
+    model.load_state_dict(before)
+    found = exposure(observe(model, update, SHAPE, batch_size=3, lr=LR))
+    assert found.examples == 0

@@ -150,7 +150,7 @@ def observe_files(
     rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), first=adaptive is not None)
     # The rate of such an optimizer is no factor of a gradient.
     said |= {name: words for name, words in found.items() if adaptive is None or name != "learning rate"}
-    said |= {} if decay is None else {"weight decay": _decay_words(decay, lr)}
+    said |= {} if decay is None else {"weight decay": decay.words(lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
         target=target,
@@ -277,13 +277,6 @@ def _without_decay(
         return update, None
     decay = infer_weight_decay(model, before, update.tensors, outputs)
     return (update, None) if decay is None else (update.without_decay(before, decay.shares(before)), decay)
-
-
-def _decay_words(decay: WeightDecay, lr: float | None) -> str:
-    """How much weight decay there was, and what told it."""
-    size = f"{decay.share:.3g} of each weight" if lr is None else f"about {decay.share / lr:.2g}"
-    which = "" if decay.vectors else ", none on biases and norms"
-    return f"{size}{which}, by what all rows of {decay.where} together moved; it was taken out of the update"
 
 
 def _rule(

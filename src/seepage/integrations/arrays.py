@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import as_inputs, forward, in_mode
+from seepage.core.nn import as_inputs, forward, in_mode, last_linear
 from seepage.core.storage import LazyTensors
 from seepage.errors import SeepageError, short
 from seepage.fitting import check_finite, check_fits
+from seepage.leakage.decay import WeightDecay, decay_of_rows
 from seepage.models.naming import renamed, tied_names
 from seepage.models.weights import stripped
 from seepage.types import Tensors
@@ -49,6 +50,7 @@ class Layout:
         outputs: Shape of its outputs for one example.
         tied: Second names of tied parameters, each with the first.
         orders: Names that arrays without names may stand for, in their order.
+        last: Names of weight and bias of its last fully connected layer, where it has one row per output.
     """
 
     like: Tensors
@@ -57,6 +59,7 @@ class Layout:
     outputs: tuple[int, ...]
     tied: Mapping[str, str] = field(default_factory=dict)
     orders: tuple[tuple[str, ...], ...] = ()
+    last: tuple[str, str | None] | None = None
 
     @classmethod
     def of(cls, model: nn.Module, input_shape: tuple[int, ...], names: Sequence[str] | None = None) -> "Layout":
@@ -84,7 +87,8 @@ class Layout:
             raise SeepageError(f"names=… holds {short(strange)}, which the model has not; name its own parameters")
         trained = tuple(name for name, part in parts.items() if part == "params")
         orders = (tuple(names),) if names is not None else (tuple(state), trained)
-        return cls(like, parts, fixed, _outputs(model, input_shape), tied, orders)
+        outputs = _outputs(model, input_shape)
+        return cls(like, parts, fixed, outputs, tied, orders, last_linear(model, outputs[0]))
 
     @property
     def classes(self) -> int:
@@ -160,6 +164,8 @@ class Sent:
         before: The weights that were sent out.
         update: The update, by the name of its parameter.
         kind: `gradient` or `delta`.
+        rate: Of a gradient: the learning rate that the difference of weights was divided by.
+        decay: Weight decay that was found in the difference and taken out of it.
         missing: Trained parameters that did not come back.
         personal: Those of them that were not sent out either.
     """
@@ -168,6 +174,8 @@ class Sent:
     before: Mapping[str, Tensor]
     update: Mapping[str, Tensor]
     kind: Literal["gradient", "delta"]
+    rate: float | None = None
+    decay: WeightDecay | None = None
     missing: tuple[str, ...] = ()
     personal: frozenset[str] = frozenset()
 
@@ -181,6 +189,7 @@ class Sent:
         lr: float | None,
         t: int,
         difference: bool = False,
+        softmax: bool = False,
         hold: bool = False,
     ) -> "Sent":
         """The update from one state to another; a gradient where the rate of the one SGD step between is given.
@@ -192,6 +201,7 @@ class Sent:
             lr: The rate.
             t: The round, for messages.
             difference: `after` is the difference itself.
+            softmax: The client follows gradients of a loss of the softmax, beside which weight decay shows.
             hold: Keep the update in memory, for who looks at it often.
 
         Raises:
@@ -209,15 +219,26 @@ class Sent:
         if not names:
             raise SeepageError("none of the model's trained parameters came back, so there is no update to record")
 
+        raw = LazyTensors(names, lambda name: end[name] if difference else end[name] - start[name])
+        decay = decay_of_rows(layout.last, start, raw) if softmax else None
+
         def make(name: str) -> Tensor:
-            moved = end[name] if difference else end[name] - start[name]
+            shrank = decay is not None and name in decay.shares({name: layout.like[name]})
+            moved = raw[name] + decay.share * start[name] if decay is not None and shrank else raw[name]
             return moved if lr is None else -moved / lr
 
         made = LazyTensors(names, make)
         update = dict(made) if hold else made
         check_finite(update, t)
         missing = tuple(name for name in trained if name not in names)
-        return cls(layout, start, update, "delta" if lr is None else "gradient", missing, personal)
+        kind: Literal["gradient", "delta"] = "delta" if lr is None else "gradient"
+        return cls(layout, start, update, kind, lr, decay, missing, personal)
+
+    @property
+    def decayed(self) -> dict[str, float]:
+        """The share of each weight that weight decay took off it, by name."""
+        like = {name: self.layout.like[name] for name in self.update}
+        return {} if self.decay is None else self.decay.shares(like)
 
     def load(self, model: nn.Module) -> None:
         """Put the weights that were sent out, one by one, into a model that lies at others."""

@@ -34,7 +34,7 @@ from seepage.integrations.retention import recordings, surplus
 from seepage.leakage import Exposure, exposure
 from seepage.models import build
 from seepage.transcript.foreign import check_batch_size
-from seepage.transcript.recorded import kind_tensor, save_update
+from seepage.transcript.recorded import save_update, update_facts
 from seepage.transcript.simulated import SimulatedTranscript
 from seepage.transcript.truth import save_truth
 from seepage.types import Architecture, Batch, ClientUpdate, Knowledge, Round, Target, Update
@@ -314,14 +314,17 @@ class Recorder:
         """The update, in memory where it is looked at, and the rule that made it."""
         check_batch_size(examples, list(self.input_shape), "the client")
         rate = self.lr if self.client.per_client.single_gradient else None
-        sent = Sent.between(self.layout, before, after, lr=rate, t=t, difference=difference, hold=self.looks)
+        loss = self.client.loss == "cross_entropy" and self.client.linear_in_gradient
+        sent = Sent.between(
+            self.layout, before, after, lr=rate, t=t, difference=difference, softmax=loss, hold=self.looks
+        )
         rule = self.client.with_steps(steps) if steps is not None and steps >= 1 else self.client
         return sent, rule
 
     def _look(self, sent: Sent, rule: ClientUpdate, examples: int | None) -> Exposure:
         with _MODEL_LOCK:
             sent.load(self.model)
-            params, update = sent.params, Update(dict(sent.update), sent.kind)
+            params, update = sent.params, Update(dict(sent.update), sent.kind, sent.rate, sent.decayed)
             seen = Round(0, params, update, buffers=sent.buffers, batch_size=examples, personal=sent.personal)
             return exposure(SimulatedTranscript(self._knowledge(self.model, rule), lambda t: seen, 1))
 
@@ -341,7 +344,8 @@ class Recorder:
         make_private(folder)
         # The folder names the architecture, and no model is needed to write it.
         known = self._knowledge(nn.Identity(), rule)
-        said = {"tensors left out": _lacks(sent.missing)} if sent.missing else None
+        said = {"tensors left out": _lacks(sent.missing)} if sent.missing else {}
+        said |= {} if sent.decay is None else {"weight decay": sent.decay.words(sent.rate)}
         written = _written(sent)
         try:
             save_update(known, sent.state, written, folder, batch_size=examples, inferred=said, personal=sent.personal)
@@ -382,6 +386,7 @@ def label_of(client: int | str) -> str:
 
 
 def _written(sent: Sent) -> LazyTensors:
-    """`update/NAME` and its `kind`, as a recorded round holds them."""
-    keys = {f"update/{name}": name for name in sent.update}
-    return LazyTensors({**keys, "kind": ""}, lambda name: sent.update[name] if name else kind_tensor(sent.kind))
+    """`update/NAME` and what else is known of it, as a recorded round holds them."""
+    facts = update_facts(sent.kind, sent.rate, sent.decayed)
+    keys = {key: key for key in [*(f"update/{name}" for name in sent.update), *facts]}
+    return LazyTensors(keys, lambda key: facts[key] if key in facts else sent.update[key.removeprefix("update/")])

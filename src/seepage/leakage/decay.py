@@ -42,6 +42,16 @@ class WeightDecay:
         """
         return {name: self.share for name, tensor in before.items() if self.vectors or tensor.ndim > 1}
 
+    def words(self, lr: float | None) -> str:
+        """How much weight decay there was, and what told it.
+
+        Args:
+            lr: Learning rate of the one step, if known.
+        """
+        size = f"{self.share:.3g} of each weight" if lr is None else f"about {self.share / lr:.2g}"
+        which = "" if self.vectors else ", none on biases and norms"
+        return f"{size}{which}, by what all rows of {self.where} together moved; it was taken out of the update"
+
 
 def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_classes: int) -> WeightDecay | None:
     """Weight decay of SGD from what all rows of the last layer together moved; None where that tells none.
@@ -67,8 +77,14 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
     >>> round(found.share, 6), found.where
     (0.001, 'weight')
     """
-    names = last_linear(model, num_classes)
-    if names is None or num_classes < 2 or names[0] not in delta or names[0] not in before:
+    return decay_of_rows(last_linear(model, num_classes), before, delta)
+
+
+def decay_of_rows(
+    names: tuple[str, str | None] | None, before: Mapping[str, Tensor], delta: Mapping[str, Tensor]
+) -> WeightDecay | None:
+    """The same from the names of the last layer's weight `[classes, k]` and bias; None where there is no such layer."""
+    if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
     weight, bias = names
     still, moved = (tensors[weight].double().sum(0) for tensors in (before, delta))
@@ -83,7 +99,7 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
     return WeightDecay(share, _vectors_too(before, delta, bias, share), weight)
 
 
-def _vectors_too(before: Tensors, delta: Tensors, bias: str | None, share: float) -> bool:
+def _vectors_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], bias: str | None, share: float) -> bool:
     """Whether the last bias shrank as the weight did; yes where its sum is too small to tell."""
     if bias is None or bias not in delta or bias not in before:
         return True

@@ -270,7 +270,7 @@ def save_update(
     Args:
         knowledge: The attacker's knowledge.
         state: `params/NAME`, `buffers/NAME` and `frozen/NAME` of the model that was sent out.
-        update: `update/NAME`, and `kind` as returned by `kind_tensor`.
+        update: `update/NAME`, and what `update_facts` gives.
         folder: The folder to write to.
         batch_size: Number of examples behind the update, if known.
         inferred: Name of each fact that was inferred instead of stated, to its source.
@@ -317,13 +317,18 @@ def kind_tensor(kind: str) -> Tensor:
     return torch.tensor(list(kind.encode()), dtype=torch.uint8)
 
 
+def update_facts(kind: str, rate: float | None, decayed: Mapping[str, float]) -> Tensors:
+    """What a round's file holds of an update beside its tensors; see `Update`."""
+    told = {"kind": kind_tensor(kind)}
+    if rate is not None:
+        told["rate"] = torch.tensor(rate, dtype=torch.float64)
+    shares = {name: torch.tensor(share, dtype=torch.float64) for name, share in decayed.items()}
+    return told | _over("decayed", shares)
+
+
 def _round_tensors(observed: Round, first: Round) -> Tensors:
-    tensors = _over("update", observed.update.tensors)
-    tensors["kind"] = kind_tensor(observed.update.kind)
-    if observed.update.rate is not None:
-        tensors["rate"] = torch.tensor(observed.update.rate, dtype=torch.float64)
-    shares = observed.update.decayed
-    tensors |= _over("decayed", {name: torch.tensor(share, dtype=torch.float64) for name, share in shares.items()})
+    sent = observed.update
+    tensors = _over("update", sent.tensors) | update_facts(sent.kind, sent.rate, sent.decayed)
     if not same(observed.params, first.params):
         tensors |= _over("params", observed.params)
     if not same(observed.buffers, first.buffers):

@@ -206,7 +206,7 @@ def _equations(
 def _by_zeros(
     equations: HeadEquations, labels: Tensor | None, bias_gradient: Float[Tensor, " C"], draw: Generator
 ) -> _Solution | None:
-    """The solution by the zeros of the features; None where they are too few."""
+    """The solution by the zeros of the features; None where they are too few to tell the examples apart."""
     rank = equations.rank
     if equations.inner.shape[1] < MIN_WIDTH * rank:
         return None
@@ -217,6 +217,8 @@ def _by_zeros(
     if unmixed is None:
         return None
     unmixing, count = equations.scaled(unmixed[0]), unmixed[1]
+    if int(torch.linalg.matrix_rank(unmixing)) < rank:
+        return None  # one example was found twice
     plain = _settled(equations, unmixing, count, labels)
     # Examples that are too alike to be told apart look like one that counts several times, as in a multiple.
     if plain.misfit < MAX_DISAGREEMENT or not equations.biased or equations.rank < equations.examples:
