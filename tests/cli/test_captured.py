@@ -274,6 +274,20 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     assert row["exact"] == 1.0
 
 
+def test_what_was_told_otherwise_is_said_where_it_leaves_no_result_at_all(
+    cli: Cli, home: Path, captured: Tensor
+) -> None:
+    line = ("attack", "before.pt", "after.pt", *HIDDEN, "--lr=0.1", "--quiet")
+    assert cli(*line, "--out=right").code == 0
+    wrong = cli(*line, "--weight-decay=0.01", "--out=wrong")
+    assert wrong.out.startswith("NO RESULT"), wrong.out
+    found = cli("compare", "right", "wrong")
+    assert found.code == 2
+    assert "weight decay of fc2, 1 recorded update: 0 of each weight -> 0.001 of each weight" in found.out
+    assert "certified 3 (did not apply in the newer run)" in found.out
+    assert cli("compare", "wrong", "right").code == 1  # what an attack did not find, and now does
+
+
 def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_it(
     cli: Cli, home: Path, captured: Tensor
 ) -> None:

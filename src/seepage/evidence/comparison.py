@@ -176,7 +176,9 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
     before, after, remarks = _comparable(_counts(old), _counts(new))
     common = before.keys() & after.keys()
-    if not common:
+    # An attack that both tried, and that gave a result in one of them alone, is compared too: it is lost, or new.
+    tried = [{(row.cell, row.attack) for row in run.rows} for run in (old, new)]
+    if not common and not tried[0] & tried[1]:
         raise SeepageError("the two runs have no case and attack in common; compare runs of the same recipe")
     shares = sum(before[key].of is not None and after[key].of is not None for key in common)
     titles = {**old.titles, **new.titles}
