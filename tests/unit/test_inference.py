@@ -49,6 +49,18 @@ def test_the_rate_is_inferred_where_it_is_not_told() -> None:
     assert "if it was one step, else that is rate times steps; by how far" in whole.said["learning rate"]
 
 
+def test_steps_that_a_rate_too_small_feigns_are_told_with_the_rate_of_one() -> None:
+    model = net()
+    delta = sent(model, FedAvg(lr=0.1, steps=1))
+    found = infer_steps(model, delta, SHAPE, CLASSES, lr=0.02, steps=None)
+    assert found is not None
+    assert found.steps == 5
+    assert "if it was one, its rate was about 0.1: --steps 1 --lr 0.1" in found.said["local steps"]
+    right = infer_steps(model, delta, SHAPE, CLASSES, lr=0.1, steps=None)
+    assert right is not None
+    assert "--steps" not in right.said["local steps"]
+
+
 def test_the_steps_are_never_fewer_than_the_slopes_allow() -> None:
     """Positive slopes of one step sum to less than one, whatever the network."""
     model = net()

@@ -98,7 +98,9 @@ def infer_steps(
                 f"at the learning rate {lr:g} this update would take about {found:.2g} local steps; give --steps, or "
                 "the right --lr"
             )
-        return InferredSteps(lr, found, {"local steps": f"{found} or more, {where}"})
+        # Too small a rate looks like more steps.
+        single = f"; if it was one, its rate was about {travel:.2g}: --steps 1 --lr {travel:.2g}" if found > 1 else ""
+        return InferredSteps(lr, found, {"local steps": f"{found} or more, {where}{single}"})
     if travel is None:
         return None
     if steps is not None:
