@@ -48,21 +48,25 @@ def trained(model: nn.Module, train: Batch, steps: int, seed: int) -> nn.Module:
     return model.eval()
 
 
-def two_checkpoints(model: nn.Module, batch: Batch, lr: float, clip: float | None, decay: float) -> Transcript:
+def two_checkpoints(
+    model: nn.Module, batch: Batch, client: FedSGD, lr: float, clip: float | None, decay: float
+) -> Transcript:
     """What the weights before and after one step of PyTorch's own SGD show; no label or weight decay is told."""
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     model.zero_grad()
+    model.train(client.mode == "train")
     F.cross_entropy(model(batch.inputs), batch.labels).backward()
     if clip is not None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     torch.optim.SGD(model.parameters(), lr=lr, weight_decay=decay).step()
     update = Update.from_states(before, model.state_dict())
     model.load_state_dict(before)
+    model.eval()
     classes = model(batch.inputs[:1]).shape[1]
     found = infer_weight_decay(model, before, update.tensors, classes)
     update = update if found is None else update.without_decay(before, found.shares(before))
     shape = tuple(batch.inputs.shape[1:])
-    return observe(model, update, shape, batch_size=len(batch.labels), lr=lr)
+    return observe(model, update, shape, batch_size=len(batch.labels), lr=lr, client=client)
 
 
 def main() -> None:
@@ -106,7 +110,7 @@ def main() -> None:
                     row |= attacked(attack, model, batch, told=told, client=client)
                 else:
                     row |= {"lr": args.checkpoints, "clip": args.clip, "decay": args.decay}
-                    made = two_checkpoints(model, batch, args.checkpoints, args.clip, args.decay)
+                    made = two_checkpoints(model, batch, client, args.checkpoints, args.clip, args.decay)
                     row |= attacked_of(attack, made, batch)
             except Inapplicable as refused:
                 row |= {"refused": str(refused), "exact": 0.0}

@@ -41,10 +41,11 @@ def checkpoints() -> Lines:
             "rate": lambda row: f"{row['lr']:g}",
             "clipped to": lambda row: "" if row["clip"] is None else f"{row['clip']:g}",
             "weight decay": lambda row: f"{row['decay']:g}" if row.get("decay") else "",
-            "network": lambda row: f"{row['trained']} steps" if row["trained"] else "fresh",
+            "network": lambda row: _resnet(row["options"]) if row["options"] else row["model"],
+            "weights": lambda row: f"{row['trained']} steps" if row["trained"] else "fresh",
             "batch": lambda row: str(row["batch"]),
         },
-        ("trained", "batch", "lr"),
+        ("options", "trained", "batch", "lr"),
     )
 
 
