@@ -64,7 +64,7 @@ def two_checkpoints(
     model.eval()
     classes = model(batch.inputs[:1]).shape[1]
     found = infer_weight_decay(model, before, update.tensors, classes)
-    update = update if found is None else update.without_decay(before, found.shares(before))
+    update = update if found is None else update.without_decay(before, found.shares)
     shape = tuple(batch.inputs.shape[1:])
     return observe(model, update, shape, batch_size=len(batch.labels), lr=lr, client=client)
 

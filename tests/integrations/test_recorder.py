@@ -75,11 +75,25 @@ def test_weight_decay_hides_nothing_from_the_gate(tmp_path: Path, options: dict[
     assert set(update.decayed) == set(before)
     assert update.rate == (LR if options else None)
     said = json.loads((done.folder / "knowledge.json").read_text())["inferred"]["weight decay"]
-    assert said.startswith("about 0.0005" if options else "5e-05 of each weight")
+    assert said.startswith("5e-05 of 4.weight, by what all its rows together moved")
+    assert (", so about 0.0005 if" in said) == bool(options)
     unit = -LR if options else 1.0
     for name, tensor in update.tensors.items():
         assert torch.allclose(tensor * unit, plain[1][name] - plain[0][name], atol=2e-7), name
     assert score(attack(done.folder, "linear"), batch).psnr > 60
+
+
+def test_a_head_that_alone_shrinks_hides_nothing_from_the_gate(tmp_path: Path) -> None:
+    """What decay did not touch is left as it is: a decay made up there would hide rows that give examples away."""
+    model: nn.Module = build(NET, SHAPE, CLASSES, seed=0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    F.cross_entropy(model(torch.rand(2, *SHAPE)), torch.tensor([0, 3])).backward()
+    first, last = list(model.parameters())[:2], list(model.parameters())[2:]
+    torch.optim.SGD([{"params": last, "weight_decay": 5e-3}, {"params": first}], lr=LR).step()
+    done = recorder(tmp_path, block=0).record(before, model.state_dict(), t=0, client=0, examples=2)
+    assert done.blocked
+    assert done.folder is not None
+    assert set(open_transcript(done.folder)[0].update.decayed) == {"4.weight", "4.bias"}
 
 
 def test_arrays_that_are_only_numbered_are_taken_in_order(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ from seepage.attacks.rounded import rounding_of
 from seepage.audit.doubts import taken_for
 from seepage.audit.observe import Files, observe_files
 from seepage.clients import FedSGD
+from seepage.core.nn import last_linear
 from seepage.errors import SeepageError
 from seepage.leakage import WeightDecay, exposure, infer_weight_decay
-from seepage.models import fc2
+from seepage.models import build, fc2
 from seepage.registry import Spec
 from seepage.transcript.recorded import open_transcript
 from seepage.types import Architecture, Round
@@ -88,7 +89,7 @@ def test_biases_that_did_not_shrink_are_told_apart() -> None:
     found = inferred(checkpoints(weight_decay=5e-4, apart=True))
     assert found is not None
     assert not found.vectors
-    assert found.shares({"weight": torch.ones(2, 2), "bias": torch.ones(2)}) == {"weight": found.share}
+    assert set(found.shares) == {"2.weight", "4.weight"}
 
 
 @pytest.mark.parametrize(
@@ -132,8 +133,13 @@ def seen_of(home: Path, made: Checkpoints, loss: str = "cross_entropy", **told: 
 def test_an_update_with_weight_decay_is_read_exactly(tmp_path: Path) -> None:
     made = checkpoints(weight_decay=5e-3)
     folder, words = seen_of(tmp_path, made)
-    assert taken_for(open_transcript(folder)).startswith("one step of SGD with weight decay 0.005 at a learning rate")
-    assert any("weight decay: about 0.005, by what all rows of 4.weight together moved" in line for line in words)
+    assert taken_for(open_transcript(folder)).startswith(
+        "one step of SGD at a learning rate of 0.1, but for 0.0005 of the weights, taken out as weight decay, on"
+    )
+    assert any(
+        "weight decay: 0.0005 of 4.weight, by what all its rows together moved, so about 0.005 if" in line
+        for line in words
+    )
     found = attack(folder, "linear")
     assert found.certified is not None
     assert found.certified.tolist() == [True] * 3
@@ -167,7 +173,7 @@ def test_in_python_it_is_told(tmp_path: Path) -> None:
     assert found.certified.all()
     share = infer_weight_decay(model, before, update.tensors, 10)
     assert share is not None
-    freed = update.without_decay(before, share.shares(before))
+    freed = update.without_decay(before, share.shares)
     same = observe(model, freed, SHAPE, batch_size=3, lr=LR)[0].update
     for name, tensor in seen[0].update.tensors.items():
         assert torch.allclose(tensor, same.tensors[name], atol=1e-6)
@@ -219,3 +225,74 @@ def test_a_decay_that_is_left_in_ends_in_no_traceback() -> None:
     model.load_state_dict(before)
     found = exposure(observe(model, update, SHAPE, batch_size=3, lr=LR))
     assert found.examples == 0
+
+
+def grouped(model: nn.Module, shape: tuple[int, ...], group: str, classes: int = 10) -> dict[str, tuple[float, float]]:
+    """What was inferred of each weight matrix, and what its share is, where one group of parameters differs."""
+    names = last_linear(model, classes)
+    assert names is not None
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    head, body = ([p for name, p in model.named_parameters() if (name in names) == last] for last in (True, False))
+    if group == "frozen":
+        for parameter in body:
+            parameter.requires_grad_(requires_grad=False)
+    rest = {"params": body, "weight_decay": 5e-4 if group in ("all", "faster head") else 0.0}
+    rate = 10 * LR if group == "faster head" else LR
+    groups = [{"params": head, "weight_decay": 5e-4, "lr": rate}, *([rest] if group != "frozen" else [])]
+    optimizer = torch.optim.SGD(groups, lr=LR)
+    loss = F.cross_entropy(model(torch.rand(2, *shape)), torch.tensor([2, 7]))
+    loss.backward()
+    optimizer.step()
+    after = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    found = infer_weight_decay(model, before, {name: after[name] - before[name] for name in before}, classes)
+    assert found is not None
+    assert found.share == pytest.approx(5e-4 * rate, rel=2e-3)
+    assert not found.guessed
+    shrank = LR * rest["weight_decay"] if group != "frozen" else 0.0
+    return {
+        name: (found.shares.get(name, 0.0), found.share if name == names[0] else shrank)
+        for name in before
+        if before[name].ndim > 1
+    }
+
+
+def fully_connected() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def convolutional() -> nn.Module:
+    body = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, stride=2), nn.LeakyReLU(), nn.AvgPool2d(3)]
+    return nn.Sequential(*body, nn.Flatten(), nn.Linear(16, 10))
+
+
+def residual() -> nn.Module:
+    return build(Architecture("resnet", {"depth": 10, "width": 8}), (3, 8, 8), 10).train()
+
+
+@pytest.mark.parametrize("make", [fully_connected, convolutional, residual])
+@pytest.mark.parametrize("group", ["all", "head alone", "frozen"])
+def test_layers_that_were_spared_are_left_as_they_are(make: Callable[[], nn.Module], group: str) -> None:
+    found = grouped(make(), (3, 8, 8), group)
+    for name, (share, true) in found.items():
+        assert share == pytest.approx(true, rel=5e-3), name
+
+
+def test_a_layer_of_another_rate_is_told_by_the_directions_that_its_gradient_leaves_free() -> None:
+    found = grouped(fully_connected(), (3, 8, 8), "faster head")
+    for name, (share, true) in found.items():
+        assert share == pytest.approx(true, rel=5e-3), name
+
+
+def test_it_is_said_where_other_layers_do_not_tell() -> None:
+    """A network without ReLU or low rank: many examples, and a smooth activation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.GELU(), nn.Linear(16, 10))
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    F.cross_entropy(model(torch.rand(40, 3, 8, 8)), torch.arange(40) % 10).backward()
+    torch.optim.SGD(model.parameters(), lr=LR, weight_decay=5e-4).step()
+    delta = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
+    found = infer_weight_decay(model, before, delta, 10)
+    assert found is not None
+    assert found.guessed
+    assert set(found.shares) == set(before)
+    assert "other layers do not tell, and are taken to have shrunk as well" in found.words(LR)

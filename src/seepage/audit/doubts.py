@@ -34,18 +34,19 @@ OPTIMIZERS = {"sgd": "SGD", "adam": "Adam"}
 def _trained(transcript: Transcript) -> str:
     """What the client is taken to have done, but for the loss."""
     rule, update = transcript.knowledge.client, transcript[0].update
+    # The share of weights that shrank: of one step the learning rate times weight decay, and more with momentum.
+    share = max(update.decayed.values(), default=0.0)
+    decay = f", but for {share:.3g} of the weights, taken out as weight decay" if share else ""
     if update.rate is not None:
-        share = max(update.decayed.values(), default=0.0)  # lr wd of each weight that shrank
-        decay = f" with weight decay {share / update.rate:.2g}" if share else ""
-        return f"one step of SGD{decay} at a learning rate of {update.rate:.3g}"
+        return f"one step of SGD at a learning rate of {update.rate:.3g}{decay}"
     if update.kind == "gradient":
         return "one gradient"
     if not isinstance(rule, FedAvg):
-        return f"local training by {rule}"
+        return f"local training by {rule}{decay}"
     count, unit = (rule.steps, "step") if rule.steps else (rule.epochs, "epoch")
     momentum = f" with momentum {rule.momentum:g}" if rule.momentum else ""
     optimizer = f"{OPTIMIZERS[rule.optimizer]}{momentum}"
-    return f"{count} {unit}{'' if count == 1 else 's'} of {optimizer} at a learning rate of {rule.lr:.3g}"
+    return f"{count} {unit}{'' if count == 1 else 's'} of {optimizer} at a learning rate of {rule.lr:.3g}{decay}"
 
 
 def doubts(transcript: Transcript, rows: Sequence[Row], at_least: int | None) -> list[str]:

@@ -263,20 +263,23 @@ def _without_decay(
     A `first` step of an optimizer that leaves one size is no SGD.
     """
     told = files.weight_decay
+    if told == 0:
+        return update, None
     if told is not None:
         if files.lr is None or update.kind != "delta":
             raise SeepageError(
                 "--weight-decay is that of plain SGD between two checkpoints, whose rate it is multiplied with; give "
-                "--lr with it, and leave it out of a gradient"
+                "--lr with it, leave it out of a gradient and of another client's rule, where cross-entropy tells it, "
+                "or give --weight-decay 0 to leave the update as it is"
             )
-        shares = WeightDecay(1 - (1 - files.lr * told) ** (steps or 1)).shares(before)
-        return update.without_decay(before, shares) if told else update, None
+        share = 1 - (1 - files.lr * told) ** (steps or 1)
+        return update.without_decay(before, dict.fromkeys(before, share)), None
     rule = make_client(client)
     # The rows of a gradient add up to 0 for losses of the softmax alone.
     if first or update.kind != "delta" or rule.loss != "cross_entropy" or not rule.linear_in_gradient:
         return update, None
     decay = infer_weight_decay(model, before, update.tensors, outputs)
-    return (update, None) if decay is None else (update.without_decay(before, decay.shares(before)), decay)
+    return (update, None) if decay is None else (update.without_decay(before, decay.shares), decay)
 
 
 def _rule(

@@ -223,8 +223,8 @@ class Sent:
         decay = decay_of_rows(layout.last, start, raw) if softmax else None
 
         def make(name: str) -> Tensor:
-            shrank = decay is not None and name in decay.shares({name: layout.like[name]})
-            moved = raw[name] + decay.share * start[name] if decay is not None and shrank else raw[name]
+            share = 0.0 if decay is None else decay.shares.get(name, 0.0)
+            moved = raw[name] + share * start[name] if share else raw[name]
             return moved if lr is None else -moved / lr
 
         made = LazyTensors(names, make)
@@ -237,8 +237,7 @@ class Sent:
     @property
     def decayed(self) -> dict[str, float]:
         """The share of each weight that weight decay took off it, by name."""
-        like = {name: self.layout.like[name] for name in self.update}
-        return {} if self.decay is None else self.decay.shares(like)
+        return {} if self.decay is None else dict(self.decay.shares)
 
     def load(self, model: nn.Module) -> None:
         """Put the weights that were sent out, one by one, into a model that lies at others."""

@@ -1,4 +1,4 @@
-"""Weight decay in a difference of weights: read off the last layer, and taken back out.
+"""Weight decay in a difference of weights: read off the last layer, looked for in the others, and taken back out.
 
 SGD with weight decay `wd` and learning rate `lr` moves weights by `-lr (g + wd w)` in a step. The part that holds the
 weights themselves says nothing about any example, and attacks that read the difference as a gradient would take it for
@@ -7,17 +7,29 @@ one of an example.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from seepage.core.nn import last_linear
+from seepage.core.nn import generator, last_linear
 from seepage.types import Tensors
 
 LEAST_EXPLAINED = 0.9
 """Share of what all rows of the last layer together moved, as a square, that shrinking them must explain."""
 FEWEST_DEVIATIONS = 20
 """Standard errors that the found share must lie above 0."""
+BLOCK, LEAST_BLOCK = 256, 8
+"""Rows and columns of the part of another layer that is looked at, and how many there must be."""
+PASSES = 6
+"""How often the directions of a layer's gradient and its decay are found from one another."""
+BLOCK_EXPLAINED = 0.99
+"""Share of what a layer moved outside its gradient's directions, as a square, that shrinking it must explain."""
+ROUNDED = 2.0
+"""A layer that moved by no more than this many units of its last place, outside its gradient, did not shrink."""
+BALANCE = 0.003
+"""How far two layers may be from balance, as a share of what decay does to it."""
 
 
 @dataclass(frozen=True)
@@ -25,22 +37,20 @@ class WeightDecay:
     """What weight decay took off the weights between two checkpoints.
 
     Attributes:
-        share: Of each weight, as a share of it, above 0 and below 1; `lr * wd` of one step.
+        share: Of the last layer, as a share of it, above 0 and below 1; `lr * wd` of one step without momentum.
+        where: That layer's weight, which told it.
+        shares: The share by name, for those of the weights that shrank.
+        spared: Weights that moved and did not shrink, biases and norms left out.
+        guessed: No other layer tells whether it shrank, so that it is taken to have done so as the last one did.
         vectors: Biases and norms shrank as well, as PyTorch's optimizers have it where nobody names groups.
-        where: The weight that told it.
     """
 
     share: float
+    where: str
+    shares: Mapping[str, float]
+    spared: int = 0
+    guessed: bool = True
     vectors: bool = True
-    where: str | None = None
-
-    def shares(self, before: Mapping[str, Tensor]) -> dict[str, float]:
-        """The share by name, for those of the weights that shrank.
-
-        >>> WeightDecay(0.1, vectors=False).shares({"weight": torch.ones(2, 2), "bias": torch.ones(2)})
-        {'weight': 0.1}
-        """
-        return {name: self.share for name, tensor in before.items() if self.vectors or tensor.ndim > 1}
 
     def words(self, lr: float | None) -> str:
         """How much weight decay there was, and what told it.
@@ -48,9 +58,14 @@ class WeightDecay:
         Args:
             lr: Learning rate of the one step, if known.
         """
-        size = f"{self.share:.3g} of each weight" if lr is None else f"about {self.share / lr:.2g}"
-        which = "" if self.vectors else ", none on biases and norms"
-        return f"{size}{which}, by what all rows of {self.where} together moved; it was taken out of the update"
+        size = "" if lr is None else f", so about {self.share / lr:.2g} if that was plain SGD at a rate of {lr:.3g}"
+        which = "" if self.vectors else ", none off biases and norms"
+        which += f", none off {self.spared} other weights" if self.spared else ""
+        others = "; other layers do not tell, and are taken to have shrunk as well" if self.guessed else ""
+        return (
+            f"{self.share:.3g} of {self.where}, by what all its rows together moved{size}{which}; taken out of the "
+            f"update{others}"
+        )
 
 
 def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_classes: int) -> WeightDecay | None:
@@ -60,6 +75,11 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
     also a smoothed or weighted one, add up to 0: whatever the examples, in each local step. Only weight decay moves the
     sum of the rows, and along itself: by `1 - (1 - lr wd)^steps` of it. Another loss, noise or compression moves it
     elsewhere, and then nothing is said.
+
+    Clients may have spared other layers, or given them another rate. Two things tell that of a layer. A gradient of
+    low rank leaves directions in which only decay moves the layer. And what a ReLU network's layer and the next one
+    get from scaling is the same, `<W, G> + <b, g> = <W', G'>`, and 0 where batch norm in train mode follows, which
+    decay `a` changes by `a |W|^2`. Where nothing tells, a layer is taken to have shrunk as others did.
 
     Args:
         model: The architecture.
@@ -83,7 +103,13 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
 def decay_of_rows(
     names: tuple[str, str | None] | None, before: Mapping[str, Tensor], delta: Mapping[str, Tensor]
 ) -> WeightDecay | None:
-    """The same from the names of the last layer's weight `[classes, k]` and bias; None where there is no such layer."""
+    """The same from the names of the last layer's weight `[classes, k]` and bias; None where there is no such layer.
+
+    Args:
+        names: Of weight and bias.
+        before: As in `infer_weight_decay`.
+        delta: See there. Both are asked for one tensor at a time.
+    """
     if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
     weight, bias = names
@@ -96,7 +122,21 @@ def decay_of_rows(
     explained = left <= (1 - LEAST_EXPLAINED) * float(moved.square().sum())
     if not 0 < share < 1 or not explained or share < FEWEST_DEVIATIONS * error:
         return None
-    return WeightDecay(share, _vectors_too(before, delta, bias, share), weight)
+    vectors = _vectors_too(before, delta, bias, share)
+    told = _of_others(weight, share, before, delta, vectors=vectors)
+    rest = median(told.values()) if told else share  # of layers that tell nothing
+    shares = {weight: share}
+    for name in delta:
+        tensor = delta[name]
+        if name == weight or name not in before or not bool(tensor.any()):
+            continue  # what did not move at all was not trained
+        if tensor.ndim > 1:
+            shares[name] = told.get(name, rest)
+        else:
+            shares[name] = (share if name == bias else rest) if vectors else 0.0
+    spared = sum(1 for name, found in shares.items() if not found and delta[name].ndim > 1)
+    guessed = not told and any(delta[name].ndim > 1 for name in shares if name != weight)
+    return WeightDecay(share, weight, {k: a for k, a in shares.items() if a}, spared, guessed, vectors)
 
 
 def _vectors_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], bias: str | None, share: float) -> bool:
@@ -106,4 +146,86 @@ def _vectors_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], bias
     still, moved = float(before[bias].double().sum()), float(delta[bias].double().sum())
     # Each bias that came back is rounded to half a unit of its last place.
     rounded = float((torch.finfo(before[bias].dtype).eps * before[bias].double()).norm())
-    return share * abs(still) < 4 * rounded or abs(moved + share * still) < abs(moved)
+    return share * abs(still) <= 4 * rounded or abs(moved + share * still) < abs(moved)
+
+
+def _of_others(
+    last: str, share: float, before: Mapping[str, Tensor], delta: Mapping[str, Tensor], *, vectors: bool
+) -> dict[str, float]:
+    """By how much other layers shrank, of those that tell: by their free directions, or else by their balances."""
+    by_block, by_balance = dict[str, float](), dict[str, float]()
+    balances = [0.0, _scaled(before[last], delta[last], share)]
+    for name in reversed(list(delta)):
+        if name == last or name not in before or delta[name].ndim < 2 or not bool(delta[name].any()):
+            continue
+        start, moved = before[name], delta[name]
+        found = _of_block(start.flatten(1).double(), moved.flatten(1).double())
+        if found is not None:
+            by_block[name] = found
+        else:
+            bias = f"{name.removesuffix('weight')}bias"
+            beside = (before[bias], delta[bias]) if bias in before and bias in delta else None
+            off = BALANCE * share * float(start.double().square().sum())
+            fits = [a for a in (0.0, share) if _is_balanced((start, moved), beside, a, balances, off, vectors=vectors)]
+            if len(fits) != 1:
+                continue  # by chance, or by neither
+            found = by_balance[name] = fits[0]
+        balances.append(_scaled(start, moved, found))
+    return by_block or by_balance
+
+
+def _scaled(start: Tensor, moved: Tensor, share: float) -> float:
+    """`<W, D> + a |W|^2`, which is `-lr <W, G>` for the right share a: what scaling a layer does to the loss."""
+    start = start.double()
+    return float((start * moved.double()).sum() + share * start.square().sum())
+
+
+def _is_balanced(
+    weight: tuple[Tensor, Tensor],
+    bias: tuple[Tensor, Tensor] | None,
+    share: float,
+    balances: list[float],
+    off: float,
+    *,
+    vectors: bool,
+) -> bool:
+    """Whether a layer that shrank by this share is in balance with one of the others, or with none.
+
+    Args:
+        weight: Before, and by how much it moved.
+        bias: The same of its bias.
+        share: The share.
+        balances: Of the others.
+        off: How far off they may be.
+        vectors: Whether biases shrank.
+    """
+    own = _scaled(*weight, share) + (0.0 if bias is None else _scaled(*bias, share if vectors else 0.0))
+    return any(abs(own - one) <= off for one in balances)
+
+
+def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"]) -> float | None:
+    """By how much a layer shrank, from a part of it; None where its gradient leaves no direction free.
+
+    Args:
+        start: The weight.
+        moved: By how much it moved: `-a start`, and a matrix of a rank below half the part's.
+    """
+    draw = generator(0, "weight decay")
+    rows, columns = (torch.randperm(k, generator=draw)[:BLOCK] for k in start.shape)
+    start, moved = (one[rows][:, columns] for one in (start, moved))
+    half = min(start.shape) // 2
+    if half < LEAST_BLOCK // 2 or not bool(start.any()):
+        return None
+    share = 0.0
+    for _ in range(PASSES):
+        left, _, right = torch.linalg.svd(moved + share * start, full_matrices=False)
+        # In these directions, left and right, the gradient is nothing.
+        free, freely = (left[:, half:].T @ one @ right[half:].T for one in (start, moved))
+        size = float(free.square().sum())
+        share = -float((free * freely).sum()) / size if size else 0.0
+    # Float32 weights that came back are rounded to half a unit of their last place.
+    if float(freely.norm()) <= ROUNDED * torch.finfo(torch.float32).eps * float(free.norm()):
+        return 0.0
+    left_over = float((freely + share * free).square().sum())
+    explained = left_over <= (1 - BLOCK_EXPLAINED) * float(freely.square().sum())
+    return share if explained and 0 < share < 1 else None
