@@ -283,7 +283,7 @@ def test_what_was_told_otherwise_is_said_where_it_leaves_no_result_at_all(
     assert wrong.out.startswith("NO RESULT"), wrong.out
     found = cli("compare", "right", "wrong")
     assert found.code == 2
-    assert "weight decay of fc2, 1 recorded update: 0 of each weight -> 0.001 of each weight" in found.out
+    assert "weight decay of fc2, 1 recorded update: 0 -> 0.01\n" in found.out
     assert "certified 3 (did not apply in the newer run)" in found.out
     assert cli("compare", "wrong", "right").code == 1  # what an attack did not find, and now does
 
@@ -516,3 +516,51 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     scored = cli("score", "run", "--truth", "batch.npz", "--trust")
     assert scored.code == 0, scored.err
     assert "rebuilt 1 of 1 examples exactly" in " ".join(scored.out.split())
+
+
+SAME = "both runs attacked the same files, so that one of them was told or inferred wrong: "
+
+
+def test_a_rate_that_makes_several_steps_of_one_is_no_pass(cli: Cli, home: Path, captured: Tensor) -> None:
+    """The rate of several local steps stands in the client's rule."""
+    line = ("attack", "before.pt", "after.pt", *HIDDEN, "--quiet")
+    assert cli(*line, "--lr=0.1", "--out=right").code == 0
+    assert cli(*line, "--lr=0.05", "--out=wrong").code == 0
+    found = cli("compare", "right", "wrong")
+    assert found.code == 2
+    said, _, _ = found.out.partition("note: ")
+    assert said.startswith("told or given otherwise:\n")
+    assert "  learning rate of fc2, 1 recorded update: 0.1 -> 0.05\n" in said
+    assert f"note: {SAME}client, learning rate\n" in found.out
+    assert "NOT WORSE" not in found.out
+
+
+def test_weight_decay_that_was_inferred_and_then_told_away_is_no_pass(cli: Cli, home: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = fc2(SHAPE, 10, hidden=24)
+        inputs, labels = torch.rand(3, *SHAPE), torch.tensor([2, 5, 5])
+    torch.save(model.state_dict(), home / "before.pt")
+    F.cross_entropy(model(inputs), labels).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=5e-4).step()
+    torch.save(model.state_dict(), home / "after.pt")
+    line = ("attack", "before.pt", "after.pt", *HIDDEN, "--quiet", "--lr=0.1")
+    assert cli(*line, "--out=right").code == 0
+    assert cli(*line, "--weight-decay=0", "--out=none").code == 0
+    found = cli("compare", "right", "none")
+    assert found.code == 2
+    assert found.out.startswith("told or given otherwise:\n  weight decay of fc2, 1 recorded update: 0.0005 -> 0\n")
+    assert f"note: {SAME}weight decay\n" in found.out
+    gate = cli(*line, "--weight-decay=0", "--out=none", "--baseline=right")
+    assert (gate.code, "may be why" in gate.err) == (2, True)
+
+
+def test_a_difference_that_is_meant_must_be_one(cli: Cli, home: Path, captured: Tensor) -> None:
+    line = ("attack", "before.pt", "after.pt", *HIDDEN, "--quiet")
+    assert cli(*line, "--lr=0.1", "--out=right").code == 0
+    assert cli(*line, "--lr=0.3", "--out=wrong").code == 0
+    found = cli("compare", "right", "wrong", "--meant=learning rate", "--meant=rate")
+    assert found.code == 2
+    assert "'rate' differs in no case of the two runs; what differs: 'learning rate'" in found.err
+    alike = cli("compare", "right", "right", "--meant=learning rate")
+    assert (alike.code, "what differs: nothing" in alike.err) == (2, True)

@@ -1,6 +1,7 @@
 """What got worse between two runs, and how often that is said of two runs of the same thing."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -144,10 +145,16 @@ def test_weight_decay_is_a_doubt_where_either_was_told_of_it() -> None:
     inferred = {"inferred": {"weight decay": "0.001 of each weight"}}
     none, some = changed(result((4, 8)), **CAPTURED, decayed=0.0), changed(result((4, 8)), **CAPTURED, decayed=0.001)
     (told,) = compare(none, some).doubts
-    assert told.words == "weight decay of case 0: 0 of each weight -> 0.001 of each weight"
+    assert told.words == "weight decay of case 0: 0 -> 0.01"  # share / rate
     assert compare(some, none).doubts
     assert not compare(none, changed(some, **inferred)).doubts
     assert compare(none, changed(some, **inferred)).differences
+    same = {"files": {"weights that came back": "ab" * 32}}
+    (doubt,) = compare(changed(some, **inferred, **same), changed(none, **same)).doubts
+    assert doubt.words == "weight decay of case 0: 0.01 -> 0", "of the same files also what nobody told"
+    several = {"client": "FedAvg(lr=0.1, steps=3)", "rate": None, "decayed": 1 - (1 - 0.1 * 0.02) ** 3}
+    (now,) = (one.new for one in compare(none, changed(some, **several)).differences if one.what == "weight decay")
+    assert now == "0.02"
 
 
 def test_the_same_files_told_otherwise_contradict_each_other() -> None:
@@ -155,10 +162,37 @@ def test_the_same_files_told_otherwise_contradict_each_other() -> None:
     old, now = changed(result((4, 8)), **CAPTURED, files=files), {**CAPTURED, "rate": 0.3}
     same = compare(old, changed(result((0, 8)), **now, files=files))
     assert same.remarks == ["both runs attacked the same files, so that one of them was told wrong: learning rate"]
+    both = {"inferred": {"learning rate": ""}}
+    inferred = compare(changed(old, **both), changed(result((0, 8)), **now, **both, files=files))
+    assert [one.what for one in inferred.doubts] == ["learning rate"]
+    assert inferred.remarks[0].endswith("one of them was told or inferred wrong: learning rate")
     other = compare(old, changed(result((0, 8)), **now, files={**files, "weights that came back": "ef" * 32}))
     assert not other.remarks
     words = [one.words for one in other.differences if not one.told]
     assert words == ["weights that came back of case 0: the file cdcdcdcdcdcd -> the file efefefefefef"]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "said"),
+    [
+        ({"batch_size": None}, {}, ("batch size", "not recorded", "3")),
+        ({"model_options": {"act": "relu"}}, {"model_options": {"act": "elu"}}, ("model's act", "relu", "elu")),
+        ({}, {"inferred": {"labels": ""}}, ("labels", "not inferred", "inferred")),
+        ({"inferred": {"batch size": ""}}, {}, ("batch size", "inferred", "not inferred")),
+        ({"told": []}, {"told": ["labels"]}, ("labels", "not told", "told")),
+    ],
+)
+def test_less_of_the_same_files_is_never_a_pass(
+    then: dict[str, Any], now: dict[str, Any], said: tuple[str, str, str]
+) -> None:
+    """Of other files none of these is a doubt."""
+    files = {"weights that came back": "ab" * 32}
+    old = changed(result((4, 8)), **{**CAPTURED, "files": files, **then})
+    found = compare(old, changed(result((0, 8)), **{**CAPTURED, "files": files, **now}))
+    assert [(one.what, one.old, one.new) for one in found.doubts] == [said]
+    assert not found.remarks or said[0] == "model's act", "who was told less was told nothing wrong"
+    other = {"weights that came back": "cd" * 32}
+    assert not compare(old, changed(result((0, 8)), **{**CAPTURED, "files": other, **now})).doubts
 
 
 @pytest.mark.parametrize(

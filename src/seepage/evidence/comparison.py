@@ -12,7 +12,7 @@ from seepage.audit.row import Outcome, Result
 from seepage.core.manifest import refuse_changed
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import check_schema, read_json
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, short
 from seepage.evidence.differences import Difference, contradictory, differences
 from seepage.evidence.pack import is_pack, refuse_changed_pack
 from seepage.report.formatting import plural
@@ -170,7 +170,8 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
         meant: Names of differences in what the attacker was told that are meant, and so no reason for doubt.
 
     Raises:
-        SeepageError: Where the two counted by different thresholds, or have no case and attack in common.
+        SeepageError: Where the two counted by different thresholds, have no case and attack in common, or do not
+            differ in what is said to be meant.
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
@@ -199,9 +200,21 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
                 lacking=lacking,
             )
         )  # fmt: skip
-    found, expected = differences(old, new), frozenset(meant)
+    fewer = {change.case for change in changes if change.kind in ("better", "less")}
+    found, expected = differences(old, new, fewer), frozenset(meant)
+    _refuse_unknown(expected, found)
     remarks = [*contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
     return Comparison(changes, level, remarks, found, expected)
+
+
+def _refuse_unknown(meant: frozenset[str], found: Iterable[Difference]) -> None:
+    names = dict.fromkeys(one.what for one in found)
+    for name in sorted(meant - names.keys()):
+        differs = ", ".join(map(short, names)) or "nothing"
+        raise SeepageError(
+            f"{short(name)} differs in no case of the two runs; what differs: {differs}; give one of these with "
+            "--meant, or leave it out"
+        )
 
 
 def difference(old: Count, new: Count, chance: float) -> tuple[float, float]:

@@ -1,13 +1,14 @@
 """How two runs differ beside what they found: what the client did, and what the attacker was told and given."""
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 
 from seepage.audit.row import Cell, Result, Row
 from seepage.core.schema import JsonRecord
 
 NOT_RECORDED = "not recorded"
 DEFAULT = "the default"
+INFERRED, NOT_INFERRED = "inferred", "not inferred"
 
 LONGEST, SHOWN = 10_000, 120
 """Characters of the longest `repr` that is taken apart, and of the longest value that is shown."""
@@ -20,7 +21,7 @@ INFERRED_AS = {
 
 
 STATED = frozenset({"learning rate", "weight decay", "batch size", "shape of an example", "classes", "target"})
-"""Facts of a captured update that somebody tells, beside the client's rule."""
+"""Facts of a captured update that somebody tells, beside the client's rule and the model."""
 
 
 class Difference(JsonRecord):
@@ -48,47 +49,87 @@ class Difference(JsonRecord):
         return f"{self.what} of {self.case}: {old} -> {new}"
 
 
-def differences(old: Result, new: Result) -> list[Difference]:
-    """What differs in the cases that two runs have in common: those that the attacker was told of first."""
+def differences(old: Result, new: Result, fewer: Container[str] = ()) -> list[Difference]:
+    """What differs in the cases that two runs have in common: those that the attacker was told of first.
+
+    Args:
+        old: The older run.
+        new: The newer run.
+        fewer: Titles of cases in the newer run of which it found less. Of the same files fewer finds come of what was
+            told or inferred otherwise, also where an attacker was told more.
+    """
     before = {cell.name: cell for cell in old.cells}
     pairs = [(before[cell.name], cell) for cell in new.cells if cell.name in before]
-    found = [one for pair in pairs for one in (*_of_setting(*pair), *_of_attacks(old, new, *pair))]
+    found = []
+    for then, now in pairs:
+        less = now.heading in fewer and _same_files(then, now)
+        here = [*_of_setting(then, now), *_of_attacks(old, new, then, now, less=less)]
+        # Where something was told otherwise, what else can be inferred follows from that.
+        found += here if any(one.told for one in here) or not less else [*here, *_of_sources(then, now)]
     return sorted(found, key=lambda one: not one.told)
 
 
 def contradictory(old: Result, new: Result, found: Iterable[Difference]) -> list[str]:
-    """A remark where both runs attacked the same files and were told other things of the client that sent them."""
-    before = {cell.name: cell.files for cell in old.cells}
-    same = {cell.heading for cell in new.cells if cell.files and before.get(cell.name) == cell.files}
-    names = dict.fromkeys(one.what for one in found if one.told and one.case in same and _is_stated(one.what))
+    """A remark where both runs attacked the same files and took the client that sent them for another one."""
+    before = {cell.name: cell for cell in old.cells}
+    same = {
+        cell.heading: (before[cell.name], cell)
+        for cell in new.cells
+        if cell.name in before and _same_files(before[cell.name], cell)
+    }
+    names: dict[str, None] = {}
+    inferred = False
+    for one in found:
+        valued = not {one.old, one.new} & {NOT_RECORDED, INFERRED}  # what one of them lacks contradicts nothing
+        if one.told and one.case in same and _is_taken(one.what) and valued:
+            names[one.what] = None
+            inferred |= any(_is_read_off(cell, one.what) for cell in same[one.case])
     if not names:
         return []
-    return [f"both runs attacked the same files, so that one of them was told wrong: {', '.join(names)}"]
+    how = "told or inferred wrong" if inferred else "told wrong"
+    return [f"both runs attacked the same files, so that one of them was {how}: {', '.join(names)}"]
+
+
+def _same_files(old: Cell, new: Cell) -> bool:
+    """Whether two cases are of one captured update, by the digests of its files; a run's own truth tells the client."""
+    return old.data is None and new.data is None and bool(new.files) and old.files == new.files
 
 
 def _of_setting(old: Cell, new: Cell) -> Iterator[Difference]:
     """Of a captured update the client's rule is what somebody told; of an audit it is what the client did."""
-    captured = old.data is None and new.data is None
+    captured, same = old.data is None and new.data is None, _same_files(old, new)
     (kind, _), (other, _) = _parts_of(old.client or ""), _parts_of(new.client or "")
     then, now = (_facts(cell, captured, alike=kind == other) for cell in (old, new))
     for name in dict.fromkeys((*then, *now)):
         absent = DEFAULT if name.startswith("client's") else NOT_RECORDED  # a rule's defaults are not in its `repr`
         a, b = then.get(name, absent), now.get(name, absent)
-        if a == b:
+        # One share of the weights that was taken out is one decay, also where it was divided by two rates.
+        if a == b or (name == "weight decay" and same and _text(old.decayed) == _text(new.decayed)):
             continue
         inferred = _is_inferred(old, name) and _is_inferred(new, name)
         told = captured and _is_stated(name) and not inferred and NOT_RECORDED not in (a, b)
+        told |= same and _is_taken(name)  # the client that sent these files was one, and did one thing
         yield Difference(case=new.heading, what=name, old=a, new=b, told=told)
 
 
 def _is_inferred(cell: Cell, name: str) -> bool:
-    """Whether a fact was read off the update. Where nothing tells of weight decay none is taken out, and none said."""
-    return INFERRED_AS.get(name, name) in (cell.inferred or {}) or (name == "weight decay" and not cell.decayed)
+    """Whether nobody told a fact. Where nothing tells of weight decay none is taken out, and none said."""
+    return _is_read_off(cell, name) or (name == "weight decay" and not cell.decayed)
+
+
+def _is_read_off(cell: Cell, name: str) -> bool:
+    """Whether a fact was read off the update."""
+    return INFERRED_AS.get(name, name) in (cell.inferred or {})
 
 
 def _is_stated(name: str) -> bool:
     """Whether somebody tells a fact of a captured update: one of `STATED`, or the client's rule."""
     return name in STATED or name.startswith("client")
+
+
+def _is_taken(name: str) -> bool:
+    """Whether attacks take a fact of captured files for given: one that somebody tells, or the model."""
+    return _is_stated(name) or name.startswith("model")
 
 
 def _facts(cell: Cell, captured: bool, *, alike: bool) -> dict[str, str]:
@@ -109,8 +150,8 @@ def _facts(cell: Cell, captured: bool, *, alike: bool) -> dict[str, str]:
         **{f"federation's {name}": value for name, value in federation.items() if name in ("rounds", "clients")},
         "client": (rule if alike else cell.client) or None,
         **{f"client's {name}": value for name, value in options.items() if alike},
-        "learning rate": cell.rate,
-        "weight decay": None if cell.decayed is None else f"{cell.decayed:.3g} of each weight",
+        "learning rate": _rate(cell, options) if captured and not alike else cell.rate,
+        "weight decay": _decay(cell, options),
         "batch size": cell.batch_size,
         "batches": cell.batches,
         "shape of an example": None if cell.input_shape is None else ",".join(map(str, cell.input_shape)),
@@ -122,14 +163,47 @@ def _facts(cell: Cell, captured: bool, *, alike: bool) -> dict[str, str]:
     return {name: _text(value) for name, value in facts.items() if value is not None}
 
 
-def _of_attacks(old: Result, new: Result, then: Cell, now: Cell) -> Iterator[Difference]:
+def _rate(cell: Cell, options: Mapping[str, str]) -> float | None:
+    """The learning rate of a captured update; of several local steps it stands in the client's rule."""
+    return cell.rate if cell.rate is not None else _number(options.get("lr"))
+
+
+def _decay(cell: Cell, options: Mapping[str, str]) -> str | None:
+    """Weight decay as optimizers have it where rate and steps are known, else the share of each weight.
+
+    The share is 1 - (1 - lr wd)^steps.
+    """
+    if not cell.decayed:
+        return None if cell.decayed is None else "0"
+    rate, steps = _rate(cell, options), 1.0 if cell.rate is not None else _number(options.get("steps"))
+    if not rate or steps is None or not (steps >= 1 and rate > 0 and cell.decayed < 1):  # a stranger's file
+        return f"{cell.decayed:.3g} of each weight"
+    return f"{(1 - (1 - cell.decayed) ** (1 / steps)) / rate:.3g}"
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+def _of_sources(old: Cell, new: Cell) -> Iterator[Difference]:
+    """Facts that were read off the update in one of two runs only."""
+    was, is_ = set(old.inferred or {}), set(new.inferred or {})
+    for name in sorted(was ^ is_):
+        words = (INFERRED, NOT_INFERRED) if name in was else (NOT_INFERRED, INFERRED)
+        yield Difference(case=new.heading, what=name, old=words[0], new=words[1], told=True)
+
+
+def _of_attacks(old: Result, new: Result, then: Cell, now: Cell, *, less: bool) -> Iterator[Difference]:
     before = {row.attack: row for row in old.rows_of(then)}
     pairs = [(before[row.attack], row) for row in new.rows_of(now) if row.attack in before]
     was, is_ = _told(a for a, _ in pairs), _told(b for _, b in pairs)
     for item in sorted(was ^ is_):
         words = ("told", "not told") if item in was else ("not told", "told")
-        # Who is told more and finds no more is no reason for doubt.
-        yield Difference(case=now.heading, what=item, old=words[0], new=words[1], told=item in was)
+        # Who is told more and finds no more is no reason for doubt; who finds less of the same files was told wrong.
+        yield Difference(case=now.heading, what=item, old=words[0], new=words[1], told=less or item in was)
     tuned = {row.attack: set(row.chosen) for row in (*old.tuned, *new.tuned)}
     for a, b in pairs:
         (kind, first), (other, second) = _parts_of(a.options), _parts_of(b.options)
