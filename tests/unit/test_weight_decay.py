@@ -296,3 +296,23 @@ def test_it_is_said_where_other_layers_do_not_tell() -> None:
     assert found.guessed
     assert set(found.shares) == set(before)
     assert "other layers do not tell, and are taken to have shrunk as well" in found.words(LR)
+
+
+@pytest.mark.parametrize("spared", [True, False])
+def test_norms_tell_of_themselves_where_the_last_bias_does_not(spared: bool) -> None:
+    """A transformer's last bias starts at 0; its norms were spared, as recipes have it, or not."""
+    torch.manual_seed(0)
+    body = [nn.Flatten(), nn.Linear(192, 64), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64)]
+    model = nn.Sequential(*body, nn.Linear(64, 10))
+    nn.init.zeros_(model[-1].bias)  # type: ignore[arg-type]
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    F.cross_entropy(model(torch.rand(4, 3, 8, 8)), torch.tensor([0, 1, 5, 6])).backward()
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0 if spared else 5e-4}]
+    torch.optim.SGD(groups, lr=LR, weight_decay=5e-4).step()
+    delta = {name: tensor.detach() - before[name] for name, tensor in model.named_parameters()}
+    found = infer_weight_decay(model, before, delta, 10)
+    assert found is not None
+    assert found.vectors != spared
+    assert (", none off biases and norms" in found.words(LR)) == spared

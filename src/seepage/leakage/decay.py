@@ -123,8 +123,10 @@ def decay_of_rows(
     if not 0 < share < 1 or not explained or share < FEWEST_DEVIATIONS * error:
         return None
     vectors = _vectors_too(before, delta, bias, share)
-    told = _of_others(weight, share, before, delta, vectors=vectors)
+    told, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
     rest = median(told.values()) if told else share  # of layers that tell nothing
+    if vectors is None:
+        vectors = _norms_too(before, delta, rest, balances)
     shares = {weight: share}
     for name in delta:
         tensor = delta[name]
@@ -139,20 +141,37 @@ def decay_of_rows(
     return WeightDecay(share, weight, {k: a for k, a in shares.items() if a}, spared, guessed, vectors)
 
 
-def _vectors_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], bias: str | None, share: float) -> bool:
-    """Whether the last bias shrank as the weight did; yes where its sum is too small to tell."""
+def _vectors_too(
+    before: Mapping[str, Tensor], delta: Mapping[str, Tensor], bias: str | None, share: float
+) -> bool | None:
+    """Whether the last bias shrank as the weight did; None where its sum is too small to tell."""
     if bias is None or bias not in delta or bias not in before:
-        return True
+        return None
     still, moved = float(before[bias].double().sum()), float(delta[bias].double().sum())
     # Each bias that came back is rounded to half a unit of its last place.
     rounded = float((torch.finfo(before[bias].dtype).eps * before[bias].double()).norm())
-    return share * abs(still) <= 4 * rounded or abs(moved + share * still) < abs(moved)
+    return None if share * abs(still) <= 4 * rounded else abs(moved + share * still) < abs(moved)
+
+
+def _norms_too(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], share: float, balances: list[float]) -> bool:
+    """Whether norms shrank as weights did, by their balance with the layers they feed; yes where none tells."""
+    votes = []
+    for name in delta:
+        bias = f"{name.removesuffix('weight')}bias"
+        if name == bias or name not in before or before[name].ndim != 1 or bias not in before or bias not in delta:
+            continue
+        # Scaling what a norm gives, <g, D> + <b, D>, is scaling the layer that reads it.
+        off = BALANCE * share * float(before[name].double().square().sum())
+        own = [_scaled(before[name], delta[name], a) + _scaled(before[bias], delta[bias], a) for a in (0.0, share)]
+        fits = [any(abs(scaled - one) <= off for one in balances) for scaled in own]
+        votes += [fits[1]] if fits[0] != fits[1] else []
+    return not votes or sum(votes) * 2 > len(votes)
 
 
 def _of_others(
     last: str, share: float, before: Mapping[str, Tensor], delta: Mapping[str, Tensor], *, vectors: bool
-) -> dict[str, float]:
-    """By how much other layers shrank, of those that tell: by their free directions, or else by their balances."""
+) -> tuple[dict[str, float], list[float]]:
+    """By how much other layers shrank, of those that tell, and the balances: by free directions, or else by balance."""
     by_block, by_balance = dict[str, float](), dict[str, float]()
     balances = [0.0, _scaled(before[last], delta[last], share)]
     for name in reversed(list(delta)):
@@ -171,7 +190,7 @@ def _of_others(
                 continue  # by chance, or by neither
             found = by_balance[name] = fits[0]
         balances.append(_scaled(start, moved, found))
-    return by_block or by_balance
+    return by_block or by_balance, balances
 
 
 def _scaled(start: Tensor, moved: Tensor, share: float) -> float:
