@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -127,3 +128,34 @@ def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     assert not any("what came back" in item for item in state(open_run(run)).not_tried)
     change(run, lambda result: result["rows"][0].update(status="inapplicable", outcome="does not apply"))
     assert any("what came back" in item for item in state(open_run(run)).not_tried)
+
+
+def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
+    tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    run = build_run(tmp_path, truth=False)
+    wrong, ask = "Contradicted: a batch of 2.", "No attack here explains the update as it was told."
+    ask = f"{ask} The options that change it: {'the loss: --loss; ' * 20}."
+
+    def doubt(result: dict[str, Any]) -> None:
+        result["cells"][0].update(doubts=[wrong])
+        for cell in result["cells"]:
+            cell["doubts"] = [*cell.get("doubts", []), ask]
+
+    change(run, doubt)
+    opened = open_run(run)
+    evidence = state(opened)
+    assert [case.doubts for case in evidence.cases] == [[wrong, ask], *[[ask]] * (len(evidence.cases) - 1)]
+    page = annex(evidence, digest="0")
+    assert f"{wrong} ({evidence.cases[0].case})</p>" in page
+    assert "1 more such doubt stands in evidence.json" in page
+    change(run, lambda result: [cell.update(doubts=[ask]) for cell in result["cells"]])
+    page = annex(state(open_run(run)), digest="0")
+    begun = "No attack here explains the update as it was told. The rest stands in evidence.json.</p>"
+    assert page.count(begun) == 1  # of every case, so said once and of none; what to do about it is not for print
+    for text in (summary(evidence, findings(opened.result)), model_card(evidence)):
+        assert text.count("\n\nContradicted: a batch of 2.") == 1
+        assert text.count(f"\n\n{ask}\n\n") == 1
+    change(run, lambda result: result["cells"][0].update(doubts=[wrong, "Contradicted: b.", "Contradicted: c."]))
+    page = annex(state(open_run(run)), digest="0")
+    assert ("Contradicted: c." in page, "3 more such doubts stand in evidence.json" in page) == (False, True)

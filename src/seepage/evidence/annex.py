@@ -4,20 +4,22 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 from markupsafe import Markup, escape
 
 from seepage.core.lock import scratch
 from seepage.errors import SeepageError, short
-from seepage.evidence.statement import CaseEvidence, Evidence
+from seepage.evidence.statement import CaseEvidence, Evidence, by_words
 from seepage.report.formatting import duration
 from seepage.report.page import STRONG
 from seepage.report.templates import page_environment
 
 MOST_CASES = 6
 """Cases on the page, those that gave back most; the others stand in `evidence.json`."""
+
+MOST_DOUBTS, LONGEST_DOUBT = 1, 250
+"""Doubts in print, and characters of one where it has several sentences; `evidence.json` has all of them whole."""
 
 NO_LABELS = "not known"
 """What is said of the labels of a case that was not recorded."""
@@ -53,10 +55,12 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             cases=shown,
             left=len(evidence.cases) - len(shown),
             judged=[case for case in shown if case.files],
-            labels=_by_words((case.case, case.labels or NO_LABELS) for case in evidence.cases),
-            taken=_by_words((case.case, case.taken_for) for case in evidence.cases if case.taken_for),
-            signs=_by_words((case.case, words) for case in shown for words in case.signs),
+            labels=by_words((case.case, case.labels or NO_LABELS) for case in evidence.cases),
+            taken=by_words((case.case, case.taken_for) for case in evidence.cases if case.taken_for),
+            signs=by_words((case.case, words) for case in shown for words in case.signs),
             inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
+            doubts=[_begun(words) for words in evidence.doubts[:MOST_DOUBTS]],
+            doubts_left=len(evidence.doubts[MOST_DOUBTS:]),
             level=level,
             verdict=HEAD.fullmatch(evidence.verdict),
             digest=digest,
@@ -66,6 +70,20 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
     )
 
 
+def _begun(words: str) -> str:
+    """The sentences that a text begins with, as many as there is room for and one at least.
+
+    >>> _begun("It is wrong. " + "What to do: this. " * 20)[:60]
+    'It is wrong. What to do: this. What to do: this. What to do:'
+    >>> _begun("It is wrong. " + "What to do, " * 50)
+    'It is wrong. The rest stands in evidence.json.'
+    """
+    kept, *rest = words.split(". ")
+    while rest and len(kept) + len(rest[0]) < LONGEST_DOUBT:
+        kept = f"{kept}. {rest.pop(0)}"
+    return f"{kept}. The rest stands in evidence.json." if rest else kept
+
+
 def unbroken(text: str) -> Markup:
     """A text in which no line ends within an option; escaped.
 
@@ -73,18 +91,6 @@ def unbroken(text: str) -> Markup:
     Markup('ask with <span class="option">--no-pictures</span> &amp; sign')
     """
     return Markup(OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
-
-
-def _by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Words to the cases of which they are said.
-
-    >>> _by_words([("a", "told"), ("b", "not told"), ("c", "told")])
-    {'told': ['a', 'c'], 'not told': ['b']}
-    """
-    found: dict[str, list[str]] = {}
-    for case, words in said:
-        found.setdefault(words, []).append(case)
-    return found
 
 
 def _risk(case: CaseEvidence) -> tuple[float, float, int]:

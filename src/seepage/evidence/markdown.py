@@ -30,7 +30,15 @@ def plain(text: str) -> str:
 
 def summary(evidence: Evidence, found: Sequence[Found]) -> str:
     """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
-    lines = ["# seepage: what the updates give back", "", plain(evidence.verdict), "", *_risks(evidence), ""]
+    lines = [
+        "# seepage: what the updates give back",
+        "",
+        plain(evidence.verdict),
+        "",
+        *_doubts(evidence),
+        *_risks(evidence),
+        "",
+    ]
     lines += ["| side | finding |", "|---|---|"]
     lines += [f"| {plain(name)} | {plain(words)} |" for name, words in evidence.sides.items()]
     telling = [one for one in found if one.state in ("leaks", "untried")]
@@ -57,6 +65,7 @@ def model_card(evidence: Evidence) -> str:
         "",
         plain(evidence.verdict),
         "",
+        *_doubts(evidence),
         *_risks(evidence),
         "",
         "| setting | defense | recovered | exactly | best attack | numbers sent per private number |",
@@ -71,6 +80,11 @@ def model_card(evidence: Evidence) -> str:
     lines += ["", "### Not tried", "", *(f"- {plain(item)}" for item in evidence.not_tried)]
     lines += ["", "### When to audit again", "", *(f"- {plain(item)}" for item in evidence.audit_again)]
     return "\n".join(lines) + "\n"
+
+
+def _doubts(evidence: Evidence) -> list[str]:
+    """A paragraph for each doubt."""
+    return [line for words in evidence.doubts for line in (plain(words), "")]
 
 
 def _risks(evidence: Evidence) -> list[str]:

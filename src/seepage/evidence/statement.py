@@ -103,6 +103,8 @@ class CaseEvidence(JsonRecord):
             None in runs that did not say it yet.
         signs: What the values of the update show, in words: likeness to a defense such as clipping, a number format, or
             a multiple of the gradient of the told loss.
+        doubts: Sentences on what the update contradicts of what was told of it, and on what to question where no attack
+            explains it.
         files: What was judged: the captured files, or those of the recording.
     """
 
@@ -125,6 +127,7 @@ class CaseEvidence(JsonRecord):
     inferred: list[str] = Field(default_factory=list)
     taken_for: str | None = None
     signs: list[str] = Field(default_factory=list)
+    doubts: list[str] = Field(default_factory=list)
     files: list[JudgedFile] = Field(default_factory=list)
 
     @property
@@ -222,6 +225,30 @@ class Evidence(JsonRecord):
         """Why no share can be given of any case, each reason once."""
         return " and ".join(dict.fromkeys(case.unscored for case in self.cases if case.unscored))
 
+    @property
+    def doubts(self) -> list[str]:
+        """What is doubted of what was told of the updates, each once, with its cases where these are not all."""
+        found = by_words((case.case, words) for case in self.cases for words in case.doubts)
+        all_of_them = len(self.cases)
+        return [
+            words
+            if len(those) == all_of_them
+            else f"{words} ({those[0] if len(those) == 1 else f'{len(those)} cases'})"
+            for words, those in found.items()
+        ]
+
+
+def by_words(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+    """Words to the cases of which they are said.
+
+    >>> by_words([("a", "told"), ("b", "not told"), ("c", "told")])
+    {'told': ['a', 'c'], 'not told': ['b']}
+    """
+    found: dict[str, list[str]] = {}
+    for case, words in said:
+        found.setdefault(words, []).append(case)
+    return found
+
 
 def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     """The evidence of a finished run.
@@ -307,6 +334,7 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         inferred=list(cell.inferred or {}),
         taken_for=cell.taken_for,
         signs=_signs(run, cell),
+        doubts=cell.doubts,
         files=_judged(run, cell),
     )
 
