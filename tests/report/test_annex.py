@@ -147,8 +147,7 @@ def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     evidence = state(opened)
     assert [case.doubts for case in evidence.cases] == [[wrong, ask], *[[ask]] * (len(evidence.cases) - 1)]
     page = annex(evidence, digest="0")
-    assert f"{wrong} ({evidence.cases[0].case})</p>" in page
-    assert "1 more such doubt stands in evidence.json" in page
+    assert f"{wrong} ({evidence.cases[0].case}) 1 more such doubt stands in evidence.json.</p>" in page
     change(run, lambda result: [cell.update(doubts=[ask]) for cell in result["cells"]])
     page = annex(state(open_run(run)), digest="0")
     begun = "No attack here explains the update as it was told. The rest stands in evidence.json.</p>"
