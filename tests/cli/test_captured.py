@@ -564,3 +564,12 @@ def test_a_difference_that_is_meant_must_be_one(cli: Cli, home: Path, captured: 
     assert "'rate' differs in no case of the two runs; what differs: 'learning rate'" in found.err
     alike = cli("compare", "right", "right", "--meant=learning rate")
     assert (alike.code, "what differs: nothing" in alike.err) == (2, True)
+
+
+def test_the_help_names_no_gate_that_nothing_here_can_judge(cli: Cli, home: Path, captured: Tensor) -> None:
+    shown = cli("attack", "--help").out
+    assert "'certified>0'" in shown
+    assert not re.search(r"'(recovered|named|contradicted)>", shown)
+    line = ("attack", "before.pt", "after.pt", *HIDDEN, "--lr=0.1", "--quiet", "--out=run")
+    assert cli(*line, "--fail-if=certified>0").code == 1
+    assert cli(*line, "--fail-if=contradicted>0").code == 2

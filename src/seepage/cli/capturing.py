@@ -13,7 +13,6 @@ from seepage.cli.options import (
     BaselineOption,
     ClientOption,
     DeviceOption,
-    GateOption,
     JobsOption,
     JsonOption,
     LossOption,
@@ -195,7 +194,13 @@ def attack(
     trust: Annotated[
         bool, typer.Option("--trust", help="Run the code that the folder names: a model, a client rule; it is yours.")
     ] = False,
-    fail_if: GateOption = None,
+    fail_if: Annotated[
+        str | None,
+        typer.Option(
+            "--fail-if",
+            help="Exit with code 1 if any row meets this: 'certified>0', all that can be judged without a truth.",
+        ),
+    ] = None,
     baseline: BaselineOption = None,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
