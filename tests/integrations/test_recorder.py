@@ -96,6 +96,13 @@ def test_a_head_that_alone_shrinks_hides_nothing_from_the_gate(tmp_path: Path) -
     assert set(open_transcript(done.folder)[0].update.decayed) == {"4.weight", "4.bias"}
 
 
+def test_numbers_that_overflowed_beside_weight_decay_are_refused_in_a_sentence(tmp_path: Path) -> None:
+    before, after, _ = step(2, decay=5e-4)
+    after["2.weight"][0, 0] = float("nan")
+    with pytest.raises(SeepageError, match="NaN"):
+        recorder(tmp_path, block=0).record(before, after, t=0, client=0, examples=2)
+
+
 def test_arrays_that_are_only_numbered_are_taken_in_order(tmp_path: Path) -> None:
     before, after, _ = step(1)
     numbered = [{str(i): tensor for i, tensor in enumerate(state.values())} for state in (before, after)]

@@ -316,3 +316,22 @@ def test_norms_tell_of_themselves_where_the_last_bias_does_not(spared: bool) -> 
     assert found is not None
     assert found.vectors != spared
     assert (", none off biases and norms" in found.words(LR)) == spared
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_a_layer_that_overflowed_is_refused_in_a_sentence_or_read(tmp_path: Path, value: float) -> None:
+    """The last layer shows decay; in the other a stranger's file has a value that no decomposition bears."""
+    made = checkpoints(weight_decay=5e-3)
+    made[2]["2.weight"][0, 0] = value
+    with pytest.raises(SeepageError, match=r"NaN|infinite|values of"):
+        seen_of(tmp_path, made)
+
+
+def test_values_whose_squares_overflow_tell_nothing() -> None:
+    model, before, after, _ = checkpoints(weight_decay=5e-3)
+    delta = {name: (after[name] - before[name]).double() for name in before}
+    wide = {name: tensor.double() for name, tensor in before.items()}
+    delta["2.weight"][0] = 1e300
+    found = infer_weight_decay(model, wide, delta, 10)
+    assert found is not None
+    assert found.share == pytest.approx(5e-4, rel=1e-2)

@@ -15,6 +15,7 @@ from seepage.clients.fedavg import MOST_STEPS
 from seepage.core.nn import as_inputs, in_mode, logits_words, output_shape
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
+from seepage.fitting import check_finite
 from seepage.leakage import UpdateAnalysis, sent_words
 from seepage.leakage.decay import WeightDecay, infer_weight_decay
 from seepage.leakage.finding import Finding
@@ -145,6 +146,7 @@ def observe_files(
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
+    check_finite(update.tensors, 0)
     adaptive = adaptive_step([fingerprint(name, tensor) for name, tensor in update.tensors.items()])
     update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=adaptive is not None)
     rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), first=adaptive is not None)

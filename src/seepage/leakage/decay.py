@@ -237,7 +237,10 @@ def _of_block(start: Float[Tensor, "m d"], moved: Float[Tensor, "m d"]) -> float
         return None
     share = 0.0
     for _ in range(PASSES):
-        left, _, right = torch.linalg.svd(moved + share * start, full_matrices=False)
+        off = moved + share * start
+        if not bool(off.isfinite().all()):
+            return None  # a stranger's numbers
+        left, _, right = torch.linalg.svd(off, full_matrices=False)
         # In these directions, left and right, the gradient is nothing.
         free, freely = (left[:, half:].T @ one @ right[half:].T for one in (start, moved))
         size = float(free.square().sum())

@@ -217,7 +217,7 @@ def _by_zeros(
     if unmixed is None:
         return None
     unmixing, count = equations.scaled(unmixed[0]), unmixed[1]
-    if int(torch.linalg.matrix_rank(unmixing)) < rank:
+    if not bool(unmixing.isfinite().all()) or int(torch.linalg.matrix_rank(unmixing)) < rank:
         return None  # one example was found twice
     plain = _settled(equations, unmixing, count, labels)
     # Examples that are too alike to be told apart look like one that counts several times, as in a multiple.
