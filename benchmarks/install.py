@@ -1,10 +1,12 @@
-"""What an installation takes: its size on the disk, and the time of pip, in a fresh environment.
+"""What the README's first lines take in an empty folder: from nothing to the first verdict.
 
-    python benchmarks/install.py [--torch 2.13.0+cpu --torchvision 0.28.0] [PIP OPTIONS ...]
+    python benchmarks/install.py pypi
+    python benchmarks/install.py cpu [--first torch==2.13.0+cpu torchvision==0.28.0]
 
-It installs this checkout as the README's first line does. Where PyTorch's own index cannot be reached, `--torch` names
-a build that pip finds elsewhere. Each number goes to results/distribution/install.jsonl with its command. Megabytes are
-of 10**6 bytes, and of all files of the environment; times are of the clock and of the processor, downloads included.
+`pypi` is `pip install .` alone. `cpu` installs PyTorch's build for the CPU first and by itself, from PyTorch's own index;
+where that cannot be reached, `--first` names builds that pip finds elsewhere. Then `seepage audit` runs to its end. The
+numbers go to results/distribution/install.jsonl with their command. Megabytes are of 10**6 bytes, of all files of the
+environment; seconds are of the clock and of the processor, downloads included.
 """
 
 import argparse
@@ -27,36 +29,47 @@ def size_mb(folder: Path) -> float:
 
 
 def main() -> None:
-    """Install, and keep what it took."""
+    """Install, audit, and keep what both took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--torch", help="version; default: the newest of PyTorch's CPU index")
-    parser.add_argument("--torchvision", help="version that goes with it")
-    asked, options = parser.parse_known_args()
-    named = [f"{name}=={version}" for name in ("torch", "torchvision") if (version := getattr(asked, name))]
-    where = [] if named else ["--extra-index-url", INDEX]
+    parser.add_argument("line", choices=("pypi", "cpu"))
+    parser.add_argument("--first", nargs="+", help="with cpu: builds of PyTorch in place of the newest of its index")
+    asked = parser.parse_args()
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as place:
-        subprocess.run([sys.executable, "-m", "venv", place], check=True)
-        python = Path(place) / ("Scripts" if os.name == "nt" else "bin") / "python"
-        pip = [python, "-m", "pip", "install", "--quiet", "--no-compile", *where, *options, *named, ROOT]
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        started, before = time.perf_counter(), os.times()
-        subprocess.run(pip, check=True, env=environment, cwd=place)
-        wall, after = time.perf_counter() - started, os.times()
-        said = subprocess.run(
-            [python, "-m", "seepage", "--version"],
-            check=True,
-            env=environment,
-            cwd=place,
-            capture_output=True,
-            text=True,
+        python = Path(place, ".venv", "Scripts" if os.name == "nt" else "bin", "python")
+
+        def timed(*command: str | Path) -> tuple[float, float]:
+            """Seconds of the clock and of the processor."""
+            started, before = time.perf_counter(), os.times()
+            subprocess.run(command, check=True, env=environment, cwd=place, stdout=subprocess.DEVNULL)
+            after = os.times()
+            used = after.children_user + after.children_system - before.children_user - before.children_system
+            return time.perf_counter() - started, used
+
+        steps = [timed(sys.executable, "-m", "venv", ".venv")]
+        pip = (python, "-m", "pip", "install", "--quiet")
+        if asked.line == "cpu":
+            first = asked.first or ["torch", "torchvision", "--index-url", INDEX]
+            steps.append(timed(*pip, *first))
+        steps.append(timed(*pip, ROOT))
+        size = size_mb(Path(place))
+        audit = timed(python, "-m", "seepage", "audit", "--quiet")
+        listed = subprocess.run(
+            [python, "-m", "pip", "list", "--format=freeze"], check=True, cwd=place, capture_output=True, text=True
+        ).stdout.split()
+        keep_measured(
+            "distribution/install",
+            {"pypi": "PyPI alone", "cpu": "PyTorch's CPU build first"}[asked.line],
+            "first_verdict_s",
+            sum(wall for wall, _ in steps) + audit[0],
+            install_s=sum(wall for wall, _ in steps),
+            install_processor_s=sum(used for _, used in steps),
+            audit_s=audit[0],
+            audit_processor_s=audit[1],
+            size_mb=size,
+            packages=len(listed),
+            torch_build=next(name for name in listed if name.startswith("torch==")),
         )
-        facts = {
-            "wall_s": wall,
-            "processor_s": after.children_user + after.children_system - before.children_user - before.children_system,
-            "torch_build": " ".join(named) or INDEX,
-            "installed": said.stdout.strip(),
-        }
-        keep_measured("distribution/install", "CPU alone", "size_mb", size_mb(Path(place)), **facts)
 
 
 if __name__ == "__main__":

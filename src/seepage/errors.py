@@ -64,6 +64,15 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> SeepageError:
     return SeepageError(f"unknown {kind} {short(name)}{hint} {rest}")
 
 
+def not_installed(package: str, extra: str) -> SeepageError:
+    """The error for a package that an extra of seepage brings.
+
+    >>> str(not_installed("Flower", "flower"))
+    "Flower is not installed; run: pip install 'seepage[flower]'"
+    """
+    return SeepageError(f"{package} is not installed; run: pip install 'seepage[{extra}]'")
+
+
 def short(value: Any) -> str:
     """A value's `repr`, cut to a length that fits a message.
 

@@ -269,5 +269,5 @@ def test_nonsense_is_refused(function: type, options: dict[str, float], words: s
 def test_a_missing_accountant_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SeepageError, match=r"dp-accounting.*pip install dp-accounting"):
+    with pytest.raises(SeepageError, match=r"dp-accounting.*seepage\[privacy\]"):
         epsilon(sigma=1.0)

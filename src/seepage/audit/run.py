@@ -41,6 +41,7 @@ from seepage.core.storage import (
     write_whole,
 )
 from seepage.errors import SeepageError
+from seepage.privacy.accounting import check_installed
 from seepage.recipe.case import Recipe
 from seepage.recipe.contents import run_text
 from seepage.recipe.places import kind_of
@@ -82,6 +83,8 @@ def run(
         cells(sweep_tables)  # a value that an attack does not take is said before anything is written
     for device in {recipe.device for recipe in recipes}:
         check_device(device)
+    if any(recipe.epsilon is not None for recipe in recipes):
+        check_installed()
     started = time.time()
     check_space(folder, MIN_FREE_BYTES)
     with locked(folder) as made:

@@ -14,7 +14,7 @@ from seepage.data.columns import NO_VALUE, Column, is_gap, is_missing, number_of
 from seepage.data.dataset import Options, divide, number_words
 from seepage.data.tables import TableDataset
 from seepage.data.targets import Targets
-from seepage.errors import SeepageError, short
+from seepage.errors import SeepageError, not_installed, short
 from seepage.registry import datasets
 
 MAX_CELLS = 2**25
@@ -174,7 +174,7 @@ def _parquet(path: Path) -> Table:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise SeepageError("reading .parquet needs pyarrow; run: pip install 'seepage[parquet]'") from error
+        raise not_installed("pyarrow, which reads .parquet,", "parquet") from error
     check_regular(path, LARGEST_TEXT, too_large=FEWER_ROWS)
     try:
         head = parquet.read_metadata(path)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seepage.core.storage import check_regular
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, not_installed
 
 _WORD = re.compile(r" ?\w+| ?[^\w\s]+|\s")
 _BYTES = range(1, 257)
@@ -96,7 +96,7 @@ class FileTokenizer:
         try:
             from tokenizers import Tokenizer as Made
         except ImportError as error:
-            raise SeepageError("tokenizers is not installed; run: pip install 'seepage[text]'") from error
+            raise not_installed("tokenizers", "text") from error
         try:
             made = Made.from_file(str(path))
         except Exception as error:  # the library raises bare exceptions

@@ -1,13 +1,14 @@
-"""Ed25519 signatures over a file, made and checked without a network."""
+"""Ed25519 signatures over a file, made and checked without a network (extra `seepage[sign]`)."""
 
 import base64
 import binascii
 import hashlib
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from seepage.core.storage import OWNER_ONLY, check_regular, write_whole
-from seepage.errors import SeepageError, short
+from seepage.errors import SeepageError, not_installed, short
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -31,6 +32,7 @@ def make_keys(path: Path) -> Path:
     Raises:
         SeepageError: Where either file is there already: a key is never replaced.
     """
+    _check_installed()
     from cryptography.hazmat.primitives import serialization as pem
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -51,6 +53,7 @@ def open_private_key(path: Path) -> "Ed25519PrivateKey":
     Raises:
         SeepageError: For a file that is missing, no Ed25519 key, or protected by a passphrase.
     """
+    _check_installed()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -77,6 +80,7 @@ def open_public_key(path: Path) -> "Ed25519PublicKey":
 
 def parse_public_key(text: bytes, where: str) -> "Ed25519PublicKey":
     """A public key from PEM."""
+    _check_installed()
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -118,6 +122,11 @@ def is_signed(content: bytes, signature: bytes, key: "Ed25519PublicKey") -> bool
         return signature == base64.b64encode(raw) + b"\n"  # not one byte beside it
     except (InvalidSignature, binascii.Error, ValueError):
         return False
+
+
+def _check_installed() -> None:
+    if find_spec("cryptography") is None:
+        raise not_installed("cryptography, which signs and checks signatures,", "sign")
 
 
 def _read(path: Path) -> bytes:

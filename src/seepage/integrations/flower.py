@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from seepage.core.storage import write_tensors
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, not_installed
 from seepage.recipe.files import find_recipe, read_recipe
 from seepage.recipe.plans import Federation
 from seepage.recipe.resolve import cells
@@ -39,7 +39,7 @@ try:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
 except ImportError as error:
-    raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
+    raise not_installed("Flower", "flower") from error
 
 REPLY_TIMEOUT = 600.0
 """Seconds that the server waits for the replies of a round."""

@@ -7,7 +7,7 @@ strategy = HaltingStrategy(FedAvg())                                 # on the se
 import logging
 from collections.abc import Callable, Iterable
 
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, not_installed
 from seepage.integrations.accountants import flower_entry
 from seepage.integrations.budget import Budget
 from seepage.integrations.flower_hooks import Mod, Next, client_of, is_train, round_of
@@ -20,7 +20,7 @@ try:
     from flwr.serverapp.exception import PrivacyBudgetExhausted
     from flwr.serverapp.strategy import Strategy
 except ImportError as error:
-    raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
+    raise not_installed("Flower", "flower") from error
 
 SPENT = 452
 """Code of the error that goes out in place of a reply that the budget holds back."""

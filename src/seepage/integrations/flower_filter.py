@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from seepage.errors import SeepageError, short
+from seepage.errors import SeepageError, not_installed, short
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.measured import Claim
 from seepage.types import Tensors
@@ -27,7 +27,7 @@ try:
     from flwr.clientapp.mod import LocalDpMod
     from flwr.supercore.task_identity import TaskIdentity
 except ImportError as error:
-    raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
+    raise not_installed("Flower", "flower") from error
 
 ClientApp: TypeAlias = Callable[[Message, Context], Message]
 Mod: TypeAlias = Callable[[Message, Context, ClientApp], Message]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from seepage.clients import FedSGD
 from seepage.clients.step import Client
 from seepage.core.nn import generator
-from seepage.errors import SeepageError, short
+from seepage.errors import SeepageError, not_installed, short
 from seepage.integrations.circuit_breaker import CircuitBreaker
 from seepage.integrations.flower_strategy import StrategyAround
 from seepage.integrations.hook import NOT_LOOKED_AT, Hook, count_of, named_tensors
@@ -31,7 +31,7 @@ try:
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
 except ImportError as error:
-    raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
+    raise not_installed("Flower", "flower") from error
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 """Last parts of the names of batch norm's statistics, which no defense changes."""

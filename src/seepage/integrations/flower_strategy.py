@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from seepage.errors import SeepageError
+from seepage.errors import not_installed
 
 try:
     from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
     from flwr.serverapp import Grid
     from flwr.serverapp.strategy import Strategy
 except ImportError as error:
-    raise SeepageError("Flower is not installed; run: pip install 'seepage[flower]'") from error
+    raise not_installed("Flower", "flower") from error
 
 
 class StrategyAround(Strategy):

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, not_installed
 from seepage.integrations.arrays import tensor_of
 from seepage.integrations.circuit_breaker import Say, reason_of
 from seepage.integrations.hook import NOT_LOOKED_AT, Hook, check_every, count_of, named_tensors
@@ -29,7 +29,7 @@ try:
     from nvflare.apis.shareable import Shareable, make_reply
     from nvflare.app_common.app_constant import AppConstants
 except ImportError as error:
-    raise SeepageError("NVFlare is not installed; run: pip install 'seepage[nvflare]'") from error
+    raise not_installed("NVFlare", "nvflare") from error
 
 M = TypeVar("M", Recorder, Ledger)
 KINDS = [DataKind.WEIGHTS, DataKind.WEIGHT_DIFF]

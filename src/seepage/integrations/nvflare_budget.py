@@ -5,7 +5,7 @@ job.to(BudgetFilter("mymodule:ledger", epsilon=8.0), "site-1", filter_type=Filte
 Put it last in the chain of the client's task results, behind what adds the noise.
 """
 
-from seepage.errors import SeepageError
+from seepage.errors import not_installed
 from seepage.integrations.accountants import svt_entry
 from seepage.integrations.budget import Budget
 from seepage.integrations.circuit_breaker import reason_of
@@ -21,7 +21,7 @@ try:
     from nvflare.apis.shareable import Shareable, make_reply
     from nvflare.app_common.app_constant import AppConstants
 except ImportError as error:
-    raise SeepageError("NVFlare is not installed; run: pip install 'seepage[nvflare]'") from error
+    raise not_installed("NVFlare", "nvflare") from error
 
 
 class BudgetFilter(DXOFilter):

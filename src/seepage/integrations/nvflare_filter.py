@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.errors import SeepageError, short
+from seepage.errors import SeepageError, not_installed, short
 from seepage.privacy.measured import Claim
 from seepage.privacy.measured.canaries import SHAPES
 from seepage.types import Tensors
@@ -25,7 +25,7 @@ try:
     from nvflare.apis.fl_context import FLContext
     from nvflare.app_common.filters import PercentilePrivacy, SVTPrivacy
 except ImportError as error:
-    raise SeepageError("NVFlare is not installed; run: pip install 'seepage[nvflare]'") from error
+    raise not_installed("NVFlare", "nvflare") from error
 
 
 def dxo_filter(

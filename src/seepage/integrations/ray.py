@@ -25,14 +25,14 @@ from typing import Any
 from seepage.core.executor import Done, LocalExecutor, LogFollower, Plan, SerializedTask, Work, only_installed_code
 from seepage.core.lock import scratch
 from seepage.core.storage import write_whole
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, not_installed
 
 try:
     import ray
     from ray.exceptions import RayError, RaySystemError, RayTaskError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
-    raise SeepageError("Ray is not installed; run: pip install 'seepage[ray]'") from error
+    raise not_installed("Ray", "ray") from error
 
 ANSWER_SECONDS = 10.0
 """Seconds in which a cluster must answer."""

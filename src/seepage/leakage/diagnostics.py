@@ -8,7 +8,7 @@ from torch import nn
 from seepage.core.nn import NO_TARGET, forward, has_batch_norm, has_dropout, in_mode, norm
 from seepage.core.schema import Guarantee
 from seepage.leakage.finding import Finding, note, warning
-from seepage.metrics import lpips_help, lpips_missing
+from seepage.metrics import lpips_missing
 from seepage.metrics.features import features_missing
 from seepage.types import Batch, Round, Transcript
 
@@ -125,7 +125,7 @@ def metric_diagnostics(
         weights: The file of that network's weights; None: torchvision's own.
     """
     missing = lpips_missing(shape) if lpips else None
-    found = [] if missing is None else [note("lpips-missing", f"LPIPS was not measured: {missing} {lpips_help()}")]
+    found = [] if missing is None else [note("lpips-missing", f"LPIPS was not measured: {missing}")]
     lacking = features_missing(weights) if features else None
     if lacking is not None:
         found.append(note("features-missing", f"{', '.join(features)} not measured: {lacking}"))

@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, cast
 
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seepage.errors import SeepageError, unknown
+from seepage.errors import SeepageError, not_installed, unknown
 from seepage.registry import metrics
 
 MSE_FLOOR = 1e-15
@@ -268,6 +269,8 @@ def lpips_missing(shape: tuple[int, ...], net: LpipsNet = "vgg") -> str | None:
     least = _SMALLEST_LPIPS_SIDE[net]
     if not is_image(shape) or shape[0] not in (1, 3) or min(shape[1:]) < least:
         return f"LPIPS with {net} needs images of 1 or 3 channels with sides of {least} or more, got {shape}."
+    if find_spec("torchmetrics") is None:
+        return f"{not_installed('torchmetrics, which LPIPS needs,', 'lpips')}."
     return None if lpips_weights(net).is_file() else lpips_help(net)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from seepage.core.nn import vocabulary_of
-from seepage.errors import SeepageError, unknown
+from seepage.errors import SeepageError, not_installed, unknown
 from seepage.registry import models
 
 
@@ -67,7 +67,7 @@ def _build(
     try:
         import transformers
     except ImportError as error:
-        raise SeepageError("transformers is not installed; run: pip install 'seepage[text]'") from error
+        raise not_installed("transformers", "text") from error
     folder = settings.pop("folder", None)
     try:
         config = _config(transformers, use, name, folder, settings)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from seepage.errors import SeepageError, unknown
+from seepage.errors import SeepageError, not_installed, unknown
 from seepage.registry import models
 
 
@@ -37,7 +37,7 @@ def timm(name: str, input_shape: tuple[int, ...], num_classes: int, **options: A
     try:
         import timm
     except ImportError as error:
-        raise SeepageError("timm is not installed; run: pip install 'seepage[timm]'") from error
+        raise not_installed("timm", "timm") from error
     if "checkpoint_path" in options:
         raise SeepageError(f"timm:{name} would load a file by checkpoint_path, which may be a pickle; leave it out")
     if name not in timm.list_models():

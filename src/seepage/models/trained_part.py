@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from seepage.errors import SeepageError, short
+from seepage.errors import SeepageError, not_installed, short
 from seepage.signatures import problems_with
 
 KEYS = ("trainable", "frozen", "adapter")
@@ -40,7 +40,7 @@ class Adapter:
         try:
             from peft import LoraConfig, inject_adapter_in_model
         except ImportError as error:
-            raise SeepageError("an adapter needs peft; run: pip install 'seepage[adapters]'") from error
+            raise not_installed("peft, which adapters need,", "adapters") from error
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         targets = list(self.targets if self.targets is not None else linear[:-1])
         for option, names in (("targets", targets), ("full", self.full)):

@@ -1,6 +1,6 @@
 """Compute epsilon from a noise multiplier and rounds, and list reasons to doubt a stated epsilon.
 
-All counting is done by Google's `dp-accounting`, loaded when first needed.
+All counting is done by Google's `dp-accounting` (extra `seepage[privacy]`), loaded when first needed.
 
 The guarantee counted is that of one unit joining or leaving: an example for `DPSGD`, a client's whole update for
 `GaussianNoise` and `DecayingNoise` with a clip. Noise without a clip has no epsilon. One client's epsilon towards the
@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from seepage.errors import SeepageError
+from seepage.errors import SeepageError, not_installed
 
 VACUOUS = 50.0
 """Above this an epsilon is no meaningful guarantee: e^50 is about 5e21."""
@@ -183,11 +183,18 @@ def _check(
         raise SeepageError(f"privacy accounting needs {'; '.join(wrong)}; correct the value")
 
 
-def _library() -> Any:
+def check_installed() -> None:
+    """Whether an epsilon can be counted here; to be asked before anything long begins.
+
+    Raises:
+        SeepageError: Where `dp-accounting` is missing.
+    """
     if importlib.util.find_spec("dp_accounting") is None:
-        raise SeepageError(
-            "epsilon is counted by the package dp-accounting, which is not installed; pip install dp-accounting"
-        )
+        raise not_installed("dp-accounting, which counts epsilon,", "privacy")
+
+
+def _library() -> Any:
+    check_installed()
     import dp_accounting
     import dp_accounting.pld
     import dp_accounting.rdp

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from seepage.errors import SeepageError
+from seepage.privacy.accounting import check_installed
 from seepage.privacy.measured.canaries import (
     SHAPES,
     Array,
@@ -265,6 +266,7 @@ def measure_pairs(
         neighbors: How.
         progress: See there.
     """
+    check_installed()  # before the calls: the fit states an epsilon
     _check(pairs, delta, stated, computed, rounds, calls)
     meter = _Meter(calls, seconds, progress)
     own = 1 if alike else rounds

@@ -3,6 +3,7 @@
 import numpy as np
 
 from seepage.errors import SeepageError
+from seepage.privacy.accounting import check_installed
 from seepage.privacy.measured.canaries import Array
 from seepage.privacy.measured.events import Event, best_event, lower_bound
 from seepage.privacy.measured.gaussian import fitted
@@ -51,6 +52,7 @@ def measure_outputs(
     >>> found.stated_verdict, found.fit.mu[0] < 4 < found.fit.mu[2]
     ('contradicted', True)
     """
+    check_installed()
     if min(len(without), len(included)) < MIN_OUTPUTS:
         raise SeepageError(
             f"epsilon is measured on {MIN_OUTPUTS} outputs of either kind or more, got {len(without)} without the "
