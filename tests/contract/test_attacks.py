@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tomllib
 import types
-from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,6 @@ from seepage import (
     save_transcript,
 )
 from seepage.testing import ATTACK_CHECKS, AttackCase, planted_inputs
-from seepage.testing.watch import Killed
 
 
 def all_conv(input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -89,41 +89,53 @@ DATA = Path(__file__).parents[1] / "attacks"
 """A file for each name in `ATTACKS`: what is planted for it. PSNRs are about 5 dB below what was measured."""
 
 
-def cases_of(use: str) -> list[AttackCase]:
-    tables = tomllib.loads((DATA / f"{use}.toml").read_text())["planted"]
-    return [replace(AttackCase.of(use, table, victims=VICTIMS), other_device=pretended) for table in tables]
+def tables_of(use: str) -> list[dict[str, Any]]:
+    return list(tomllib.loads((DATA / f"{use}.toml").read_text())["planted"])
 
 
-CASES = {use: cases_of(use) for use in ATTACKS if (DATA / f"{use}.toml").exists()}
-SLOW = (
-    "averaged-1", "cafe-0", "cafe-1", "cafe_published-0", "cocktail_party-1", "cpa_fia-0", "cpa_fia-1", "dlg-1",
-    "fedleak_guided-0", "gauss_newton-3", "grad_inversion-0",
-)  # fmt: skip
-"""Cases whose every check takes seconds of a core."""
-ALL = [
-    pytest.param(case, id=f"{use}-{i}", marks=pytest.mark.slow if f"{use}-{i}" in SLOW else ())
-    for use, cases in CASES.items()
-    for i, case in enumerate(cases)
-]
+@cache
+def case_of(use: str, number: int) -> AttackCase:
+    """A planted case, whose runs all of its checks share."""
+    return replace(AttackCase.of(use, tables_of(use)[number], victims=VICTIMS), other_device=pretended)
+
+
+NAMES = [use for use in ATTACKS if (DATA / f"{use}.toml").exists()]
 DEVICE = "works_on_another_device"
-CHECKS = [pytest.param(check, id=name) for name, check in ATTACK_CHECKS.items() if name != DEVICE]
+OF_ANY_CASE = ("output_is_well_formed", "recorded_equals_simulated", "refuses_models_it_cannot_handle",
+               "planted_inputs_come_back")  # fmt: skip
+"""What depends on the case. The other checks ask for the attack alone: its first case has them all, and those whose
+table says `checks = "all"`, since they go another way through it."""
+
+
+def whole_cases() -> list[Any]:
+    """Every case, in a group of its own, so that one worker has all that it shares."""
+    found = []
+    for use in NAMES:
+        for number, table in enumerate(tables_of(use)):
+            names = [name for name in ATTACK_CHECKS if name != DEVICE]
+            if number and table.get("checks") != "all":
+                names = [name for name in names if name in OF_ANY_CASE]
+            marks = [pytest.mark.slow] if table.get("slow") else []
+            found.append(pytest.param(use, number, names, id=f"{use}-{number}", marks=marks))
+    return found
 
 
 def test_every_attack_has_its_file_of_cases() -> None:
     assert {path.stem for path in DATA.glob("*.toml")} == set(ATTACKS)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("case", ALL)
-def test_it_keeps(case: AttackCase, check: Callable[[AttackCase], None]) -> None:
-    check(case)
+@pytest.mark.parametrize(("use", "number", "names"), whole_cases())
+def test_it_keeps(use: str, number: int, names: list[str], subtests: pytest.Subtests) -> None:
+    for name in names:
+        with subtests.test(name):
+            ATTACK_CHECKS[name](case_of(use, number))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("use", CASES)
+@pytest.mark.parametrize("use", NAMES)
 def test_it_works_on_another_device(use: str) -> None:
     """The first case of each attack alone, for a few steps: where tensors lie does not depend on what is planted."""
-    case = CASES[use][0]
+    case = case_of(use, 0)
     ATTACK_CHECKS[DEVICE](replace(case, brief=cut_short(case.brief or case.attack)))
 
 
@@ -137,28 +149,13 @@ def cut_short(attack: Attack) -> Attack:
     return attack
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bayes",
-        "cpl",
-        "dlg",
-        "fedleak",
-        "fedleak_guided",
-        "ggl",
-        "gias",
-        "grad_inversion",
-        "gradient_matching",
-        "idlg",
-        "inverting_gradients",
-        "sapag",
-    ],
-)
+ITERATIVE = ("bayes", "cpl", "dlg", "fedleak", "fedleak_guided", "ggl", "gias", "grad_inversion", "gradient_matching",
+             "idlg", "inverting_gradients", "sapag")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ITERATIVE)
 def test_iterative_attacks_keep_checkpoints(name: str) -> None:
-    case = CASES[name][0]
-    counted = Killed(None, after=0)
-    case.run(case.plant()[0], counted)
-    assert counted.saves >= 3
+    assert case_of(name, 0).plain.saves >= 3
 
 
 READ_ALONE = """
@@ -184,16 +181,12 @@ def test_another_process_with_the_observed_folder_alone_finds_the_same(tmp_path:
     from safetensors.torch import load_file
 
     expected = {}
-    for name, (case, *_) in CASES.items():
-        if case.model.use.startswith("odd_models:"):
-            case = replace(case, model=Architecture("lenet"))  # another process cannot import this file's networks
-        transcript, _truth = case.plant()
-        save_transcript(transcript, tmp_path / name / "observed")
-        table = tomllib.loads((DATA / f"{name}.toml").read_text())["planted"][0]
-        options = table.get("brief", table.get("options", {}))
-        asked = {"use": name, "options": {key: None if value == "None" else value for key, value in options.items()}}
+    for name in ("linear", "cocktail_party", "inverting_gradients", "gauss_newton", "cafe"):  # one of each engine
+        case, table = case_of(name, 0), tables_of(name)[0]
+        save_transcript(case.plain.transcript, tmp_path / name / "observed")
+        asked = {"use": name, "options": table.get("brief", table.get("options", {}))}
         (tmp_path / name / "attack.json").write_text(json.dumps(asked))
-        expected[name] = case.run(transcript).inputs
+        expected[name] = case.plain.found.inputs
     paths = os.pathsep.join([str(HELPERS), *filter(None, [os.environ.get("PYTHONPATH")])])
     alone = [sys.executable, "-c", READ_ALONE, str(tmp_path)]
     subprocess.run(alone, check=True, timeout=240, env={**os.environ, "PYTHONPATH": paths})
@@ -202,7 +195,7 @@ def test_another_process_with_the_observed_folder_alone_finds_the_same(tmp_path:
 
 
 def test_a_recorded_folder_holds_no_true_input(tmp_path: Path) -> None:
-    transcript, truth = CASES["linear"][1].plant()
+    transcript, truth = case_of("linear", 1).plant()
     save_transcript(transcript, tmp_path)
     wanted = [row.numpy().tobytes() for row in truth]
     for path in tmp_path.rglob("*"):
@@ -214,7 +207,7 @@ def test_a_recorded_folder_holds_no_true_input(tmp_path: Path) -> None:
 
 def test_a_simulated_transcript_leads_to_no_true_input_but_through_its_closure() -> None:
     """An attack could dig a batch out of `make_round`'s closure, but finds none in what it is handed."""
-    transcript, truth = CASES["linear"][1].plant()
+    transcript, truth = case_of("linear", 1).plant()
     seen, todo = {id(transcript.make_round)}, [transcript, transcript[0]]  # type: ignore[attr-defined]
     tensors = []
     while todo:
