@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+pytest_plugins = ["dearest"]
 torch.set_num_threads(1)
 # No test cuts the power; what is written is in the page cache at once, and waiting for the disk takes long.
 os.fsync = lambda descriptor: None
@@ -40,8 +41,12 @@ def _own_modules_end_with_the_test(tmp_path_factory: pytest.TempPathFactory) -> 
             del sys.modules[name]
 
 
+@pytest.hookimpl(tryfirst=True)  # before marks are looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out the cases of an extra that is not installed: those with a parameter that begins with its name."""
+    """Examples in docstrings belong to the documentation, and cases of an extra that is not installed are left out."""
+    for item in items:
+        if isinstance(item, pytest.DoctestItem):
+            item.add_marker(pytest.mark.docs)
     if find_spec("timm") is not None:
         return
     missing = pytest.mark.skip(reason="the extra seepage[timm] is not installed")

@@ -72,7 +72,8 @@ def test_members_are_named_in_result_terminal_and_report(cli: Cli, made: Path, t
 def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     few = tmp_path / "few.toml"
-    few.write_text('name = "few"\n[batch]\nsize = 8\n[[attack]]\nuse = "linear"\n')
+    table = 'name = "few"\n[data]\nsize = 8\n[training]\nsteps = 0\n[batch]\nsize = 8\n[[attack]]\nuse = "linear"\n'
+    few.write_text(table)
     found = cli("audit", few, "--membership", "--out", run, "--json").json
     assert found.get("membership", []) == []
     assert "needs 8 non-members and 198 public examples" in json.dumps(found["cells"])

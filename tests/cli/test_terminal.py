@@ -90,7 +90,7 @@ def refused_first(seconds: float) -> float:
 
 PACES: dict[str, tuple[Callable[[float], float], int, int]] = {
     "steady": (lambda seconds: seconds / 1200, 1200, 1),
-    "hours": (lambda seconds: seconds / 20000, 20000, 1),
+    "hours": (lambda seconds: seconds / 6000, 6000, 1),
     "steps": (lambda seconds: (seconds // 15) * 15 / 1200, 1200, 1),  # done in pieces of fifteen seconds
     "refused": (refused_first, 602, 6),
 }

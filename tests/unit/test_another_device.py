@@ -21,9 +21,9 @@ data = { use = "digits", size = 8 }
 model = { use = "convnet", width = 3, batch_norm = true }
 batch = { size = 4 }
 attack = [
-    { use = "inverting_gradients", steps = 4 },
-    { use = "grad_inversion", steps = 3 },
-    { use = "fedleak", steps = 3 },
+    { use = "inverting_gradients", steps = 2 },
+    { use = "grad_inversion", steps = 2 },
+    { use = "fedleak", steps = 2 },
 ]
 """
 AUDITS = {
@@ -33,8 +33,8 @@ training = { steps = 3 }
 attack = [{ use = "linear" }, { use = "cocktail_party" }, { use = "dlg", steps = 3 }, { use = "spear" }]
 """,
     "batch norm": DIGITS,
-    "local epochs": DIGITS + 'client = { use = "fedavg", lr = 0.05, epochs = 2, batch_size = 2 }',
-    "a sum of clients": DIGITS + "client = { clients = 2 }",
+    "local epochs of two clients": DIGITS
+    + 'client = { use = "fedavg", lr = 0.05, epochs = 2, batch_size = 2, clients = 2 }',
     "DP-SGD in each step": FACES
     + """
 client = { use = "fedavg", lr = 0.05, epochs = 1, batch_size = 1 }

@@ -132,6 +132,8 @@ def train(
     """
     params = {name: tensor.clone().requires_grad_() for name, tensor in state[0].items()}
     buffers = {name: tensor.clone() for name, tensor in state[1].items()}
+    if not plan.steps:  # PyTorch's first optimizer takes a second of a core to be made
+        return {name: tensor.detach() for name, tensor in params.items()}, buffers
     leaves = list(params.values())
     optimizer: torch.optim.Optimizer
     if plan.optimizer == "adam":
