@@ -1,7 +1,7 @@
 """The default tier stays fast: a test that was measured to take more than its share of a core is refused by name.
 
-`--keep-dearest FILE` writes what the dearest tests of a run took, as `.ci/run` does; `tests/dearest.json` is such a file.
-Seconds are of the processor, of the test and of the processes that it started and waited for.
+`--keep-dearest=FILE` writes what the dearest tests of a run took, as `.ci/run` does; `tests/dearest.json` is such a
+file. Seconds are of the processor, of the test and of the processes that it started and waited for.
 """
 
 import json
@@ -36,8 +36,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ]
     if dear:
         raise pytest.UsageError(
-            f"these tests of the default tier take more than {MOST:g} seconds of a core; make them cheaper or mark them "
-            f"slow: {', '.join(dear)}"
+            f"these tests of the default tier take more than {MOST:g} seconds of a core; make them cheaper or mark "
+            f"them slow: {', '.join(dear)}"
         )
 
 
