@@ -340,7 +340,7 @@ def test_two_checkpoints_in_single_precision_give_pictures_to_the_bit() -> None:
     assert sorted(order.tolist()) == [0, 1, 2, 3]
     assert torch.equal((found.inputs * 255).round(), (truth[order] * 255).round())
     assert found.certified is not None
-    assert found.certified.all()  # by `Search.go_on` alone: without it one is
+    assert found.certified.all()  # by `Search.go_on` alone: without it none is
 
 
 @pytest.mark.parametrize("clip", [None, 1.0])
