@@ -74,7 +74,7 @@ def test_too_few_examples_are_said_and_the_gate_does_not_pass(cli: Cli, tmp_path
     few = tmp_path / "few.toml"
     table = 'name = "few"\n[data]\nsize = 8\n[training]\nsteps = 0\n[batch]\nsize = 8\n[[attack]]\nuse = "linear"\n'
     few.write_text(table)
-    found = cli("audit", few, "--membership", "--out", run, "--json").json
+    found = cli("audit", few, "--membership", "--out", run, "--jobs", 1, "--json").json
     assert found.get("membership", []) == []
     assert "needs 8 non-members and 198 public examples" in json.dumps(found["cells"])
     assert "Membership was not tested" in found["verdict"]
