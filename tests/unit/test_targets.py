@@ -317,7 +317,7 @@ def test_an_image_comes_back_beside_its_told_map() -> None:
         planted_db=35,
         victim=map_victim,
     )
-    for check in ("planted_inputs_come_back", "same_seed_same_bits"):
+    for check in ("planted_inputs_come_back", "resumes_with_the_same_bits"):
         ATTACK_CHECKS[check](case)
 
 

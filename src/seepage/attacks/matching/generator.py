@@ -15,6 +15,9 @@ from seepage.core.nn import frozen_randomness
 from seepage.errors import SeepageError
 from seepage.types import Knowledge
 
+SLOPE = 0.1
+"""Of each LeakyReLU, below zero."""
+
 
 class _UnitNorm(nn.Module):
     """Spectral norm, exactly: PyTorch's own keeps a power iteration's state, and a space has no state."""
@@ -31,12 +34,17 @@ class _UnitNorm(nn.Module):
 class UntrainedGenerator(Parameterization):
     """Images as outputs of a small convolutional network with random weights, which are the unknowns.
 
-    As in FedLeak's released code, after the deep image prior: each image has `latent` normal numbers of its own that
-    stay as drawn; a linear layer makes a small map of them; then blocks of nearest up-sampling by 2, 3 x 3 convolution
-    with spectral norm, BatchNorm over the batch and LeakyReLU 0.2; at last a 3 x 3 convolution and a sigmoid, scaled to
-    the value range. Where a size cannot be halved that often, the image is the middle of a slightly larger one.
+    After FedLeak's released code and the deep image prior: each image has `latent` normal numbers of its own that stay
+    as drawn; a transposed convolution with BatchNorm over the batch and LeakyReLU makes a small map of them; then
+    blocks of nearest up-sampling by 2, 3 x 3 convolution with spectral norm, BatchNorm and LeakyReLU; at last a 1 x 1
+    convolution and a sigmoid, scaled to the value range. Slopes are 0.1, and first weights those that PyTorch draws by
+    default. Where a size cannot be halved that often, the image is the middle of a slightly larger one.
 
-    Deviations: the widths are ours; the spectral norm is exact, not one power iteration.
+    The two ends matter: with signs of gradients every weight moves by the rate, so a 3 x 3 head moves a pixel nine
+    times as far as a 1 x 1 one; what lies before the last BatchNorm has no scale.
+
+    Deviations: the widths are ours; one convolution for each size where the released code has two and a further block
+    on the smallest map; the spectral norm is exact, not one power iteration.
 
     Args:
         latent: Numbers per image.
@@ -61,12 +69,13 @@ class UntrainedGenerator(Parameterization):
         small = [-(-side // 2**doublings) for side in size]
         with frozen_randomness(0):  # layers fill themselves from the global generator; the numbers are not used
             network = self._network(channels, small, doublings).train()
-        names = []
+        names, fan_in = [], 0
         for name, weight in network.named_parameters():
             names.append(name)
-            _draw(name, weight.detach(), generator)
+            fan_in = weight[0].numel() if weight.ndim > 1 else 0 if name.endswith("weight") else fan_in
+            _draw(name, weight.detach(), fan_in, generator)
         network = network.to(like)
-        noise = torch.randn((batch_size, self.latent), generator=generator).to(like)
+        noise = torch.randn((batch_size, self.latent, 1, 1), generator=generator).to(like)
         low, high = knowledge.value_range
         cut = [(first * 2**doublings - side) // 2 for first, side in zip(small, size, strict=True)]
 
@@ -80,19 +89,19 @@ class UntrainedGenerator(Parameterization):
 
     def _network(self, channels: int, small: list[int], doublings: int) -> nn.Sequential:
         widths = [self.width * min(4, 2 ** (doublings - i)) for i in range(doublings + 1)]
-        first = nn.Linear(self.latent, widths[0] * math.prod(small))
-        layers: list[nn.Module] = [first, nn.Unflatten(1, (widths[0], *small))]
+        first = nn.ConvTranspose2d(self.latent, widths[0], (small[0], small[1]))
+        layers: list[nn.Module] = [first, nn.BatchNorm2d(widths[0], track_running_stats=False), nn.LeakyReLU(SLOPE)]
         for before, after in pairwise(widths):
             convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
             parametrize.register_parametrization(convolution, "weight", _UnitNorm())
             norm = nn.BatchNorm2d(after, track_running_stats=False)
-            layers += [nn.Upsample(scale_factor=2), convolution, norm, nn.LeakyReLU(0.2)]
-        return nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 3, padding=1), nn.Sigmoid())
+            layers += [nn.Upsample(scale_factor=2), convolution, norm, nn.LeakyReLU(SLOPE)]
+        return nn.Sequential(*layers, nn.Conv2d(widths[-1], channels, 1), nn.Sigmoid())
 
 
-def _draw(name: str, weight: Tensor, generator: Generator) -> None:
-    """First weights from the generator: normal, He's scale; norms start as the identity."""
-    if weight.ndim > 1:
-        weight.normal_(0, math.sqrt(2 / weight[0].numel()), generator=generator)
+def _draw(name: str, weight: Tensor, fan_in: int, generator: Generator) -> None:
+    """First weights from the generator, uniform within 1 / sqrt(fan in), PyTorch's default; norms are the identity."""
+    if fan_in:
+        weight.uniform_(-(fan_in**-0.5), fan_in**-0.5, generator=generator)
     else:
         weight.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -294,8 +294,10 @@ def fedleak_released(
     activation penalty; AdamW at 1e-2 with signs of gradients and cosine decay; the direction is blended 0.7 / 0.3 with
     the one after a full optimizer step; 10,000 steps of two evaluations.
 
-    Deviations: read in a public mirror, not in the deposit; the generator's widths are ours and its spectral norm
-    exact; the step ahead leaves no trace in AdamW's memory; one minus the cosine; the weight decay is PyTorch's 0.01.
+    Deviations: read in a public mirror, not in the deposit; the generator is smaller (see `UntrainedGenerator`) and its
+    spectral norm exact; the L1 is a mean over the entries that are matched, where the deposit's is over all of a
+    tensor, twice as many; the step ahead leaves no trace in AdamW's memory; the best guess is kept, not the last; one minus the
+    cosine; the weight decay is PyTorch's 0.01.
     The deposit is told the labels (here they are inferred unless told), and its figures, 22.0 to 22.9 dB, are for a
     victim with sigmoids and train-mode BatchNorm, 16 images of 128 pixels, after a 5 x 5 median filter, the best guess
     for each original.
@@ -303,7 +305,7 @@ def fedleak_released(
     Args:
         ratio: Share of the entries that are matched, 0 to 1: the largest.
         weight: Weight of the gradient further ahead, 0 to 1, in the blended direction.
-        width: Channels of the generator's first layers.
+        width: Channels of the generator's last block; its first has four times as many.
     """
     return replace(search, schedule="cosine").matching(
         DefenseAware(PerTensor(TopMagnitude(inner=L1("mean") + Cosine(), ratio=ratio))),
