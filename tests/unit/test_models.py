@@ -164,13 +164,13 @@ def test_what_cannot_be_built_is_said_in_a_sentence(name: str) -> None:
 
 @pytest.mark.parametrize("use", ["convnet", "lenet"])
 def test_a_table_does_not_fit_a_convolution(use: str) -> None:
-    with pytest.raises(SeepageError, match=r"cannot be built for inputs of shape \(16,\)"):
+    with pytest.raises(SeepageError, match=r"\(16,\)"):
         build(Architecture(use), (16,), 3)
 
 
 @pytest.mark.parametrize("use", ["torchvision:resnet18", "timm:resnet10t"])
 def test_library_networks_want_three_channels(use: str) -> None:
-    with pytest.raises(SeepageError, match=r"3 channels .* add --set data.channels=3"):
+    with pytest.raises(SeepageError, match=r"--set data\.channels=3"):
         build(Architecture(use), (1, 32, 32), 3)
 
 

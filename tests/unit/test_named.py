@@ -115,7 +115,7 @@ def test_nothing_is_imported_under_a_name_of_another_form(
     """`refuse_code` knows strangers' code by the form of its name, so nothing else may be imported."""
     monkeypatch.chdir(tmp_path)
     Path(f"{use.strip().partition(':')[0]}.py").write_text("open('ran', 'w').close()\n")
-    with pytest.raises(SeepageError, match="has not the form module:thing"):
+    with pytest.raises(SeepageError, match="module:thing"):
         import_dotted(use)
     assert not Path("ran").exists()
 
@@ -129,9 +129,9 @@ def test_a_dotted_name_is_looked_for_in_the_current_folder_first(
     before = list(sys.path)
     assert import_dotted("seepage_test_module:thing")() == 3
     assert sys.path == before
-    with pytest.raises(SeepageError, match="has no 'thong'; did you mean thing"):
+    with pytest.raises(SeepageError, match="'thong'; did you mean thing"):
         import_dotted("seepage_test_module:thong")
-    with pytest.raises(SeepageError, match=r"cannot import 'seepage_no_module'.*run seepage in the folder"):
+    with pytest.raises(SeepageError, match="'seepage_no_module'"):
         import_dotted("seepage_no_module:thing")
     assert sys.path == before
     sys.modules.pop("seepage_test_module")

@@ -127,7 +127,7 @@ def test_a_recipe_makes_what_it_names() -> None:
 @pytest.mark.parametrize("use", ATTACKS)
 def test_every_attack_can_be_made_by_name(use: str) -> None:
     assert ATTACKS.build(Spec(use))
-    with pytest.raises(Problems, match="has no option 'nothing'"):
+    with pytest.raises(Problems, match="'nothing'"):
         ATTACKS.build(Spec(use, {"nothing": 1}))
 
 
@@ -193,7 +193,7 @@ def test_a_recipe_is_found_by_path_or_name(tmp_path: Path, monkeypatch: pytest.M
     assert find_recipe("not-yet.toml") == Path("not-yet.toml")
     with pytest.raises(SeepageError, match="did you mean 'default'"):
         find_recipe("defalt")
-    with pytest.raises(SeepageError, match=r"cannot read the recipe not-yet.toml: No such file"):
+    with pytest.raises(SeepageError, match=r"not-yet\.toml"):
         read_recipe(Path("not-yet.toml"))
 
 
@@ -203,7 +203,7 @@ def test_an_attack_is_called_by_its_label() -> None:
     assert recipe.attack[1] == Spec("dlg", {"steps": 3}, "short")
     assert recipe.attack[1].table() == {"use": "dlg", "label": "short", "steps": 3}
     for bad in ("../up", "", 3, "a b"):
-        with pytest.raises(Problems, match="label names the rows"):
+        with pytest.raises(Problems, match="label"):
             cells({"attack": [{"use": "dlg", "label": bad}]})
-    with pytest.raises(Problems, match="label names the rows"):
+    with pytest.raises(Problems, match="label"):
         cells({"attack": [{"use": "dlg"}], "model": {"use": "fc2", "label": "x"}})

@@ -327,9 +327,9 @@ def test_rows_that_meet_a_condition(sign: str, wanted: list[int]) -> None:
 
 def test_a_score_that_no_row_of_a_case_has_cannot_be_judged() -> None:
     for rows in ([], [row(**NO_SCORE)], [row()], [row(lpips=0.1), row(cell="b")]):
-        with pytest.raises(SeepageError, match="no attack has the score 'lpips'"):
+        with pytest.raises(SeepageError, match="'lpips'"):
             violations(rows, Condition("lpips", ">", 0.5))
-    with pytest.raises(SeepageError, match="'psnr' in b; score"):
+    with pytest.raises(SeepageError, match="'psnr' in b"):
         violations([row(psnr=9.0), row(cell="b", status="error", **NO_SCORE)], Condition("psnr", ">", 20.0))
 
 
@@ -366,7 +366,7 @@ def test_a_case_whose_members_were_not_tested_does_not_pass_the_gate() -> None:
     assert side_violations(whole, condition) == []  # nobody asked for the other case
     skipped = [cells[0], {**cells[1], "membership_skipped": "too few examples"}]
     for part in ({"membership": [tested, failed], "cells": cells}, {"membership": [tested], "cells": skipped}):
-        with pytest.raises(SeepageError, match="there is no 'named' in b; add --membership"):
+        with pytest.raises(SeepageError, match=r"'named' in b.*--membership"):
             side_violations(Result.model_validate({**base, **part}), condition)
 
 
@@ -389,7 +389,7 @@ def test_a_case_that_could_not_be_recorded_is_not_passed_over() -> None:
         "case out of it"
     )
     others = [NOT_RECORDED.model_copy(update={"cell": cell}) for cell in "bcde"]
-    with pytest.raises(SeepageError, match="b, c, d and others could not be recorded"):
+    with pytest.raises(SeepageError, match="b, c, d and others"):
         violations([row(psnr=9.0), *others], Condition("psnr", ">", 20.0))
 
 
@@ -415,11 +415,11 @@ def test_a_result_file_needs_what_readers_rely_on() -> None:
     }  # fmt: skip
     assert parse(Result, good, "x").thresholds.exact_db == 40.0
     for key in good:
-        with pytest.raises(SeepageError, match=f"x is damaged: it lacks '{key}'"):
+        with pytest.raises(SeepageError, match=f"x .*'{key}'"):
             parse(Result, {k: v for k, v in good.items() if k != key}, "x")
     for key in ("cell", "attack", "outcome"):
         rows = [{k: v for k, v in row().record().items() if k != key}]
-        with pytest.raises(SeepageError, match=f"lacks '{key}'"):
+        with pytest.raises(SeepageError, match=f"'{key}'"):
             parse(Result, {**good, "rows": rows}, "x")
 
 

@@ -204,7 +204,7 @@ def test_a_small_file_of_very_many_rows_is_refused_before_it_unpacks(
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"a": [0] * 600, "y": [0] * 600}), tmp_path / "long.parquet")
     monkeypatch.setattr("seepage.data.table_files.MAX_CELLS", 1000)
-    with pytest.raises(SeepageError, match="600 rows of 2 columns; keep fewer rows"):
+    with pytest.raises(SeepageError, match="600 rows of 2 columns"):
         load(str(tmp_path / "long.parquet"), label_column="y")
 
 
@@ -214,13 +214,13 @@ def test_a_file_larger_than_is_read_is_refused_with_a_remedy(name: str, tmp_path
         pytest.importorskip("pyarrow")
     with (tmp_path / name).open("wb") as file:
         file.truncate(2**28 + 1)  # takes no room on the disk
-    with pytest.raises(SeepageError, match="larger than 256 MiB, the most that is read; keep fewer of its rows"):
+    with pytest.raises(SeepageError, match="256 MiB"):
         load(str(tmp_path / name), label_column="y")
 
 
 @pytest.mark.parametrize("limit", [10**400, float("nan"), float("inf")])
 def test_a_damaged_column_is_refused(limit: float) -> None:
-    with pytest.raises(SeepageError, match="limits of a column beside the truth are no numbers"):
+    with pytest.raises(SeepageError, match="limits of a column"):
         Column.read({**Column("age").record(), "categories": [], "high": limit})
 
 
