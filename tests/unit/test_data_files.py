@@ -307,8 +307,10 @@ def pack(path: Path, table: str | bytes | None, files: dict[str, bytes], method:
 FILES = {f"images/{name}.png": encoded(picture(place)) for place, name in enumerate("abcd")}
 
 
-@pytest.mark.parametrize("column", ["file", "name", "image", "filename", "whatever"])
-@pytest.mark.parametrize("prefix", ["", "images/"])
+@pytest.mark.parametrize(
+    ("column", "prefix"),
+    [("file", ""), ("name", ""), ("image", "images/"), ("filename", "images/"), ("whatever", "")],
+)
 def test_an_archive_is_its_table(tmp_path: Path, column: str, prefix: str) -> None:
     rows = [f"{prefix}{name}.png,{label}" for name, label in zip("dbca", (2, 0, 0, 5), strict=True)]
     path = pack(tmp_path / "mine.zip", "\n".join([f"{column},label", *rows]), FILES)

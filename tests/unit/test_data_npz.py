@@ -27,8 +27,11 @@ def save(folder: Path, **arrays: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NHW", "NHW1", "N1HW"])
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "float16", ">f4"])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [(layout, "uint8") for layout in ("NHWC", "NCHW", "NHW", "NHW1", "N1HW")]
+    + [("NHW", dtype) for dtype in ("float32", "float64", "float16", ">f4")],
+)
 def test_every_layout_and_type_gives_the_same_pixels(tmp_path: Path, layout: str, dtype: str) -> None:
     grey = "C" not in layout
     images = IMAGES[..., :1] if grey else IMAGES
@@ -92,13 +95,9 @@ def test_minus_one_everywhere_means_unlabelled(tmp_path: Path) -> None:
         ({"x": IMAGES[..., :2], "y": LABELS}, r"shape \(6, 5, 4, 2\)"),
         ({"x": IMAGES[:0], "y": LABELS[:0]}, r"shape \(0, 3, 5, 4\)"),
         ({"x": np.uint8(3), "y": LABELS}, r"shape \(\)"),
-        ({"x": IMAGES, "y": np.int64(3)}, r"y has the shape \(\)"),
         ({"x": IMAGES, "y": np.float64(3)}, r"y has the shape \(\)"),
         ({"x": IMAGES[:1], "y": LABELS[:1]}, "has 1 image,"),
-        (
-            {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, :3], "y_test": LABELS},
-            "images of different kinds",
-        ),
+        ({"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, :3], "y_test": LABELS}, "different kinds"),
     ],
 )
 def test_arrays_that_do_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:

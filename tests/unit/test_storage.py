@@ -232,10 +232,10 @@ def test_a_tensor_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
             read_tensors(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize("suffix", ["pt", "pth", "pkl", "pickle", "bin", "ckpt", "joblib", "PT"])
-def test_a_pickle_is_refused_with_the_reason_and_not_opened(suffix: str, tmp_path: Path) -> None:
-    with pytest.raises(SeepageError, match="is a pickle file"):
-        read_tensors(tmp_path / f"x.{suffix}")
+def test_a_pickle_is_refused_with_the_reason_and_not_opened(tmp_path: Path) -> None:
+    for suffix in ("pt", "pth", "pkl", "pickle", "bin", "ckpt", "joblib", "PT"):
+        with pytest.raises(SeepageError, match="is a pickle file"):
+            read_tensors(tmp_path / f"x.{suffix}")
 
 
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
