@@ -493,15 +493,7 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     torch.save(net.state_dict(), home / "rows_after.pt")
     np.savez(home / "batch.npz", x=rows.numpy(), y=np.float32([1]))
-    told = (
-        "--model=rows:factory",
-        "--shape=5",
-        "--classes=2",
-        "--lr=0.1",
-        "--batch-size=1",
-        "--use=linear",
-        "--jobs=1",
-    )
+    told = ("--model=rows:factory", "--shape=5", "--classes=2", "--lr=0.1", "--batch-size=1", "--use=linear")
     assert cli("attack", "rows_before.pt", "rows_after.pt", *told, "--jobs=1", "--out=run").code == 0
     scored = cli("score", "run", "--truth", "batch.npz", "--trust")
     assert scored.code == 0, scored.err

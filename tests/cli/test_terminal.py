@@ -194,18 +194,7 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], **options
 def test_a_row_has_its_numbers_in_words_and_digits(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, ROW)
     (found,) = [line for line in lines if line.startswith("inverting")]
-    assert found.split() == [
-        "inverting_gradients",
-        "2/16",
-        "16.8",
-        "17",
-        "[16,",
-        "20]",
-        "0.50",
-        "12.5",
-        "partly",
-        "recovered",
-    ]
+    assert " ".join(found.split()) == "inverting_gradients 2/16 16.8 17 [16, 20] 0.50 12.5 partly recovered"
     assert "fc2, [red]batch[/red] 8" in lines, "words of strangers are printed, not obeyed"
     assert any("13.8" in line and "8.7 dB" in line for line in lines), "what is had without the update"
     assert "LEAKS. [bold]no markup[/bold]" in lines

@@ -209,7 +209,7 @@ def test_up_sampler_and_denoiser_are_ones_own_where_named(tmp_path: Path) -> Non
         transcript, rogs(steps=5, scale=2, upsampler="own_generators:Tiles", denoiser="own_generators:Halved")
     )
     assert torch.allclose(both.inputs, tiled / 2)
-    assert both.notes[-1] == "denoised by own_generators:Halved, up-sampled by own_generators:Tiles"
+    assert all(f"own_generators:{name}" in both.notes[-1] for name in ("Halved", "Tiles"))
     save_file({"gain": torch.tensor(0.25)}, str(tmp_path / "gain.safetensors"))
     weights = str(tmp_path / "gain.safetensors")
     alone = attack(
@@ -377,6 +377,6 @@ def test_a_recipe_keeps_its_auxiliary_images_and_refuses_those_of_a_shared_data_
         cells({**TABLES, "auxiliary": {"count": 0}})
 
 
-@pytest.mark.parametrize("file", sorted((BUILT_IN / "generative").glob("*.toml")), ids=lambda path: path.stem)
-def test_every_recipe_gives_its_generators_images(file: Path) -> None:
-    assert all(recipe.auxiliary is not None for recipe in cells(read_recipe(file)))
+def test_every_recipe_gives_its_generators_images() -> None:
+    for file in (BUILT_IN / "generative").glob("*.toml"):
+        assert all(recipe.auxiliary is not None for recipe in cells(read_recipe(file))), file.stem
