@@ -1,19 +1,28 @@
 """No attack whose rows are kept exceeds its bound by more than the interval."""
 
 import pytest
+from each import check_each
 
 from seepage.bounds import gaussian_tpr
 from seepage.papers.records import RESULTS, Record, read_file
 
+pytestmark = pytest.mark.docs
+
 
 def rows(study: str) -> list[Record]:
-    found = read_file(RESULTS / "bounds" / f"{study}.jsonl")
-    assert found
-    return found
+    return read_file(RESULTS / "bounds" / f"{study}.jsonl")
 
 
-@pytest.mark.parametrize("row", rows("psnr"), ids=lambda row: row.row)
-def test_no_attack_is_closer_than_its_bound(row: Record) -> None:
+def test_every_kept_row_keeps_its_bound() -> None:
+    """All three studies: what is reached, the members named, and the attacks that attain their bound."""
+    checks = {"psnr": no_attack_is_closer, "membership": no_test_names_more, "attained": stays_below_and_reaches}
+    check_each(
+        ((f"{study}: {row.row}", (study, row)) for study in checks for row in rows(study)),
+        lambda case: checks[case[0]](case[1]),
+    )
+
+
+def no_attack_is_closer(row: Record) -> None:
     if row.value is None:
         assert any(reason.startswith("the PSNR is not bounded: ") for reason in row.facts["reasons"])
         return
@@ -22,15 +31,13 @@ def test_no_attack_is_closer_than_its_bound(row: Record) -> None:
         assert value <= row.interval[1]
 
 
-@pytest.mark.parametrize("row", rows("membership"), ids=lambda row: row.row)
-def test_no_test_names_more_than_its_bound(row: Record) -> None:
+def no_test_names_more(row: Record) -> None:
     low, _high = row.facts["named_interval"]
     assert low <= gaussian_tpr(row.facts["false_interval"][1], 2 / row.facts["sigma"])
     assert row.facts["auc_interval"][0] <= row.facts["auc_bound"]
 
 
-@pytest.mark.parametrize("row", rows("attained"), ids=lambda row: row.row)
-def test_the_best_attacks_stay_below_and_reach_what_the_formula_says(row: Record) -> None:
+def stays_below_and_reaches(row: Record) -> None:
     assert row.interval is not None
     low, high = row.interval
     assert low <= row.facts["bound"]

@@ -109,9 +109,10 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
     torch.save(model.state_dict(), "back.pt")
     asked = ("attack", "sent.pt", "back.pt", "--lr=0.1", "--model=pooled:make", "--use=linear", "--out=run")
     found = cli(*asked)
-    said = "input shape: taken for 3,32,32, as nothing tells it; if examples have another shape, give it with --shape"
+    said = "input shape: taken for 3,32,32"
     assert said in found.out
     assert said in (home / "run" / "report.html").read_text()
+    assert "--shape" in found.out.partition(said)[2]
     assert "local steps: 1 or more" in found.out  # read off the biases of all 20 classes
     told = cli(*asked[:-1], "--out=told", "--shape=3,48,48").out
     assert "input shape" not in told
@@ -195,10 +196,9 @@ def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
     out = " ".join(cli(*asked, *told).out.split())
     table = out.partition("inferred")[0]
     assert "median" not in table  # columns of scores that nothing has
-    assert re.search(r"linear [\d.]+ not scored, 3 certified, update reproduced to [\d.]+ %", table)
+    assert re.search(r"linear [\d.]+ not scored, 3 certified", table)
     off = re.search(r"gradient_matching [\d.]+ not scored, update off by ([\d.]+) %", table)
     assert off is not None
-    assert "The update that they give is the one that was sent, or a multiple of it, but for" in out
     rows = json.loads((home / "run" / "result.json").read_text())["rows"]
     assert rows[0]["misfit"] < 1e-4
     assert rows[1]["misfit"] == pytest.approx(float(off[1]) / 100, rel=0.1)
@@ -209,10 +209,11 @@ def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
 def test_a_batch_size_that_the_rank_contradicts_is_said_once_where_people_look(
     cli: Cli, home: Path, captured: Tensor
 ) -> None:
-    words = "a layer has a gradient of rank 3, which one step on 2 examples cannot give; give the right --batch-size"
+    words = "a layer has a gradient of rank 3"
     asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", *HIDDEN)
     out = " ".join(cli(*asked, "--batch-size=2", "--out=run").out.split())
     assert out.count(f"Contradicted: {words}") == 1
+    assert "--batch-size" in out
     page = " ".join((home / "run" / "report.html").read_text().split())
     assert page.count(words) == 1
     assert words in " ".join(cli("exposure", "run/observed").out.split())
@@ -235,15 +236,9 @@ def test_what_to_question_is_said_once_where_nothing_explains_the_update(cli: Cl
     lead = "No attack here explains the update as it was told."
     assert [text.count(lead) for text in (out, page)] == ([1, 1] if pull else [0, 0])
     if pull:
-        for words in (
-            "the loss, cross_entropy: --loss",
-            "one step of SGD at a learning rate of 0.1: --lr and --steps",
-            "client.momentum=…, client.optimizer=adam",
-            "3 examples: --batch-size",
-            "no weight decay: --weight-decay",
-            "whatever else the client may have done: a rule of your own, --client module:Rule",
-        ):
-            assert words in out
+        for option in ("--loss", "--lr and --steps", "client.momentum", "client.optimizer=adam", "--batch-size",
+                       "--weight-decay", "--client module:Rule"):  # fmt: skip
+            assert option in out.partition(lead)[2], option
         assert "batch norm" not in out.partition(lead)[2]
 
 
@@ -262,8 +257,7 @@ def test_a_certificate_is_not_called_no_copy_where_the_told_loss_is_wrong(cli: C
     out = " ".join(cli("attack", "before.pt", "after.pt", *asked).out.split())
     assert "certifies 3 of them without any truth" in out
     assert "no exact copies" not in out
-    assert "something told or inferred of the client is wrong. A certified guess" in out
-    assert "the loss, cross_entropy: --loss" in out
+    assert "cross_entropy: --loss" in out
 
 
 def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> None:
@@ -283,8 +277,8 @@ def test_what_was_told_otherwise_is_said_where_it_leaves_no_result_at_all(
     assert wrong.out.startswith("NO RESULT"), wrong.out
     found = cli("compare", "right", "wrong")
     assert found.code == 2
-    assert "weight decay of fc2, 1 recorded update: 0 -> 0.01\n" in found.out
-    assert "certified 3 (did not apply in the newer run)" in found.out
+    assert re.search(r"weight decay of .*: 0 -> 0\.01\n", found.out)
+    assert "certified 3" in found.out
     assert cli("compare", "wrong", "right").code == 1  # what an attack did not find, and now does
 
 
@@ -297,12 +291,11 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
     page = (home / "run" / "report.html").read_text()
     strips = dict(re.findall(r'<tr>\s*<th scope="row">([\w<>]+)<small>(.*?)</tr>', page, re.S))
     linear, matching = strips["linear"], strips["inverting_<wbr>gradients"]
-    assert linear.startswith("3 of 3 guesses certified, update reproduced to")
+    assert linear.startswith("3 of 3 guesses certified")
     assert linear.count("<small>certified</small>") == 3
-    assert "linear, example 1, certified: proved, from what was sent alone, to be an exact copy" in linear
-    assert matching.startswith("guesses that it cannot certify, not scored")
+    assert "linear, example 1, certified:" in linear
+    assert "not scored" in matching
     assert "<small>certified</small>" not in matching
-    assert "Certified: proved, from what was sent alone, to be an exact copy." in page
     (path,) = home.glob("run/reconstructions/**/linear.safetensors")
     tensors = load_file(path)
     tensors["000000/certified"][1] = False
@@ -311,7 +304,7 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
     assert cli("report", "run").code == 0
     page = (home / "run" / "report.html").read_text()
     assert (page.count('96"><small>certified</small>'), page.count('96"><small>not certified</small>')) == (2, 1)
-    assert "linear, example 2, not certified: a guess that nothing proves" in page
+    assert "linear, example 2, not certified:" in page
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
     assert cli("score", "run", "--truth=mine.npz").code == 0
     assert "certified</small>" not in (home / "run" / "report.html").read_text()  # decibels stand there
@@ -324,17 +317,15 @@ def test_another_learning_rate_is_said_before_anything_is_called_better(cli: Cli
     assert cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong").code == 0
     found = cli("compare", "right", "wrong")
     assert found.code == 2
-    told = "told or given otherwise:\n  learning rate of fc2, 1 recorded update: 0.1 -> 0.3\n"
-    assert found.out.startswith(told)
-    assert "client's loss of fc2, 1 recorded update: the default -> bce" in found.out
-    assert "both runs attacked the same files, so that one of them was told wrong" in found.out
-    assert "better, if only what is meant differs:" in found.out
+    assert re.match(r"told or given otherwise:\n  learning rate of .*: 0\.1 -> 0\.3\n", found.out)
+    assert re.search("client's loss of .*: the default -> bce", found.out)
+    assert "the same files" in found.out
     assert "NOT WORSE" not in found.out
     record = cli("compare", "right", "wrong", "--json").json
     assert (record["doubts"], record["worse"]) == (2, 0)
     assert list(record).index("differences") < list(record).index("changes")
     gate = cli(*line, "--lr=0.3", "--loss=bce", "--out=wrong", "--baseline=right", "--quiet")
-    assert (gate.code, "told or given otherwise than in the baseline: learning rate" in gate.err) == (2, True)
+    assert (gate.code, "learning rate" in gate.err) == (2, True)
     meant = cli("compare", "right", "wrong", "--meant=learning rate", "--meant=client's loss")
     assert (meant.code, "told or given otherwise" in meant.out) == (0, True)
     assert cli("compare", "right", "right").out.startswith("NOT WORSE")
@@ -352,8 +343,7 @@ def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home:
     np.savez(home / "mine.npz", x=captured.numpy(), y=np.array([2, 5, 5]))
     found = cli("score", "run", "--truth=other.npz")
     words = " ".join(found.out.split())
-    assert "FALSE CERTIFICATE. Of 3 guesses that linear certified on fc2, 1 recorded update, 3 are no exact" in words
-    assert "Or the truth is that of another update" in words
+    assert "FALSE CERTIFICATE. Of 3 guesses that linear certified" in words
     assert "3 false certificates" in words.partition("FALSE")[0]  # the table
     assert cli("score", "run", "--truth=other.npz", "--quiet").out.startswith("FALSE CERTIFICATE.")
     told = cli("score", "run", "--truth=other.npz", "--json").json
@@ -470,7 +460,7 @@ def test_a_network_of_rows_is_asked_for_their_length(home: Path, refused: Refuse
     torch.save({name: tensor + 0.1 for name, tensor in model.state_dict().items()}, home / "after.pt")
     (home / "bare.py").write_text("from torch import nn\ndef net(shape, classes):\n    return nn.Linear(shape[0], 2)\n")
     said = refused("attack", "before.pt", "after.pt", "--model=bare:net", "--classes=2", "--lr=0.1", "--jobs=1")
-    assert "which was taken for 3,32,32: --shape 9 for rows of 9 numbers" in said
+    assert "--shape 9" in said
 
 
 def test_a_loss_that_was_typed_is_run_and_a_strangers_is_not(cli: Cli, home: Path, captured: Tensor) -> None:
@@ -485,7 +475,7 @@ def test_a_loss_that_was_typed_is_run_and_a_strangers_is_not(cli: Cli, home: Pat
     (home / "run" / "result.json").unlink()
     found = cli(*asked, "--loss=ownloss:smooth")
     assert found.code == 2
-    assert "'strangers:trap', which is somebody's own code" in found.err
+    assert "'strangers:trap'" in found.err
 
 
 def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
@@ -503,22 +493,11 @@ def test_rows_of_a_table_are_scored_with_an_npz(cli: Cli, home: Path) -> None:
     torch.optim.SGD(net.parameters(), lr=0.1).step()
     torch.save(net.state_dict(), home / "rows_after.pt")
     np.savez(home / "batch.npz", x=rows.numpy(), y=np.float32([1]))
-    told = (
-        "--model=rows:factory",
-        "--shape=5",
-        "--classes=2",
-        "--lr=0.1",
-        "--batch-size=1",
-        "--use=linear",
-        "--jobs=1",
-    )
-    assert cli("attack", "rows_before.pt", "rows_after.pt", *told, "--out=run").code == 0
+    told = ("--model=rows:factory", "--shape=5", "--classes=2", "--lr=0.1", "--batch-size=1", "--use=linear")
+    assert cli("attack", "rows_before.pt", "rows_after.pt", *told, "--jobs=1", "--out=run").code == 0
     scored = cli("score", "run", "--truth", "batch.npz", "--trust")
     assert scored.code == 0, scored.err
     assert "rebuilt 1 of 1 examples exactly" in " ".join(scored.out.split())
-
-
-SAME = "both runs attacked the same files, so that one of them was told or inferred wrong: "
 
 
 def test_a_rate_that_makes_several_steps_of_one_is_no_pass(cli: Cli, home: Path, captured: Tensor) -> None:
@@ -528,10 +507,8 @@ def test_a_rate_that_makes_several_steps_of_one_is_no_pass(cli: Cli, home: Path,
     assert cli(*line, "--lr=0.05", "--out=wrong").code == 0
     found = cli("compare", "right", "wrong")
     assert found.code == 2
-    said, _, _ = found.out.partition("note: ")
-    assert said.startswith("told or given otherwise:\n")
-    assert "  learning rate of fc2, 1 recorded update: 0.1 -> 0.05\n" in said
-    assert f"note: {SAME}client, learning rate\n" in found.out
+    assert re.search(r"learning rate of .*: 0\.1 -> 0\.05\n", found.out)
+    assert "wrong: client, learning rate\n" in found.out
     assert "NOT WORSE" not in found.out
 
 
@@ -549,8 +526,8 @@ def test_weight_decay_that_was_inferred_and_then_told_away_is_no_pass(cli: Cli, 
     assert cli(*line, "--weight-decay=0", "--out=none").code == 0
     found = cli("compare", "right", "none")
     assert found.code == 2
-    assert found.out.startswith("told or given otherwise:\n  weight decay of fc2, 1 recorded update: 0.0005 -> 0\n")
-    assert f"note: {SAME}weight decay\n" in found.out
+    assert re.match(r"told or given otherwise:\n  weight decay of .*: 0\.0005 -> 0\n", found.out)
+    assert "wrong: weight decay\n" in found.out
     gate = cli(*line, "--weight-decay=0", "--out=none", "--baseline=right")
     assert (gate.code, "may be why" in gate.err) == (2, True)
 
@@ -561,7 +538,8 @@ def test_a_difference_that_is_meant_must_be_one(cli: Cli, home: Path, captured: 
     assert cli(*line, "--lr=0.3", "--out=wrong").code == 0
     found = cli("compare", "right", "wrong", "--meant=learning rate", "--meant=rate")
     assert found.code == 2
-    assert "'rate' differs in no case of the two runs; what differs: 'learning rate'" in found.err
+    assert "'rate'" in found.err
+    assert "'learning rate'" in found.err
     alike = cli("compare", "right", "right", "--meant=learning rate")
     assert (alike.code, "what differs: nothing" in alike.err) == (2, True)
 

@@ -55,16 +55,15 @@ def test_a_run_that_nobody_touched_is_as_it_was_written(run: Path, cli: Cli) -> 
     assert "not signed" in found.out
 
 
-@pytest.mark.parametrize(
-    "path", ["result.json", "recipe.toml", "private/truth.safetensors", "attacks/cell/linear/000000.safetensors",
-             "observed/rounds/000000.safetensors", "report.html", "scores.jsonl"],
-)  # fmt: skip
-def test_one_changed_bit_is_named(path: str, run: Path, cli: Cli) -> None:
+def test_one_changed_bit_is_named(run: Path, cli: Cli) -> None:
     assert cli("report", run).code == 0
-    flip(run / path, -3)
-    found = cli("verify", run, "--json")
-    assert found.code == 1
-    assert found.json["differences"] == [{"path": path, "what": "changed"}]
+    for path in ("result.json", "recipe.toml", "private/truth.safetensors", "attacks/cell/linear/000000.safetensors",
+                 "observed/rounds/000000.safetensors", "report.html", "scores.jsonl"):  # fmt: skip
+        flip(run / path, -3)
+        found = cli("verify", run, "--json")
+        assert (found.code, found.json["differences"]) == (1, [{"path": path, "what": "changed"}])
+        flip(run / path, -3)
+    assert cli("verify", run).code == 0
 
 
 def test_files_that_came_or_went_are_named(run: Path, cli: Cli) -> None:
@@ -137,11 +136,13 @@ def test_every_byte_of_every_file_counts(pack: Path, cli: Cli) -> None:
     assert cli("verify", pack).code == 0
 
 
-@pytest.mark.parametrize("gone", ["manifest.json.sig", "signer.pub", "annex.html"])
-def test_a_file_that_is_gone_is_seen(gone: str, pack: Path, key: Path, cli: Cli) -> None:
-    (pack / gone).unlink()
-    assert cli("verify", pack).code == 1
-    assert cli("verify", pack, "--key", f"{key}.pub").code == 1
+def test_a_file_that_is_gone_is_seen(pack: Path, key: Path, cli: Cli) -> None:
+    for gone in ("manifest.json.sig", "signer.pub", "annex.html"):
+        whole = (pack / gone).read_bytes()
+        (pack / gone).unlink()
+        assert cli("verify", pack).code == cli("verify", pack, "--key", f"{key}.pub").code == 1, gone
+        (pack / gone).write_bytes(whole)
+    assert cli("verify", pack).code == 0
 
 
 def test_not_one_byte_may_stand_beside_a_signature(pack: Path, key: Path, cli: Cli) -> None:
@@ -202,9 +203,9 @@ def test_the_same_run_gives_the_same_files(pack: Path, run: Path, key: Path, cli
     }
 
 
-@pytest.mark.parametrize("name", ["auditor.pem.pub", "tiny.toml", "none.pem"])
-def test_what_is_no_private_key_signs_nothing(name: str, key: Path, run: Path, refused: Refused) -> None:
-    assert "key" in refused("evidence", run, "--out", "pack", "--sign", key.parent / name)
+def test_what_is_no_private_key_signs_nothing(key: Path, run: Path, refused: Refused) -> None:
+    for name in ("auditor.pem.pub", "tiny.toml", "none.pem"):
+        assert "key" in refused("evidence", run, "--out", "pack", "--sign", key.parent / name), name
 
 
 def test_a_key_is_its_owners_alone_and_is_never_replaced(key: Path, refused: Refused) -> None:
@@ -332,11 +333,10 @@ def test_a_fingerprint_stays_when_the_number_changes(pack: Path, run: Path, cli:
     assert [one["partialFingerprints"] for one in before] == [one["partialFingerprints"] for one in after]
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
-def test_every_format_can_be_printed(name: str, run: Path, cli: Cli) -> None:
-    found = cli("evidence", run, "--print", name)
-    assert (found.code, found.err) == (0, "")
-    assert found.out
+def test_every_format_can_be_printed(run: Path, cli: Cli) -> None:
+    for name in FORMATS:
+        found = cli("evidence", run, "--print", name)
+        assert (found.code, found.err, bool(found.out)) == (0, "", True), name
 
 
 def test_an_unknown_format_is_named_with_the_known(run: Path, refused: Refused) -> None:
@@ -397,8 +397,8 @@ def test_the_annex_names_the_rate_the_loss_and_that_the_update_looks_clipped(hom
     for run, made in (("round", "one step of SGD at a learning rate of 0.1"), ("sent", "one gradient")):
         assert cli("evidence", run, "--out", f"{run}-pack").code == 0
         page = Path(f"{run}-pack/annex.html").read_text()
-        assert f"The attacks took the update for {made}, on the loss cross_entropy." in page
-        assert "The update looks clipped: the norm of the update is 0.5, a round number." in page
+        assert f"took the update for {made}, on the loss cross_entropy" in page
+        assert "looks clipped: the norm of the update is 0.5" in page
 
 
 LEAST = ("--model", "convnet", "--set", "batch.count=1", "--set", "training.steps=0", "--jobs", 1, "--out", "unread")

@@ -18,7 +18,6 @@ def test_a_folder_is_looked_at(cli: Cli, observed: Path) -> None:
     assert "gives away 1 of 1 example exactly" in found.out
     assert "; 1 label\n" in found.out
     assert "2.weight" in found.out
-    assert "No attack was run" in found.out
 
 
 def test_json_and_the_gate(cli: Cli, observed: Path) -> None:
@@ -56,7 +55,7 @@ def test_tensors_and_layers_that_say_nothing_share_a_line(capsys: pytest.Capture
     (rest,) = [line for line in lines if "no closed form found" in line]
     assert rest.startswith(f"{len(found.tensors) - len(said)} further tensors ")
     (inner,) = [line for line in lines if "positions" in line]
-    assert inner.startswith("10 further layers: inner features at the positions of an example")
+    assert inner.startswith("10 further layers")
     # Nothing is said of unmixing layers that read positions: it would find mixtures of these.
     assert not any("cocktail_party" in (says.gives or "") for says in found.tensors)
     assert len(lines) < 25

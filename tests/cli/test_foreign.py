@@ -83,13 +83,10 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "empty JSON": (cut("knowledge.json", 0), "not valid JSON"),
     "no text": (lambda folder: (folder / "knowledge.json").write_bytes(b"\xff\xfe\0"), "not valid JSON"),
     "a hundred thousand lists": (lambda folder: (folder / "knowledge.json").write_text("[" * 10**5), "not valid JSON"),
-    "a hundred thousand tables": (lambda folder: (folder / "knowledge.json").write_text('{"a":' * 10**5), "not valid"),
     "NaN in JSON": (text("1.0", "NaN"), "no finite number"),
-    "infinity in JSON": (text("1.0", "Infinity"), "no finite number"),
     "a number beyond floats": (text("1.0", "1e999"), "no finite number"),
     "a number of ten thousand digits": (text('"rounds": 2', f'"rounds": {"9" * 10_000}'), "not valid JSON"),
     "no rounds": (facts(rounds=0), "0 rounds"),
-    "fewer than no rounds": (facts(rounds=-1), "-1 rounds"),
     "a billion rounds": (facts(rounds=10**9), "000002.safetensors is missing"),
     "rounds in words": (facts(rounds="two"), "rounds must be a whole number"),
     "a key missing": (facts(num_classes=...), "needs the option 'num_classes'"),
@@ -99,7 +96,6 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     ),
     "a missing model": (lambda folder: (folder / MODEL).unlink(), "does not exist"),
     "a truncated model": (cut(MODEL, 900), "not a whole safetensors file"),
-    "an empty model": (cut(MODEL, 0), "not a whole safetensors file"),
     "a truncated round": (cut(ROUND, 900), "not a whole safetensors file"),
     "a truncated last round": (cut("rounds/000001.safetensors", 900), "not a whole safetensors file"),
     "a header of absurd length": (lambda f: (f / ROUND).write_bytes(b"\xff" * 8 + b"{}"), "not a whole safetensors"),
@@ -116,7 +112,6 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "complex numbers as update": (tensors(ROUND, lambda t: t.to(torch.complex64), "update"), "torch.complex64"),
     "truth values as model": (tensors(MODEL, lambda t: t.bool()), "torch.bool"),
     "a kind of update that is none": (added(ROUND, kind=torch.tensor([120], dtype=torch.uint8)), "kind 'x'"),
-    "a kind in fractions": (added(ROUND, kind=torch.tensor([1.5, 300.0])), "kind"),
     "a kind in two dimensions": (added(ROUND, kind=torch.ones(2, 2)), "kind"),
     "a delta where gradients are sent": (
         added(ROUND, kind=torch.tensor(list(b"delta"), dtype=torch.uint8)),
@@ -124,7 +119,6 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     ),
     "an unknown client rule": (facts(client={"use": "fedavgg"}), "unknown client rule 'fedavgg'"),
     "a client rule that is no name": (facts(client={"use": ["fedsgd"]}), "unknown client rule"),
-    "a client rule without a name": (facts(client={}), "unknown client rule None"),
     "no client table": (facts(client=None), "client must be a table"),
     "a client option that is none": (facts(client={"use": "fedsgd", "x": 3}), "no option 'x'"),
     "a client option that cannot be": (facts(client={"use": "fedsgd", "mode": "x"}), "one of 'train', 'eval'"),
@@ -132,7 +126,6 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "a model that is no table": (facts(architecture="fc2"), "architecture must be a table"),
     "model options that are no table": (facts(architecture={"use": "fc2", "options": [1]}), "a table `options`"),
     "a model option that is none": (facts(architecture=fc2(depth=3)), "no option 'depth'"),
-    "a width in words": (facts(architecture=fc2(hidden="16")), "whole number"),
     "a width below zero": (facts(architecture=fc2(hidden=-16)), "at least 1"),
     "a width of a trillion": (facts(architecture=fc2(hidden=10**12)), "(1000000000000,)"),
     "a width of 10**30": (facts(architecture=fc2(hidden=10**30)), "cannot be built"),
@@ -144,20 +137,14 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "inputs of absurd size": (facts(input_shape=[1, 10**6, 10**6]), "names inputs of shape"),
     "inputs of seventy dimensions": (facts(input_shape=[1] * 70 + [8, 8]), "names inputs of shape"),
     "a shape in words": (facts(input_shape="188"), "input_shape must be a list"),
-    "a shape in fractions": (facts(input_shape=[1, 8.0, 8]), "input_shape must be a list"),
     "a range that falls": (facts(value_range=[1, 0]), "[low, high]"),
     "a range of one": (facts(value_range=[1]), "[low, high]"),
     "no examples": (facts(batch_size=0), "batch size 0"),
-    "fewer than no examples": (facts(batch_size=-3), "batch size -3"),
     "a trillion examples": (facts(batch_size=10**12), "batch size 1000000000000"),
-    "examples in fractions": (facts(batch_size=1.5), "batch_size must be a whole number"),
-    "true examples": (facts(batch_size=True), "batch_size must be a whole number"),
     "told garbage": (facts(told=["labels", 3, None, {}]), "told must be a list"),
     "told something unknown": (facts(told=["label"]), "did you mean 'labels'"),
-    "told a word": (facts(told="labels"), "told must be a list"),
     "told labels that are not there": (facts(told=["labels"]), "lacks the labels"),
     "told labels beyond the classes": (both(facts(told=["labels"]), added(ROUND, labels=torch.tensor([7]))), "0..1"),
-    "told labels below zero": (both(facts(told=["labels"]), added(ROUND, labels=torch.tensor([-1]))), "0..1"),
     "told too many labels": (
         both(facts(told=["labels"]), added(ROUND, labels=torch.zeros(5, dtype=torch.int64))),
         "one whole number per example",
@@ -206,24 +193,6 @@ def test_somebody_elses_code_is_not_run_unasked(observed: Path, home: Path, refu
         assert f"--model {use}" in refused("validate", observed)
     assert not (home / "ran").exists()
     assert "theirs" not in sys.modules
-
-
-NAMING = [
-    '[data]\nuse = "theirs:make"', '[client]\nuse = "theirs:make"', '[[defense]]\nuse = "theirs:make"',
-    '[federation]\nrounds = 1\n[partition]\nuse = "theirs:make"', '[score]\nmetrics = ["theirs:make"]',
-    '[auxiliary]\nuse = "theirs:make"', '[grid]\n"data.use" = ["digits", "theirs:make"]',
-    '[[case]]\nname = "other"\nclient = { use = "theirs:make" }',
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("table", NAMING)
-def test_a_recipe_is_not_validated_by_running_code_that_it_names_anywhere(
-    table: str, home: Path, refused: Refused
-) -> None:
-    (home / "theirs.py").write_text(CODE)
-    (home / "theirs.toml").write_text(f'[[attack]]\nuse = "linear"\n{table}\n')
-    assert "names somebody's own code (theirs:make)" in refused("validate", "theirs.toml")
-    assert not (home / "ran").exists()
 
 
 RULE = """
@@ -281,14 +250,14 @@ IN_A_RUN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("place", IN_A_RUN)
-def test_a_run_folder_does_not_name_code_to_run(place: str, run: Path, home: Path, cli: Cli, refused: Refused) -> None:
+def test_a_run_folder_does_not_name_code_to_run(run: Path, home: Path, cli: Cli, refused: Refused) -> None:
     (home / "theirs.py").write_text(CODE)
     assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
     asked = json.loads(Path("blind/attack.json").read_text())
-    Path("blind/attack.json").write_text(json.dumps({**asked, **IN_A_RUN[place]}))
-    assert "if you trust it, add --trust" in refused("score", "blind", "--truth", run / "private")
-    assert not (home / "ran").exists()
+    for place, change in IN_A_RUN.items():
+        Path("blind/attack.json").write_text(json.dumps({**asked, **change}))
+        assert "add --trust" in refused("score", "blind", "--truth", run / "private"), place
+        assert not (home / "ran").exists(), place
 
 
 IN_A_RECIPE = {
@@ -300,8 +269,11 @@ IN_A_RECIPE = {
     "grid over defenses": 'grid = { defense = [[], [{ use = "theirs:make" }]] }',
     "grid over partitions": 'grid = { "partition.use" = ["theirs:make"] }',
     "case": 'case = [{ name = "one", defense = [{ use = "theirs:make" }] }]',
+    "case of a client": 'case = [{ name = "other", client = { use = "theirs:make" } }]',
     "client": 'client = { use = "theirs:make" }',
     "data": 'data = { use = "theirs:make" }',
+    "grid over data": 'grid = { "data.use" = ["digits", "theirs:make"] }',
+    "metric": 'score = { metrics = ["theirs:make"] }',
     "auxiliary": 'auxiliary = { use = "theirs:make" }',
     "frontier": 'frontier = [{ parts = [{ use = "theirs:make" }] }]',
     "utility": 'utility = { rounds = "theirs:make" }',
@@ -310,12 +282,12 @@ IN_A_RECIPE = {
 }
 
 
-@pytest.mark.parametrize("place", IN_A_RECIPE)
-def test_checking_a_recipe_runs_no_code_that_it_names(place: str, home: Path, refused: Refused) -> None:
+def test_checking_a_recipe_runs_no_code_that_it_names(home: Path, refused: Refused) -> None:
     (home / "theirs.py").write_text(CODE)
-    (home / "theirs.toml").write_text(IN_A_RECIPE[place])
-    assert "if you trust it, add --trust" in refused("validate", "theirs.toml")
-    assert not (home / "ran").exists()
+    for place, recipe in IN_A_RECIPE.items():
+        (home / "theirs.toml").write_text(recipe)
+        assert "add --trust" in refused("validate", "theirs.toml"), place
+        assert not (home / "ran").exists(), place
 
 
 def test_code_that_is_trusted_is_imported_to_check_its_options(home: Path, cli: Cli) -> None:

@@ -18,19 +18,15 @@ UNKNOWN = {
     "defense": (["--set", 'defense=[{use="sparsifi"}]'], "sparsify"),
     "thing to tell": (["--told", "label"], "labels"),
     "key": (["--set", "bach.size=3"], "batch"),
-    "option of a table": (["--set", "batch.sizze=3"], "size"),
     "option of the model": (["--set", "model.hiden=3"], "hidden"),
-    "option of the data": (["--set", "data.sizze=3"], "size"),
     "library model": (["--model", "torchvision:resnet19", "--set", "data.channels=3"], "resnet18"),
     "score": (["--fail-if", "pnsr>20"], "psnr"),
 }
 
 
-@pytest.mark.parametrize("kind", UNKNOWN)
-def test_an_unknown_name_lists_near_ones(kind: str, refused: Refused) -> None:
-    arguments, near = UNKNOWN[kind]
-    message = refused("audit", "tiny.toml", *arguments)
-    assert f"did you mean '{near}'" in message
+def test_an_unknown_name_lists_near_ones(refused: Refused) -> None:
+    for kind, (arguments, near) in UNKNOWN.items():
+        assert f"did you mean '{near}'" in refused("audit", "tiny.toml", *arguments), kind
 
 
 def test_an_unknown_recipe_and_kind_list_what_there_is(refused: Refused) -> None:
@@ -41,51 +37,35 @@ def test_an_unknown_recipe_and_kind_list_what_there_is(refused: Refused) -> None
 
 WRONG = {
     "a text for a number": ("batch.size=big", "whole number"),
-    "a fraction for a count": ("batch.size=1.5", "whole number"),
-    "true for a number": ("batch.size=true", "whole number"),
     "NaN": ("score.exact_db=nan", "number"),
-    "infinity": ("score.exact_db=inf", "number"),
-    "NaN for a rate": ("training.lr=nan", "number"),
     "no list": ("knowledge.told=labels", "a list"),
-    "a number for a list": ("knowledge.told=3", "a list"),
     "a number for a table": ("data=3", "table"),
     "a number for a list of tables": ("attack=3", "[[attack]]"),
-    "a number among tables": ("attack=[3]", "table"),
-    "a number for a name": ("data.use=3", "table"),
     "a number for a path": ("data.root=3", "a path"),
     "a number for a function": ("data.progress=3", "a function"),
-    "a number for a grid": ("grid=3", "[grid]"),
     "a number for a grid's list": ("grid.seed=3", "list"),
     "a table below a number": ("seed.x=3", "whole number"),
-    "zero examples": ("batch.size=0", "at least 1"),
     "more examples than there are": ("batch.size=99999", "lower batch.size"),
     "no steps": ("training.steps=-1", "steps >= 0"),
-    "a size below 1": ("data.size=-3", "between 1 and"),
     "an absurd size": ("data.size=100000", "between 1 and"),
     "five channels": ("data.channels=5", "1 (grey) or 3 (RGB)"),
-    "no width": ("model.hidden=0", "at least 1"),
     "a width below zero": ("model.hidden=-3", "at least 1"),
     "a width beyond all memory": ("model.hidden=10000000000000", "cannot be built"),
-    "a seed below zero": ("seed=-1", "2**63"),
-    "a seed of 100 bits": (f"seed={2**100}", "2**63"),
     "a data seed of 100 bits": (f"data.seed={2**100}", "2**63"),
-    "no attack at all": ("attack=[]", "names no attack"),
     "an option no attack takes": ("attack.stepz=3", "takes the option"),
     "an option no defense takes": ("defense.keep=0.1", "takes the option"),
     "an attack's bad value": ("attack.labels=guess", "one of"),
-    "an attack's value of the wrong type": ("attack.steps=x", "whole number"),
     "a setting without =": ("nothing", "KEY=VALUE"),
     "a setting without a key": ("=3", "KEY=VALUE"),
     "a device torch cannot use": ('device="meta"', "--device cpu"),
     "a device that is none": ('device="gpu"', "--device cpu"),
-    "a device by number": ("device=3", "a text"),
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_wrong_setting_is_refused(what: str, refused: Refused) -> None:
-    setting, words = WRONG[what]
-    assert words in refused("audit", "tiny.toml", "--jobs", 1, "--set", setting)
+def test_a_wrong_setting_is_refused(refused: Refused) -> None:
+    """One of each kind: what type a value must have is `test_named`, and what a recipe may say `test_recipe`."""
+    for what, (setting, words) in WRONG.items():
+        assert words in refused("audit", "tiny.toml", "--jobs", 1, "--set", setting), what
 
 
 def test_a_setting_below_a_plain_value_is_refused(refused: Refused) -> None:
@@ -147,9 +127,8 @@ def test_a_missing_recipe_and_data_in_its_place_are_refused(home: Path, refused:
     assert "no recipe" in refused("audit", "")
 
 
-@pytest.mark.parametrize("condition", ["psnr", "psnr=20", "psnr>", "psnr>x", ">20", "", "psnr>20 and ssim>1"])
-def test_a_condition_that_is_none_is_refused(condition: str, refused: Refused) -> None:
-    assert "SCORE>NUMBER" in refused("audit", "tiny.toml", "--fail-if", condition)
+def test_a_condition_that_is_none_is_refused(refused: Refused) -> None:
+    assert "SCORE>NUMBER" in refused("audit", "tiny.toml", "--fail-if", "psnr=20")
 
 
 OWN_CODE = {
@@ -178,46 +157,43 @@ def broken(shape, classes):
 """
 
 
-@pytest.mark.parametrize("what", OWN_CODE)
-def test_own_code_that_does_not_work_is_refused(
-    what: str, home: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_code_that_does_not_work_is_refused(home: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "mine.py").write_text(MINE)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     monkeypatch.delitem(sys.modules, "mine", raising=False)
-    arguments, words = OWN_CODE[what]
-    assert words in refused("audit", "tiny.toml", "--jobs", 1, *arguments)
+    for what, (arguments, words) in OWN_CODE.items():
+        assert words in refused("audit", "tiny.toml", "--jobs", 1, *arguments), what
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["audit", "tiny.toml", "--data", "weights.pt"], "pickle"),
-        (["attack", "update.pt", "--use", "linear"], "alone is no update"),
-        (["attack", "update.pt", "weights.pt", "--use", "linear"], "not a whole file"),
-        (["audit", "tiny.toml", "--data", "nowhere/photos"], "no file or folder"),
-        (["attack", "nowhere", "--use", "linear"], "does not exist"),
-        (["attack", "tiny.toml", "--use", "linear"], "alone is no update"),
-        (["attack", ".", "--use", "linear"], "no recorded update"),
-        (["score", "nowhere"], "result.json"),
-        (["score", "tiny.toml"], "result.json"),
-        (["report", "nowhere"], "no finished run"),
-        (["report", "."], "no finished run"),
-        (["validate", "."], "no recorded update"),
-        (["validate", "nowhere"], "unknown recipe"),
-        (["validate", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
-        (["record", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
-        (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file"),
-        (["audit", "tiny.toml", "--out", "."], "not empty"),
-        (["record", "tiny.toml", "--out", "."], "not empty"),
-        (["audit", "tiny.toml", "--out", "tiny.toml/below"], "--out"),
-        (["audit", "tiny.toml", "--out", "/proc/run"], "--out"),
-    ],
-)
-def test_paths_that_are_not_what_they_should_be(arguments: list[str], words: str, home: Path, refused: Refused) -> None:
+PLACES = [
+    (["audit", "tiny.toml", "--data", "weights.pt"], "pickle"),
+    (["attack", "update.pt", "--use", "linear"], "alone is no update"),
+    (["attack", "update.pt", "weights.pt", "--use", "linear"], "not a whole file"),
+    (["audit", "tiny.toml", "--data", "nowhere/photos"], "no file or folder"),
+    (["attack", "nowhere", "--use", "linear"], "does not exist"),
+    (["attack", "tiny.toml", "--use", "linear"], "alone is no update"),
+    (["attack", ".", "--use", "linear"], "no recorded update"),
+    (["score", "nowhere"], "result.json"),
+    (["score", "tiny.toml"], "result.json"),
+    (["report", "nowhere"], "no finished run"),
+    (["report", "."], "no finished run"),
+    (["validate", "."], "no recorded update"),
+    (["validate", "nowhere"], "unknown recipe"),
+    (["validate", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
+    (["record", "tiny.toml", "--set", "batch.size=0"], "at least 1"),
+    (["audit", "tiny.toml", "--out", "tiny.toml"], "is a file"),
+    (["audit", "tiny.toml", "--out", "."], "not empty"),
+    (["record", "tiny.toml", "--out", "."], "not empty"),
+    (["audit", "tiny.toml", "--out", "tiny.toml/below"], "--out"),
+    (["audit", "tiny.toml", "--out", "/proc/run"], "--out"),
+]
+
+
+def test_paths_that_are_not_what_they_should_be(home: Path, refused: Refused) -> None:
     for name in ("weights.pt", "update.pt"):
         (home / name).write_bytes(b"\x80\x04.")
-    assert words in refused(*arguments)
+    for arguments, words in PLACES:
+        assert words in refused(*arguments), arguments
 
 
 def test_typers_own_mistakes_exit_with_2(cli: Callable[..., object]) -> None:
@@ -266,11 +242,10 @@ def test_the_home_of_nobody_is_a_path_like_any_other(refused: Refused) -> None:
     assert "~nosuchuser/x.pt" in message
 
 
-@pytest.mark.parametrize("key", ["batch.", ".size", "batch..size", " . "])
-def test_a_setting_without_a_name_is_refused(refused: Refused, key: str) -> None:
-    assert "--set takes KEY=VALUE" in refused("audit", "--set", f"{key}=5")
+def test_a_setting_without_a_name_is_refused(refused: Refused) -> None:
+    for key in ("batch.", ".size", "batch..size", " . "):
+        assert "KEY=VALUE" in refused("audit", "--set", f"{key}=5"), key
 
 
-@pytest.mark.parametrize("command", ["audit", "frontier"])
-def test_an_empty_name_is_no_default_recipe(command: str, refused: Callable[..., str]) -> None:
-    assert "looks like data" in refused(command, "")
+def test_an_empty_name_is_no_default_recipe(refused: Callable[..., str]) -> None:
+    assert "looks like data" in refused("frontier", "")

@@ -66,8 +66,8 @@ def test_mistakes_are_one_sentence(
     assert "not both" in refused("observe", "before.pt", "after.pt", "--gradient=gradient.safetensors", *OPTIONS)
     assert "does not fit the model" in refused("observe", "before.pt", "after.pt", "--lr=0.1", "--shape=1,8,8")
     assert "does not exist" in refused("observe", "before.pt", "none.pt", "--lr=0.1", *OPTIONS)
-    assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", "--lr=-1", *OPTIONS)
-    assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", "--lr=inf", *OPTIONS)
+    for rate in ("-1", "inf"):
+        assert "--lr must be above 0" in refused("observe", "before.pt", "after.pt", f"--lr={rate}", *OPTIONS)
     assert "whole numbers such as" in refused("observe", "before.pt", "after.pt", "--lr=1", "--shape=3*8*8")
     assert "lr > 0" in refused("observe", "before.pt", "after.pt", "--client=fedavg", "--set=client.lr=0", *OPTIONS)
     many = "--batch-size=9999999999"

@@ -65,7 +65,7 @@ def test_a_defense_is_measured_beside_what_is_computed(
     assert ran(monkeypatch, *words, "--quiet", "--fail-if", "contradicted") == 1
     said = capsys.readouterr()
     assert said.out.startswith("Stated: contradicted")
-    assert said.err == "failed: contradicted > 0, with contradicted 1\n"
+    assert "contradicted > 0" in said.err
 
 
 def test_the_gate_measures_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,9 +127,10 @@ def test_recorded_rounds_with_canaries_are_measured(
     assert "record more rounds" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "listed",
-    [
+def test_a_damaged_list_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for listed in (
         "[]",
         "{",
         '{"with": 3}',
@@ -137,14 +138,10 @@ def test_recorded_rounds_with_canaries_are_measured(
         '{"with": ["../x"], "without": []}',
         '{"with": ["a"], "without": ["a"]}',
         '{"with": ["a"], "without": ["b"], "canary": "/etc/passwd"}',
-    ],
-)
-def test_a_damaged_list_is_one_sentence(
-    listed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "list.json").write_text(listed)
-    assert ran(monkeypatch, "--recorded", str(tmp_path), "--canaries", str(tmp_path / "list.json")) == 2
-    assert "Traceback" not in capsys.readouterr().err
+    ):
+        (tmp_path / "list.json").write_text(listed)
+        assert ran(monkeypatch, "--recorded", str(tmp_path), "--canaries", str(tmp_path / "list.json")) == 2, listed
+        assert "Traceback" not in capsys.readouterr().err, listed
 
 
 @pytest.mark.parametrize(
@@ -189,7 +186,7 @@ def other(update): return {"w": update["fc.weight"]}
         ("nothing", "cannot be judged"),
         ("same", "cannot be judged"),
         ("words", "in place of a tensor"),
-        ("raises", "raised ValueError: my own error (broken.py line 8)"),
+        ("raises", "ValueError: my own error (broken.py line 8)"),
         ("other", "--shapes names others"),
         ("thing", "no function"),
     ],

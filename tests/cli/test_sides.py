@@ -116,21 +116,17 @@ def test_without_a_defense_bounds_count_numbers_sent_and_none_is_measured(cli: C
     assert not found.json["sides"][3]["tried"]
 
 
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
+def test_mistakes_in_the_tables_are_one_sentence(cli: Cli) -> None:
+    for setting, words in (
         ("bounds.where=some", "'defended', 'all'"),
         ("bounds.level=0", "level between 0 and 1"),
         ("bounds.candidates=0", "candidates >= 1"),
         ("epsilon.calls=10", "calls >= 1000"),
         ("epsilon.delta=1", "delta between 0 and 1"),
         ("epsilon.stated=-1", "stated >= 0"),
-    ],
-)
-def test_mistakes_in_the_tables_are_one_sentence(cli: Cli, setting: str, words: str) -> None:
-    found = cli("validate", "tiny.toml", "--set", setting)
-    assert found.code == 2
-    assert words in found.err
+    ):
+        found = cli("validate", "tiny.toml", "--set", setting)
+        assert (found.code, words in found.err) == (2, True), setting
 
 
 def test_a_side_that_was_asked_for_and_is_not_to_be_had_says_why(cli: Cli) -> None:
@@ -139,15 +135,17 @@ def test_a_side_that_was_asked_for_and_is_not_to_be_had_says_why(cli: Cli) -> No
     )
     assert found.code == 0, found.err
     sides = {side["name"]: side for side in found.json["sides"]}
-    assert sides["named"]["words"].startswith("asked for, and not to be had: a membership test")
-    assert sides["measured_epsilon"]["words"].startswith("asked for, and not to be had: no client uses a defense")
+    for name, why in (("named", "a membership test"), ("measured_epsilon", "no client uses a defense")):
+        assert sides[name]["words"].startswith("asked for")
+        assert why in sides[name]["words"]
 
 
 def test_a_contradicted_claim_comes_first(run: Path) -> None:
     found = json.loads((run / "result.json").read_text())
     assert found["verdict"].startswith("CONTRADICTED. On fc2")
     words = next(side["words"] for side in found["sides"] if side["name"] == "measured_epsilon")
-    assert "the stated epsilon of 0.2 is contradicted; computed 4.38 not contradicted" in words
+    assert "0.2 is contradicted" in words
+    assert "4.38 not contradicted" in words
     assert "epsilon contradicted" in (run / "report.html").read_text(encoding="utf-8")
 
 

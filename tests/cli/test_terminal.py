@@ -194,32 +194,15 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], **options
 def test_a_row_has_its_numbers_in_words_and_digits(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, ROW)
     (found,) = [line for line in lines if line.startswith("inverting")]
-    assert found.split() == [
-        "inverting_gradients",
-        "2/16",
-        "16.8",
-        "17",
-        "[16,",
-        "20]",
-        "0.50",
-        "12.5",
-        "partly",
-        "recovered",
-    ]
+    assert " ".join(found.split()) == "inverting_gradients 2/16 16.8 17 [16, 20] 0.50 12.5 partly recovered"
     assert "fc2, [red]batch[/red] 8" in lines, "words of strangers are printed, not obeyed"
-    assert "without the update: the example's mean 13.8, noise 8.7 dB" in lines
+    assert any("13.8" in line and "8.7 dB" in line for line in lines), "what is had without the update"
     assert "LEAKS. [bold]no markup[/bold]" in lines
 
 
 def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {
-        **ROW,
-        **NULLS,
-        "attack": "linear",
-        "status": "inapplicable",
-        "reason": "no bias; use dlg",
-        "outcome": "does not apply",
-    }
+    why = {"status": "inapplicable", "reason": "no bias; use dlg", "outcome": "does not apply"}
+    row = {**ROW, **NULLS, "attack": "linear", **why}
     lines = printed(capsys, ROW, row)
     (found,) = [line for line in lines if line.startswith("linear ")]
     assert found.split() == ["linear", "-", "-", "-", "-", "-", "does", "not", "apply"]
@@ -262,7 +245,7 @@ def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str])
     print_result(terminal.Path("run"), Result.model_validate(result), quiet=False)
     lines = capsys.readouterr().out.splitlines()
     place = lines.index("LEAKS.")
-    assert lines[place + 1] == "Promised beside it: epsilon = 8.12 at delta = 1e-05 for each example, over 1 round."
+    assert all(fact in lines[place + 1] for fact in ("8.12", "1e-05", "example", "1 round"))
 
 
 def test_a_single_case_has_no_name_to_tell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

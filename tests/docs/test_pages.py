@@ -11,15 +11,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from each import check_each
 
 from seepage.cli import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = [DOCS / "tutorial.md", *sorted(DOCS.glob("howto/*.md")), *sorted(DOCS.glob("concepts/*.md")), DOCS / "prove.md"]
+WITH_THE_CODE = {"tutorial.md", "howto/add-an-attack.md", "howto/add-a-defense.md"}
+"""Pages that run with the tests of the code; the others run with those of the docs."""
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n\n?)?^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUN = {"bash", "python"}
 SHOWN = {"text", "toml", "yaml", ""}
@@ -40,8 +44,13 @@ def blocks(page: Path) -> list[Block]:
     return [Block(kind=match[2], text=match[3], mark=match[1] or "") for match in found]
 
 
+def case(page: Path) -> Any:
+    name = page.relative_to(DOCS).as_posix()
+    return pytest.param(page, id=name, marks=() if name in WITH_THE_CODE else pytest.mark.docs)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+@pytest.mark.parametrize("page", [case(page) for page in PAGES])
 def test_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
@@ -59,8 +68,12 @@ def test_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.
             printed = ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
-def test_blocks_are_known(page: Path) -> None:
+@pytest.mark.docs
+def test_blocks_are_known() -> None:
+    check_each(((page.relative_to(DOCS).as_posix(), page) for page in PAGES), is_run_or_shown)
+
+
+def is_run_or_shown(page: Path) -> None:
     for block in blocks(page):
         assert block.kind in RUN | SHOWN, f"{page.name}: a block of {block.kind!r} is neither run nor shown"
         assert not block.mark or re.match(r"(file: \S+|exits \d|not run: .+)$", block.mark), block.mark
@@ -119,6 +132,7 @@ def test_what_a_page_shows_can_be_wrong() -> None:
         _assert_printed("recovered 2 of 3", "found 2 of 3")
 
 
+@pytest.mark.docs
 def test_every_diagnostic_is_explained() -> None:
     named = set()
     for path in (ROOT / "src").rglob("*.py"):

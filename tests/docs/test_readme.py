@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.skipif(not (ROOT / "docs/site_builder").is_dir(), reason="the builder is not here")
+pytestmark = [
+    pytest.mark.docs,
+    pytest.mark.skipif(not (ROOT / "docs/site_builder").is_dir(), reason="the builder is not here"),
+]
 
 
 def test_the_table_of_attacks_is_the_generated_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from seepage import ATTACKS, DEFENSES
 
 BUILDER = Path(__file__).parents[2] / "docs/site_builder"
-pytestmark = pytest.mark.skipif(not BUILDER.is_dir(), reason="the builder is not here")
+pytestmark = [pytest.mark.docs, pytest.mark.skipif(not BUILDER.is_dir(), reason="the builder is not here")]
 HEAD = "<html><head><link rel='stylesheet' href='style.css'></head><body>"
 
 

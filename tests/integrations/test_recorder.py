@@ -175,7 +175,7 @@ def test_mistakes_are_said(tmp_path: Path) -> None:
     before, after, batch = step(1)
     with pytest.raises(SeepageError, match="learning rate is known"):
         recorder(tmp_path, client=FedSGD())
-    with pytest.raises(SeepageError, match="one recording of this model takes"):
+    with pytest.raises(SeepageError, match="one recording"):
         recorder(tmp_path, most=10)
     with pytest.raises(SeepageError, match="'none' or 'inline'"):
         recorder(tmp_path, audit="sometimes")
@@ -213,7 +213,7 @@ def test_a_list_of_arrays_takes_its_names_from_the_model_or_from_names(tmp_path:
     sent = open_transcript(again.folder)[0].update.tensors
     assert torch.allclose(sent["4.bias"], torch.full((3,), 2.0))
     assert not sent["4.weight"].any()
-    with pytest.raises(SeepageError, match=r"names=… holds 'top', which the model has not"):
+    with pytest.raises(SeepageError, match=r"names=.*'top'"):
         Recorder(tmp_path / "c", **given, names=["top"])
 
 

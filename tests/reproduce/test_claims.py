@@ -3,7 +3,7 @@
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import combinations, pairwise, product
 from pathlib import Path
@@ -11,22 +11,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from each import check_each
 from scipy import stats
 
 from seepage.data import is_packaged
 from seepage.errors import Problems
 from seepage.papers import OTHERS, Item, Record, judge, judge_paper, list_items
+from seepage.papers.claims import Claim
 from seepage.papers.items import item_of
 from seepage.papers.verdicts import Judged, in_words, student
 from seepage.recipe.files import find_recipe
 
 ROOT = Path(__file__).parents[2]
-ITEMS = list_items()
-CLAIMS = [(item, number) for item in ITEMS.values() for number in range(len(item.claims))]
 
 # --- the claims that ship ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.docs
 def test_all_tables_and_figures_of_the_papers_are_in_the_book() -> None:
     """11 + 8, 5 + 12 and 19 + 12: every number once, with a recipe or with a reason."""
     counts = {"cafe": (11, 8), "cpa": (5, 12), "fedleak": (19, 12)}
@@ -36,22 +37,33 @@ def test_all_tables_and_figures_of_the_papers_are_in_the_book() -> None:
         for kind, last in (("table", tables), ("figure", figures))
         for number in range(1, last + 1)
     ]
-    assert sorted([*ITEMS, *(other.id for other in OTHERS)]) == sorted(wanted)
+    assert sorted([*list_items(), *(other.id for other in OTHERS)]) == sorted(wanted)
     assert len(wanted) == 67
     index = (ROOT / "docs/results/index.md").read_text(encoding="utf-8")
     for other in OTHERS:
         assert f"- {other.item}, {other.about}: {other.kind}" in index
 
 
-@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda item: item.id)
-def test_an_item_makes_claims_or_says_why_it_makes_none(item: Item) -> None:
-    assert bool(item.claims) != bool(item.expect.no_claim)
+@pytest.mark.docs
+def test_an_item_makes_claims_or_says_why_it_makes_none() -> None:
+    unclear = [item.id for item in list_items().values() if bool(item.claims) == bool(item.expect.no_claim)]
+    assert not unclear
 
 
-@pytest.mark.parametrize(("item", "number"), CLAIMS, ids=lambda value: getattr(value, "id", value))
-def test_the_papers_own_numbers_satisfy_a_claim(item: Item, number: int) -> None:
+def claims() -> Iterator[tuple[str, tuple[Item, Claim]]]:
+    for item in list_items().values():
+        for number, claim in enumerate(item.claims, 1):
+            yield f"{item.id}, claim {number}", (item, claim)
+
+
+@pytest.mark.docs
+def test_the_papers_own_numbers_satisfy_every_claim() -> None:
     """One that they do not satisfy is transcribed wrongly."""
-    claim = item.claims[number]
+    check_each(claims(), paper_satisfies)
+
+
+def paper_satisfies(case: tuple[Item, Claim]) -> None:
+    item, claim = case
     judged = judge_paper(claim, item.lines, len(item.expect.columns))
     if claim.printed:
         assert judged.verdict == "holds", [part for part in judged.parts if part.measured and not part.found]
@@ -59,9 +71,13 @@ def test_the_papers_own_numbers_satisfy_a_claim(item: Item, number: int) -> None
         assert judged.measured == 0, "the paper prints numbers for it: say printed = true"
 
 
-@pytest.mark.parametrize(("item", "number"), CLAIMS, ids=lambda value: getattr(value, "id", value))
-def test_a_claim_that_does_not_hold_says_what_differs(item: Item, number: int) -> None:
-    claim = item.claims[number]
+@pytest.mark.docs
+def test_a_claim_that_does_not_hold_says_what_differs() -> None:
+    check_each(claims(), says_what_differs)
+
+
+def says_what_differs(case: tuple[Item, Claim]) -> None:
+    item, claim = case
     for one in judge(claim, item.lines, len(item.expect.columns), records_of(item.id)):
         assert one.verdict != "does not hold" or len(claim.differs) > 20, claim.text
 
@@ -240,9 +256,13 @@ def said(found: Sequence[bool | str | None], size: str) -> str:
     return f"{WORDS[size][kind]} ({count} of {len(measured)} {('yes', 'no', 'open')[kind]}{rest})"
 
 
-@pytest.mark.parametrize("item", ITEMS.values(), ids=lambda item: item.id)
-def test_every_verdict_on_the_first_page_follows_from_the_rows(item: Item) -> None:
+@pytest.mark.docs
+def test_every_verdict_on_the_first_page_follows_from_the_rows() -> None:
     """Recomputed by the oracle above from the recipe's text and the lines of JSON."""
+    check_each(list_items().items(), verdicts_follow)
+
+
+def verdicts_follow(item: Item) -> None:
     expect = tomllib.loads(find_recipe(item.recipe).read_text(encoding="utf-8"))["expect"]
     path = ROOT / "results/reproduce" / f"{item.id.replace('/', '-')}.jsonl"
     lines = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
@@ -447,5 +467,5 @@ def test_mistakes_in_a_claim_are_named(claim: Mapping[str, Any], words: str) -> 
 
 def test_an_item_has_claims_or_a_reason_and_not_both() -> None:
     tables = {**made(PEAK, {"x": [1.0, 4.0, 1.0]}).tables}
-    with pytest.raises(Problems, match="leave one of the two out"):
+    with pytest.raises(Problems, match=r"claims|no_claim"):
         item_of("t", {**tables, "expect": {**tables["expect"], "no_claim": "a diagram"}})

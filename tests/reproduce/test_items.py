@@ -4,14 +4,14 @@ import re
 import tomllib
 import unicodedata
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from each import check_each
 
 from seepage.audit.attack import attack_names
 from seepage.errors import Problems, SeepageError
-from seepage.papers import PAPERS, SIZES, Item, find_item, find_items, list_items, plan
+from seepage.papers import PAPERS, SIZES, Item, Size, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
 from seepage.papers.items import item_of
 from seepage.papers.run import _own_data
@@ -86,7 +86,7 @@ def test_a_data_set_of_the_paper_may_have_settings_of_its_own() -> None:
     assert steps == {("paper", "mnist"): [9], ("small", "mnist"): [2], ("paper", ""): [5], ("small", ""): [5]}
     (job,) = plan([item], "small", {}, [0])[0]
     assert [attack.get("steps") for attack in job.tables["attack"]] == [None, 2]
-    with pytest.raises(Problems, match=r"\[expect.on.cifar10\] is for a data set that no row has"):
+    with pytest.raises(Problems, match=r"expect\.on\.cifar10"):
         of(on.replace("on.mnist", "on.cifar10"))
 
 
@@ -135,7 +135,7 @@ def test_mistakes_are_named(old: str, new: str, words: str) -> None:
 
 
 def test_a_number_of_the_paper_must_be_one() -> None:
-    with pytest.raises(SeepageError, match="paper must be a list of numbers"):
+    with pytest.raises(SeepageError, match="paper must"):
         of(RECIPE.replace("paper = [10.0, nan]", 'paper = ["OOM", 1.0]'))
 
 
@@ -147,7 +147,7 @@ def test_data_that_are_not_there_are_left_out_and_said(tmp_path: Path) -> None:
     assert [(job.paper_data, job.seed) for job in jobs] == [("mnist", 0), ("mnist", 1)]
     assert missing == ["cpa/table-7: nowhere"]
     expect = {**item.tables["expect"], "rows": [{"name": "x", "data": "nowhere"}]}
-    with pytest.raises(SeepageError, match="nothing can be run without the data nowhere"):
+    with pytest.raises(SeepageError, match="nowhere"):
         plan([item_of("x", {**item.tables, "expect": expect})], "paper", {}, [0])
 
 
@@ -176,29 +176,26 @@ def test_every_table_and_figure_of_the_papers_is_there() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_every_shipped_item_resolves_and_its_rows_name_what_is_there(size: Any) -> None:
-    for item in list_items().values():
-        assert item.lines or item.expect.kind == "pictures", item.id
-        assert item.needs["small"].total > 0, f"{item.id} does not say what its small size takes"
-        if item.expect.by:
-            continue
-        for data in item.data:
-            recipes = cells(item.at(size, data and "digits", 0))
-            there = {(r.cell, name) for r in recipes for name in attack_names(r.attack)}
-            names = {r.cell for r in recipes}
-            for line in item.lines:
-                for column in range(len(item.expect.columns)):
-                    cell, attack = line.cell_at(column), line.attack_at(column)
-                    if cell in ("", "-"):
-                        continue
-                    assert cell in names, (item.id, size, line.name, cell, names)
-                    assert line.metric.startswith("cell.") or (cell, attack) in there, (
-                        item.id,
-                        size,
-                        line.name,
-                        attack,
-                    )
+def test_every_shipped_item_resolves_and_its_rows_name_what_is_there() -> None:
+    sizes = ((f"{item.id}, {size}", (item, size)) for item in list_items().values() for size in SIZES)
+    check_each(sizes, rows_name_what_is_there)
+
+
+def rows_name_what_is_there(case: tuple[Item, Size]) -> None:
+    item, size = case
+    assert item.lines or item.expect.kind == "pictures"
+    assert 0 < item.needs["small"].total <= 7, "minutes of [small]"
+    for data in item.data:
+        recipes = cells(item.at(size, data and "digits", 0))
+        there = {(r.cell, name) for r in recipes for name in attack_names(r.attack)}
+        names = {r.cell for r in recipes}
+        for line in item.lines if not item.expect.by else ():
+            for column in range(len(item.expect.columns)):
+                cell, attack = line.cell_at(column), line.attack_at(column)
+                if cell in ("", "-"):
+                    continue
+                assert cell in names, line.name
+                assert line.metric.startswith("cell.") or (cell, attack) in there, (line.name, attack)
 
 
 def test_names_of_papers_stand_for_all_of_their_items() -> None:

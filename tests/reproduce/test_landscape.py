@@ -1,10 +1,12 @@
 """The outlook's thresholds are those that the rule gives of the kept rows, and the rows held out were not in it."""
 
-from tests.helpers.scripts import script
+import pytest
+from scripts import script
 
 from seepage.leakage.landscape import EXPECTED_FROM, OPEN_FROM
 
 
+@pytest.mark.docs
 def test_thresholds_follow_from_the_rows_that_they_were_fitted_to() -> None:
     pages = script("pages_landscape")
     rows = pages.rows_of(pages.STUDY)

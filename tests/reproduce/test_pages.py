@@ -1,26 +1,36 @@
 """The pages that are made of records say what the records say."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from each import check_each
 from scripts import script
 
 from seepage.papers.records import read_file
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.docs
 
-PAGES = script("pages")
+
+@cache
+def parts() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = script("pages").PARTS
+    return found
 
 
-@pytest.mark.parametrize("name", PAGES.PARTS)
-def test_a_part_of_a_page_is_what_its_records_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_page_is_what_its_records_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    page = (ROOT / "docs" / PAGES.PARTS[name].page).read_text(encoding="utf-8")
-    made = PAGES.PARTS[name].in_page(name, page)
-    assert made == page, f"write it again: python experiments/pages.py {name!r}"
+    check_each(((name, name) for name in parts()), part_is_of_its_records)
+
+
+def part_is_of_its_records(name: str) -> None:
+    page = (ROOT / "docs" / parts()[name].page).read_text(encoding="utf-8")
+    made = parts()[name].in_page(name, page) == page
+    assert made, f"write it again: python experiments/pages.py {name!r}"
 
 
 def test_every_part_between_marks_is_made() -> None:
@@ -30,13 +40,12 @@ def test_every_part_between_marks_is_made() -> None:
         for line in page.read_text(encoding="utf-8").splitlines()
         if line.startswith("<!-- part ")
     ]
-    assert sorted(marked) == sorted(PAGES.PARTS)
+    assert sorted(marked) == sorted(parts())
 
 
 FIGURE = re.compile(r"\d+\.\d|\d+ (dB|%|s\b|of )|^\s*\d[\d,]*\s*$")
 COMMAND = re.compile(r"^(?: {4})?((?:[A-Z_]+=\S+ )?(?:python (?:experiments|benchmarks)/|seepage )[^#\n]*)")
 NO_MEASUREMENT = "<!-- no measurement: "
-HAND_WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "results" not in page.parent.parts]
 
 
 @cache
@@ -67,11 +76,16 @@ def without_record(text: str, known: set[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda page: page.relative_to(ROOT / "docs").as_posix())
-def test_a_table_of_figures_has_records_behind_it(page: Path) -> None:
+def test_a_table_of_figures_has_records_behind_it() -> None:
     """It is made of records, or its section names a command that made some, or it says that nothing was measured."""
+    pages = [page for page in sorted((ROOT / "docs").rglob("*.md")) if "results" not in page.parent.parts]
+    check_each(((page.relative_to(ROOT).as_posix(), page) for page in pages), tables_have_records)
+
+
+def tables_have_records(page: Path) -> None:
     lacking = without_record(page.read_text(encoding="utf-8"), commands_of_records())
-    assert not lacking, "make the rows, take the figures off the page, or mark the table: <!-- no measurement: WHY -->"
+    remedy = "make the rows, take the figures off the page, or mark the table: <!-- no measurement: WHY -->"
+    assert not lacking, f"{lacking}: {remedy}"
 
 
 def test_a_table_of_figures_without_a_record_is_found() -> None:

@@ -3,10 +3,12 @@
 import json
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from each import check_each
 from pydantic import ValidationError
 
 from seepage.errors import SeepageError
@@ -15,22 +17,27 @@ from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 
 ROOT = Path(__file__).parents[2]
-FILES = sorted((ROOT / "results").rglob("*.jsonl"))
-ITEMS = list_items()
-NAMES = {*list_recipes(), *ITEMS}
+items = cache(list_items)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_every_line_is_a_record_of_its_file(path: Path) -> None:
+@pytest.mark.docs
+def test_every_line_is_a_record_of_its_file() -> None:
+    files = sorted((ROOT / "results").rglob("*.jsonl"))
+    check_each(((path.relative_to(ROOT).as_posix(), path) for path in files), lines_are_records)
+
+
+def lines_are_records(path: Path) -> None:
     """A study's file is called as the study; an item's as the item."""
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert all(line["schema"] == RECORD_SCHEMA for line in lines)
     for record in read_file(path):
         if path.parent.name == "reproduce":
-            item = ITEMS[record.item]
+            item = items()[record.item]
             assert path.stem == record.item.replace("/", "-")
             line = next(line for line in item.lines if (line.name, line.data) == (record.row, record.paper_data))
             assert record.paper == line.paper_at(record.column), "a paper's number is that of [expect]"
+            if "attack" in record.facts:
+                assert record.facts["attack"] == line.attack_at(record.column), (record.row, record.column)
         else:
             assert path == ROOT / "results" / f"{record.item}.jsonl"
             assert record.size is None
@@ -46,7 +53,7 @@ def check_command(command: str) -> None:
         assert words[1] in ("audit", "frontier", "reproduce"), command
         own = {"audit": "default", "frontier": "frontier"}.get(words[1], "")  # what it takes where none is named
         named = next((word for word in words[2:3] if not word.startswith("-")), own)
-        assert named in NAMES or (ROOT / named).is_file(), command
+        assert named in {*list_recipes(), *items()} or (ROOT / named).is_file(), command
 
 
 def test_a_number_is_kept_with_its_command_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,22 +87,13 @@ def test_what_is_no_record_is_refused_in_one_sentence(tmp_path: Path, change: di
         read_file(tmp_path / "x.jsonl")
 
 
-OF_ITEMS = [path for path in FILES if path.parent.name == "reproduce"]
-
-
-@pytest.mark.parametrize("path", OF_ITEMS, ids=lambda path: path.stem)
-def test_the_attack_of_a_record_is_the_one_its_row_names(path: Path) -> None:
-    for record in read_file(path):
-        line = next(
-            line for line in ITEMS[record.item].lines if (line.name, line.data) == (record.row, record.paper_data)
-        )
-        if "attack" in record.facts:
-            assert record.facts["attack"] == line.attack_at(record.column), (record.row, record.column)
-
-
-@pytest.mark.parametrize("name", sorted(list_recipes()))
-def test_an_attack_that_a_recipe_uses_twice_has_a_label(name: str) -> None:
+@pytest.mark.docs
+def test_an_attack_that_a_recipe_uses_twice_has_a_label() -> None:
     """So that rows address it wherever it stands in the list: without labels names are numbered by position."""
+    check_each(((name, name) for name in sorted(list_recipes())), twice_used_attacks_have_labels)
+
+
+def twice_used_attacks_have_labels(name: str) -> None:
     for path, attacks in attack_lists(read_recipe(find_recipe(name))):
         unlabeled = [str(attack["use"]) for attack in attacks if not attack.get("label")]
         assert len(set(unlabeled)) == len(unlabeled), (path, "add label = NAME")

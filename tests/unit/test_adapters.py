@@ -108,7 +108,7 @@ def test_without_one_of_the_factors_it_does_not_apply() -> None:
     model = made()
     whole = record(model, private(1))[0].update.tensors
     half = observe(model, Update({name: t for name, t in whole.items() if "lora_A" in name}), SHAPE, batch_size=1)
-    with pytest.raises(Inapplicable, match="both factors of no low-rank adapter were sent"):
+    with pytest.raises(Inapplicable, match="both factors"):
         attack(half, "lora")
 
 
@@ -122,7 +122,7 @@ def test_tokens_of_a_first_block_give_their_patches() -> None:
     with pytest.raises(Inapplicable, match="2 are mixed"):
         attack(record(model, private(2)), "lora")
     torch.manual_seed(0)
-    with pytest.raises(Inapplicable, match="have 2 ranks together and read 4 tokens"):
+    with pytest.raises(Inapplicable, match=r"2 ranks.* 4 tokens"):
         attack(record(block(SHAPE, CLASSES, rank=1), batch), "lora")
     with pytest.raises(Inapplicable, match=r"a patch has 1\d unknowns"):
         attack(record(block(SHAPE, CLASSES, rank=4, width=18), batch), "lora")
@@ -177,7 +177,7 @@ def test_peft_attaches_what_a_recipe_asks_for(tmp_path: Path) -> None:
     seen = LoraLeak().prepare(record(net, private(1)))
     assert isinstance(seen, AdapterInputs)
     assert score(attack(record(net, private(1)), "lora"), private(1)).exact == 1.0
-    with pytest.raises(SeepageError, match=r"has no layer 'top'"):
+    with pytest.raises(SeepageError, match="'top'"):
         build(Architecture("fc2", {"adapter": {"targets": ["top"]}}), SHAPE, CLASSES)
     with pytest.raises(SeepageError, match="rank >= 1"):
         build(Architecture("fc2", {"adapter": {"rank": 0}}), SHAPE, CLASSES)

@@ -121,7 +121,7 @@ def test_two_checkpoints_can_be_attacked() -> None:
     truth = record(model, BATCH)[0].update.tensors
     for name, tensor in seen[0].update.tensors.items():
         torch.testing.assert_close(tensor, truth[name], atol=1e-5, rtol=1e-3)
-    with pytest.raises(SeepageError, match="divide it by minus the learning rate"):
+    with pytest.raises(SeepageError, match="by minus the learning rate"):
         attack(observe(model, update, (1, 8, 8), batch_size=1), "linear")
 
 
@@ -138,7 +138,7 @@ def test_an_observed_update_knows_only_what_it_is_given() -> None:
     seen = observe(MODEL, update, (1, 8, 8))
     assert (seen.knowledge.told, seen[0].batch_size, seen[0].labels) == (frozenset(), None, None)
     assert seen.knowledge.num_classes == 4
-    with pytest.raises(Inapplicable, match="batch size is unknown"):
+    with pytest.raises(Inapplicable, match="--batch-size"):
         attack(seen, "inverting_gradients")
     told = observe(MODEL, update, (1, 8, 8), batch_size=1, labels=torch.tensor([2]))
     assert told.knowledge.told == frozenset({"labels"})
@@ -156,5 +156,5 @@ def test_everything_promised_is_there() -> None:
 def test_a_model_of_other_inputs_is_told_in_a_sentence() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(768, 4))
     update = Update({name: 0.01 * tensor for name, tensor in model.state_dict().items()}, kind="gradient")
-    with pytest.raises(SeepageError, match=r"cannot take inputs of shape \(3, 32, 32\).*--shape"):
+    with pytest.raises(SeepageError, match=r"\(3, 32, 32\).*--shape"):
         observe(model, update, (3, 32, 32), batch_size=4)

@@ -237,14 +237,14 @@ def test_one_round_is_refused() -> None:
 
 
 def test_rounds_that_are_not_told_to_be_the_same_are_refused() -> None:
-    with pytest.raises(Inapplicable, match=r"not told; use a recipe with \[rounds\] design = 'whole'"):
+    with pytest.raises(Inapplicable, match=r"\[rounds\] design = 'whole'"):
         attack(rounds_of(3, told=()), "averaged")
 
 
 def test_rounds_of_different_examples_are_refused() -> None:
     model, both = build(FC2, (1, 8, 8), 10), digits(2)
     parts = [Batch(both.inputs[i : i + 1], both.labels[i : i + 1], torch.tensor([i])) for i in (0, 1)]
-    with pytest.raises(Inapplicable, match=r"rounds 0 and 1 hold different examples.*use cafe"):
+    with pytest.raises(Inapplicable, match=r"rounds 0 and 1.*cafe"):
         attack(record(model, parts, told=["indices"]), "averaged")
 
 
@@ -288,7 +288,7 @@ def test_a_recipe_can_say_it() -> None:
 
 @pytest.mark.parametrize("size", [3, 5])
 def test_the_batch_must_be_the_whole(size: int) -> None:
-    with pytest.raises(SeepageError, match=r"all 4 samples into each round.*alike"):
+    with pytest.raises(SeepageError, match="4 samples"):
         cells({**TABLES, "batch": {"size": size}})
 
 

@@ -414,7 +414,7 @@ def test_of_a_transformer_the_first_layer_that_reads_one_vector_per_example_is_a
     seen = record(Tokens(), photographs(2))
     assert find_layer(seen.knowledge, seen[0], None).name == "head"
     assert attack(seen, CocktailParty()).space == "feature"
-    with pytest.raises(Inapplicable, match=r"does not read one vector per example.*name one of head"):
+    with pytest.raises(Inapplicable, match="name one of head"):
         attack(seen, CocktailParty(layer="encoder.layers.0.linear1"))
-    with pytest.raises(Inapplicable, match="no ReLU follows layer 'head'"):
+    with pytest.raises(Inapplicable, match=r"ReLU.*'head'"):
         attack(seen, Spear())

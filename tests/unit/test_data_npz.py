@@ -27,8 +27,11 @@ def save(folder: Path, **arrays: Any) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("layout", ["NHWC", "NCHW", "NHW", "NHW1", "N1HW"])
-@pytest.mark.parametrize("dtype", ["uint8", "float32", "float64", "float16", ">f4"])
+@pytest.mark.parametrize(
+    ("layout", "dtype"),
+    [(layout, "uint8") for layout in ("NHWC", "NCHW", "NHW", "NHW1", "N1HW")]
+    + [("NHW", dtype) for dtype in ("float32", "float64", "float16", ">f4")],
+)
 def test_every_layout_and_type_gives_the_same_pixels(tmp_path: Path, layout: str, dtype: str) -> None:
     grey = "C" not in layout
     images = IMAGES[..., :1] if grey else IMAGES
@@ -92,13 +95,9 @@ def test_minus_one_everywhere_means_unlabelled(tmp_path: Path) -> None:
         ({"x": IMAGES[..., :2], "y": LABELS}, r"shape \(6, 5, 4, 2\)"),
         ({"x": IMAGES[:0], "y": LABELS[:0]}, r"shape \(0, 3, 5, 4\)"),
         ({"x": np.uint8(3), "y": LABELS}, r"shape \(\)"),
-        ({"x": IMAGES, "y": np.int64(3)}, r"y has the shape \(\)"),
         ({"x": IMAGES, "y": np.float64(3)}, r"y has the shape \(\)"),
         ({"x": IMAGES[:1], "y": LABELS[:1]}, "has 1 image,"),
-        (
-            {"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, :3], "y_test": LABELS},
-            "images of different kinds",
-        ),
+        ({"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES[:, :3], "y_test": LABELS}, "different kinds"),
     ],
 )
 def test_arrays_that_do_not_fit(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
@@ -119,7 +118,7 @@ class Boom:
 def test_pickles_are_refused_and_not_run(tmp_path: Path) -> None:
     mark = tmp_path / "boom"
     bad = np.array([Boom(mark), None], dtype=object)
-    with pytest.raises(SeepageError, match="is a pickle file, and loading one can run any code"):
+    with pytest.raises(SeepageError, match="is a pickle file"):
         load(save(tmp_path, x=IMAGES[:2], y=bad))
     for suffix in ("pt", "pth", "pkl", "joblib", "PKL"):
         with pytest.raises(SeepageError, match="is a pickle file"):
@@ -135,7 +134,7 @@ def test_a_lone_array_is_no_data_set(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     with path.open("wb") as file:
         np.save(file, IMAGES)
-    with pytest.raises(SeepageError, match="one array without labels"):
+    with pytest.raises(SeepageError, match="without labels"):
         load(str(path))
 
 

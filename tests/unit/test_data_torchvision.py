@@ -90,7 +90,7 @@ def test_damaged_files_are_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["cifar10", "mnist", "svhn", "usps", "stl10", "dtd"])
 def test_no_network_is_one_sentence_with_a_remedy(tmp_path: Path, name: str) -> None:
-    with pytest.raises(SeepageError, match=r"there is no network.*set SEEPAGE_DATA.*--data FILE\.npz") as caught:
+    with pytest.raises(SeepageError, match=r"SEEPAGE_DATA.*--data FILE\.npz") as caught:
         load(name, root=tmp_path / "new", size=32)
     assert "\n" not in str(caught.value)
 
@@ -149,7 +149,7 @@ def test_sets_in_files_are_decoded_on_demand(tmp_path: Path) -> None:
             Image.new("RGB", (30 + number, 20), (value, 0, 0)).save(base / "images" / name)
             names.append(name)
         (base / "labels" / f"{part}1.txt").write_text("\n".join(names))
-    with pytest.raises(SeepageError, match=r"many sizes; .*--set data\.size=64"):
+    with pytest.raises(SeepageError, match=r"--set data\.size=64"):
         load("dtd", root=tmp_path)
     data = load("dtd", root=tmp_path, size=8)
     assert isinstance(data, FileDataset)

@@ -24,13 +24,13 @@ NONSENSE = [
 
 @pytest.mark.parametrize("options", NONSENSE)
 def test_noise_that_makes_no_sense_is_refused(options: dict[str, float]) -> None:
-    with pytest.raises(SeepageError, match=r"sigma >= 0 and clip > 0.*correct the recipe"):
+    with pytest.raises(SeepageError, match="sigma >= 0 and clip > 0"):
         GaussianNoise(**options)
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.01, float("nan")])
 def test_a_share_outside_of_zero_to_one_is_refused(keep: float) -> None:
-    with pytest.raises(SeepageError, match=r"share in \(0, 1\].*correct the recipe"):
+    with pytest.raises(SeepageError, match=r"share in \(0, 1\]"):
         Sparsify(keep=keep)
 
 

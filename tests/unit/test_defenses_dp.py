@@ -131,7 +131,7 @@ def test_no_example_weighs_more_than_the_clip() -> None:
 
 
 def test_batch_norm_in_train_mode_is_refused_with_the_remedy() -> None:
-    with pytest.raises(Inapplicable, match=r"batch norm in train mode.*group norm.*eval"):
+    with pytest.raises(Inapplicable, match=r"batch norm.*group norm.*eval"):
         defended(client_of(network(nn.BatchNorm2d)), DPSGD(sigma=1.0))
 
 
@@ -269,5 +269,5 @@ def test_nonsense_is_refused(function: type, options: dict[str, float], words: s
 def test_a_missing_accountant_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(SeepageError, match=r"dp-accounting.*seepage\[privacy\]"):
+    with pytest.raises(SeepageError, match=r"seepage\[privacy\]"):
         epsilon(sigma=1.0)

@@ -143,15 +143,15 @@ def descended(transcript: Transcript, direction: Direction, factor: float) -> Te
 @pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
 def test_weights_outside_0_to_1_are_refused(weight: float) -> None:
     for make in (Blended, LookAhead):
-        with pytest.raises(SeepageError, match="weight from 0 to 1"):
+        with pytest.raises(SeepageError, match="weight from"):
             make(weight=weight)
-    with pytest.raises(SeepageError, match="length above 0"):
+    with pytest.raises(SeepageError, match="length above"):
         Blended(weight=0.5, k=0.0)
 
 
 @pytest.mark.parametrize("strength", [-1.0, float("nan"), float("inf")])
 def test_a_penalty_on_the_gradient_is_not_negative(strength: float) -> None:
-    with pytest.raises(SeepageError, match="finite strength"):
+    with pytest.raises(SeepageError, match="strength"):
         Regularized(strength=strength)
 
 

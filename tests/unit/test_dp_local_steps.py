@@ -147,7 +147,7 @@ def test_no_example_moves_the_weights_further_than_its_clips_allow() -> None:
 
 
 def test_batch_norm_in_train_mode_is_refused_in_local_steps_too() -> None:
-    with pytest.raises(Inapplicable, match=r"batch norm in train mode.*group norm.*eval"):
+    with pytest.raises(Inapplicable, match=r"batch norm.*group norm.*eval"):
         sent(client_of(network(nn.BatchNorm2d), FedAvg(lr=0.1)), DPSGD(sigma=1.0))
     sent(client_of(network(nn.BatchNorm2d), FedAvg(lr=0.1, mode="eval")), DPSGD(sigma=1.0))
 
@@ -161,7 +161,7 @@ class Own(FedAvg):
 
 
 def test_local_training_of_ones_own_is_refused_with_the_remedy() -> None:
-    with pytest.raises(Inapplicable, match=r"not known; use the client rule fedsgd or fedavg, or gaussian_noise"):
+    with pytest.raises(Inapplicable, match="fedsgd or fedavg, or gaussian_noise"):
         sent(client_of(network(), Own(lr=0.1)), DPSGD(sigma=1.0))
 
 

@@ -90,14 +90,14 @@ def test_it_says_why_where_it_does_not_apply() -> None:
     batch = Batch(image, torch.tensor([1]))
     norms = build(Architecture("convnet", {"width": 4, "batch_norm": True}), (1, 8, 8), 4)
     coupled, single = record(norms, batch), record(norms, batch, client=FedSGD(mode="eval"))
-    with pytest.raises(Inapplicable, match="batch norm in train mode"):
+    with pytest.raises(Inapplicable, match="batch norm"):
         equation_count(coupled[0], coupled.knowledge)
     assert equation_count(single[0], single.knowledge).unknowns == 64
     flat = record(build(Architecture("fc2", {"hidden": 16}), (1, 8, 8), 4), batch)
-    with pytest.raises(Inapplicable, match="is no convolution that reads all channels"):
+    with pytest.raises(Inapplicable, match="no convolution"):
         equation_count(flat[0], flat.knowledge)
     assert not any("convolution" in note for note in exposure(flat).notes)
-    with pytest.raises(Inapplicable, match="batch size is unknown"):
+    with pytest.raises(Inapplicable, match="--batch-size"):
         equation_count(replace(single[0], batch_size=None), single.knowledge)
     grouped = nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Flatten(), nn.Linear(64, 4)
@@ -106,7 +106,7 @@ def test_it_says_why_where_it_does_not_apply() -> None:
     assert "no convolution that reads all channels" in note
     larger = Batch(planted_inputs(1, (1, 16, 16)), torch.tensor([1]))
     pooled = record(build(Architecture("resnet", {"width": 8}), (1, 16, 16), 4), larger, client=FedSGD(mode="eval"))
-    with pytest.raises(Inapplicable, match="units are pooled in front of the head"):
+    with pytest.raises(Inapplicable, match="pooled"):
         equation_count(pooled[0], pooled.knowledge)
     assert convolution_findings(None) == []
 

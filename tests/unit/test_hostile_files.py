@@ -76,7 +76,7 @@ def observed(tmp_path: Path) -> Path:
 def test_an_archive_in_an_archive_is_not_opened(tmp_path: Path) -> None:
     inner = pack(tmp_path / "inner.zip", {**IMAGES, "labels.csv": TABLE}).read_bytes()
     path = pack(tmp_path / "x.zip", {"images/a.png": inner, "images/b.png": png(), "labels.csv": TABLE})
-    with pytest.raises(SeepageError, match=r"1 of the 2 images .*'images/a\.png'"):
+    with pytest.raises(SeepageError, match=r"1 of the 2 .*'images/a\.png'"):
         load(str(path))
 
 
@@ -89,7 +89,7 @@ def test_a_link_in_an_archive_is_only_its_text(tmp_path: Path) -> None:
         link = zipfile.ZipInfo("images/a.png")
         link.external_attr = (stat.S_IFLNK | 0o777) << 16
         archive.writestr(link, str(tmp_path / "secret.png"))
-    with pytest.raises(SeepageError, match=r"1 of the 2 images .*'images/a\.png'"):
+    with pytest.raises(SeepageError, match=r"1 of the 2 .*'images/a\.png'"):
         load(str(path))
 
 
@@ -138,7 +138,7 @@ def test_a_state_dict_on_several_disks_is_refused(tmp_path: Path) -> None:
     locator = content.rindex(b"PK\x06\x07")
     content[locator + 16 : locator + 20] = struct.pack("<L", 7)
     (tmp_path / "w.pt").write_bytes(content)
-    with pytest.raises(SeepageError, match=r"not a whole file of torch\.save"):
+    with pytest.raises(SeepageError, match=r"torch\.save"):
         read_state(tmp_path / "w.pt")
 
 
@@ -147,7 +147,7 @@ def test_a_table_of_endless_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SeepageError, match="more rows than the archive has files"):
         load(str(pack(tmp_path / "x.zip", {**IMAGES, "labels.csv": rows})))
     wide = b"file,label\n" + b" " * (33 * 2**20)
-    with pytest.raises(SeepageError, match="more than 32 MiB"):
+    with pytest.raises(SeepageError, match="32 MiB"):
         load(str(pack(tmp_path / "y.zip", {**IMAGES, "labels.csv": wide})))
 
 
@@ -336,7 +336,7 @@ def test_a_head_of_absurd_size_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "x.safetensors").open("wb") as file:
         file.write((LARGEST_HEAD + 1).to_bytes(8, "little"))
         file.truncate(2 * LARGEST_HEAD)
-    with pytest.raises(SeepageError, match="larger than 16 MiB"):
+    with pytest.raises(SeepageError, match="16 MiB"):
         read_tensors(tmp_path / "x.safetensors")
 
 

@@ -97,13 +97,13 @@ def test_what_cannot_be_taken_apart_is_refused() -> None:
     use, _, slopes, gradient = planted(4)
     with pytest.raises(Inapplicable, match="6 x 9 positions"):
         deconvolve(use, gradient, 6)
-    with pytest.raises(Inapplicable, match="does not show 3 examples"):
+    with pytest.raises(Inapplicable, match="3 examples"):
         deconvolve(use, gradient, 3)
     noisy = gradient + 0.05 * gradient.std() * torch.randn(gradient.shape, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(Inapplicable, match="does not show 4 examples"):
+    with pytest.raises(Inapplicable, match="4 examples"):
         deconvolve(use, noisy, 4)
     signed = torch.randn(use.input.shape, generator=torch.Generator().manual_seed(1))
-    with pytest.raises(Inapplicable, match="not behind a ReLU"):
+    with pytest.raises(Inapplicable, match="ReLU"):
         deconvolve(use, gradient_of(use.weight, signed, slopes), 4)
 
 
@@ -210,7 +210,7 @@ def test_activations_of_a_wide_network_are_images() -> None:
     order = torch.cdist(found.activations.flatten(1), read.double().flatten(1)).argmin(1)
     assert float(psnr(images, batch.inputs[order]).min()) > 25
     assert bool((psnr(images, batch.inputs[order]) > psnr(guess, batch.inputs[order]) + 5).all())
-    with pytest.raises(Inapplicable, match="not behind a ReLU"):
+    with pytest.raises(Inapplicable, match="ReLU"):
         invert_activations(seen[0], seen.knowledge, "stem.0", found.activations, found.leveled, guess, steps=1)
 
 
@@ -253,7 +253,7 @@ def test_the_gradient_of_the_term_is_that_of_its_differences() -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    with pytest.raises(SeepageError, match="inversion starts from activations"):
+    with pytest.raises(SeepageError, match="from activations"):
         fedleak_guided(known="features", start="inversion")
     with pytest.raises(SeepageError, match="cannot be below 0"):
         fedleak_guided(hold=-1.0)

@@ -49,7 +49,7 @@ def test_it_looks_at_pictures_alone() -> None:
 
 
 def test_too_few_pictures_and_no_images() -> None:
-    with pytest.raises(SeepageError, match=r"this run has 12; audit more examples"):
+    with pytest.raises(SeepageError, match="has 12"):
         machine_answers({}, pictures(4, 0), None)
     with pytest.raises(SeepageError, match="let people judge"):
         machine_answers({}, [torch.zeros(4)] * 9, None)

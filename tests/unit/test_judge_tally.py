@@ -109,7 +109,7 @@ def test_a_judge_may_miss_a_fifth_of_the_controls(run: Path, missed: int, counts
 
 
 def test_who_cannot_be_checked_does_not_count(run: Path) -> None:
-    with pytest.raises(SeepageError, match="AB answered 2 control pairs"):
+    with pytest.raises(SeepageError, match="AB answered 2"):
         tally(run, [said("AB", "ssssss", controls=2)])
     assert tally(run, [said("AB", "ssssss", controls=3)]).rows[0].asr == 1
 
@@ -193,7 +193,7 @@ def test_no_json_too_large_and_twice(tmp_path: Path) -> None:
         with pytest.raises(SeepageError):
             read_answers([path])
     good = _write(tmp_path / "good.json", GOOD)
-    with pytest.raises(SeepageError, match="second file by 'AB'"):
+    with pytest.raises(SeepageError, match="'AB'"):
         read_answers([good, good])
 
 

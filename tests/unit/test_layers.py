@@ -142,7 +142,7 @@ def test_a_mean_over_examples_may_be_taken_in_micro_batches(microbatch: int) -> 
 
 @pytest.mark.parametrize("prior", [BatchNormStatistics(0.5), LabelLoss(0.5)], ids=repr)
 def test_a_statistic_of_the_whole_batch_refuses_micro_batches(prior: LayerPrior) -> None:
-    with pytest.raises(SeepageError, match="leave out microbatch"):
+    with pytest.raises(SeepageError, match="microbatch"):
         matching(prior, microbatch=2)
 
 
@@ -151,10 +151,10 @@ def test_models_without_what_a_prior_needs_are_refused_by_name() -> None:
     with pytest.raises(Inapplicable, match="no BatchNorm layer"):
         grad_inversion().check(plain)
     bare = Changed(victim(), lambda observed: replace(observed, buffers={}))
-    with pytest.raises(Inapplicable, match=r"no running statistics such as 'norm.running_mean'"):
+    with pytest.raises(Inapplicable, match=r"'norm\.running_mean'"):
         matching(BatchNormStatistics(1.0)).check(bare)
     linear = record(nn.Sequential(nn.Flatten(), nn.Linear(36, CLASSES)), Batch(planted_inputs(1, SHAPE), LABELS[:1]))
-    with pytest.raises(Inapplicable, match="set the attack's activation to 0"):
+    with pytest.raises(Inapplicable, match="activation to 0"):
         fedleak().check(linear)
 
 

@@ -158,7 +158,7 @@ def test_ssim_loads_no_library() -> None:
 
 @pytest.mark.parametrize("metric", [mse, psnr, ssim, cosine, lpips])
 def test_shapes_that_differ_are_refused(metric: object) -> None:
-    with pytest.raises(SeepageError, match="align them first"):
+    with pytest.raises(SeepageError, match="align"):
         metric(torch.zeros(2, 3, 8, 8), torch.zeros(3, 3, 8, 8))  # type: ignore[operator]
 
 
@@ -248,7 +248,7 @@ def test_damaged_lpips_weights_are_named() -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"not weights")
     image = blurred(1, 3, 32, 32)
-    with pytest.raises(SeepageError, match=f"{path.name} cannot be read"):
+    with pytest.raises(SeepageError, match=path.name):
         lpips(image, image, "alex")
 
 

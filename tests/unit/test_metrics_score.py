@@ -294,7 +294,7 @@ def test_mistakes_are_one_sentence(guesses: Tensor, truth: Batch, options: dict,
 
 
 def test_labels_must_be_one_per_guess() -> None:
-    with pytest.raises(SeepageError, match="one label per guess"):
+    with pytest.raises(SeepageError, match="label per guess"):
         score(Reconstruction(images(2), torch.arange(3)), batch(2))
 
 

@@ -31,14 +31,9 @@ def test_a_right_call_has_no_problems() -> None:
 
 def test_all_problems_of_a_call_are_told_at_once() -> None:
     found = problems_with(Thing, {"sizze": 3, "rate": "fast", "kind": "c", "names": "x", "limit": 1.5}, "thing")
-    assert found == [
-        "thing has no option 'sizze'; did you mean 'size'? it takes: size, rate, kind, names, limit",
-        "thing: rate must be a number, got 'fast'",
-        "thing: kind must be one of 'a', 'b', got 'c'",
-        "thing: names must be a list, each item a text, got 'x'",
-        "thing: limit must be a whole number or nothing, got 1.5",
-        "thing needs the option 'size'; add size = VALUE to its table, or --set",
-    ]
+    near = [("sizze", "did you mean 'size'"), ("rate", "'fast'"), ("kind", "'a', 'b'"), ("names", "a list"),
+            ("limit", "1.5"), ("size", "--set")]  # fmt: skip
+    assert [name in said and words in said for said, (name, words) in zip(found, near, strict=True)] == [True] * 6
     with pytest.raises(Problems) as error:
         bind(Thing, {"x": 1}, "thing")
     assert error.value.problems == tuple(problems_with(Thing, {"x": 1}, "thing"))
@@ -55,14 +50,15 @@ def unresolvable(x: "Nowhere" = 1) -> None: ...  # type: ignore[name-defined]
 
 def test_signatures_of_all_kinds() -> None:
     assert problems_with(given_two, {"width": 3}, "x", given=2) == []
-    assert problems_with(given_two, {"classes": 3}, "x", given=2) == ["x has no option 'classes'; it takes: width"]
+    (said,) = problems_with(given_two, {"classes": 3}, "x", given=2)
+    assert "'classes'; it takes: width" in said
     assert problems_with(open_ended, {"anything": 3}, "x", given=1) == []
-    assert problems_with(open_ended, {}, "x") == [
-        "x needs the option 'first'; add first = VALUE to its table, or --set"
-    ]
+    (said,) = problems_with(open_ended, {}, "x")
+    assert "add first = VALUE" in said
     assert problems_with(functools.partial(given_two, (1,), 2), {"width": 3}, "x") == []
     assert problems_with(unresolvable, {"x": 5}, "x") == []
-    assert problems_with(lambda: None, {"x": 5}, "x") == ["x has no option 'x'; it takes: none"]
+    (said,) = problems_with(lambda: None, {"x": 5}, "x")
+    assert "'x'; it takes: none" in said
     for nothing in (3, "text", None, dict):
         assert "cannot call" in problems_with(nothing, {}, "x")[0]  # type: ignore[arg-type]
 
@@ -81,16 +77,10 @@ WRONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("value", "hint"), RIGHT, ids=str)
-def test_a_value_that_fits(value: Any, hint: Any) -> None:
-    assert fits(value, hint)
-
-
-@pytest.mark.parametrize(("value", "hint"), WRONG, ids=lambda x: str(x)[:30])
-def test_a_value_that_does_not_fit(value: Any, hint: Any) -> None:
-    assert not fits(value, hint)
-    assert describe(hint)
-    assert "typing" not in describe(hint)
+def test_values_that_fit_and_that_do_not() -> None:
+    assert [(value, hint) for value, hint in RIGHT if not fits(value, hint)] == []
+    assert [(value, hint) for value, hint in WRONG if fits(value, hint)] == []
+    assert all(describe(hint) and "typing" not in describe(hint) for _, hint in WRONG)
 
 
 def test_long_values_are_cut() -> None:
@@ -98,14 +88,10 @@ def test_long_values_are_cut() -> None:
     assert len(short("x" * 10**6)) == 80
 
 
-@pytest.mark.parametrize("use", ["mod:thing", "a.b_c:D1", "_x:_y"])
-def test_a_dotted_name(use: str) -> None:
-    assert is_dotted(use)
-
-
-@pytest.mark.parametrize("use", ["fc2", ":x", "x:", "a:b:c", "a b:c", "../a:b", "a-b:c", "a/b:c", "1a:b", "", "a:b\n"])
-def test_no_dotted_name(use: str) -> None:
-    assert not is_dotted(use)
+def test_which_names_are_dotted() -> None:
+    assert all(map(is_dotted, ["mod:thing", "a.b_c:D1", "_x:_y"]))
+    others = ["fc2", ":x", "x:", "a:b:c", "a b:c", "../a:b", "a-b:c", "a/b:c", "1a:b", "", "a:b\n"]
+    assert [use for use in others if is_dotted(use)] == []
 
 
 @pytest.mark.parametrize("use", ["a-b:ran", "0a:ran", "éa:ran", " fine:ran", "fine:ran.x", "fine:", "fine"])
@@ -115,7 +101,7 @@ def test_nothing_is_imported_under_a_name_of_another_form(
     """`refuse_code` knows strangers' code by the form of its name, so nothing else may be imported."""
     monkeypatch.chdir(tmp_path)
     Path(f"{use.strip().partition(':')[0]}.py").write_text("open('ran', 'w').close()\n")
-    with pytest.raises(SeepageError, match="has not the form module:thing"):
+    with pytest.raises(SeepageError, match="module:thing"):
         import_dotted(use)
     assert not Path("ran").exists()
 
@@ -129,9 +115,9 @@ def test_a_dotted_name_is_looked_for_in_the_current_folder_first(
     before = list(sys.path)
     assert import_dotted("seepage_test_module:thing")() == 3
     assert sys.path == before
-    with pytest.raises(SeepageError, match="has no 'thong'; did you mean thing"):
+    with pytest.raises(SeepageError, match="'thong'; did you mean thing"):
         import_dotted("seepage_test_module:thong")
-    with pytest.raises(SeepageError, match=r"cannot import 'seepage_no_module'.*run seepage in the folder"):
+    with pytest.raises(SeepageError, match="'seepage_no_module'"):
         import_dotted("seepage_no_module:thing")
     assert sys.path == before
     sys.modules.pop("seepage_test_module")

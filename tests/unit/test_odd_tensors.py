@@ -41,9 +41,9 @@ def test_kinds_of_numbers_that_nothing_is_computed_with_are_refused(tmp_path: Pa
     state = {name: tensor.to(dtype) for name, tensor in model.state_dict().items()}
     save_file(state, tmp_path / "x.safetensors")
     torch.save(state, tmp_path / "x.pt")
-    with pytest.raises(SeepageError, match="convert it to float32"):
+    with pytest.raises(SeepageError, match="float32"):
         read_tensors(tmp_path / "x.safetensors")
-    with pytest.raises(SeepageError, match="convert it to float32"):
+    with pytest.raises(SeepageError, match="float32"):
         load_weights(model, read_state(tmp_path / "x.pt"), 3, "x")
 
 

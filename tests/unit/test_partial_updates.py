@@ -39,13 +39,13 @@ def test_what_is_missing_was_not_sent_and_is_no_error() -> None:
     assert seen.withheld == ("4.weight", "4.bias")
     gradient = seen.gradient(FedSGD())
     assert "4.weight" not in gradient
-    with pytest.raises(Inapplicable, match=r"gradient of '4.weight' was not sent \(trained, and withheld\)"):
+    with pytest.raises(Inapplicable, match=r"'4.weight' was not sent"):
         gradient["4.weight"]
 
 
 def test_names_and_shapes_of_another_model_stay_errors() -> None:
     model = build(NET, (1, 4, 4), 3)
-    with pytest.raises(SeepageError, match=r"has unknown \['9.weight'\]"):
+    with pytest.raises(SeepageError, match=r"'9.weight'"):
         observe(model, Update({**part("2.bias").tensors, "9.weight": torch.zeros(1)}), (1, 4, 4))
     with pytest.raises(SeepageError, match=r"'2.bias' has shape \(3,\), expected \(12,\)"):
         observe(model, Update({"2.bias": torch.zeros(3)}), (1, 4, 4))
@@ -59,14 +59,14 @@ def test_frozen_parameters_have_a_gradient_of_nobody() -> None:
     assert set(seen[0].update.tensors) == {"4.weight", "4.bias"}
     assert seen[0].withheld == ()
     assert exposure(seen).sent.line == "sent: 2 of 4 tensors, 39 of 243 numbers; frozen: 2"
-    with pytest.raises(Inapplicable, match="frozen, so nobody has one"):
+    with pytest.raises(Inapplicable, match="frozen"):
         attack(seen, "linear")
 
 
 def test_a_frozen_parameter_that_does_not_move_may_come_along_and_no_other() -> None:
     model = build(FROZEN, (1, 4, 4), 3)
     sent = dict(whole().tensors)
-    with pytest.raises(SeepageError, match=r"moves '2.weight', which the model does not train"):
+    with pytest.raises(SeepageError, match=r"'2.weight'"):
         observe(model, Update(sent), (1, 4, 4))
     still = {name: torch.zeros_like(t) if name.startswith("2.") else t for name, t in sent.items()}
     assert set(observe(model, Update(still), (1, 4, 4))[0].update.tensors) == {"4.weight", "4.bias"}
@@ -95,20 +95,20 @@ QUICK = {
 
 
 @pytest.mark.parametrize("use", list(ATTACKS))
-@pytest.mark.parametrize("kept", ["2.weight", "4.weight", "4.bias"])
-def test_every_attack_says_what_it_lacks(use: str, kept: str) -> None:
+def test_every_attack_says_what_it_lacks(use: str) -> None:
     """Of one tensor alone each attack gives a result, or says in one sentence why not."""
-    seen = observe(build(NET, (1, 4, 4), 3), part(kept), (1, 4, 4), batch_size=1)
-    words = "attacked; with what was sent"
-    try:
-        if use in QUICK:
-            attack(seen, use, options=QUICK[use])
-        else:
-            ATTACKS[use]().check(seen)
-    except Inapplicable as refused:
-        words = str(refused)
-    assert "\n" not in words
-    assert ";" in words
+    for kept in ("2.weight", "4.weight", "4.bias"):
+        seen = observe(build(NET, (1, 4, 4), 3), part(kept), (1, 4, 4), batch_size=1)
+        words = "attacked; with what was sent"
+        try:
+            if use in QUICK:
+                attack(seen, use, options=QUICK[use])
+            else:
+                ATTACKS[use]().check(seen)
+        except Inapplicable as refused:
+            words = str(refused)
+        assert "\n" not in words, kept
+        assert ";" in words, kept
 
 
 def test_local_steps_move_what_is_withheld() -> None:
@@ -136,7 +136,7 @@ def test_a_personal_layer_stops_what_must_run_the_network() -> None:
     found = attack(seen, "linear")
     assert torch.allclose(found.inputs, ONE.inputs, atol=1e-4)
     assert not found.certified.any()
-    with pytest.raises(Inapplicable, match=r"2 parameters, such as '4.bias', are the client's own and were never seen"):
+    with pytest.raises(Inapplicable, match=r"'4.bias'.*the client's own"):
         attack(seen, "inverting_gradients")
     assert "the client's own: 2 ('4.bias', '4.weight')" in exposure(seen).sent.line
 
@@ -198,18 +198,18 @@ def test_a_tied_weight_has_one_gradient_and_two_names() -> None:
     again = observe(model, Update({"last.weight": model.first.weight.grad}), (1, 4, 4), batch_size=1)[0]
     assert torch.equal(again.update.tensors["first.weight"], model.first.weight.grad)
     both = {"first.weight": torch.ones(5, 16), "last.weight": torch.zeros(5, 16)}
-    with pytest.raises(SeepageError, match="in the model they are one parameter"):
+    with pytest.raises(SeepageError, match="one parameter"):
         in_own_names(both, model, "the update")
 
 
 def test_recipes_say_what_is_trained() -> None:
     net = build(Architecture("fc2", {"hidden": 4, "trainable": ["4.*"]}), (1, 4, 4), 3)
     assert [name for name, p in net.named_parameters() if p.requires_grad] == ["4.weight", "4.bias"]
-    with pytest.raises(SeepageError, match=r"no parameter of the model is called 'top.\*'"):
+    with pytest.raises(SeepageError, match=r"'top.\*'"):
         build(Architecture("fc2", {"frozen": ["top.*"]}), (1, 4, 4), 3)
     with pytest.raises(SeepageError, match="no parameter of the model would be trained"):
         build(Architecture("fc2", {"frozen": ["*"]}), (1, 4, 4), 3)
-    with pytest.raises(SeepageError, match="trainable or frozen, and not both"):
+    with pytest.raises(SeepageError, match="trainable or frozen"):
         build(Architecture("fc2", {"frozen": ["2.*"], "trainable": ["4.*"]}), (1, 4, 4), 3)
 
 

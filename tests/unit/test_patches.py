@@ -275,9 +275,9 @@ def test_two_images_told_as_one_are_not_rounded_to_any() -> None:
 def test_a_network_without_patches_is_refused_for_that_whatever_the_batch() -> None:
     inputs, labels = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2])
     seen = record(build(Architecture("convnet"), (1, 8, 8), CLASSES), Batch(inputs, labels))
-    with pytest.raises(Inapplicable, match="no layer reads the image's pixels patch by patch"):
+    with pytest.raises(Inapplicable, match="patch by patch"):
         PatchEmbedding().check(seen)
     two = torch.cat([image(0), image(1)])
     seen = record(build(Architecture("vit", SMALL), SHAPE, CLASSES), Batch(two, labels))
-    with pytest.raises(Inapplicable, match=r"patches of one image .* 2 are mixed in this update; use patch_unmixing"):
+    with pytest.raises(Inapplicable, match=r"2 .*patch_unmixing"):
         PatchEmbedding().check(seen)

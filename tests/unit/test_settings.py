@@ -86,7 +86,7 @@ def test_an_attacks_option_goes_to_every_attack_that_takes_it() -> None:
         {"use": "sapag", "steps": 7},
         {"use": "mine:Attack", "steps": 7},  # checked when it is made
     ]
-    with pytest.raises(SeepageError, match=r"no attack .* takes the option 'stepz' \(attacks: linear, dlg\)"):
+    with pytest.raises(SeepageError, match=r"'stepz' .*linear, dlg"):
         change({"attack": [{"use": "linear"}, {"use": "dlg"}]}, ["attack.stepz=7"])
 
 
@@ -105,7 +105,7 @@ def test_a_setting_of_part_of_a_swept_table_leaves_the_rest_swept() -> None:
 
 
 def test_a_value_below_a_plain_one_is_refused() -> None:
-    with pytest.raises(SeepageError, match="seed is 3 in this recipe and has no options; set seed itself"):
+    with pytest.raises(SeepageError, match="set seed itself"):
         change({"seed": 3}, ["seed.x=4"])
 
 

@@ -161,24 +161,3 @@ def test_the_constants_are_the_papers() -> None:
     found = by_place(loops.constants(item.at("small", "", 0), data="", seed=0, show=no_progress))
     for line in item.lines:
         assert [found[line.name, column] for column in range(7)] == list(line.paper)
-
-
-ITEMS = [f"cafe/table-{number}" for number in range(2, 12)] + [f"cafe/figure-{number}" for number in (1, 5, 6, 7, 8)]
-ITEMS += [f"cpa/table-{number}" for number in range(1, 6)] + [f"cpa/figure-{number}" for number in range(5, 13)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ITEMS)
-def test_every_item_names_cells_and_attacks_that_both_sizes_have(name: str) -> None:
-    from seepage.audit.attack import attack_names
-
-    item = find_item(name)
-    assert item.needs["small"].total <= 5
-    for size in ("small", "paper"):
-        recipes = cells(item.at(size, "", 0))  # type: ignore[arg-type]
-        if item.expect.by:
-            continue
-        have = {(recipe.cell, attack) for recipe in recipes for attack in attack_names(recipe.attack)}
-        for line in item.lines:
-            for column in range(len(item.expect.columns)):
-                assert (line.cell_at(column), line.attack_at(column)) in have

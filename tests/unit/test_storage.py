@@ -68,7 +68,7 @@ def test_json_lines_come_back_and_a_last_line_cut_short_is_dropped(
 def test_a_broken_line_that_is_not_the_last_is_refused(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "none.jsonl") == []
     (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"b"\n{"c": 3}\n')
-    with pytest.raises(SeepageError, match="line 2 is not valid JSON"):
+    with pytest.raises(SeepageError, match="line 2"):
         read_lines(tmp_path / "x.jsonl")
 
 
@@ -77,7 +77,7 @@ def test_lines_are_read_one_by_one_and_only_so_long(tmp_path: Path) -> None:
     path.write_text('{"a": 1}\n' * 3 + '{"b"\n{"c": 3}\n')
     found = each_line(path)
     assert [next(found) for _ in range(3)] == [{"a": 1}] * 3, "before the broken line was looked at"
-    with pytest.raises(SeepageError, match="line 4 is not valid JSON"):
+    with pytest.raises(SeepageError, match="line 4"):
         next(found)
 
 
@@ -85,7 +85,7 @@ def test_lines_are_read_one_by_one_and_only_so_long(tmp_path: Path) -> None:
 def test_what_is_no_table_ends_the_reading_at_its_line(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_bytes(content)
     tracemalloc.start()
-    with pytest.raises(SeepageError, match="line 1 is not valid JSON"):
+    with pytest.raises(SeepageError, match="line 1"):
         read_lines(tmp_path / "x.jsonl")
     assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
     tracemalloc.stop()
@@ -136,7 +136,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     path = tmp_path / "x"
     write_whole(path, "old")
     monkeypatch.setattr(storage.os if step == "fsync" else Path, step, full)
-    with pytest.raises(SeepageError, match=r"cannot write .*No space left on device; free some space"):
+    with pytest.raises(SeepageError, match="No space left on device"):
         write_whole(path, "new")
     monkeypatch.undo()
     assert path.read_text() == "old"
@@ -145,7 +145,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 
 def test_a_file_in_place_of_the_folder_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "x").write_text("a file")
-    with pytest.raises(SeepageError, match=r"cannot write .*; free some space or choose another folder"):
+    with pytest.raises(SeepageError, match="cannot write"):
         write_whole(tmp_path / "x" / "y", "new")
 
 
@@ -195,7 +195,7 @@ def test_tensors_are_written_byte_by_byte_as_the_library_writes_them(tmp_path: P
     for metadata in (None, {"who": "me"}):
         write_tensors(tmp_path / "x.safetensors", tensors, metadata)
         assert (tmp_path / "x.safetensors").read_bytes() == save(tensors, metadata)
-    with pytest.raises(SeepageError, match=r"has dtype torch.complex64, which safetensors has no name for"):
+    with pytest.raises(SeepageError, match=r"torch\.complex64"):
         write_tensors(tmp_path / "y.safetensors", {"c": torch.zeros(2, dtype=torch.complex64)})
     assert [file.name for file in tmp_path.iterdir()] == ["x.safetensors"]
 
@@ -232,10 +232,10 @@ def test_a_tensor_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
             read_tensors(tmp_path / "x.safetensors")
 
 
-@pytest.mark.parametrize("suffix", ["pt", "pth", "pkl", "pickle", "bin", "ckpt", "joblib", "PT"])
-def test_a_pickle_is_refused_with_the_reason_and_not_opened(suffix: str, tmp_path: Path) -> None:
-    with pytest.raises(SeepageError, match=r"is a pickle file, and loading one can run any code"):
-        read_tensors(tmp_path / f"x.{suffix}")
+def test_a_pickle_is_refused_with_the_reason_and_not_opened(tmp_path: Path) -> None:
+    for suffix in ("pt", "pth", "pkl", "pickle", "bin", "ckpt", "joblib", "PT"):
+        with pytest.raises(SeepageError, match="is a pickle file"):
+            read_tensors(tmp_path / f"x.{suffix}")
 
 
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
@@ -252,7 +252,7 @@ def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> No
 def test_a_json_file_of_absurd_size_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "x.json").open("wb") as file:
         file.truncate(storage.LARGEST_JSON + 1)
-    with pytest.raises(SeepageError, match="larger than 64 MiB"):
+    with pytest.raises(SeepageError, match="64 MiB"):
         read_json(tmp_path / "x.json")
 
 
@@ -275,7 +275,7 @@ def test_another_schema_version_is_refused_with_both_versions(record: Any) -> No
 
 def test_space_is_looked_for_on_the_disk_of_a_folder_to_be(tmp_path: Path) -> None:
     check_space(tmp_path / "not" / "there" / "yet", 1)
-    with pytest.raises(SeepageError, match=r"MiB free and this run needs about \d+ MiB"):
+    with pytest.raises(SeepageError, match=r"\d+ MiB"):
         check_space(tmp_path / "not" / "there", 2**62)
 
 

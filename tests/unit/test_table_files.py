@@ -95,9 +95,8 @@ def test_a_run_says_what_it_took_for_words(tmp_path: Path) -> None:
     tables = {"data": {"use": path, "label_column": "y"}, "model": {"use": "fc2", "hidden": 8}, "batch": {"size": 1}}
     made = run({**tables, "training": {"steps": 0}, "attack": [{"use": "linear"}]}, out=tmp_path / "run", jobs=1)
     (cell,) = made.result.cells
-    said = "1 of numbers and 1 of words, which take 24 of the 25 places of a row, 24 of them one column"
     assert cell.inferred is not None
-    assert cell.inferred["columns"].startswith(said)
+    assert "24 of the 25 places" in cell.inferred["columns"]
     assert "client" not in cell.inferred["columns"]
 
 
@@ -143,7 +142,7 @@ def test_a_csv_of_texts_is_still_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "options", "words"),
     [
-        (LOANS, {}, r"is a table: name the column of the class .* it has 'age', 'income'"),
+        (LOANS, {}, r"column of the class .*'age', 'income'"),
         (LOANS, {"label_column": "nope"}, "has no column 'nope'"),
         (LOANS, {"label_column": "default", "drop": ["nope"]}, "no column 'nope' to drop"),
         (LOANS, {"label_column": "default", "size": 8}, "have no data.size"),
@@ -154,11 +153,7 @@ def test_a_csv_of_texts_is_still_text(tmp_path: Path) -> None:
         ("age,y\n1,a\n1,2,3\n", {"label_column": "y"}, "row 2 .* has 3 cells and the head 2"),
         ("age,y\ninf,a\n1,b\n", {"label_column": "y"}, "infinite"),
         ('age,y\n"1,a\n', {"label_column": "y"}, "cannot be read as a table"),
-        (
-            "id,y\n" + "".join(f"p{i},a\n" for i in range(101)),
-            {"label_column": "y"},
-            r"101 different words.*data\.drop=",
-        ),
+        ("id,y\n" + "".join(f"p{i},a\n" for i in range(101)), {"label_column": "y"}, r"101 .*data\.drop="),
         ("age,y\n" + "".join(f"1,{i}.5\n" for i in range(101)), {"label_column": "y"}, "101 different cells"),
     ],
 )
@@ -204,7 +199,7 @@ def test_a_small_file_of_very_many_rows_is_refused_before_it_unpacks(
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     parquet.write_table(arrow.table({"a": [0] * 600, "y": [0] * 600}), tmp_path / "long.parquet")
     monkeypatch.setattr("seepage.data.table_files.MAX_CELLS", 1000)
-    with pytest.raises(SeepageError, match="600 rows of 2 columns; keep fewer rows"):
+    with pytest.raises(SeepageError, match="600 rows of 2 columns"):
         load(str(tmp_path / "long.parquet"), label_column="y")
 
 
@@ -214,13 +209,13 @@ def test_a_file_larger_than_is_read_is_refused_with_a_remedy(name: str, tmp_path
         pytest.importorskip("pyarrow")
     with (tmp_path / name).open("wb") as file:
         file.truncate(2**28 + 1)  # takes no room on the disk
-    with pytest.raises(SeepageError, match="larger than 256 MiB, the most that is read; keep fewer of its rows"):
+    with pytest.raises(SeepageError, match="256 MiB"):
         load(str(tmp_path / name), label_column="y")
 
 
 @pytest.mark.parametrize("limit", [10**400, float("nan"), float("inf")])
 def test_a_damaged_column_is_refused(limit: float) -> None:
-    with pytest.raises(SeepageError, match="limits of a column beside the truth are no numbers"):
+    with pytest.raises(SeepageError, match="limits of a column"):
         Column.read({**Column("age").record(), "categories": [], "high": limit})
 
 

@@ -126,11 +126,11 @@ def test_a_loss_of_ones_own_is_called_as_it_is_written(name: str) -> None:
 
 def test_a_loss_that_fails_or_is_none_is_a_sentence() -> None:
     logits, labels = values(2, 3), torch.tensor([0, 1])
-    with pytest.raises(Inapplicable, match=r"own_losses:broken.*no such thing.*tell the labels"):
+    with pytest.raises(Inapplicable, match="own_losses:broken"):
         loss_of("own_losses:broken", logits, labels)
-    with pytest.raises(SeepageError, match="is a int; name a function"):
+    with pytest.raises(SeepageError, match="is a int"):
         loss_of("own_losses:number", logits, labels)
-    with pytest.raises(SeepageError, match=r"unknown loss.*module:function"):
+    with pytest.raises(SeepageError, match="module:function"):
         FedSGD(loss="focal")
 
 
@@ -186,20 +186,20 @@ def test_labels_of_another_shape_than_the_outputs_are_refused(model: nn.Module, 
 
 @pytest.mark.parametrize("weights", [(0.0, 0.0), (1.0, None), (1.0, "2"), (-1.0, 1.0), (1.0, float("nan"))])
 def test_weights_of_classes_that_cannot_be_are_refused(weights: Any) -> None:
-    with pytest.raises(SeepageError, match="class_weights must be from 0 up, not all 0"):
+    with pytest.raises(SeepageError, match="class_weights"):
         FedSGD(class_weights=weights)
 
 
 def test_there_are_as_many_weights_as_classes(tmp_path: Path) -> None:
     rule, batch = FedSGD(class_weights=(0.2, 0.8, 0.5)), Batch(inputs(2), torch.tensor([0, 1]))
-    with pytest.raises(SeepageError, match="has 3 weights for 2 classes; give one for each"):
+    with pytest.raises(SeepageError, match="3 weights for 2"):
         record(net(2), batch, client=rule)
     plain = Architecture("fc2", {"hidden": 16})
     save_transcript(record(build(plain, (1, 8, 8), 3), batch, client=rule, architecture=plain), tmp_path)
     facts = json.loads((tmp_path / "knowledge.json").read_text())
     facts["client"]["class_weights"] = [0.5]
     (tmp_path / "knowledge.json").write_text(json.dumps(facts))
-    with pytest.raises(SeepageError, match="has 1 weights for 3 classes"):
+    with pytest.raises(SeepageError, match="1 weights for 3"):
         open_transcript(tmp_path)
 
 
@@ -523,16 +523,14 @@ def test_pictures_with_nan_are_named(tmp_path: Path) -> None:
     x = np.zeros((4, 1, 6, 6), np.float32)
     x[2:, 0, 1, 1] = np.nan
     np.savez(tmp_path / "own.npz", x=x, y=np.zeros(4, int))
-    with pytest.raises(SeepageError, match="holds NaN in example 2 and 1 more"):
+    with pytest.raises(SeepageError, match="example 2 and 1 more"):
         load(str(tmp_path / "own.npz"))
 
 
 def test_maps_of_another_size_than_the_pictures_do_not_blame_the_network(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=np.zeros((8, 1, 6, 6), np.float32), y=np.zeros((8, 3, 6), int) + np.arange(6) % 2)
     tables = {"data": {"use": str(tmp_path / "own.npz")}, "model": {"use": f"{__name__}:same_size"}}
-    with pytest.raises(
-        SeepageError, match=r"the maps are 3 x 6 and the pictures 6 x 6.*maps in the size of the pictures"
-    ):
+    with pytest.raises(SeepageError, match=r"3 x 6.*6 x 6"):
         run({**tables, "attack": [{"use": "linear"}]}, out=tmp_path / "run", jobs=1)
 
 
@@ -542,7 +540,7 @@ def same_size(shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def test_one_number_for_each_example_is_told_what_it_lacks() -> None:
     model = nn.Sequential(net(1), nn.Flatten(0))
-    with pytest.raises(SeepageError, match=r"outputs of shape \(1,\) for 1 example, and \[n, 1\] are needed"):
+    with pytest.raises(SeepageError, match=r"\(1,\).*\[n, 1\]"):
         record(model, Batch(inputs(2), values(2, 1)), client=FedSGD(loss="mse"))
 
 

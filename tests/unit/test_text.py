@@ -227,7 +227,7 @@ class TestTransformers:
         (tmp_path / "notes.txt").write_text("\n".join(f"abc {i} def {i * i} g" for i in range(80)))
         tables = {"data": {"use": str(tmp_path / "notes.txt"), "tokens": 8}, "model": {"use": "text_encoder"},
                   "attack": [{"use": "token_sequences"}]}  # fmt: skip
-        with pytest.raises(SeepageError, match="names one class of each text: add --set"):
+        with pytest.raises(SeepageError, match="--set"):
             record_only(tables, out=tmp_path / "run")
 
     def test_next_tokens_that_are_told_are_read_again(self, tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_a_defense_without_a_name_stays_in_memory(tmp_path: Path) -> None:
     class Own(Sparsify):
         """Somebody's own, which no dotted path leads to."""
 
-    with pytest.raises(SeepageError, match="Own is not one of"):
+    with pytest.raises(SeepageError, match="Own"):
         save_transcript(transcript(Own(keep=0.5), "defense"), tmp_path)
     save_transcript(transcript(Own(keep=0.5)), tmp_path)
 

@@ -73,10 +73,10 @@ def test_dots_in_strings_comments_and_numbers_are_none_of_a_key() -> None:
 
 def test_a_recipe_and_a_setting_of_that_kind_are_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "k.toml").write_text("a." * 20_000 + "a = 1")
-    with pytest.raises(SeepageError, match="more than 16 parts"):
+    with pytest.raises(SeepageError, match="16 parts"):
         read_recipe(tmp_path / "k.toml")
     with (tmp_path / "big.toml").open("wb") as file:
         file.truncate(2**21)
-    with pytest.raises(SeepageError, match="larger than 1 MiB"):
+    with pytest.raises(SeepageError, match="1 MiB"):
         read_recipe(tmp_path / "big.toml")
     assert parsed("9" * 5000) == "9" * 5000

@@ -140,7 +140,7 @@ def test_one_round_of_a_transcript() -> None:
 
 def test_a_model_without_a_name_cannot_be_saved(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
-    with pytest.raises(SeepageError, match=r"has no name to build it from.*give architecture=Architecture"):
+    with pytest.raises(SeepageError, match="architecture=Architecture"):
         save_transcript(record(model, batches()), tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
@@ -152,7 +152,7 @@ def test_a_client_rule_that_no_path_leads_to_cannot_be_saved(tmp_path: Path) -> 
 
     model = build(ARCHITECTURE, (1, 8, 8), 3)
     own = record(model, batches(), client=Mine(), architecture=ARCHITECTURE)
-    with pytest.raises(SeepageError, match=r"Mine is not one of seepage's clients \(fedavg, fedprox, fedsgd"):
+    with pytest.raises(SeepageError, match=r"Mine .*fedavg, fedprox, fedsgd"):
         save_transcript(own, tmp_path / "x")
     assert not (tmp_path / "x" / "knowledge.json").exists()
 
@@ -161,20 +161,20 @@ def test_another_architecture_with_the_same_parameters_can_be_named(tmp_path: Pa
     save_transcript(transcript(), tmp_path)
     opened = open_transcript(tmp_path, architecture=Architecture("convnet"))
     assert opened.knowledge.architecture == ARCHITECTURE, "the recorded options, where only the name was given"
-    with pytest.raises(SeepageError, match="does not fit the model 'convnet'"):
+    with pytest.raises(SeepageError, match="'convnet'"):
         open_transcript(tmp_path, architecture=Architecture("convnet", {"width": 4, "batch_norm": True}))
 
 
 def test_a_batch_size_is_given_only_where_there_is_none(tmp_path: Path) -> None:
     save_transcript(transcript(), tmp_path)
     assert open_transcript(tmp_path, batch_size=3)[0].batch_size == 3
-    with pytest.raises(SeepageError, match="recorded with batch size 3, not 4"):
+    with pytest.raises(SeepageError, match="batch size 3, not 4"):
         open_transcript(tmp_path, batch_size=4)
     record_ = json.loads((tmp_path / "knowledge.json").read_text())
     (tmp_path / "knowledge.json").write_text(json.dumps({**record_, "batch_size": None}))
     assert open_transcript(tmp_path)[0].batch_size is None
     assert open_transcript(tmp_path, batch_size=4)[0].batch_size == 4
-    with pytest.raises(SeepageError, match="--batch-size names the batch size 1000000000000"):
+    with pytest.raises(SeepageError, match=r"--batch-size.*1000000000000"):
         open_transcript(tmp_path, batch_size=10**12)
 
 
@@ -214,7 +214,7 @@ def test_a_truth_without_labels_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"000000/inputs": torch.rand(1, 2)}, tmp_path / "truth.safetensors")
-    with pytest.raises(SeepageError, match="lacks '000000/labels'"):
+    with pytest.raises(SeepageError, match="'000000/labels'"):
         open_truth(tmp_path)
 
 

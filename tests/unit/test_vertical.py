@@ -172,7 +172,7 @@ def test_a_design_for_other_data_is_refused():
 def test_a_rule_that_sums_clients_is_refused():
     victim = _victim(RandomDraws(samples=6, batch_size=2))
     summed = replace(victim.knowledge, client=Aggregate(rule=FedSGD(), clients=2))
-    with pytest.raises(SeepageError, match=r"sums several clients' updates; leave out client\.clients"):
+    with pytest.raises(SeepageError, match=r"client\.clients"):
         replace(victim, knowledge=summed)
 
 
@@ -192,5 +192,5 @@ def test_flat_parties_read_the_tile_itself_and_batch_norm_stands_before_the_acti
     norm = vertical((1, 8, 8), 3, channels=2, batch_norm=True).parties[0].features[1]
     assert torch.equal(norm.weight, torch.ones(2))
     assert torch.equal(norm.running_mean, torch.zeros(2))
-    with pytest.raises(SeepageError, match="body must be one of"):
+    with pytest.raises(SeepageError, match="body must"):
         vertical((1, 4, 4), 3, body="round")

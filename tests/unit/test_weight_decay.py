@@ -182,13 +182,13 @@ def test_in_python_it_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{"lr": None, "weight_decay": 0.1}, {"lr": 0.1, "weight_decay": 20.0}])
 def test_in_python_a_decay_needs_its_rate(options: dict[str, Any]) -> None:
     model, before, after, _ = checkpoints()
-    with pytest.raises(SeepageError, match="one step of SGD between two checkpoints"):
+    with pytest.raises(SeepageError, match="one step of SGD"):
         observe(model, Update.from_states(before, after), SHAPE, **options)
 
 
 @pytest.mark.parametrize("decay", [-0.1, 10.0, float("nan"), float("inf")])
 def test_a_decay_must_leave_something(tmp_path: Path, decay: float) -> None:
-    with pytest.raises(SeepageError, match="--weight-decay must be from 0"):
+    with pytest.raises(SeepageError, match="--weight-decay"):
         seen_of(tmp_path, checkpoints(), weight_decay=decay)
 
 
