@@ -4,9 +4,9 @@
     python benchmarks/install.py cpu [--first torch==2.13.0+cpu torchvision==0.28.0]
 
 `pypi` is `pip install .` alone. `cpu` installs PyTorch's build for the CPU first and by itself, from PyTorch's own
-index; where that cannot be reached, `--first` names builds that pip finds elsewhere. Then `seepage audit` runs to its end. The
-numbers go to results/distribution/install.jsonl with their command. Megabytes are of 10**6 bytes, of all files of the
-environment; seconds are of the clock and of the processor, downloads included.
+index; where that cannot be reached, `--first` names builds that pip finds elsewhere. Then `seepage audit` runs to its
+end. The numbers go to results/distribution/install.jsonl with their command. Megabytes are of 10**6 bytes, of all files
+of the environment; seconds are of the clock and of the processor, downloads included.
 """
 
 import argparse

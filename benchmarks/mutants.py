@@ -2,7 +2,7 @@
 
     python benchmarks/mutants.py --unchanged                            the named tests without a defect: they must pass
     python benchmarks/mutants.py --out benchmarks/mutants-before.jsonl  the fast tier of each defect's named tests
-    python benchmarks/mutants.py --tier "slow or not slow" --whole      every test, where the named ones pass
+    python benchmarks/mutants.py --tier "" --whole                      every test, where the named ones pass
     python benchmarks/mutants.py --only ascent seed-round               two of them
 
 The copy is a folder with the repository's `src`, and links to all else, so that tests which look for `src` beside them
@@ -27,7 +27,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = Path(__file__).with_suffix(".toml")
-FAST = "not slow"
+FAST = "not slow and not docs"
 PATIENCE = 3600.0
 """Seconds after which tests that do not end count as failed: a defect may be an endless loop."""
 FAILED, BROKEN, NOTHING_RAN = 1, 2, 5
@@ -92,7 +92,8 @@ def first_failure(place: Path, tests: Sequence[str], tier: str) -> str | None:
     where = "import seepage, sys; sys.exit(not seepage.__file__.startswith(sys.argv[1]))"
     if subprocess.run([sys.executable, "-c", where, str(place)], cwd=place, env=environment).returncode:
         return "import seepage"  # broken altogether, or another folder's
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-m", tier, *tests]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "--doctest-modules"]
+    command = [sys.executable, "-m", "pytest", *options, "-m", tier, *tests]
     try:
         ran = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired:
@@ -119,7 +120,7 @@ def main() -> int:
     """Returns 1 where a defect was not noticed, or a test fails without one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="ID")
-    parser.add_argument("--tier", default=FAST, help="as for pytest's -m; 'slow or not slow' is all")
+    parser.add_argument("--tier", default=FAST, help="as for pytest's -m; '' is all")
     parser.add_argument("--whole", action="store_true", help="run every test where the named ones pass")
     parser.add_argument("--unchanged", action="store_true", help="run the named tests without a defect")
     parser.add_argument("--out", type=Path, help="append the results to this file, as JSON lines")

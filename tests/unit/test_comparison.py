@@ -38,6 +38,12 @@ def test_what_rose_beyond_chance_is_worse_and_what_did_not_is_more() -> None:
     assert "0 of 8 -> 8 of 8" in found.worse[0].words
 
 
+def test_the_more_is_compared_the_more_it_takes_to_be_worse() -> None:
+    """4 of 8 after 0 of 8 is worse than 5 % of chance alone, and not one of ten such pairs."""
+    assert len(compare(result((0, 8)), result((4, 8))).worse) == 1
+    assert not compare(result(*[(0, 8)] * 10), result((4, 8), *[(0, 8)] * 9)).worse
+
+
 def test_the_same_run_is_not_worse_than_itself() -> None:
     one = result((3, 8), (0, 2), (2, 2))
     assert {change.kind for change in compare(one, one).changes} == {"same"}

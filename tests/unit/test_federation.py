@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from seepage import Batch, FedAvg, FedSGD, GaussianNoise, SeepageError
 from seepage.core.nn import state_of
 from seepage.defenses import ZeroSumNoise
+from seepage.frontier.utility import FederatedSetting
+from seepage.recipe.case import Recipe
 from seepage.recipe.plans import Federation
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.types import ClientUpdate, Tensors
@@ -42,9 +44,10 @@ def same(a: Tensors, b: Tensors) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_round_is_the_mean_of_what_its_clients_send() -> None:
-    all_, plan = clients(), Federation(rounds=1, clients=8, share=0.5)
-    start = state_of(all_.model)
+@pytest.mark.parametrize("shares", [(12,) * 8, (4, 6, 8, 10, 12, 14, 18, 24)])
+def test_a_round_is_the_mean_over_examples_of_what_its_clients_send(shares: tuple[int, ...]) -> None:
+    all_ = replace(clients(), parts=list(torch.arange(96).split(list(shares))))
+    plan, start = Federation(rounds=1, clients=8, share=0.5), state_of(all_.model)
     stage = federate(all_, start, plan)
     chosen = all_.chosen(0, plan)
     assert len(chosen) == 4
@@ -53,7 +56,7 @@ def test_a_round_is_the_mean_of_what_its_clients_send() -> None:
         rule = FedAvg(lr=0.2, batch_size=4).for_round(0, client)
         own = rule(all_.model, start[0], lookup(all_.parts[client]), buffers=start[1])
         for name, tensor in own.tensors.items():
-            total[name] += tensor / 4
+            total[name] += tensor * len(all_.parts[client]) / sum(len(all_.parts[one]) for one in chosen)
     for name, tensor in stage.params.items():
         torch.testing.assert_close(tensor, start[0][name] + total[name])
 
@@ -206,3 +209,10 @@ def test_a_federation_that_blows_up_says_so() -> None:
 def test_impossible_plans_are_refused(options: dict[str, float], words: str) -> None:
     with pytest.raises(SeepageError, match=words):
         Federation(**options)  # type: ignore[arg-type]
+
+
+def test_epsilon_is_that_of_the_client_that_takes_part_most_often() -> None:
+    all_, plan = clients(), Federation(rounds=5, clients=8, share=0.5)
+    setting = FederatedSetting(Recipe(attack=()), plan, all_, state_of(all_.model), 0)
+    taken = [sum(client in all_.chosen(t, plan) for t in range(5)) for client in range(8)]
+    assert min(taken) < max(taken) == len(setting.busiest())

@@ -113,8 +113,11 @@ def test_weights_without_buffers_leave_them() -> None:
 
 
 def test_weights_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(SeepageError, match="NaN"):
-        load_weights(network(), filled(float("nan")), 3, "x")
+    one_of_many = filled(1.0)
+    next(iter(one_of_many.values())).flatten()[-1] = float("nan")
+    for state in (filled(float("nan")), one_of_many):
+        with pytest.raises(SeepageError, match="NaN"):
+            load_weights(network(), state, 3, "x")
 
 
 def test_only_library_models_have_weights_to_fetch() -> None:

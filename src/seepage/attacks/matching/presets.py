@@ -296,8 +296,8 @@ def fedleak_released(
 
     Deviations: read in a public mirror, not in the deposit; the generator is smaller (see `UntrainedGenerator`) and its
     spectral norm exact; the L1 is a mean over the entries that are matched, where the deposit's is over all of a
-    tensor, twice as many; the step ahead leaves no trace in AdamW's memory; the best guess is kept, not the last; one minus the
-    cosine; the weight decay is PyTorch's 0.01.
+    tensor, twice as many; the step ahead leaves no trace in AdamW's memory; the best guess is kept, not the last; one
+    minus the cosine; the weight decay is PyTorch's 0.01.
     The deposit is told the labels (here they are inferred unless told), and its figures, 22.0 to 22.9 dB, are for a
     victim with sigmoids and train-mode BatchNorm, 16 images of 128 pixels, after a 5 x 5 median filter, the best guess
     for each original.
