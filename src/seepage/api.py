@@ -101,7 +101,7 @@ def record(
         odd = misfit_of_labels(labels, knowledge)
         if odd is not None:
             raise SeepageError(f"the batch {odd}; give class numbers (int64), values or maps that fit the outputs")
-    return Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, seed).transcript()
+    return Victim.of(knowledge, params, batches, buffers, defense, seed).transcript()
 
 
 def _classes_of(model: nn.Module, inputs: Tensor, rule: ClientUpdate) -> int:

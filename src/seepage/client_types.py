@@ -273,6 +273,20 @@ class ClientUpdate(ABC):
         """The single-gradient rule that `as_gradient` approximates; itself where the rule sends one gradient."""
         return self
 
+    def without_decay(self) -> "ClientUpdate":
+        """The rule that is left once a server that knows it has undone its weight decay (`undecayed`)."""
+        return self
+
+    def undecayed(self, update: Update, params: Tensors, examples: int) -> Update:
+        """The update as it were without weight decay: exact for one local step, to first order in the decay for more.
+
+        Args:
+            update: What the client sent, untouched by any defense.
+            params: The weights that were sent out.
+            examples: Number of examples behind it.
+        """
+        return update
+
     def for_round(self, seed: int, t: int) -> "ClientUpdate":
         """The rule with the client's own randomness of round `t`, of which the attacker's copy knows nothing."""
         return self

@@ -3,6 +3,7 @@
 import copy
 import math
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from seepage import (
     FedSGD,
     Inapplicable,
     SeepageError,
+    Sparsify,
     Update,
     attack,
     build,
@@ -49,14 +51,19 @@ def network(*, batch_norm: bool = False) -> nn.Module:
 def by_optimizer(model: nn.Module, batch: Batch, client: FedAvg) -> Tensors:
     """The same local training by `torch.optim` on a copy of the module."""
     own = copy.deepcopy(model)
-    if client.optimizer == "adam":
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(own.parameters(), lr=client.lr)
-    else:
-        optimizer = torch.optim.SGD(own.parameters(), lr=client.lr, momentum=client.momentum)
+    options = {"momentum": client.momentum} if client.optimizer in ("sgd", "rmsprop") else {}
+    options |= {"nesterov": client.nesterov} if client.optimizer == "sgd" else {}
+    kind = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta"}
+    make = getattr(torch.optim, kind[client.optimizer])
+    optimizer = make(own.parameters(), lr=client.lr, weight_decay=client.weight_decay, **options)
     with in_mode(own, training=client.mode == "train"):
         for places in client.batches(len(batch)):
             optimizer.zero_grad()
             F.cross_entropy(own(batch.inputs[places]), batch.labels[places]).backward()
+            if client.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(own.parameters(), client.clip_norm)
+            if client.clip_value is not None:
+                torch.nn.utils.clip_grad_value_(own.parameters(), client.clip_value)
             optimizer.step()
     before = dict(model.named_parameters())
     return {name: (after - before[name]).detach() for name, after in own.named_parameters()}
@@ -74,6 +81,12 @@ def assert_close(found: Tensors, expected: Tensors, tolerance: float) -> None:
         FedAvg(lr=0.1, steps=5, batch_size=4, momentum=0.9),
         FedAvg(lr=1e-3, epochs=2, batch_size=3, optimizer="adam"),
         FedAvg(lr=0.1, epochs=3, batch_size=4, shuffle=False),
+        FedAvg(lr=0.1, steps=5, batch_size=4, momentum=0.9, nesterov=True, weight_decay=0.01),
+        FedAvg(lr=1e-3, steps=5, batch_size=3, optimizer="adam", weight_decay=0.1),
+        FedAvg(lr=1e-3, steps=5, batch_size=3, optimizer="adamw", weight_decay=0.1),
+        FedAvg(lr=1e-3, steps=5, batch_size=3, optimizer="rmsprop", momentum=0.9, weight_decay=0.01, clip_norm=0.1),
+        FedAvg(lr=1.0, steps=5, batch_size=3, optimizer="adadelta", weight_decay=0.01),
+        FedAvg(lr=0.1, steps=3, batch_size=3, clip_value=0.01),
     ],
     ids=lambda client: f"{client.optimizer}-{client.momentum}-{client.steps}",
 )
@@ -97,20 +110,45 @@ def test_one_step_on_everything_is_fedsgd() -> None:
     assert_close(found, FedSGD()(model, params, batch, buffers=buffers).tensors, 1e-6)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_the_update_as_a_gradient_is_the_average_of_the_steps(momentum: float) -> None:
+@pytest.mark.parametrize(
+    "client",
+    [
+        FedAvg(lr=0.1, batch_size=6, weight_decay=0.1),
+        FedAvg(lr=0.1, batch_size=6, weight_decay=0.1, momentum=0.9, nesterov=True),
+    ],
+)
+def test_a_server_that_knows_the_weight_decay_undoes_it(client: FedAvg) -> None:
+    model, batch = network(), batch_of(6)
+    seen = record(model, batch, client=client)
+    assert seen.knowledge.client == replace(client, weight_decay=0.0)
+    expected = FedSGD()(model, state_of(model)[0], batch).tensors
+    assert_close(seen[0].gradient(seen.knowledge.client), expected, 1e-6)
+    # Behind a defense that looks at entries one by one nothing is undone, and the rule stays as it is.
+    assert record(model, batch, client=client, defense=Sparsify(keep=0.1)).knowledge.client == client
+
+
+def test_adamw_takes_its_decay_off_the_weights() -> None:
+    model, batch = network(), batch_of(6)
+    client = FedAvg(lr=1e-3, steps=3, batch_size=6, optimizer="adamw", weight_decay=0.1)
+    seen = record(model, batch, client=client)
+    plain = record(model, batch, client=replace(client, weight_decay=0.0))
+    assert_close(seen[0].update.tensors, plain[0].update.tensors, 2e-5)  # weights move by 3e-3, and decay took 3e-4
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.9, False), (0.9, True)])
+def test_the_update_as_a_gradient_is_the_average_of_the_steps(momentum: float, nesterov: bool) -> None:
     """At a tiny rate the weights hardly move, so every step's gradient is the one at the start."""
     model, batch = network().double(), batch_of(8)
     batch = Batch(batch.inputs.double(), batch.labels)
     params, _ = state_of(model)
-    client = FedAvg(lr=1e-8, epochs=3, batch_size=8, momentum=momentum)
+    client = FedAvg(lr=1e-8, epochs=3, batch_size=8, momentum=momentum, nesterov=nesterov)
     found = client.as_gradient(client(model, params, batch), 8)
     expected = FedSGD()(model, params, batch).tensors
     for name in expected:
         assert torch.allclose(found[name], expected[name], rtol=1e-3, atol=1e-7)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "rmsprop", "adadelta"])
 def test_it_can_be_differentiated_in_its_inputs(optimizer: str) -> None:
     model = nn.Sequential(nn.Linear(3, 5), nn.Sigmoid(), nn.Linear(5, 4)).double()
     params, _ = state_of(model)
@@ -209,7 +247,7 @@ def test_a_rule_survives_the_way_to_a_file(use: str, clients: int) -> None:
         ({"steps": 0}, "steps from 1"),
         ({"epochs": 0}, "epochs from 1"),
         ({"batch_size": 0}, "batch_size from 1"),
-        ({"optimizer": "lion"}, "'sgd' or 'adam'"),
+        ({"optimizer": "lion"}, "'adamw'"),
         ({"momentum": 1.0}, "momentum"),
         ({"momentum": 0.5, "optimizer": "adam"}, "momentum"),
         ({"mode": "test"}, "mode"),

@@ -62,6 +62,12 @@ class Aggregate(WrappedRule):
     def max_participations(self, examples: int) -> int:
         return self.rule.max_participations(-(-examples // self.clients))
 
+    def without_decay(self) -> "Aggregate":
+        return replace(self, rule=self.rule.without_decay())
+
+    def undecayed(self, update: Update, params: Tensors, examples: int) -> Update:
+        return self.rule.undecayed(update, params, -(-examples // self.clients))
+
     def first_order_rule(self) -> "Aggregate":
         return replace(self, rule=self.rule.first_order_rule())
 

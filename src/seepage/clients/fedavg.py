@@ -1,13 +1,13 @@
 """FedAvg: several local steps on the client's own batches; the difference of weights is sent."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from seepage.clients.base import TrainingRule, WrappedRule, gradient_of, leaves_of
+from seepage.clients.optimizers import NAMES, OPTIMIZERS, WITH_MOMENTUM, OptimizerName, clipped
 from seepage.core.nn import derived_seed, generator, has_batch_norm
 from seepage.errors import Inapplicable, SeepageError
 from seepage.registry import clients
@@ -26,15 +26,19 @@ class FedAvg(TrainingRule):
 
     McMahan et al., AISTATS 2017, Algorithm 1. Each local step sees its own batch, so batch norm in train mode takes
     the statistics of that batch alone. With `create_graph` every step stays in the graph: an attack differentiates
-    the whole local training, at a memory that grows with the steps.
+    the whole local training, at a memory that grows with the steps. Accumulated gradients are a larger batch.
 
     Args:
         lr: Local learning rate.
         epochs: Passes over the client's examples.
         steps: This many steps instead, going on into further epochs as needed.
         batch_size: Examples per step; the last batch of an epoch may be smaller.
-        optimizer: `sgd`, or `adam` with PyTorch's constants.
-        momentum: Of `sgd`; starts from zero each round.
+        optimizer: `sgd`, `adam`, `adamw`, `rmsprop` or `adadelta`, with PyTorch's constants.
+        momentum: Of `sgd` and `rmsprop`; starts from zero each round.
+        nesterov: Of `sgd` with momentum: the step looks ahead.
+        weight_decay: As PyTorch's optimizers take it: added to the gradient, of `adamw` taken off the weights.
+        clip_norm: Largest Euclidean norm of a local step's gradient, before the optimizer; None: any.
+        clip_value: Largest size of one of its entries; None: any.
         shuffle: Draw a new order for each epoch, as data loaders do. The attacker knows that, and not the order.
         mode: `train` or `eval` batch norm, as in `FedSGD`. Dropout is off.
         loss: `cross_entropy`, `mse`, `bce`, `binary` (one logit), or your own `module:function` of outputs and targets.
@@ -57,8 +61,12 @@ class FedAvg(TrainingRule):
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: OptimizerName = "sgd"
     momentum: float = 0.0
+    nesterov: bool = field(default=False, metadata={"quiet": True})
+    weight_decay: float = field(default=0.0, metadata={"quiet": True})
+    clip_norm: float | None = field(default=None, metadata={"quiet": True})
+    clip_value: float | None = field(default=None, metadata={"quiet": True})
     shuffle: bool = True
     mode: Mode = "train"
     seed: int = 0
@@ -72,12 +80,20 @@ class FedAvg(TrainingRule):
             count = getattr(self, name)
             if count is not None and not 1 <= count <= MOST_STEPS:
                 wrong.append(f"{name} from 1 to {MOST_STEPS}, got {count}")
-        if self.optimizer not in ("sgd", "adam"):
-            wrong.append(f"optimizer 'sgd' or 'adam', got {self.optimizer!r}")
+        if self.optimizer not in NAMES:
+            wrong.append(f"optimizer {', '.join(map(repr, NAMES[:-1]))} or {NAMES[-1]!r}, got {self.optimizer!r}")
         if self.mode not in ("train", "eval"):
             wrong.append(f"mode 'train' or 'eval', got {self.mode!r}")
-        if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer == "adam"):
-            wrong.append(f"momentum from 0 to below 1, and with sgd only, got {self.momentum}")
+        if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer not in WITH_MOMENTUM):
+            wrong.append(f"momentum from 0 to below 1, and with sgd or rmsprop only, got {self.momentum}")
+        if self.nesterov and not (self.momentum and self.optimizer == "sgd"):
+            wrong.append("momentum and sgd for nesterov")
+        if not 0 <= self.weight_decay < math.inf:
+            wrong.append(f"weight_decay >= 0, got {self.weight_decay}")
+        for name in ("clip_norm", "clip_value"):
+            most = getattr(self, name)
+            if most is not None and not 0 < most < math.inf:
+                wrong.append(f"{name} > 0, got {most}")
         if wrong:
             raise SeepageError(f"the client rule fedavg needs {'; '.join(wrong)}; correct the recipe's [client]")
 
@@ -129,13 +145,14 @@ class FedAvg(TrainingRule):
     def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
         start = leaves_of(params)
         now = dict(start)
-        optimizer = (
-            _DifferentiableAdam(self.lr) if self.optimizer == "adam" else _DifferentiableSGD(self.lr, self.momentum)
+        optimizer = OPTIMIZERS[self.optimizer](
+            lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay
         )
         for places in self.batches(examples):
             if not create_graph:
                 now = leaves_of(now)
-            now = optimizer.step(now, self.step_gradient(gradient(now, places), now, start))
+            steepest = self.step_gradient(gradient(now, places), now, start)
+            now = optimizer.step(now, clipped(steepest, self.clip_norm, self.clip_value))
         delta = {name: now[name] - start[name].detach() for name in now}
         return Update(delta if create_graph else {name: d.detach() for name, d in delta.items()}, kind="delta")
 
@@ -151,8 +168,10 @@ class FedAvg(TrainingRule):
 
     def reaches(self, steps: int) -> list[float]:
         """How far each step's gradient has moved the weights when the last of so many is made, in units of `-lr`."""
-        # With momentum m, step s moves them again at every later one: 1 + m + ... + m^(steps - 1 - s) times.
-        return [(1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps)]
+        # With momentum m, step s moves them again at every later one: 1 + m + ... + m^(steps - 1 - s) times, and once
+        # more, so that it is as if one step more were made less the first, where the step looks ahead: r <- 1 + m r.
+        plain = [(1 - self.momentum ** (steps - s)) / (1 - self.momentum) for s in range(steps)]
+        return [1 + self.momentum * far for far in plain] if self.nesterov else plain
 
     def reach(self, steps: int) -> float:
         """The sum of `reaches`: what a gradient that is the same at each of so many steps is multiplied by, over `-lr`.
@@ -164,7 +183,8 @@ class FedAvg(TrainingRule):
     def _reach_of_many(self, steps: int) -> float:
         # Sum over k = 1 .. n of (1 - m^k) / (1 - m), a geometric sum: (n - m (1 - m^n) / (1 - m)) / (1 - m).
         m = self.momentum
-        return (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+        plain = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
+        return steps + m * plain if self.nesterov else plain
 
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         """Minus the difference of weights, over what the learning rate and the number of steps make of a gradient.
@@ -192,10 +212,27 @@ class FedAvg(TrainingRule):
 
     @property
     def linear_in_gradient(self) -> bool:
-        return self.optimizer == "sgd"
+        return self.optimizer == "sgd" and self.clip_value is None
 
     def first_order_rule(self) -> "MeanGradient":
         return MeanGradient(self)
+
+    def without_decay(self) -> "FedAvg":
+        return replace(self, weight_decay=0.0) if self._decay_shows else self
+
+    @property
+    def _decay_shows(self) -> bool:
+        """Whether weight decay is a share of the weights by itself: elsewhere it goes through what else is done."""
+        return self.optimizer in ("sgd", "adamw") and self.clip_norm is None and self.clip_value is None
+
+    def undecayed(self, update: Update, params: Tensors, examples: int) -> Update:
+        if not (self.weight_decay and self._decay_shows):
+            return update
+        # SGD adds c w to each gradient: -lr c w sum of reaches. AdamW multiplies the weights by 1 - lr c at each step.
+        steps = self.count(examples)
+        pull = self.lr * self.weight_decay
+        share = pull * self.reach(steps) if self.optimizer == "sgd" else 1 - (1 - pull) ** steps
+        return update.without_decay(params, dict.fromkeys(params, share))
 
     def for_round(self, seed: int, t: int) -> "FedAvg":
         return replace(self, seed=derived_seed(seed, "client order", t)) if self.shuffle else self
@@ -228,48 +265,3 @@ class MeanGradient(WrappedRule):
 
     def max_participations(self, examples: int) -> int:
         return 1
-
-
-class _DifferentiableSGD:
-    """Plain or momentum SGD, as `torch.optim.SGD`, on named tensors and differentiable."""
-
-    def __init__(self, lr: float, momentum: float) -> None:
-        self.lr, self.momentum = lr, momentum
-        self.velocity: Tensors = {}
-
-    def step(self, params: Tensors, gradients: Tensors) -> Tensors:
-        if self.momentum:
-            gradients = {
-                name: self.momentum * self.velocity[name] + g if self.velocity else g for name, g in gradients.items()
-            }
-            self.velocity = gradients
-        return {name: tensor - self.lr * gradients[name] for name, tensor in params.items()}
-
-
-class _DifferentiableAdam:
-    """Adam with PyTorch's constants, on named tensors and differentiable, which PyTorch's own is not.
-
-    The server's Adam of `transcript.vertical` is another: its state is a snapshot, and its epsilon Keras's.
-    """
-
-    BETAS, EPS = (0.9, 0.999), 1e-8
-    FLOOR = 1e-30
-    """Below the square of any float32 gradient; without it the root of an entry that is zero has no derivative."""
-
-    def __init__(self, lr: float) -> None:
-        self.lr, self.steps = lr, 0
-        self.first: Tensors = {}
-        self.second: Tensors = {}
-
-    def step(self, params: Tensors, gradients: Tensors) -> Tensors:
-        (a, b), self.steps = self.BETAS, self.steps + 1
-        zero = {name: torch.zeros_like(g) for name, g in gradients.items()}
-        first, second = self.first or zero, self.second or zero
-        self.first = {name: a * first[name] + (1 - a) * g for name, g in gradients.items()}
-        self.second = {name: b * second[name] + (1 - b) * g * g for name, g in gradients.items()}
-        return {name: tensor - self.lr * self._unit(name) for name, tensor in params.items()}
-
-    def _unit(self, name: str) -> Tensor:
-        mean = self.first[name] / (1 - self.BETAS[0] ** self.steps)
-        square = self.second[name] / (1 - self.BETAS[1] ** self.steps)
-        return mean / ((square + self.FLOOR).sqrt() + self.EPS)

@@ -38,6 +38,8 @@ class FedProx(FedAvg):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.nesterov:
+            raise SeepageError("the client rule fedprox has no nesterov; leave it out of the recipe's [client]")
         if not 0 <= self.mu < math.inf:
             raise SeepageError(f"the client rule fedprox needs mu >= 0, got {self.mu}; correct the recipe's [client]")
 

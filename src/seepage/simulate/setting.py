@@ -359,7 +359,7 @@ def victim_of(
     """
     (params, buffers), defense = state, case.make_defense()
     if case.rounds is None:
-        victim = Victim(knowledge, params, batches.__getitem__, len(batches), buffers, defense, case.seed)
+        victim = Victim.of(knowledge, params, batches, buffers, defense, case.seed)
         return victim, Truth(tuple(batches), units=units)
     rounds, whole = case.rounds, batches[0]
     held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))

@@ -1,7 +1,7 @@
 """Transcripts simulated from private batches: each round is recomputed whenever it is accessed."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,6 +10,7 @@ from seepage.clients.step import Client
 from seepage.core.nn import sorted_labels
 from seepage.types import (
     Batch,
+    ClientUpdate,
     Defense,
     Knowledge,
     Round,
@@ -50,6 +51,8 @@ class Victim:
         buffers: The model's buffers.
         defense: The defense that the client applies to its update.
         seed: Seeds the client's randomness, together with `t`.
+        rule: What the client does, where the server undoes its weight decay: the attacker's rule has none then. None:
+            the attacker's rule.
     """
 
     knowledge: Knowledge
@@ -59,6 +62,18 @@ class Victim:
     buffers: Tensors
     defense: Defense | None = None
     seed: int = 0
+    rule: ClientUpdate | None = None
+
+    @classmethod
+    def of(
+        cls, knowledge: Knowledge, params: Tensors, batches: Sequence[Batch], buffers: Tensors, defense: Defense | None,
+        seed: int,
+    ) -> "Victim":  # fmt: skip
+        """A client whose weight decay the server undoes, since it knows the rule, unless a defense came in between."""
+        rule = knowledge.client
+        if defense is None:
+            knowledge = replace(knowledge, client=rule.without_decay())
+        return cls(knowledge, params, batches.__getitem__, len(batches), buffers, defense, seed, rule)
 
     def transcript(self) -> SimulatedTranscript:
         """The transcript that the server observes of this client."""
@@ -66,7 +81,7 @@ class Victim:
 
     def update(self, t: int) -> Update:
         """The update that the client sends in round `t`."""
-        rule = self.knowledge.client
+        rule = self.rule or self.knowledge.client
         parts = rule.parts(self.batches(t))
         client = Client(rule.per_client, self.defense, self.seed)
 
@@ -90,11 +105,13 @@ class Victim:
 
     def _round(self, t: int) -> Round:
         batch = self.batches(t)
-        told = self.knowledge.told
+        told, update = self.knowledge.told, self.update(t)
+        if self.rule is not None and self.defense is None:
+            update = self.rule.undecayed(update, self.params, len(batch))
         return Round(
             t=t,
             params=self.params,
-            update=self.update(t),
+            update=update,
             buffers=self.buffers,
             batch_size=len(batch),
             labels=sorted_labels(batch.labels) if "labels" in told else None,
