@@ -1,7 +1,6 @@
 """The contract of every registered defense, with what each says of itself."""
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -426,11 +425,11 @@ def test_every_case_is_of_a_defense_that_is_registered() -> None:
     assert set(CASES) <= set(DEFENSES)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("check", DEFENSE_CHECKS.values(), ids=DEFENSE_CHECKS)
 @pytest.mark.parametrize("case", ALL)
-def test_it_keeps(case: DefenseCase, check: Callable[[DefenseCase], None]) -> None:
-    check(case)
+def test_it_keeps(case: DefenseCase, subtests: pytest.Subtests) -> None:
+    for name, check in DEFENSE_CHECKS.items():
+        with subtests.test(name):
+            check(case)
 
 
 def test_compose_keeps_the_contract() -> None:
