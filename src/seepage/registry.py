@@ -22,6 +22,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
@@ -81,25 +82,33 @@ def import_dotted(use: str) -> Any:
     if not is_dotted(use):
         raise SeepageError(f"{short(use)} has not the form module:thing; name what is to be imported so")
     module_name, _, attribute = use.partition(":")
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
+        with working_folder_first():
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise SeepageError(
             f"cannot import {module_name!r} ({error}); run seepage in the folder of that file or install it"
         ) from error
-    finally:
-        if added:
-            sys.path.remove(here)
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
         near = get_close_matches(attribute, names, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise SeepageError(f"module {module_name!r} has no {attribute!r}{hint or '; check the name'}")
     return getattr(module, attribute)
+
+
+@contextmanager
+def working_folder_first() -> Iterator[None]:
+    """Let the user's own code import what lies in the current folder, while the block lasts."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(here)
 
 
 @dataclass(frozen=True)

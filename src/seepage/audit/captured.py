@@ -5,6 +5,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from seepage.audit.network import TAKEN_FOR
 from seepage.audit.folder import Run, claim, undone_on_mistake
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
@@ -129,7 +130,7 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-TOLD_FIRST = (SIZE_UNKNOWN, "looks like")
+TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "looks like")
 """How remarks begin that are told before hours are spent on attacks."""
 
 

@@ -14,13 +14,15 @@ from torch.nn.parameter import is_lazy
 from seepage.core.nn import frozen_randomness
 from seepage.errors import SeepageError
 from seepage.models.convnet import cnn6, convnet, lenet
+from seepage.models.factories import make_own
 from seepage.models.mlp import fc2, mlp3
 from seepage.models.normalize import Normalize
 from seepage.models.resnet import resnet
 from seepage.models.trained_part import split_options, train_part
+from seepage.models.trial import first_line, own_line
 from seepage.models.vertical import vertical
 from seepage.models.vit import vit
-from seepage.registry import Registry, Spec, models
+from seepage.registry import Registry, Spec, models, working_folder_first
 from seepage.signatures import bind
 
 MODELS: Registry[nn.Module] = models
@@ -47,8 +49,8 @@ def build(architecture: Spec, input_shape: tuple[int, ...], num_classes: int, *,
 
     Args:
         architecture: Registry name, `torchvision:NAME`, `timm:NAME` or `module:factory`, and options. A factory
-            is called as `factory(input_shape, num_classes, **options)` and returns a `torch.nn.Module`. The options
-            `trainable`, `frozen` and `adapter` say which part of any model is trained (`train_part`).
+            is called as `factories` says and returns a `torch.nn.Module`. The options `trainable`, `frozen` and
+            `adapter` say which part of any model is trained (`train_part`).
         input_shape: Shape of one example.
         num_classes: Number of classes.
         seed: Seeds the initialization only; torch's global generator is left as it was.
@@ -70,11 +72,11 @@ def build(architecture: Spec, input_shape: tuple[int, ...], num_classes: int, *,
     except SeepageError:
         raise
     except Exception as error:  # whatever somebody's factory, or a library's, may raise
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        reason = (str(error).splitlines() or [""])[0]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = own_line(error) or f"{Path(frame.filename).name} line {frame.lineno}"
         raise SeepageError(
             f"model {architecture.use!r} cannot be built for inputs of shape {input_shape} and {num_classes} classes "
-            f"({type(error).__name__}: {reason}, {Path(place.filename).name} line {place.lineno}); "
+            f"({type(error).__name__}: {first_line(error)}, {place}); "
             "correct its options, or use another model or other data"
         ) from error
     if not isinstance(model, nn.Module):
@@ -100,14 +102,11 @@ def _settle(model: object, input_shape: tuple[int, ...]) -> None:
 
 
 def _make(spec: Spec, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    factory = models.find(spec.use).make
-    if isinstance(factory, nn.Module) or not callable(factory):
-        raise SeepageError(
-            f"{spec.use!r} is a {type(factory).__name__}, not a factory; name a function that returns the model"
-        )
-    if models.is_foreign(spec.use) and len(inspect.signature(factory).parameters) == 0 and not spec.options:
-        return _module(factory())
-    bind(factory, spec.options, f"model {spec.use!r}", given=2)
+    factory, what = models.find(spec.use).make, f"model {spec.use!r}"
+    if models.is_foreign(spec.use):
+        with working_folder_first():  # which it may import from once it is called
+            return _module(make_own(factory, spec.options, input_shape, num_classes, what))
+    bind(factory, spec.options, what, given=2)
     if spec.use in models:
         _check_sizes(spec, factory)
     return _module(factory(input_shape, num_classes, **spec.options))

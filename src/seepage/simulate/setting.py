@@ -11,8 +11,6 @@ a `Setting`.
 import hashlib
 import math
 import statistics
-import sysconfig
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -32,6 +30,7 @@ from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
 from seepage.metrics.identify import SIZE, Gallery
 from seepage.models import build
+from seepage.models.trial import Untaken, tried
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import called
@@ -533,36 +532,20 @@ def _probed(model: nn.Module, case: Recipe, dataset: Dataset) -> Any:
     """What a model in eval mode returns for two examples."""
     probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=case.device))
     try:
-        with torch.no_grad():
-            return model.eval()(probe)
-    except Exception as error:  # third-party forward code may raise anything
-        place = _own_line(error)
-        what = f"cannot take inputs of shape {dataset.input_shape} ({_first_line(error)}{place})"
+        return tried(model, probe)
+    except Untaken as error:
         remedy = "choose another model, or change the data with --set data.size=… or data.channels=…"
-        if isinstance(error, TypeError) and "required positional argument" in str(error):
+        if error.wants_more:
             remedy = (
                 "it takes more than the examples: give it the rest in a module around it, as the page my-model shows"
             )
-        elif place:
+        elif error.place:
             remedy = "correct that line, or change the data with --set data.size=… or data.channels=…"
-        raise Skipped(f"the model {case.model.use!r} {what}; {remedy}") from error
-    finally:
-        model.train()
+        raise Skipped(
+            f"the model {case.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); {remedy}"
+        ) from error
 
 
 def taken_outputs(setting: "Setting") -> str | None:
     """Where in the model's output the logits were found; None where it returns nothing else."""
     return logits_words(_probed(setting.model, setting.case, setting.dataset))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _own_line(error: Exception) -> str:
-    """The last line of somebody's own code that an error came through, for a message; empty where it was none."""
-    installed = tuple(filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))))
-    ours = str(Path(__file__).parents[1])
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not frame.filename.startswith((*installed, ours))]
-    return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""
