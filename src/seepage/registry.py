@@ -48,6 +48,15 @@ def is_dotted(use: str) -> bool:
     return _DOTTED.fullmatch(use) is not None
 
 
+def is_network_file(use: str) -> bool:
+    """Whether the name of a model is that of a file with a whole network, which may hold code.
+
+    >>> is_network_file("nets/mine.pt2"), is_network_file("mymodule:net")
+    (True, False)
+    """
+    return use.lower().endswith((".pt2", ".pt", ".pth", ".ts", ".jit", ".torchscript"))
+
+
 def respelled(use: str) -> str | None:
     """What a name in the form of a file or of an attribute is called here; None where it has no such form.
 
@@ -300,12 +309,12 @@ class Registry(Mapping[str, Entry[T]]):
         return use in self or any(use.startswith(p.removesuffix("NAME")) for p in self.patterns)
 
     def is_foreign(self, use: str) -> bool:
-        """Whether a name is a dotted path to somebody's own code, which is not run unasked.
+        """Whether a name leads to somebody's own code, a dotted path or a saved network, which is not run unasked.
 
-        >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18")
-        (True, False)
+        >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18"), models.is_foreign("nets/mine.pt2")
+        (True, False, True)
         """
-        return is_dotted(use) and not self.knows(use)
+        return (is_dotted(use) or (self.kind == "model" and is_network_file(use))) and not self.knows(use)
 
     def problems(self, spec: Spec, what: str = "") -> list[str]:
         """What is wrong with a part: its options, or its own checks of their values.

@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from seepage.audit.network import TAKEN_FOR
 from seepage.audit.folder import Run, claim, undone_on_mistake
+from seepage.audit.network import TAKEN_FOR
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
 from seepage.core.lock import locked

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 
 from seepage.core.nn import as_inputs, logits_in, logits_words, vocabulary_of
 from seepage.errors import SeepageError
-from seepage.models import build, trusted
+from seepage.models import build, trusted, warned_words
 from seepage.models.factories import is_told
 from seepage.models.naming import known_names, renamed, tied_names
 from seepage.models.trial import Untaken, tried
-from seepage.registry import models
+from seepage.registry import is_network_file, models
 from seepage.types import Architecture
 
 Shape = tuple[int, ...]
@@ -53,6 +53,7 @@ class Network:
         input_shape: Shape of one example.
         outputs: How many outputs it was asked for, or has, where it takes no such number.
         said: What was inferred, by name, with its source.
+        warned: A sentence on what its factory warned of.
         pools: A sentence where pictures of another size pass as well, so that the taken one decides what comes back.
         unfit: What to add to an error about weights that do not fit it; empty where the shape was told.
     """
@@ -61,6 +62,7 @@ class Network:
     input_shape: Shape
     outputs: int
     said: Mapping[str, str]
+    warned: str | None = None
     pools: str | None = None
     unfit: str = ""
 
@@ -79,10 +81,12 @@ def find_network(
     Raises:
         SeepageError: Where it cannot be built or takes no such example, and where nothing tells the shape.
     """
-    sketch = _sketch(architecture, COMMON_SHAPES if shape is None else (shape,), classes or DEFAULT_CLASSES)
+    heard: list[str] = []
+    sketch = _sketch(architecture, heard, COMMON_SHAPES if shape is None else (shape,), classes or DEFAULT_CLASSES)
     outputs = classes or _head(sketch, state, DEFAULT_CLASSES)
     shapes = [shape] if shape is not None else list(_likely(architecture, sketch, state, outputs))
     found = _Tries(architecture, state, outputs, sketch, as_asked=outputs == (classes or DEFAULT_CLASSES))
+    warned = warned_words(architecture, heard)
     found.add(shapes)
     if not found.passing and shape is None:
         found.add(COMMON_SHAPES)
@@ -92,7 +96,7 @@ def find_network(
             raise _refusal(architecture, *found.failed, told=shape is not None)
         taken = shape or next((one for one in shapes if found.builds(one)), COMMON_SHAPES[0])
         model, unfit = build(architecture, taken, outputs), _unfit(shape, taken, state)
-        return Network(model=model, input_shape=taken, outputs=outputs, said=said, unfit=unfit)
+        return Network(model=model, input_shape=taken, outputs=outputs, said=said, unfit=unfit, warned=warned)
     taken, model, output = found.passing[0]
     pools = None
     if shape is None:
@@ -111,7 +115,7 @@ def find_network(
     if classes is None and wide.ndim > 1:
         outputs = wide.shape[1]
         said["classes"] = f"{outputs}, to which the weights fit"
-    return Network(model=model, input_shape=taken, outputs=outputs, said=said, pools=pools)
+    return Network(model=model, input_shape=taken, outputs=outputs, said=said, pools=pools, warned=warned)
 
 
 class _Tries:
@@ -135,7 +139,10 @@ class _Tries:
         self.failed: tuple[Shape, Untaken] | None = None
         self._architecture, self._state, self._outputs = architecture, state, outputs
         own = models.is_foreign(architecture.use)
-        shaped, counted = is_told(models.find(architecture.use).make) if own else (True, True)
+        saved = is_network_file(architecture.use)
+        shaped, counted = (
+            (False, False) if saved else is_told(models.find(architecture.use).make) if own else (True, True)
+        )
         self._same = not shaped  # the same network, whatever the shape
         self._built = sketch if self._same and (as_asked or not counted) else None
 
@@ -179,13 +186,13 @@ class _Tries:
         return self._built
 
 
-def _sketch(architecture: Architecture, shapes: tuple[Shape, ...], classes: int) -> nn.Module:
+def _sketch(architecture: Architecture, heard: list[str], shapes: tuple[Shape, ...], classes: int) -> nn.Module:
     """The network for the first of these shapes that it can be built for: of those known by name on the meta device."""
     first: SeepageError | None = None
     for shape in shapes:
         try:
             sketch = _on_meta(architecture, shape, classes) if trusted(architecture) else None
-            return build(architecture, shape, classes) if sketch is None else sketch
+            return build(architecture, shape, classes, heard=heard) if sketch is None else sketch
         except SeepageError as error:
             first = first or error
     assert first is not None

@@ -23,6 +23,7 @@ from seepage.leakage.fingerprints import adaptive_step, fingerprint
 from seepage.leakage.inference import infer_size, infer_steps
 from seepage.leakage.running_statistics import batch_statistics, statistics_words
 from seepage.models.naming import in_own_names
+from seepage.models.trial import sigmoid_words
 from seepage.models.weights import load_weights, read_state
 from seepage.recipe.parts import problems_of
 from seepage.registry import Spec, models
@@ -127,6 +128,8 @@ def observe_files(
     sent = in_own_names(sent, model, str(files.answer))
     personal = _personal(architecture, model, in_own_names(state, model, str(files.before)), sent, files)
     spared = {*personal, *_brought(model, architecture)}
+    as_built = _as_built(architecture, model, in_own_names(state, model, str(files.before)))
+    said |= {} if as_built is None else {"weights": as_built}
     try:
         note = load_weights(model, state, outputs, str(files.before), optional=spared)
     except SeepageError as error:
@@ -135,6 +138,8 @@ def observe_files(
         raise SeepageError(
             f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
         )
+    squashed = sigmoid_words(model, input_shape) if one_logit else None
+    said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
     before = {name: p.detach() for name, p in own.items() if name not in personal}
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
@@ -158,7 +163,7 @@ def observe_files(
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown, adaptive)
-    return [*filter(None, [network.pools]), *remarks, sent_words(transcript[0], model)]
+    return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
 
 
 def _personal(architecture: Architecture, model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
@@ -184,6 +189,23 @@ def _brought(model: nn.Module, architecture: Architecture) -> list[str]:
     """Frozen parameters that somebody's own factory may have given their weights, so that no file needs them."""
     own = models.is_foreign(architecture.use)
     return [name for name, parameter in model.named_parameters() if own and not parameter.requires_grad]
+
+
+def _as_built(architecture: Architecture, model: nn.Module, before: Tensors) -> str | None:
+    """What of the network no file has, so that it is as its factory made it; None where the files have all of it."""
+    missing = {name: tensor for name, tensor in model.named_parameters() if name not in before}
+    # Batch norm without its statistics is the client's own, as in FedBN.
+    statistics = [name for name, _ in model.named_buffers() if name not in before and name.endswith("running_var")]
+    if not missing and not statistics:
+        return None
+    names = [*missing, *statistics]
+    parts = [f"{sum(t.numel() for t in missing.values()):,} in {len(missing)} tensors"] if missing else []
+    parts += [f"the statistics of {len(statistics)} batch norms"] if statistics else []
+    listed = ", ".join(name if len(name) <= 40 else f"{name[:37]}..." for name in names[:2])
+    return (
+        f"{' and '.join(parts)} are not in the files ({listed}{' and more' if len(names) > 2 else ''}); taken from "
+        f"{architecture.use} as built: are they the client's?"
+    )
 
 
 def _some(names: list[str]) -> str:

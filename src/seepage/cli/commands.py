@@ -30,6 +30,7 @@ from seepage.cli.options import (
     MembershipOption,
     ModelOption,
     NoPicturesOption,
+    NormalizeOption,
     OnOption,
     OutOption,
     ProveOption,
@@ -40,6 +41,7 @@ from seepage.cli.options import (
     SetOption,
     SizeOption,
     ToldOption,
+    TrustModelOption,
     TuneOption,
     WeightsOption,
     ask_for,
@@ -112,6 +114,7 @@ def audit(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    normalize: NormalizeOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
     loss: LossOption = None,
@@ -133,6 +136,7 @@ def audit(
     baseline: BaselineOption = None,
     retry_failed: RetryOption = False,
     no_pictures: NoPicturesOption = False,
+    trust: TrustModelOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -142,6 +146,7 @@ def audit(
     tables = tables_of(
         recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
         seed=seed, device=device, told=told, attacks=attack, defenses=defense, settings=settings,
+        normalize=normalize, trust=trust,
     )  # fmt: skip
     ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
     tune_by(tables, tune)
@@ -167,6 +172,7 @@ def record(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    normalize: NormalizeOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
     loss: LossOption = None,
@@ -177,6 +183,7 @@ def record(
     device: DeviceOption = None,
     settings: SetOption = None,
     out: OutOption = None,
+    trust: TrustModelOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -186,7 +193,8 @@ def record(
 
     tables = tables_of(
         recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
-        seed=seed, device=device, told=told, defenses=defense, settings=settings,
+        seed=seed, device=device, told=told, defenses=defense, settings=settings, normalize=normalize,
+        trust=trust,
     )  # fmt: skip
     with progress_bar(off=as_json or quiet) as show:
         folder = record_only(tables, out=out, show=show)

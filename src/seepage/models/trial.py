@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import in_mode
+from seepage.core.nn import generator, in_mode, logits_in
+from seepage.errors import SeepageError
 
 
 class Untaken(Exception):
@@ -38,6 +39,34 @@ def tried(model: nn.Module, inputs: Tensor) -> Any:
             return model(inputs)
     except Exception as error:
         raise Untaken(error) from error
+
+
+SPREADS = (1.0, 30.0, 1000.0)
+"""Sizes of the made-up inputs on which a network's outputs are looked at: logits leave [0, 1] on some of them."""
+
+
+def sigmoid_words(model: nn.Module, shape: tuple[int, ...]) -> str | None:
+    """What to say where a network's one output is a chance already, and a loss of one logit takes it for a logit.
+
+    Args:
+        model: A network that takes numbers.
+        shape: Of one example.
+
+    >>> sigmoid_words(nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), (4,)) is None, sigmoid_words(nn.Linear(4, 1), (4,))
+    (False, None)
+    """
+    like = next(model.parameters(), torch.zeros(()))
+    noise = torch.randn((8, *shape), generator=generator(0, "outputs")).to(like)
+    try:
+        found = [logits_in(tried(model, spread * noise)) for spread in SPREADS]
+    except (Untaken, SeepageError):
+        return None  # which is said where the update is computed
+    if not all(bool(((part >= 0) & (part <= 1)).all()) for part in found):
+        return None
+    return (
+        "all in [0, 1], as of a sigmoid, and --loss binary takes another; if the client does not, name its own loss: "
+        "--loss module:function"
+    )
 
 
 def first_line(error: Exception) -> str:

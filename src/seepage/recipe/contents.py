@@ -23,6 +23,7 @@ from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import resolved
 from seepage.recipe.trust import own_code
+from seepage.registry import is_network_file
 
 MOST_HASHED = 4 * 2**30
 """Bytes under one name that are read; a larger data set is told by names, sizes and times of change of its files."""
@@ -71,7 +72,8 @@ def contents(tables: Any) -> dict[str, str]:
     found = {}
     try:
         for name in own_code(tables):
-            found[name] = _digest_of_code(name.partition(":")[0])
+            file = is_network_file(name) and os.path.isfile(name)
+            found[name] = digest_of(Path(name)) if file else _digest_of_code(name.partition(":")[0])
         for place, text in _texts(tables):
             path = Path(os.path.expanduser(text)) if text and "\0" not in text else None
             if path is not None and _is_named(place, text, path):

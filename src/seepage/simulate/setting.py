@@ -11,6 +11,7 @@ a `Setting`.
 import hashlib
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,12 +30,12 @@ from seepage.data import Dataset, TextDataset
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
 from seepage.metrics.identify import SIZE, Gallery
-from seepage.models import build
+from seepage.models import build, warned_words
 from seepage.models.trial import Untaken, tried
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import called
-from seepage.registry import Spec, partitions
+from seepage.registry import Spec, is_dotted, partitions
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.simulate.partition import Partition, sizes_of
 from seepage.simulate.training import TrainingCheckpoint, begin, train
@@ -427,10 +428,14 @@ def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
     rule, weights = case.make_client(), case.client.options.get("class_weights", ())
     check_target(rule.loss, _target(case, dataset), len(dataset.classes), weights)
     outputs = rule.num_outputs(len(dataset.classes))
+    heard: list[str] = []
     try:
-        model = build(case.architecture, dataset.input_shape, outputs, seed=case.seed)
+        model = build(case.architecture, dataset.input_shape, outputs, seed=case.seed, heard=heard)
     except SeepageError as error:
         raise Skipped(str(error)) from error
+    warned = warned_words(case.architecture, heard)
+    if warned is not None:
+        warnings.warn(warned, stacklevel=2)
     begin(model, case.training, case.architecture, outputs, seed=case.seed)
     model = model.to(case.device)
     _check_takes(model, case, dataset)
@@ -498,6 +503,9 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
         )
     output = _probed(model, case, dataset)
     rule, target = case.make_client(), _target(case, dataset)
+    if is_dotted(rule.loss):  # it knows what the outputs are; what it cannot take is said by itself
+        rule.loss_of(logits_in(output), dataset.batch(dataset.private[:1].repeat(2)).to(case.device).labels)
+        return
     wanted: tuple[int, ...] = (2, rule.num_outputs(len(dataset.classes)))
     if isinstance(dataset, TextDataset) and dataset.numbers is None:
         # Logits of each token's next one; a model may know tokens that the tokenizer does not make.
