@@ -68,7 +68,7 @@ def build(
         input_shape: Shape of one example.
         num_classes: Number of classes.
         seed: Seeds the initialization only; torch's global generator is left as it was.
-        heard: Is given what the factory warned of; a model is built again and again, and only one of them need be heard.
+        heard: Is given what the factory warned of. A model is built again and again, and heard once.
 
     Raises:
         SeepageError: For an unknown name, wrong options, or inputs that the network cannot take.
@@ -116,9 +116,8 @@ def warned_words(architecture: Spec, heard: Sequence[str]) -> str | None:
     if not heard:
         return None
     first = " ".join(heard[0].split())[:MOST_WARNED]
-    return (
-        f"{architecture.use!r} warned {len(heard)} time{'s' * (len(heard) > 1)} while it was built, first of: {first}"
-    )
+    times = "once" if len(heard) == 1 else f"{len(heard)} times"
+    return f"{architecture.use!r} warned {times} while it was built, first of: {first}"
 
 
 def trusted(architecture: Spec) -> bool:
