@@ -40,6 +40,8 @@ def read_network(path: Path, *, trust: bool) -> nn.Module:
     try:
         with torch.device("cpu"), working_folder_first():
             found: object = _reader(path)(path)
+    except SeepageError:
+        raise
     except (AttributeError, ImportError) as error:
         raise SeepageError(
             f"the network in {path} is of a class that is not here ({first_line(error)}); run seepage in the folder of "
@@ -76,7 +78,16 @@ def _pickled(path: Path) -> object:
 
 
 def _exported(path: Path) -> nn.Module:
-    whole = torch.export.unflatten(torch.export.load(path))
+    program = torch.export.load(path)
+    read = program.graph_signature.user_inputs[:1]
+    places = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in read]
+    sizes = [node.meta["val"].shape[0] for node in places if isinstance(node.meta.get("val"), Tensor)]
+    if any(isinstance(size, int) for size in sizes):
+        raise SeepageError(
+            f"the network in {path} was exported for batches of {sizes[0]} alone; export it with dynamic_shapes="
+            "({0: torch.export.Dim.DYNAMIC},), of an example of two"
+        )
+    whole = torch.export.unflatten(program)
     for name, module in list(whole.named_modules()):
         layer = _layer(module) if name else None
         if layer is not None:
