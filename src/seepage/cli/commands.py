@@ -140,7 +140,11 @@ def audit(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Record real updates, attack them, score what came back, and write a report."""
+    """Record real updates, attack them, score what came back, and write a report.
+
+    A network of your own, of torchvision or timm, or with --weights is attacked as it is; --set training.steps=100
+    trains it first. The networks of this package are audited fresh and trained.
+    """
     from seepage.recipe.resolve import cells
 
     tables = tables_of(
