@@ -255,9 +255,8 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
         yield from ((channels, side, side) for side in _sides(model, first, channels, classes))
     elif first is not None:
         size = first.input_size if isinstance(first, nn.RNNBase) else first.in_channels
-        sides = {nn.Conv1d: f"{size},LENGTH", nn.Conv3d: f"{size},DEPTH,HEIGHT,WIDTH"}.get(
-            type(first), f"LENGTH,{size}"
-        )
+        sides = f"LENGTH,{size}" if isinstance(first, nn.RNNBase) else f"{size},LENGTH"
+        sides += ",HEIGHT,WIDTH" if isinstance(first, nn.Conv3d) else ""
         raise SeepageError(
             f"nothing in the files tells the shape of one example of {architecture.use!r}, whose first layer is a "
             f"{type(first).__name__}; give it with --shape {sides}"

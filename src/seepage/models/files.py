@@ -122,19 +122,20 @@ def _layer(module: nn.Module) -> nn.Module | None:
 
 def _of_kind(kind: str, call: Any, weight: Tensor) -> nn.Module | None:
     """An empty layer of a kind, as its one call in the program says."""
-    given, biased = list(call.args), len(call.args) > 2 and call.args[2] is not None
+    target, given = str(call.target), list(call.args)
+    biased = len(given) > 2 and given[2] is not None
     with torch.device("meta"):
-        if kind == "Linear" and "linear" in str(call.target):
+        if kind == "Linear" and target == "aten.linear.default":
             return nn.Linear(weight.shape[1], weight.shape[0], bias=biased)
-        if kind == "Embedding":
-            return nn.Embedding(*weight.shape)
-        if kind == "Conv2d" and "conv2d" in str(call.target) and not isinstance((*given, "")[4:5], str):
-            stride, padding, dilation, groups = (*given[3:], *([1, 1], [0, 0], [1, 1], 1)[len(given) - 3 :])
-            return nn.Conv2d(
-                weight.shape[1] * groups, weight.shape[0], tuple(weight.shape[2:]), tuple(stride), tuple(padding),
-                tuple(dilation), groups, bias=biased,
-            )  # fmt: skip
-        if kind == "BatchNorm2d" and "batch_norm" in str(call.target) and len(given) > 7:
+        if kind == "Embedding" and target == "aten.embedding.default":
+            padding = given[2] if len(given) > 2 and given[2] >= 0 else None
+            return nn.Embedding(weight.shape[0], weight.shape[1], padding_idx=padding)
+        if kind == "Conv2d" and target == "aten.conv2d.default":
+            told: list[Any] = [*given[3:], *[[1, 1], [0, 0], [1, 1], 1][max(len(given) - 3, 0) :]]
+            sides: Any = tuple(weight.shape[2:])
+            names = {"stride": tuple(told[0]), "padding": tuple(told[1]), "dilation": tuple(told[2]), "groups": told[3]}
+            return nn.Conv2d(weight.shape[1] * told[3], weight.shape[0], sides, bias=biased, **names)
+        if kind == "BatchNorm2d" and target == "aten.batch_norm.default":
             return nn.BatchNorm2d(len(weight), eps=given[7], momentum=given[6]).train(bool(given[5]))
     return None
 
@@ -154,7 +155,8 @@ class Scripted(nn.Module):
         graph = script.forward.graph.copy()
         torch._C._jit_pass_inline(graph)
         _settle_numbers(graph, script)
-        lowered, held = torch._C._jit_pass_lower_graph(graph, script._c)
+        lowered, found = torch._C._jit_pass_lower_graph(graph, script._c)
+        held: list[Any] = list(found)
         self._call = torch._C._create_function_from_graph("forward", lowered)
         trained, others = dict(script.named_parameters()), dict(script.named_buffers())
         places = {tensor.data_ptr(): name for name, tensor in (trained | others).items()}
@@ -182,16 +184,16 @@ class Scripted(nn.Module):
 
 
 def _settle_numbers(graph: Any, script: Any) -> None:
-    """Let a TorchScript's code have the numbers that its modules hold, such as whether they train, as constants."""
+    """Let a TorchScript's code have what is no tensor in its modules, such as whether they train, as constants."""
     for node in list(graph.findAllNodes("prim::GetAttr", recurse=True)):
-        if str(node.output().type()) not in ("bool", "int", "float"):
-            continue
         path, above = [node.s("name")], node.input().node()
         while above.kind() == "prim::GetAttr":
             path, above = [above.s("name"), *path], above.input().node()
         value = script
         for name in path:
             value = getattr(value, name)
+        if value is not None and not isinstance(value, bool | int | float | str):
+            continue
         constant = graph.insertConstant(value)
         constant.node().moveBefore(next(iter(graph.nodes())))
         node.output().replaceAllUsesWith(constant)
