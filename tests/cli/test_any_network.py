@@ -68,6 +68,19 @@ def crash():
     return Crash()
 
 
+def pairs():
+    return Pairs()
+
+
+class Pairs(nn.Linear):
+    def __init__(self):
+        super().__init__(30, 2)
+
+    def forward(self, x):
+        assert len(x) < 3, "only pairs"
+        return super().forward(x)
+
+
 class Crash(Digits):
     def forward(self, x):
         assert x.shape[-1] == 5, "the picture must be 5 wide"
@@ -178,6 +191,13 @@ def test_whatever_a_network_raises_is_a_sentence_with_the_option(refused: Refuse
     told = refused(*ASKED, "--model=nets:Digits", "--shape=3,32,32")
     assert "cannot take examples of shape 3,32,32" in told
     assert "nor any other" not in told
+
+
+def test_what_a_network_raises_for_a_larger_batch_alone_is_one_too(refused: Refused, nets: Any) -> None:
+    step(nets.pairs(), torch.rand(1, 30), torch.tensor([1]))
+    asked = tuple(word for word in ASKED if not word.startswith("--steps"))
+    said = refused(*asked, "--model=nets:pairs")
+    assert "'nets:pairs' fails on made-up examples (only pairs, nets.py line" in said
 
 
 def test_a_network_of_timm_takes_the_pictures_it_was_made_for(cli: Cli, home: Path) -> None:

@@ -2,6 +2,8 @@
 
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,30 @@ def tried(model: nn.Module, inputs: Tensor) -> Any:
             return model(inputs)
     except Exception as error:
         raise Untaken(error) from error
+
+
+@contextmanager
+def own_faults(use: str) -> Iterator[None]:
+    """Make one sentence of what somebody's own code raises in a block, which a guarded pass may not have met.
+
+    Args:
+        use: The name of the network.
+
+    Raises:
+        SeepageError: In place of any error that came through a line of their code.
+    """
+    try:
+        yield
+    except SeepageError:
+        raise
+    except Exception as error:
+        place = own_line(error)
+        if not place:
+            raise
+        raise SeepageError(
+            f"the network {use!r} fails on made-up examples ({first_line(error)}, {place}); correct that line: it must "
+            "take batches of any size, in train and in eval mode"
+        ) from error
 
 
 SPREADS = (1.0, 30.0, 1000.0)
