@@ -219,6 +219,19 @@ def test_keys_of_a_network_inside_another_are_found(prefix: str, cli: Cli, nets:
     assert found.json["rows"][0]["vouched"] == 1
 
 
+def test_keys_of_a_part_of_a_network_are_found(cli: Cli, home: Path, nets: Any) -> None:
+    (home / "outer.py").write_text(
+        "from nets import rows\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.heads = rows()\n        self.scale = nn.Parameter(nn.init.ones_("
+        "self.heads[0].bias.new_empty(1)), requires_grad=False)\n\n"
+        "    def forward(self, x):\n        return self.heads(x * self.scale)\n"
+    )
+    step(nets.rows(), torch.rand(1, 30), torch.tensor([1]))
+    found = cli(*ASKED, "--model=outer:Net", "--out=run", "--json")
+    assert found.code == 0, found.err
+    assert cells(found)["weights"].startswith("not in the files: 1 weight (scale); taken from outer:Net as built")
+
+
 def test_keys_of_another_network_are_named_on_both_sides(refused: Refused, nets: Any) -> None:
     step(nets.rows(), torch.rand(1, 30), torch.tensor([1]), lambda name: f"{name}.x")
     said = refused(*ASKED, "--model=nets:rows")
@@ -399,7 +412,7 @@ def test_weights_that_no_file_has_are_said(cli: Cli, home: Path, nets: Any) -> N
     for name in ("before.pt", "after.pt"):
         torch.save({key: t for key, t in torch.load(name).items() if key.startswith("2.")}, name)
     found = cli(*ASKED, "--model=headed:net", "--out=run", "--json")
-    said = "496 in 2 tensors are not in the files (0.weight, 0.bias); taken from headed:net as built"
+    said = "not in the files: 496 weights (0.weight, 0.bias); taken from headed:net as built"
     assert cells(found)["weights"].startswith(said)
     assert f"inferred, not told: weights: {said}" in cli(*ASKED, "--model=headed:net", "--out=run").out
 

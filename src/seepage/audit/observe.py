@@ -198,12 +198,12 @@ def _as_built(architecture: Architecture, model: nn.Module, before: Tensors) -> 
     statistics = [name for name, _ in model.named_buffers() if name not in before and name.endswith("running_var")]
     if not missing and not statistics:
         return None
-    names = [*missing, *statistics]
-    parts = [f"{sum(t.numel() for t in missing.values()):,} in {len(missing)} tensors"] if missing else []
+    names, count = [*missing, *statistics], sum(tensor.numel() for tensor in missing.values())
+    parts = [f"{count:,} weight{'s' * (count > 1)}"] if missing else []
     parts += [f"the statistics of {len(statistics)} batch norms"] if statistics else []
-    listed = ", ".join(name if len(name) <= 40 else f"{name[:37]}..." for name in names[:2])
+    listed = ", ".join(name if len(name) <= 40 else f"...{name[-37:]}" for name in names[:2])
     return (
-        f"{' and '.join(parts)} are not in the files ({listed}{' and more' if len(names) > 2 else ''}); taken from "
+        f"not in the files: {' and '.join(parts)} ({listed}{' and more' if len(names) > 2 else ''}); taken from "
         f"{architecture.use} as built: are they the client's?"
     )
 
