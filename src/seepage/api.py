@@ -15,6 +15,7 @@ from seepage.clients.losses import check_target, likely_target, target_of
 from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
 from seepage.errors import SeepageError, short
 from seepage.models.naming import in_own_names
+from seepage.models.trial import first_line
 from seepage.registry import Spec
 from seepage.transcript.labels import misfit_of_labels
 from seepage.transcript.recorded import open_transcript
@@ -121,10 +122,12 @@ def _outputs_of(model: nn.Module, inputs: Tensor) -> tuple[int, ...]:
     with torch.no_grad(), in_mode(model, training=False):
         try:
             found = forward(model, {}, inputs)
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:  # a network of the user's may raise any
+        except SeepageError:
+            raise
+        except Exception as error:  # a network of the user's may raise any
             raise SeepageError(
-                f"the model cannot take inputs of shape {tuple(inputs.shape[1:])} ({short(str(error))}); state the "
-                "shape of one example: --shape 3,32,32, or input_shape in Python"
+                f"the model cannot take inputs of shape {tuple(inputs.shape[1:])} ({short(first_line(error))}); state "
+                "the shape of one example, as the model takes it: input_shape, or --shape on the command line"
             ) from error
     if found.ndim < 2:
         raise SeepageError(

@@ -22,6 +22,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
@@ -45,6 +46,15 @@ def is_dotted(use: str) -> bool:
     (True, False)
     """
     return _DOTTED.fullmatch(use) is not None
+
+
+def is_network_file(use: str) -> bool:
+    """Whether the name of a model is that of a file with a whole network, which may hold code.
+
+    >>> is_network_file("nets/mine.pt2"), is_network_file("mymodule:net")
+    (True, False)
+    """
+    return use.lower().endswith((".pt2", ".pt", ".pth", ".ts", ".jit", ".torchscript"))
 
 
 def respelled(use: str) -> str | None:
@@ -81,25 +91,33 @@ def import_dotted(use: str) -> Any:
     if not is_dotted(use):
         raise SeepageError(f"{short(use)} has not the form module:thing; name what is to be imported so")
     module_name, _, attribute = use.partition(":")
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
     try:
-        module = importlib.import_module(module_name)
+        with working_folder_first():
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise SeepageError(
             f"cannot import {module_name!r} ({error}); run seepage in the folder of that file or install it"
         ) from error
-    finally:
-        if added:
-            sys.path.remove(here)
     if not hasattr(module, attribute):
         names = [name for name in vars(module) if not name.startswith("_")]
         near = get_close_matches(attribute, names, n=3)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise SeepageError(f"module {module_name!r} has no {attribute!r}{hint or '; check the name'}")
     return getattr(module, attribute)
+
+
+@contextmanager
+def working_folder_first() -> Iterator[None]:
+    """Let the user's own code import what lies in the current folder, while the block lasts."""
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added:
+            sys.path.remove(here)
 
 
 @dataclass(frozen=True)
@@ -291,12 +309,12 @@ class Registry(Mapping[str, Entry[T]]):
         return use in self or any(use.startswith(p.removesuffix("NAME")) for p in self.patterns)
 
     def is_foreign(self, use: str) -> bool:
-        """Whether a name is a dotted path to somebody's own code, which is not run unasked.
+        """Whether a name leads to somebody's own code, a dotted path or a saved network, which is not run unasked.
 
-        >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18")
-        (True, False)
+        >>> models.is_foreign("my:net"), models.is_foreign("timm:resnet18"), models.is_foreign("nets/mine.pt2")
+        (True, False, True)
         """
-        return is_dotted(use) and not self.knows(use)
+        return (is_dotted(use) or (self.kind == "model" and is_network_file(use))) and not self.knows(use)
 
     def problems(self, spec: Spec, what: str = "") -> list[str]:
         """What is wrong with a part: its options, or its own checks of their values.

@@ -7,7 +7,7 @@ Options are read from a signature and a docstring. For code of this package both
 import ast
 import inspect
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -45,6 +45,7 @@ def problems_with(
     *,
     given: int = 0,
     shared: Callable[..., Any] | None = None,
+    filled: Collection[str] = (),
 ) -> list[str]:
     """What is wrong with calling `make` with these options: unknown names, wrong types, missing ones.
 
@@ -54,10 +55,11 @@ def problems_with(
         what: How to call the thing in messages, e.g. `attack 'dlg'`.
         given: How many leading arguments the program passes itself.
         shared: Another class or function, whose options are taken too.
+        filled: Names of further arguments that the program passes itself.
     """
     try:
         taken = inspect.signature(make).parameters
-        parameters = dict(list(taken.items())[given:])
+        parameters = {name: one for name, one in list(taken.items())[given:] if name not in filled}
     except (TypeError, ValueError):
         return [f"{what} is a {type(make).__name__} that seepage cannot call; name a class or function of your own"]
     if given == 1 and not taken:  # of two, a factory of a model may leave out both
@@ -99,9 +101,10 @@ def bind(
     *,
     given: int = 0,
     shared: Callable[..., Any] | None = None,
+    filled: Collection[str] = (),
 ) -> None:
     """Raise `Problems` with all mistakes at once unless `make(**options)` fits; arguments as in `problems_with`."""
-    found = problems_with(make, options, what, given=given, shared=shared)
+    found = problems_with(make, options, what, given=given, shared=shared, filled=filled)
     if found:
         raise Problems(f"{what} cannot be made:", found)
 

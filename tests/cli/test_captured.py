@@ -109,7 +109,7 @@ def test_the_shape_that_is_taken_for_somebodys_own_network_is_said(
     torch.save(model.state_dict(), "back.pt")
     asked = ("attack", "sent.pt", "back.pt", "--lr=0.1", "--model=pooled:make", "--use=linear", "--out=run")
     found = cli(*asked)
-    said = "input shape: taken for 3,32,32"
+    said = "input shape: 3,32,32, to which the weights fit, as they do 3,28,28 and others"
     assert said in found.out
     assert said in (home / "run" / "report.html").read_text()
     assert "--shape" in found.out.partition(said)[2]
@@ -454,13 +454,23 @@ def test_one_output_is_asked_for_its_loss(cli: Cli, home: Path) -> None:
     assert "add --loss binary" in found.err
 
 
-def test_a_network_of_rows_is_asked_for_their_length(home: Path, refused: Refused) -> None:
+def test_a_network_of_rows_is_given_rows(home: Path, cli: Cli) -> None:
     model = nn.Linear(9, 2)
     torch.save(model.state_dict(), home / "before.pt")
     torch.save({name: tensor + 0.1 for name, tensor in model.state_dict().items()}, home / "after.pt")
     (home / "bare.py").write_text("from torch import nn\ndef net(shape, classes):\n    return nn.Linear(shape[0], 2)\n")
-    said = refused("attack", "before.pt", "after.pt", "--model=bare:net", "--classes=2", "--lr=0.1", "--jobs=1")
-    assert "--shape 9" in said
+    asked = (
+        "attack",
+        "before.pt",
+        "after.pt",
+        "--model=bare:net",
+        "--classes=2",
+        "--lr=0.1",
+        "--jobs=1",
+        "--use=linear",
+    )
+    found = cli(*asked, "--out=run", "--json")
+    assert found.json["cells"][0]["inferred"]["input shape"] == "9, to which the weights fit"
 
 
 def test_a_loss_that_was_typed_is_run_and_a_strangers_is_not(cli: Cli, home: Path, captured: Tensor) -> None:

@@ -134,7 +134,7 @@ def test_a_condition_that_is_none_is_refused(refused: Refused) -> None:
 OWN_CODE = {
     "no such module": (["--model", "nomodule:x"], "cannot import"),
     "no such function": (["--model", "os:system_"], "did you mean"),
-    "a factory that wants other arguments": (["--model", "os:system"], "cannot be built"),
+    "a factory that wants other arguments": (["--model", "os:system"], "needs the option 'command'"),
     "no factory": (["--model", "os:name"], "not a factory"),
     "no attack": (["--attack", "os:getcwd"], "not a seepage.Attack"),
     "nothing to call": (["--attack", "os:name"], "cannot call"),

@@ -80,12 +80,12 @@ def test_a_file_that_lacks_a_tensor_is_a_part_of_an_update_and_one_of_others_is_
 ) -> None:
     whole = load_file(home / "gradient.safetensors")
     save_file({name: t for name, t in whole.items() if name.startswith("4.")}, home / "few.safetensors")
-    save_file({f"x.{name}": t for name, t in whole.items()}, home / "other.safetensors")
+    save_file({f"{name}.x": t for name, t in whole.items()}, home / "other.safetensors")
     found = cli("observe", "before.pt", "--gradient=few.safetensors", *OPTIONS)
     assert found.code == 0, found.err
     assert "sent: 2 of 4 tensors" in found.out
     assert "withheld: 2 ('2.weight', '2.bias')" in found.out
-    assert "other.safetensors has 'x.2.bias'" in refused(
+    assert "other.safetensors has '2.bias.x'" in refused(
         "observe", "before.pt", "--gradient=other.safetensors", "--out=elsewhere", *OPTIONS
     )
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
 from seepage.leakage import LabelLeak, UpdateAnalysis
-from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
+from seepage.leakage.inference import infer_size, infer_steps
 from seepage.types import ClientUpdate, Tensors
 
 SHAPE, CLASSES = (3, 8, 8), 10
@@ -132,37 +132,3 @@ def test_labels_are_named_with_their_counts() -> None:
     many = LabelLeak(tuple(range(40)), None, None, True).source
     assert many is not None
     assert "and 28 more" in many
-
-
-@pytest.mark.parametrize(
-    ("shape", "classes"), [((3, 32, 32), 10), ((1, 28, 28), 10), ((1, 28, 28), 62), ((1, 8, 8), 7)]
-)
-def test_the_shapes_that_weights_fit_are_found(shape: tuple[int, ...], classes: int) -> None:
-    architecture = Architecture("fc2", {"hidden": 12})
-    state = build(architecture, shape, classes).state_dict()
-    found, count, said = infer_shapes(architecture, state, None, None)
-    assert (found, count) == (shape, classes)
-    assert set(said) == {"input shape", "classes"}
-    assert infer_shapes(architecture, state, shape, classes) == (shape, classes, {})
-
-
-def test_where_several_shapes_fit_that_is_said() -> None:
-    architecture = Architecture("torchvision:resnet18")
-    state = {name: torch.empty(t.shape) for name, t in build(architecture, (3, 32, 32), 7).state_dict().items()}
-    shape, classes, said = infer_shapes(architecture, state, None, None)
-    assert (shape, classes) == ((3, 32, 32), 7)
-    assert said["input shape"].endswith("--shape")
-
-
-def test_somebodys_own_code_is_not_built_to_try() -> None:
-    shape, classes, said = infer_shapes(Architecture("nowhere:net"), {}, None, 3)
-    assert (shape, classes) == ((3, 32, 32), 3)
-    assert "3,32,32" in said.pop("input shape")
-    assert said == {}
-    assert infer_shapes(Architecture("nowhere:net"), {}, (1, 8, 8), None) == ((1, 8, 8), 10, {})
-
-
-def test_the_shape_that_is_taken_where_no_weights_fit_is_said() -> None:
-    shape, _, said = infer_shapes(Architecture("fc2"), {"odd": torch.zeros(3, 5)}, None, None)
-    assert shape == (3, 32, 32)
-    assert "3,32,32" in said["input shape"]

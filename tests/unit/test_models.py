@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "timm pickle": ("timm:resnet10t", {"checkpoint_path": "weights.pth"}, "may be a pickle"),
     "no module": ("no_such_module:f", {}, "cannot import 'no_such_module'"),
     "no such thing": ("our_models:smal", {}, "did you mean small"),
-    "instance": ("our_models:instance", {}, "Sequential, not a factory"),
+    "instance with options": ("our_models:instance", {"a": 1}, "is a Sequential, not a factory with options"),
     "number": ("our_models:number", {}, "is a int, not a factory"),
     "no network": ("our_models:text", {}, "returned a str, not a torch.nn.Module"),
     "own option": ("our_models:small", {"hiden": 3}, "did you mean 'hidden'"),

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from seepage.audit.folder import Run, claim, undone_on_mistake
+from seepage.audit.network import TAKEN_FOR
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
 from seepage.core.lock import locked
@@ -13,6 +14,7 @@ from seepage.core.manifest import JudgedFile
 from seepage.core.storage import SCHEMA, write_whole
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
+from seepage.models.trial import own_faults
 from seepage.models.weights import check_head
 from seepage.recipe.resolve import run_name
 from seepage.recipe.trust import own_code
@@ -47,17 +49,18 @@ class Capture:
 
     def observe(self, folder: Path) -> list[str]:
         """Write the `observed/` folder and return notes for the reader. Raises the errors of `observe_files`."""
-        return observe_files(
-            self.files,
-            folder,
-            architecture=self.architecture,
-            client=self.client,
-            input_shape=self.input_shape,
-            num_classes=self.num_classes,
-            steps=self.steps,
-            batch_size=self.batch_size,
-            target=self.target,
-        )
+        with own_faults(self.architecture.use):
+            return observe_files(
+                self.files,
+                folder,
+                architecture=self.architecture,
+                client=self.client,
+                input_shape=self.input_shape,
+                num_classes=self.num_classes,
+                steps=self.steps,
+                batch_size=self.batch_size,
+                target=self.target,
+            )
 
     def names_code_of(self, observed: Path) -> bool:
         """Whether all code that its `observed/` folder names was named here, where the client's rule has such code."""
@@ -129,7 +132,7 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-TOLD_FIRST = (SIZE_UNKNOWN, "looks like")
+TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "looks like")
 """How remarks begin that are told before hours are spent on attacks."""
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from seepage.api import observe
+from seepage.audit.network import find_network
 from seepage.clients import FedAvg, make_client
 from seepage.clients.fedavg import MOST_STEPS
-from seepage.core.nn import as_inputs, in_mode, logits_words, output_shape
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.fitting import check_finite
@@ -20,10 +20,10 @@ from seepage.leakage import UpdateAnalysis, sent_words
 from seepage.leakage.decay import WeightDecay, infer_weight_decay
 from seepage.leakage.finding import Finding
 from seepage.leakage.fingerprints import adaptive_step, fingerprint
-from seepage.leakage.inference import infer_shapes, infer_size, infer_steps
+from seepage.leakage.inference import infer_size, infer_steps
 from seepage.leakage.running_statistics import batch_statistics, statistics_words
-from seepage.models import build
 from seepage.models.naming import in_own_names
+from seepage.models.trial import sigmoid_words
 from seepage.models.weights import load_weights, read_state
 from seepage.recipe.parts import problems_of
 from seepage.registry import Spec, models
@@ -122,25 +122,24 @@ def observe_files(
     _check_rule(client, files, steps)
     state, sent = read_state(files.before), read_state(files.answer)
     one_logit = make_client(client).one_logit
-    input_shape, outputs, said = infer_shapes(architecture, state, input_shape, 1 if one_logit else num_classes)
-    nobodys = said.get("input shape", "").startswith("taken")
-    guessed = _shape_words(input_shape, state) if nobodys else ""
+    network = find_network(architecture, state, input_shape, 1 if one_logit else num_classes)
+    model, input_shape, outputs, said = network.model, network.input_shape, network.outputs, dict(network.said)
     check_batch_size(batch_size, list(input_shape), "--batch-size")
-    model = build(architecture, input_shape, outputs)
     sent = in_own_names(sent, model, str(files.answer))
-    personal = _personal(model, in_own_names(state, model, str(files.before)), sent, files)
+    personal = _personal(architecture, model, in_own_names(state, model, str(files.before)), sent, files)
     spared = {*personal, *_brought(model, architecture)}
+    as_built = _as_built(architecture, model, in_own_names(state, model, str(files.before)))
+    said |= {} if as_built is None else {"weights": as_built}
     try:
         note = load_weights(model, state, outputs, str(files.before), optional=spared)
     except SeepageError as error:
-        raise SeepageError(f"{error}{guessed}") from error
+        raise SeepageError(f"{error}{network.unfit}") from error
     if note is not None:
         raise SeepageError(
             f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
         )
-    taken = _taken_outputs(model, input_shape)
-    said |= {} if taken is None else {"logits": taken}
-    outputs = _width(model, input_shape, outputs) if num_classes is None else outputs
+    squashed = sigmoid_words(model, input_shape) if one_logit else None
+    said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
     before = {name: p.detach() for name, p in own.items() if name not in personal}
     update = files.update(before, {name: tensor for name, tensor in sent.items() if name not in buffers})
@@ -164,34 +163,10 @@ def observe_files(
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown, adaptive)
-    return [*remarks, sent_words(transcript[0], model)]
+    return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
 
 
-def _shape_words(taken: tuple[int, ...], state: Tensors) -> str:
-    """A remedy where the shape of one example is nobody's word, with that of a table's row if the weights tell one."""
-    first = next((tensor for tensor in state.values() if tensor.ndim > 1), None)
-    such = "3,32,32" if first is None or first.ndim > 2 else f"{first.shape[1]} for rows of {first.shape[1]} numbers"
-    return f"; or give the shape of one example, which was taken for {','.join(map(str, taken))}: --shape {such}"
-
-
-def _taken_outputs(model: nn.Module, shape: tuple[int, ...]) -> str | None:
-    """Where in the output of somebody's model the logits are; None where it returns nothing else."""
-    with torch.no_grad(), in_mode(model, training=False):
-        try:
-            return logits_words(model(as_inputs(model, torch.zeros(2, *shape))))
-        except Exception:  # that is said where the update is computed
-            return None
-
-
-def _width(model: nn.Module, shape: tuple[int, ...], otherwise: int) -> int:
-    """Outputs that the model has for an example: somebody's own factory may have a number of classes of its own."""
-    try:
-        return output_shape(model, dict(model.named_parameters()), None, shape)[0]
-    except Exception:  # that is said where the update is computed
-        return otherwise
-
-
-def _personal(model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
+def _personal(architecture: Architecture, model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
     """Trained parameters that neither file has: the client's own, which never leave it."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     lone = [name for name in trained if name not in before and name in after]
@@ -203,8 +178,9 @@ def _personal(model: nn.Module, before: Tensors, after: Tensors, files: Files) -
     personal = [name for name in trained if name not in before]
     if len(personal) == len(trained):
         raise SeepageError(
-            f"{files.before} holds none of the parameters that the model trains ({_some(trained)}); name the model "
-            "that the files are of with --model, such as --model mymodule:factory"
+            f"{files.before} holds none of the parameters that {architecture.use!r} trains: it lacks "
+            f"{_some(trained)} and has {_some(list(before))}; name the network that the files are of with --model, "
+            "such as --model mymodule:factory, or save them under its names"
         )
     return personal
 
@@ -213,6 +189,23 @@ def _brought(model: nn.Module, architecture: Architecture) -> list[str]:
     """Frozen parameters that somebody's own factory may have given their weights, so that no file needs them."""
     own = models.is_foreign(architecture.use)
     return [name for name, parameter in model.named_parameters() if own and not parameter.requires_grad]
+
+
+def _as_built(architecture: Architecture, model: nn.Module, before: Tensors) -> str | None:
+    """What of the network no file has, so that it is as its factory made it; None where the files have all of it."""
+    missing = {name: tensor for name, tensor in model.named_parameters() if name not in before}
+    # Batch norm without its statistics is the client's own, as in FedBN.
+    statistics = [name for name, _ in model.named_buffers() if name not in before and name.endswith("running_var")]
+    if not missing and not statistics:
+        return None
+    names, count = [*missing, *statistics], sum(tensor.numel() for tensor in missing.values())
+    parts = [f"{count:,} weight{'s' * (count > 1)}"] if missing else []
+    parts += [f"the statistics of {len(statistics)} batch norms"] if statistics else []
+    listed = ", ".join(name if len(name) <= 40 else f"...{name[-37:]}" for name in names[:2])
+    return (
+        f"not in the files: {' and '.join(parts)} ({listed}{' and more' if len(names) > 2 else ''}); taken from "
+        f"{architecture.use} as built: are they the client's?"
+    )
 
 
 def _some(names: list[str]) -> str:

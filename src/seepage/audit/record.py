@@ -23,6 +23,7 @@ from seepage.data.columns import places_in_words
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
 from seepage.metrics.text import frequent, rouge, tokens_of
+from seepage.models.trial import sigmoid_words
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import is_own, kind_of
 from seepage.registry import Spec
@@ -295,7 +296,8 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
 def _inferred(setting: Setting) -> dict[str, Any]:
     """What was taken for granted of somebody's model and of the columns of a table, if anything."""
     columns = setting.dataset.columns if isinstance(setting.dataset, TableDataset) else ()
-    found = {"logits": taken_outputs(setting), "columns": places_in_words(columns)}
+    squashed = sigmoid_words(setting.model, setting.dataset.input_shape) if setting.knowledge.client.one_logit else None
+    found = {"logits": taken_outputs(setting), "columns": places_in_words(columns), "outputs": squashed}
     said = {name: words for name, words in found.items() if words is not None}
     return {"inferred": said} if said else {}
 

@@ -47,7 +47,7 @@ def sides(
 
 
 ELSEWHERE = {
-    "--membership": "seepage membership OBSERVED --candidates FILE",
+    "--membership": "seepage membership OBSERVED --candidates FILE --public FILE",
     "--bounds": "seepage audit --bounds on data of your own",
     "--prove": "seepage prove",
 }

@@ -18,12 +18,15 @@ from seepage.cli.options import (
     LossOption,
     ModelOption,
     NoPicturesOption,
+    NormalizeOption,
     OnOption,
     OutOption,
     QuietOption,
     SeedOption,
     SetOption,
     SizeOption,
+    TrustModelOption,
+    add_to_model,
     running_on,
 )
 from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
@@ -78,6 +81,7 @@ def observe(
     after: AfterArgument = None,
     gradient: Annotated[Path | None, typer.Option("--gradient", help="The gradient that came back.")] = None,
     model: ModelOption = None,
+    normalize: NormalizeOption = None,
     shape: ShapeOption = None,
     classes: ClassesOption = None,
     client: ClientOption = None,
@@ -89,11 +93,12 @@ def observe(
     batch_size: SizeOption = None,
     settings: SetOption = None,
     out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
+    trust: TrustModelOption = False,
 ) -> None:
     """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
     from seepage.recipe.overrides import change
 
-    tables = change(_named(model or "fc2", client or "fedsgd", loss), settings or [])
+    tables = change(_named(model or "fc2", client or "fedsgd", loss, normalize, trust=trust), settings or [])
     if set(tables) - {"model", "client"}:
         raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
     files = _files(before, after, gradient, lr, weight_decay)
@@ -102,7 +107,9 @@ def observe(
     print(f"observed: {out}; attack it with: seepage attack {out}")
 
 
-def _named(model: str | None, client: str | None, loss: str | None) -> dict[str, dict[str, Any]]:
+def _named(
+    model: str | None, client: str | None, loss: str | None, normalize: str | None, *, trust: bool
+) -> dict[str, dict[str, Any]]:
     """The tables of the model and the client where they are named; a loss is the client's."""
     from seepage.cli.parts import part_of
     from seepage.registry import KINDS
@@ -111,6 +118,7 @@ def _named(model: str | None, client: str | None, loss: str | None) -> dict[str,
     tables = {key: part_of(name, f"--{key}", KINDS[f"{key}s"]).table() for key, name in typed if name is not None}
     if loss is not None:
         tables["client"]["loss"] = loss
+    add_to_model(tables, normalize, trust=trust)
     return tables
 
 
@@ -176,6 +184,7 @@ def attack(
         ),
     ] = None,
     model: ModelOption = None,
+    normalize: NormalizeOption = None,
     shape: ShapeOption = None,
     classes: ClassesOption = None,
     client: ClientOption = None,
@@ -192,7 +201,10 @@ def attack(
     jobs: JobsOption = None,
     on: OnOption = None,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Run the code that the folder names: a model, a client rule; it is yours.")
+        bool,
+        typer.Option(
+            "--trust", help="Run the code that the folder names, or the saved network of --model; it is yours."
+        ),
     ] = False,
     fail_if: Annotated[
         str | None,
@@ -218,13 +230,16 @@ def attack(
     from seepage.registry import Spec
 
     files = not captured.is_dir()
-    told = (after, params, shape, classes, client, loss, target, lr, steps, weight_decay)
+    told = (after, params, normalize, shape, classes, client, loss, target, lr, steps, weight_decay)
     if not files and any(x is not None for x in told):
         raise SeepageError(
-            f"{captured} is a folder, in which all was recorded; leave out AFTER, --params, --shape, --classes, "
-            "--client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
+            f"{captured} is a folder, in which all was recorded; leave out AFTER, --params, --normalize, --shape, "
+            "--classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
         )
-    tables = _tables(use, model or ("fc2" if files else None), client or ("fedsgd" if files else None), loss, settings)
+    named = _named(
+        model or ("fc2" if files else None), client or ("fedsgd" if files else None), loss, normalize, trust=trust
+    )
+    tables = _tables(use, named, settings)
     if files:
         _check_files(captured, after, params)
         gradient = None if params is None else captured
@@ -273,19 +288,14 @@ def _check_files(captured: Path, after: Path | None, params: Path | None) -> Non
 
 
 def _tables(
-    use: Sequence[str] | None,
-    model: str | None,
-    client: str | None,
-    loss: str | None,
-    settings: Sequence[str] | None,
+    use: Sequence[str] | None, named: Mapping[str, dict[str, Any]], settings: Sequence[str] | None
 ) -> dict[str, Any]:
-    """The tables of the attacks, and of the model and the client where they are named."""
+    """The tables of the attacks, beside those of the model and the client where they are named."""
     from seepage.cli.parts import part_of
     from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change
     from seepage.registry import KINDS
 
-    named = _named(model, client, loss)
     if use:
         attacks = [part_of(name, "--use", KINDS["attacks"]).table() for name in use]
     else:

@@ -30,6 +30,7 @@ from seepage.cli.options import (
     MembershipOption,
     ModelOption,
     NoPicturesOption,
+    NormalizeOption,
     OnOption,
     OutOption,
     ProveOption,
@@ -40,6 +41,7 @@ from seepage.cli.options import (
     SetOption,
     SizeOption,
     ToldOption,
+    TrustModelOption,
     TuneOption,
     WeightsOption,
     ask_for,
@@ -112,6 +114,7 @@ def audit(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    normalize: NormalizeOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
     loss: LossOption = None,
@@ -133,15 +136,21 @@ def audit(
     baseline: BaselineOption = None,
     retry_failed: RetryOption = False,
     no_pictures: NoPicturesOption = False,
+    trust: TrustModelOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Record real updates, attack them, score what came back, and write a report."""
+    """Record real updates, attack them, score what came back, and write a report.
+
+    A network of your own, of torchvision or timm, or with --weights is attacked as it is; --set training.steps=100
+    trains it first. The networks of this package are audited fresh and trained.
+    """
     from seepage.recipe.resolve import cells
 
     tables = tables_of(
         recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
         seed=seed, device=device, told=told, attacks=attack, defenses=defense, settings=settings,
+        normalize=normalize, trust=trust,
     )  # fmt: skip
     ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
     tune_by(tables, tune)
@@ -167,6 +176,7 @@ def record(
     recipe: RecipeArgument = None,
     data: DataOption = None,
     model: ModelOption = None,
+    normalize: NormalizeOption = None,
     weights: WeightsOption = None,
     client: ClientOption = None,
     loss: LossOption = None,
@@ -177,6 +187,7 @@ def record(
     device: DeviceOption = None,
     settings: SetOption = None,
     out: OutOption = None,
+    trust: TrustModelOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -186,7 +197,8 @@ def record(
 
     tables = tables_of(
         recipe, data=data, model=model, weights=weights, client=client, loss=loss, batch_size=batch_size,
-        seed=seed, device=device, told=told, defenses=defense, settings=settings,
+        seed=seed, device=device, told=told, defenses=defense, settings=settings, normalize=normalize,
+        trust=trust,
     )  # fmt: skip
     with progress_bar(off=as_json or quiet) as show:
         folder = record_only(tables, out=out, show=show)

@@ -9,6 +9,7 @@ import typer
 
 from seepage.cli.completing import loss_names, names_of, recipe_names
 from seepage.cli.stopping import answer_by_interrupt
+from seepage.errors import SeepageError
 
 if TYPE_CHECKING:
     from seepage.core.executor import Executor
@@ -26,9 +27,21 @@ ModelOption = Annotated[
     str | None,
     typer.Option(
         "--model",
-        help="fc2, convnet, resnet, vit, gpt, torchvision:NAME, timm:NAME or module:factory.",
+        help="fc2, convnet, resnet, vit, gpt, torchvision:NAME, timm:NAME, module:factory (a function, a class or a "
+        "network), or with --trust a saved network (.pt2, .pt).",
         autocompletion=names_of("models"),
     ),
+]
+NormalizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--normalize",
+        metavar="imagenet|0.5|MEAN,STD",
+        help="What the client does to its inputs before the model; no key of the weights changes by it.",
+    ),
+]
+TrustModelOption = Annotated[
+    bool, typer.Option("--trust", help="Read the saved network of --model, which may hold code; it is yours.")
 ]
 WeightsOption = Annotated[
     str | None,
@@ -47,7 +60,7 @@ LossOption = Annotated[
     typer.Option(
         "--loss",
         help="What clients train on: cross_entropy, mse (values), bce, binary (one logit), or your own module:function "
-        "of outputs and targets.",
+        "of outputs and targets, which is called as it is.",
         autocompletion=loss_names,
     ),
 ]
@@ -156,7 +169,6 @@ def running_on(place: str | None) -> "Iterator[Executor]":
         SeepageError: For another word, where Ray is not installed, and where no cluster answers.
     """
     from seepage.core.executor import LocalExecutor
-    from seepage.errors import SeepageError
 
     if place is None:
         yield LocalExecutor()
@@ -186,15 +198,19 @@ def tables_of(
     attacks: list[str] | None = None,
     defenses: list[str] | None = None,
     settings: list[str] | None = None,
+    normalize: str | None = None,
+    trust: bool = False,
 ) -> dict[str, Any]:
     """A recipe's tables with the command line's changes; an option that was not given changes nothing.
 
-    A model, a client, attacks and defenses may have options behind their name (see `part_of`).
+    A model, a client, attacks and defenses may have options behind their name (see `part_of`). With a network that is
+    none of this package's, or with weights, the default recipe trains nothing before the first attack: it is attacked
+    as it is given.
     """
     from seepage.cli.parts import part_of
     from seepage.recipe.files import find_recipe, read_recipe
     from seepage.recipe.overrides import change, choose_part, drop_cases, put
-    from seepage.registry import KINDS
+    from seepage.registry import KINDS, models
 
     tables = read_recipe(find_recipe(recipe))
     if recipe is None and attacks is None and data is not None and Path(data).suffix.lower() in TEXT_FILES:
@@ -227,9 +243,30 @@ def tables_of(
         if value is not None:
             drop_cases(tables, key.partition(".")[0])
             put(tables, key, value)
-    if weights is not None:
-        put(tables, "training.steps", 0)  # given weights are used without further training
+    if weights is not None or (recipe is None and model is not None and tables["model"]["use"] not in models):
+        put(tables, "training.steps", 0)
+    add_to_model(tables, normalize, trust=trust)
     return change(tables, settings or [])
+
+
+def add_to_model(tables: dict[str, Any], normalize: str | None, *, trust: bool) -> None:
+    """Put `--normalize` and `--trust` into the table of the model, in place, where they are given.
+
+    Raises:
+        SeepageError: Where the model is a saved network, and nobody trusts it.
+    """
+    from seepage.recipe.overrides import put
+    from seepage.recipe.parts import problems_of
+    from seepage.registry import Spec, is_network_file
+
+    if normalize is not None:
+        put(tables, "model.normalize", normalize)
+    table = tables.get("model")
+    if isinstance(table, dict) and is_network_file(str(table.get("use"))):
+        if trust:
+            table["trust"] = True
+        for problem in problems_of(Spec.of(table), "model"):
+            raise SeepageError(problem)
 
 
 def _data_of(text: str) -> "Spec":
@@ -239,7 +276,6 @@ def _data_of(text: str) -> "Spec":
         SeepageError: Where it has some.
     """
     from seepage.cli.parts import part_of
-    from seepage.errors import SeepageError
     from seepage.registry import Spec
 
     part = part_of(text, "--data")
@@ -256,7 +292,6 @@ def tune_by(tables: dict[str, Any], tuned: list[str] | None) -> None:
         SeepageError: Where it names no option or no value.
     """
     from seepage.cli.parts import pieces
-    from seepage.errors import SeepageError
     from seepage.recipe.overrides import parsed
 
     for setting in tuned or []:

@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from seepage.core.nn import as_inputs, forward, generator, in_mode, last_linear
 from seepage.errors import SeepageError
 from seepage.leakage.analysis import UpdateAnalysis
-from seepage.models import build, trusted
-from seepage.models.naming import known_names, renamed, tied_names
 from seepage.transcript.foreign import read_facts
 from seepage.transcript.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Tensors
@@ -23,12 +21,6 @@ PROBE_COUNT = 16
 """Made-up inputs whose softmax stands in for that of the client's examples."""
 SHARE_TOLERANCE, MIN_AGREEING_CLASSES = 0.2, 3
 """Relative difference of classes' shares up to which they count as the same, and how many must be."""
-COMMON_SHAPES = ((3, 32, 32), (1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 64, 64), (1, 64, 64), (3, 224, 224), (1, 8, 8))
-"""Shapes of examples that weights are tried against, the likeliest first."""
-ANOTHER_SHAPE = "; if examples have another shape, give it with --shape"
-"""How another shape than the inferred one is told, where that may be needed."""
-DEFAULT_CLASSES = 10
-"""What is taken where nothing tells the number of classes."""
 MAX_STEPS = 10_000
 """Local steps; more are taken for a wrong learning rate."""
 
@@ -132,58 +124,6 @@ def _travel(slopes: Tensor, usual: Tensor) -> float | None:
     travel = float(same.median())
     # Each step's positive slopes sum to less than 1.
     return max(travel, float(slopes.clamp(min=0).sum()))
-
-
-def infer_shapes(
-    architecture: Architecture, state: Mapping[str, Tensor], shape: tuple[int, ...] | None, classes: int | None
-) -> tuple[tuple[int, ...], int, dict[str, str]]:
-    """The shape of one example and the number of classes that weights were made for, and what of it was inferred.
-
-    Where nothing tells the shape, the likeliest one is taken, which is said too.
-
-    Args:
-        architecture: How to build the model; somebody's own code is not built to try.
-        state: The weights.
-        shape: Of one example, if known.
-        classes: If known.
-    """
-    if (shape is not None and classes is not None) or not trusted(architecture):
-        return shape or COMMON_SHAPES[0], classes or DEFAULT_CLASSES, _taken(shape)
-    rows = [len(tensor) for tensor in state.values() if tensor.ndim == 2] or [DEFAULT_CLASSES]
-    counts = (
-        [classes] if classes is not None else sorted(set(rows), key=lambda count: (count != DEFAULT_CLASSES, count))
-    )
-    tries = [(one, count) for one in ([shape] if shape is not None else COMMON_SHAPES) for count in counts]
-    fitting = (pair for pair in tries if _fits(architecture, state, *pair))
-    first, second = next(fitting, None), next(fitting, None)
-    if first is None:
-        return shape or COMMON_SHAPES[0], classes or DEFAULT_CLASSES, _taken(shape)
-    said = {}
-    if shape is None:
-        others = f", though others fit as well{ANOTHER_SHAPE}" if second is not None else ""
-        said["input shape"] = f"{','.join(map(str, first[0]))}, to which the weights fit{others}"
-    if classes is None:
-        said["classes"] = f"{first[1]}, to which the weights fit"
-    return *first, said
-
-
-def _taken(shape: tuple[int, ...] | None) -> dict[str, str]:
-    """What is said where the shape of an example is nobody's word, and the likeliest one is taken."""
-    taken = ",".join(map(str, COMMON_SHAPES[0]))
-    return {} if shape is not None else {"input shape": f"taken for {taken}, as nothing tells it{ANOTHER_SHAPE}"}
-
-
-def _fits(architecture: Architecture, state: Mapping[str, Tensor], shape: tuple[int, ...], classes: int) -> bool:
-    """Whether a sketch of the model, for which nothing is allocated, has the state's names and shapes."""
-    try:
-        with torch.device("meta"):
-            sketch = build(architecture, shape, classes)
-    except SeepageError:
-        return False
-    own, given = dict(sketch.named_parameters()), renamed(state, known_names(sketch), tied_names(sketch))
-    shapes = {given.get(name, name): tensor.shape for name, tensor in state.items()}
-    there = [name for name in own if name in shapes]  # personal layers and frozen ones may be missing
-    return bool(there) and all(shapes[name] == own[name].shape for name in there)
 
 
 def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:

@@ -3,6 +3,7 @@
 What `named_parameters` calls it, and what files and messages call it too:
 
     transformer.wte.weight                     lm_head.weight (tied)
+    features.0.weight                          1.features.0.weight, model.features.0.weight (a network inside another)
     layer.lora_A.default.weight                base_model.model.layer.lora_A.weight
     layer.base_layer.weight                    layer.weight (a checkpoint of the network without its adapter)
     head.modules_to_save.default.weight        base_model.model.head.weight
@@ -58,7 +59,31 @@ def renamed(names: Collection[str], own: Collection[str], tied: Mapping[str, str
             found = next((tied.get(one, one) for one in _spellings(name) if tied.get(one, one) in own), None)
             if found is not None:
                 out[name] = found
-    return out
+    return out or _behind_prefix(names, {**dict.fromkeys(own), **tied})
+
+
+def _behind_prefix(names: Collection[str], own: Mapping[str, str | None]) -> dict[str, str]:
+    """The same where all names have one prefix more, or less, than the model's; none where two prefixes would do.
+
+    A network inside another has such a prefix (`1.` behind a normalization, `model.` in a training module), and so has
+    a head by itself (`heads.`).
+
+    >>> _behind_prefix(["1.a.weight", "1.a.bias"], dict.fromkeys(["a.weight", "a.bias", "b.bias"]))
+    {'1.a.weight': 'a.weight', '1.a.bias': 'a.bias'}
+    >>> _behind_prefix(["weight"], dict.fromkeys(["a.weight", "b.weight"]))
+    {}
+    """
+    if not names or any(name in own for name in names):
+        return {}
+    one = min(names)
+    more = {one.removesuffix(name) for name in own if one.endswith(f".{name}")}
+    less = {name.removesuffix(one) for name in own if name.endswith(f".{one}")}
+    ways = [
+        *({name: name.removeprefix(prefix) for name in names if name.startswith(prefix)} for prefix in more),
+        *({name: prefix + name for name in names} for prefix in less),
+    ]
+    fitting = [way for way in ways if len(way) == len(names) and all(name in own for name in way.values())]
+    return {name: own[new] or new for name, new in fitting[0].items()} if len(fitting) == 1 else {}
 
 
 def in_own_names(state: Mapping[str, Tensor], model: nn.Module, what: str) -> Tensors:

@@ -7,10 +7,12 @@ from typing import Any
 from torch import nn
 
 from seepage.errors import SeepageError, not_installed, short
+from seepage.models.normalize import statistics_of
 from seepage.signatures import problems_with
 
-KEYS = ("trainable", "frozen", "adapter")
-"""Options of every model: `[model] use = "fc2", frozen = ["0.*"], adapter = { rank = 8, targets = ["0"] }`."""
+KEYS = ("trainable", "frozen", "adapter", "normalize")
+"""Options of every model: `[model] use = "fc2", frozen = ["0.*"], adapter = { rank = 8, targets = ["0"] }`, and what
+it does to its inputs first."""
 
 
 class Adapter:
@@ -64,7 +66,7 @@ class Adapter:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A model's own options, and those of the part that is trained.
+    """A model's own options, and those that every model has.
 
     >>> split_options({"hidden": 8, "frozen": ["0.*"]})
     ({'hidden': 8}, {'frozen': ['0.*']})
@@ -87,6 +89,11 @@ def part_problems(part: Mapping[str, Any], what: str) -> list[str]:
         wrong = not isinstance(table, Mapping)
         found += [f"{what}: adapter must be a table such as {{ rank = 8 }}"] if wrong else []
         found += [] if wrong else problems_with(Adapter, table, f"{what}: adapter")
+    if "normalize" in part:
+        try:
+            statistics_of(part["normalize"])
+        except SeepageError as error:
+            found.append(f"{what}: {error}")
     return found
 
 

@@ -10,9 +10,12 @@ import hashlib
 import importlib.util
 import json
 import os
+import platform
+import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import resolved
 from seepage.recipe.trust import own_code
+from seepage.registry import is_network_file
 
 MOST_HASHED = 4 * 2**30
 """Bytes under one name that are read; a larger data set is told by names, sizes and times of change of its files."""
@@ -68,7 +72,8 @@ def contents(tables: Any) -> dict[str, str]:
     found = {}
     try:
         for name in own_code(tables):
-            found[name] = _digest_of_code(name.partition(":")[0])
+            file = is_network_file(name) and os.path.isfile(name)
+            found[name] = digest_of(Path(name)) if file else _digest_of_code(name.partition(":")[0])
         for place, text in _texts(tables):
             path = Path(os.path.expanduser(text)) if text and "\0" not in text else None
             if path is not None and _is_named(place, text, path):
@@ -139,26 +144,36 @@ def _files_below(folder: Path, suffix: str = "") -> Iterator[Path]:
 def _digest_of_code(module: str) -> str:
     """A digest of the sources of a module, and of those beside it that it imports; empty where none is found.
 
-    Nothing is imported for it. Of an installed package only the module's own package is read: its other parts have
-    versions.
+    Nothing is imported for it. What is installed is known by its version, and not read: PyTorch alone has thousands of
+    files.
     """
     top = module.partition(".")[0]
     start = None if top == OWN else _home_of(top)
     if start is None:
         return ""
+    installed = _is_installed(start)
+    if installed and (release := _release_of(top)):
+        return release
     files, left = set[Path](), [start]
-    own = not _is_installed(start)
     while left:
         place = left.pop()
         new = {place} if place.is_file() else set(_files_below(place, ".py"))
         for file in sorted(new - files):
             files.add(file)
-            left += [beside for name in _imports(file) if own and (beside := _beside(start.parent, name)) is not None]
+            names = [] if installed else _imports(file)
+            left += [beside for name in names if (beside := _beside(start.parent, name)) is not None]
     digest = hashlib.sha256()
     for file in sorted(files):
         digest.update(f"{file.relative_to(start.parent).as_posix()}\0".encode(errors="surrogateescape"))
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     return f"sha256:{digest.hexdigest()}"
+
+
+def _release_of(top: str) -> str:
+    """Name and version of the installed packages that a module belongs to, or of Python; empty where it is of none."""
+    if top in sys.stdlib_module_names:
+        return f"Python {platform.python_version()}"
+    return ", ".join(f"{name} {version(name)}" for name in sorted(set(packages_distributions().get(top, []))))
 
 
 def _home_of(top: str) -> Path | None:

@@ -8,7 +8,7 @@ from seepage.clients.losses import own_loss
 from seepage.data.dataset import Options
 from seepage.errors import SeepageError
 from seepage.models.trained_part import part_problems, split_options
-from seepage.registry import KINDS, Spec, clients, datasets, is_dotted, models
+from seepage.registry import KINDS, Spec, clients, datasets, is_dotted, is_network_file, models
 from seepage.signatures import problems_with
 
 _REGISTRIES = {registry.kind: registry for registry in KINDS.values()}
@@ -37,6 +37,13 @@ def problems_of(part: Spec, key: str) -> list[str]:
 
 
 def _model_problems(part: Spec, what: str) -> list[str]:
+    if is_network_file(part.use):
+        unknown = sorted(set(part.options) - {"trust"})
+        if part.options.get("trust") is not True:
+            return [
+                f"{what} is a saved network, and to read one can run code that is in it; if it is yours, add --trust"
+            ]
+        return [f"{what}: a saved network has no option {unknown[0]!r}; leave it out"] if unknown else []
     if part.use not in models and (models.knows(part.use) or models.is_foreign(part.use)):
         return []  # checked when it is built
     return _REGISTRIES["model"].problems(part, what)

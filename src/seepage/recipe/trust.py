@@ -5,11 +5,11 @@ from typing import Any
 
 from seepage import registry
 from seepage.errors import SeepageError, short
-from seepage.registry import is_dotted
+from seepage.registry import is_dotted, is_network_file
 
 
 def named_code(tables: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Every `module:thing` in tables, at any depth, with its place: whatever of it can be imported, and what cannot.
+    """Every `module:thing` and saved network in tables, at any depth, with its place.
 
     >>> list(named_code({"grid": {"model.use": ["fc2", "my:net"]}, "attack": [{"use": "ggl", "generator": "my:gan"}]}))
     [(('grid', 'model', 'use'), 'my:net'), (('attack', 'generator'), 'my:gan')]
@@ -20,12 +20,16 @@ def named_code(tables: Any, where: tuple[str, ...] = ()) -> Iterator[tuple[tuple
     elif isinstance(tables, list | tuple):
         for value in tables:
             yield from named_code(value, where)
-    elif isinstance(tables, str) and is_dotted(tables):
+    elif isinstance(tables, str) and (is_dotted(tables) or (_of_model(where) and is_network_file(tables))):
         yield where, tables
 
 
 _MODEL = {"grid", "case", "model", "use"}
 """What the place of a model's name is made of."""
+
+
+def _of_model(where: tuple[str, ...]) -> bool:
+    return bool(where) and where[-1] == "use" and set(where) <= _MODEL
 
 
 def own_code(tables: Any, *, models: bool = True) -> list[str]:

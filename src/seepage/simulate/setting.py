@@ -11,8 +11,7 @@ a `Setting`.
 import hashlib
 import math
 import statistics
-import sysconfig
-import traceback
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,11 +30,12 @@ from seepage.data import Dataset, TextDataset
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
 from seepage.metrics.identify import SIZE, Gallery
-from seepage.models import build
+from seepage.models import build, warned_words
+from seepage.models.trial import Untaken, tried
 from seepage.recipe.auxiliary import auxiliary_images
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import called
-from seepage.registry import Spec, partitions
+from seepage.registry import Spec, is_dotted, partitions
 from seepage.simulate.federation import CheckpointFolder, Clients, FederationState, federate
 from seepage.simulate.partition import Partition, sizes_of
 from seepage.simulate.training import TrainingCheckpoint, begin, train
@@ -428,10 +428,14 @@ def _fresh_model(case: Recipe, dataset: Dataset) -> nn.Module:
     rule, weights = case.make_client(), case.client.options.get("class_weights", ())
     check_target(rule.loss, _target(case, dataset), len(dataset.classes), weights)
     outputs = rule.num_outputs(len(dataset.classes))
+    heard: list[str] = []
     try:
-        model = build(case.architecture, dataset.input_shape, outputs, seed=case.seed)
+        model = build(case.architecture, dataset.input_shape, outputs, seed=case.seed, heard=heard)
     except SeepageError as error:
         raise Skipped(str(error)) from error
+    warned = warned_words(case.architecture, heard)
+    if warned is not None:
+        warnings.warn(warned, stacklevel=2)
     begin(model, case.training, case.architecture, outputs, seed=case.seed)
     model = model.to(case.device)
     _check_takes(model, case, dataset)
@@ -499,6 +503,9 @@ def _check_takes(model: nn.Module, case: Recipe, dataset: Dataset) -> None:
         )
     output = _probed(model, case, dataset)
     rule, target = case.make_client(), _target(case, dataset)
+    if is_dotted(rule.loss):  # it knows what the outputs are; what it cannot take is said by itself
+        rule.loss_of(logits_in(output), dataset.batch(dataset.private[:1].repeat(2)).to(case.device).labels)
+        return
     wanted: tuple[int, ...] = (2, rule.num_outputs(len(dataset.classes)))
     if isinstance(dataset, TextDataset) and dataset.numbers is None:
         # Logits of each token's next one; a model may know tokens that the tokenizer does not make.
@@ -533,36 +540,20 @@ def _probed(model: nn.Module, case: Recipe, dataset: Dataset) -> Any:
     """What a model in eval mode returns for two examples."""
     probe = as_inputs(model, torch.zeros(2, *dataset.input_shape, device=case.device))
     try:
-        with torch.no_grad():
-            return model.eval()(probe)
-    except Exception as error:  # third-party forward code may raise anything
-        place = _own_line(error)
-        what = f"cannot take inputs of shape {dataset.input_shape} ({_first_line(error)}{place})"
+        return tried(model, probe)
+    except Untaken as error:
         remedy = "choose another model, or change the data with --set data.size=… or data.channels=…"
-        if isinstance(error, TypeError) and "required positional argument" in str(error):
+        if error.wants_more:
             remedy = (
                 "it takes more than the examples: give it the rest in a module around it, as the page my-model shows"
             )
-        elif place:
+        elif error.place:
             remedy = "correct that line, or change the data with --set data.size=… or data.channels=…"
-        raise Skipped(f"the model {case.model.use!r} {what}; {remedy}") from error
-    finally:
-        model.train()
+        raise Skipped(
+            f"the model {case.model.use!r} cannot take inputs of shape {dataset.input_shape} ({error}); {remedy}"
+        ) from error
 
 
 def taken_outputs(setting: "Setting") -> str | None:
     """Where in the model's output the logits were found; None where it returns nothing else."""
     return logits_words(_probed(setting.model, setting.case, setting.dataset))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _own_line(error: Exception) -> str:
-    """The last line of somebody's own code that an error came through, for a message; empty where it was none."""
-    installed = tuple(filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))))
-    ours = str(Path(__file__).parents[1])
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not frame.filename.startswith((*installed, ours))]
-    return f", {Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""

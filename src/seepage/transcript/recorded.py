@@ -32,7 +32,7 @@ from seepage.defenses import defense_tables
 from seepage.errors import SeepageError, short, unknown
 from seepage.fitting import check_fits, not_sent
 from seepage.models import MODELS, build, trusted
-from seepage.registry import is_dotted
+from seepage.registry import is_network_file
 from seepage.transcript.foreign import (
     Facts,
     check_batch_size,
@@ -417,15 +417,19 @@ def _open_knowledge(
 def _architecture(folder: Path, facts: Facts, chosen: Architecture | None, trust: bool) -> Architecture:
     """The given architecture or the recorded one; a given name without options takes the recorded options."""
     recorded = facts.named
+    if not trust:  # that a saved network may be read is nothing that a folder can say
+        own = {name: value for name, value in recorded.options.items() if name != "trust"}
+        recorded = Architecture(recorded.use, own) if is_network_file(recorded.use) else recorded
     if chosen is not None:
         return recorded if chosen.use == recorded.use and not chosen.options else chosen
     if trust or trusted(recorded):
         return recorded
-    if not is_dotted(recorded.use):
+    if not MODELS.is_foreign(recorded.use):
         raise unknown(f"model in {folder}", recorded.use, MODELS)
     raise SeepageError(
         f"{folder} was recorded with the model {short(recorded.use)}, which is somebody's own code and is not run "
         f"unasked; if you trust it, add --model {short(recorded.use)[1:-1]}"
+        f"{' --trust' if is_network_file(recorded.use) else ''}"
     )
 
 

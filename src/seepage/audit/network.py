@@ -1,0 +1,315 @@
+"""The network of captured weights: for which shape of an example and how many classes they were made.
+
+    how it is built --> a sketch --> classes, from the head --> likely shapes, from its first layer and from the weights
+                                                                   |
+    a network that takes such examples  <--  one guarded pass  <--  weights that fit it, shape by shape
+
+Whatever a network raises for an example is a sentence here, before anything is inferred with it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seepage.core.nn import as_inputs, logits_in, logits_words, vocabulary_of
+from seepage.errors import SeepageError
+from seepage.models import build, trusted, warned_words
+from seepage.models.factories import is_told
+from seepage.models.naming import known_names, renamed, tied_names
+from seepage.models.trial import Untaken, tried
+from seepage.registry import is_network_file, models
+from seepage.types import Architecture
+
+Shape = tuple[int, ...]
+
+COMMON_SHAPES: tuple[Shape, ...] = (
+    (3, 32, 32), (1, 28, 28), (1, 32, 32), (3, 28, 28), (3, 64, 64), (1, 64, 64), (3, 224, 224), (1, 8, 8),
+)  # fmt: skip
+"""Shapes of examples that weights are tried against, the likeliest first."""
+SIDES = (32, 28, 64, 224, 8, 16, 48, 96, 112, 128, 160, 192, 256, 299, 384)
+"""Sides of square pictures that a first convolution is tried with, the likeliest first."""
+MORE_TRIES = 4
+"""Shapes that are tried after the first one that passes, to say whether it is the only one."""
+PHOTOGRAPH, PHOTOGRAPH_CLASSES = 224, 1000
+"""Side of the pictures of a network for so many classes whose first convolution takes two pixels at a step."""
+ANOTHER_SHAPE = "if examples have another shape, give it with --shape"
+"""How another shape than the inferred one is told, where that may be needed."""
+TAKEN_FOR = "examples are taken for"
+"""How the remark begins that says which shape was taken where others pass as well."""
+DEFAULT_CLASSES = 10
+"""What is taken where nothing tells the number of classes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network:
+    """A network that takes examples of a shape, with the weights that it was built with.
+
+    Attributes:
+        model: The network.
+        input_shape: Shape of one example.
+        outputs: How many outputs it was asked for, or has, where it takes no such number.
+        said: What was inferred, by name, with its source.
+        warned: A sentence on what its factory warned of.
+        pools: A sentence where pictures of another size pass as well, so that the taken one decides what comes back.
+        unfit: What to add to an error about weights that do not fit it; empty where the shape was told.
+    """
+
+    model: nn.Module
+    input_shape: Shape
+    outputs: int
+    said: Mapping[str, str]
+    warned: str | None = None
+    pools: str | None = None
+    unfit: str = ""
+
+
+def find_network(
+    architecture: Architecture, state: Mapping[str, Tensor], shape: Shape | None, classes: int | None
+) -> Network:
+    """The network that weights were made for. A shape or a number of classes that is not told is tried out.
+
+    Args:
+        architecture: How to build it; the user's own code is run.
+        state: The weights.
+        shape: Of one example, if known.
+        classes: Outputs, if known.
+
+    Raises:
+        SeepageError: Where it cannot be built or takes no such example, and where nothing tells the shape.
+    """
+    heard: list[str] = []
+    sketch = _sketch(architecture, heard, COMMON_SHAPES if shape is None else (shape,), classes or DEFAULT_CLASSES)
+    outputs = classes or _head(sketch, state, DEFAULT_CLASSES)
+    shapes = [shape] if shape is not None else list(_likely(architecture, sketch, state, outputs))
+    found = _Tries(architecture, state, outputs, sketch, as_asked=outputs == (classes or DEFAULT_CLASSES))
+    warned = warned_words(architecture, heard)
+    found.add(shapes)
+    if not found.passing and shape is None:
+        found.add(COMMON_SHAPES)
+    said = {} if classes is not None else {"classes": f"{outputs}, to which the weights fit"}
+    if not found.passing:
+        if found.failed is not None:
+            raise _refusal(architecture, *found.failed, told=shape is not None)
+        taken = shape or next((one for one in shapes if found.builds(one)), COMMON_SHAPES[0])
+        model, unfit = build(architecture, taken, outputs), _unfit(shape, taken, state)
+        return Network(model=model, input_shape=taken, outputs=outputs, said=said, unfit=unfit, warned=warned)
+    taken, model, output = found.passing[0]
+    pools = None
+    if shape is None:
+        words = ",".join(map(str, taken))
+        said = {"input shape": f"{words}, to which the weights fit", **said}
+        other = next((one for one, *_ in found.passing[1:] if math.prod(one) != math.prod(taken)), None)
+        if other is not None:
+            more = ",".join(map(str, other))
+            said["input shape"] += f", as they do {more} and others; {ANOTHER_SHAPE}"
+            pools = (
+                f"{TAKEN_FOR} {words}, and what comes back is of that shape, though the network takes pictures of any "
+                f"size; {ANOTHER_SHAPE}, such as --shape {more}"
+            )
+    where, wide = logits_words(output), logits_in(output)
+    said |= {} if where is None else {"logits": where}
+    if classes is None and wide.ndim > 1:
+        outputs = wide.shape[1]
+        said["classes"] = f"{outputs}, to which the weights fit"
+    return Network(model=model, input_shape=taken, outputs=outputs, said=said, pools=pools, warned=warned)
+
+
+class _Tries:
+    """Shapes that were tried: those whose network has the weights' shapes and takes such an example.
+
+    Attributes:
+        passing: Each with the network and what that returned.
+        failed: The first one whose network has the weights' shapes and does not take it, with the error.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        state: Mapping[str, Tensor],
+        outputs: int,
+        sketch: nn.Module,
+        *,
+        as_asked: bool,
+    ) -> None:
+        self.passing: list[tuple[Shape, nn.Module, Any]] = []
+        self.failed: tuple[Shape, Untaken] | None = None
+        self._architecture, self._state, self._outputs = architecture, state, outputs
+        own = models.is_foreign(architecture.use)
+        saved = is_network_file(architecture.use)
+        shaped, counted = (
+            (False, False) if saved else is_told(models.find(architecture.use).make) if own else (True, True)
+        )
+        self._same = not shaped  # the same network, whatever the shape
+        self._built = sketch if self._same and (as_asked or not counted) else None
+
+    def add(self, shapes: Iterable[Shape]) -> None:
+        """Try shapes until two pass; few after the first one, which only show that it is not the only one."""
+        more = MORE_TRIES
+        for shape in shapes:
+            if len(self.passing) > 1 or not more:
+                return
+            self._try(shape)
+            more -= bool(self.passing)
+
+    def builds(self, shape: Shape) -> bool:
+        """Whether there is a network for such examples, whatever its weights."""
+        try:
+            return self._network(shape) is not None
+        except SeepageError:
+            return False
+
+    def _try(self, shape: Shape) -> None:
+        try:
+            model = self._network(shape)
+        except SeepageError:
+            return
+        if not _fits(model, self._state):
+            return
+        try:
+            zeros = torch.zeros(2, *shape, device=next(model.parameters()).device)
+            self.passing.append((shape, model, tried(model, as_inputs(model, zeros))))
+        except Untaken as error:
+            self.failed = self.failed or (shape, error)
+
+    def _network(self, shape: Shape) -> nn.Module:
+        """A network for such examples; of one that cannot be the first to pass a sketch."""
+        if self._same and self._built is not None:
+            return self._built
+        sketch = None if self._same else _on_meta(self._architecture, shape, self._outputs)
+        if sketch is not None and (self.passing or not _fits(sketch, self._state)):
+            return sketch
+        self._built = build(self._architecture, shape, self._outputs)
+        return self._built
+
+
+def _sketch(architecture: Architecture, heard: list[str], shapes: tuple[Shape, ...], classes: int) -> nn.Module:
+    """The network for the first of these shapes that it can be built for: of those known by name on the meta device."""
+    first: SeepageError | None = None
+    for shape in shapes:
+        try:
+            sketch = _on_meta(architecture, shape, classes) if trusted(architecture) else None
+            return build(architecture, shape, classes, heard=heard) if sketch is None else sketch
+        except SeepageError as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _on_meta(architecture: Architecture, shape: Shape, classes: int) -> nn.Module | None:
+    """The network on the meta device, where nothing is allocated; None where it cannot be built there."""
+    try:
+        with torch.device("meta"):
+            return build(architecture, shape, classes)
+    except SeepageError:
+        return None  # some networks read tensor values while they are built, which the meta device does not have
+
+
+def _in_names_of(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    given = renamed(state, known_names(model), tied_names(model))
+    return {given.get(name, name): tensor for name, tensor in state.items()}
+
+
+def _fits(model: nn.Module, state: Mapping[str, Tensor]) -> bool:
+    """Whether a network has the state's names and shapes; personal layers and frozen ones may be missing."""
+    own, given = dict(model.named_parameters()), _in_names_of(model, state)
+    there = [name for name in own if name in given]
+    return bool(there) and all(given[name].shape == own[name].shape for name in there)
+
+
+def _head(model: nn.Module, state: Mapping[str, Tensor], asked: int) -> int:
+    """How many classes the weights are for: rows of what ends a network that was asked for some."""
+    given = _in_names_of(model, state)
+    for name, own in reversed(list(model.named_parameters())):
+        if own.ndim and len(own) == asked and name in given and given[name].shape[1:] == own.shape[1:]:
+            return len(given[name])
+    return asked
+
+
+# --- likely shapes ------------------------------------------------------------------------------------------------
+
+_READS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase)
+
+
+def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Tensor], classes: int) -> Iterator[Shape]:
+    """Shapes to try, the likeliest first.
+
+    Raises:
+        SeepageError: Where the first layer takes examples of any length, so that nothing tells theirs.
+    """
+    if vocabulary_of(model) is not None:
+        raise SeepageError(
+            f"nothing in the files tells how long an example of {architecture.use!r} is: its first layer is an "
+            "embedding, which takes texts of any length; give the number of tokens of one example with --shape "
+            "LENGTH, such as --shape 60"
+        )
+    name, first = next(((name, one) for name, one in model.named_modules() if isinstance(one, _READS)), ("", None))
+    weight = _in_names_of(model, state).get(f"{name}.weight" if name else "weight")
+    if isinstance(first, nn.Linear):
+        yield from _rows(first.in_features if weight is None or weight.ndim != 2 else weight.shape[1])
+    elif isinstance(first, nn.Conv2d):
+        channels = first.in_channels if weight is None or weight.ndim != 4 else weight.shape[1] * first.groups
+        yield from ((channels, side, side) for side in _sides(model, first, channels, classes))
+    elif first is not None:
+        size = first.input_size if isinstance(first, nn.RNNBase) else first.in_channels
+        sides = f"LENGTH,{size}" if isinstance(first, nn.RNNBase) else f"{size},LENGTH"
+        sides += ",HEIGHT,WIDTH" if isinstance(first, nn.Conv3d) else ""
+        raise SeepageError(
+            f"nothing in the files tells the shape of one example of {architecture.use!r}, whose first layer is a "
+            f"{type(first).__name__}; give it with --shape {sides}"
+        )
+    else:
+        yield from COMMON_SHAPES
+
+
+def _rows(width: int) -> Iterator[Shape]:
+    """Pictures of so many values, and a row of them, as of a table."""
+    yield from (shape for shape in COMMON_SHAPES if math.prod(shape) == width)
+    for channels in (3, 1):
+        side = math.isqrt(width // channels)
+        if channels * side**2 == width and side >= 8 and (channels, side, side) not in COMMON_SHAPES:
+            yield channels, side, side
+    yield (width,)
+
+
+def _sides(model: nn.Module, first: nn.Conv2d, channels: int, classes: int) -> list[int]:
+    """Sides of pictures: what the network says of itself, that of photographs, then common ones."""
+    stated: list[int] = []
+    for module in model.modules():
+        for name in ("img_size", "image_size"):
+            side = getattr(module, name, getattr(getattr(module, "config", None), name, None))
+            side = side[-1] if isinstance(side, tuple | list) and side else side
+            stated += [side] if isinstance(side, int) and side > 0 else []
+    stride = first.stride[0] if isinstance(first.stride, tuple) else first.stride
+    if classes >= PHOTOGRAPH_CLASSES and stride > 1:
+        stated.append(PHOTOGRAPH)
+    if channels == 1:
+        stated.append(28)
+    return list(dict.fromkeys([*stated, *SIDES]))
+
+
+# --- words --------------------------------------------------------------------------------------------------------
+
+
+def _refusal(architecture: Architecture, shape: Shape, error: Untaken, *, told: bool) -> SeepageError:
+    words = ",".join(map(str, shape))
+    what = f"the network {architecture.use!r} cannot take examples of shape {words} ({error})"
+    if error.wants_more:
+        return SeepageError(
+            f"{what}; it takes more than the examples: give it the rest in a module around it, as the page my-model "
+            "shows"
+        )
+    tried_ones = "" if told else ", nor any other shape that was tried"
+    return SeepageError(f"{what}{tried_ones}; give the shape of one example, as it takes them, with --shape")
+
+
+def _unfit(told: Shape | None, taken: Shape, state: Mapping[str, Tensor]) -> str:
+    """A remedy where the shape of one example is nobody's word, with that of a table's row if the weights tell one."""
+    if told is not None:
+        return ""
+    first = next((tensor for tensor in state.values() if tensor.ndim > 1), None)
+    such = "3,32,32" if first is None or first.ndim > 2 else f"{first.shape[1]} for rows of {first.shape[1]} numbers"
+    return f"; or give the shape of one example, which was taken for {','.join(map(str, taken))}: --shape {such}"
