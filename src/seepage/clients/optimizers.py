@@ -75,7 +75,7 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Kingma and Ba, ICLR 2015, Algorithm 1: u = m' / (sqrt(v') + 1e-8), with the means of g and g g unbiased."""
+    """Kingma et al., ICLR 2015, Algorithm 1: u = m' / (sqrt(v') + 1e-8), with the means of g and g g unbiased."""
 
     BETAS, EPS = (0.9, 0.999), 1e-8
 
