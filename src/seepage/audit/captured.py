@@ -129,7 +129,7 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-TOLD_FIRST = (SIZE_UNKNOWN, "looks like")
+TOLD_FIRST = (SIZE_UNKNOWN, "inferred, not told: optimizer")
 """How remarks begin that are told before hours are spent on attacks."""
 
 

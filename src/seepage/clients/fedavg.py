@@ -1,6 +1,7 @@
 """FedAvg: several local steps on the client's own batches; the difference of weights is sent."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -33,7 +34,8 @@ class FedAvg(TrainingRule):
         epochs: Passes over the client's examples.
         steps: This many steps instead, going on into further epochs as needed.
         batch_size: Examples per step; the last batch of an epoch may be smaller.
-        optimizer: `sgd`, or `adam` with PyTorch's constants.
+        optimizer: `sgd`, or `adam` with PyTorch's constants; `signs`: `lr` times the sign of each entry, which is what
+            a first step of Adam, AdamW or RMSprop leaves. A captured update that looks so is read so.
         momentum: Of `sgd`; starts from zero each round.
         shuffle: Draw a new order for each epoch, as data loaders do. The attacker knows that, and not the order.
         mode: `train` or `eval` batch norm, as in `FedSGD`. Dropout is off.
@@ -57,7 +59,7 @@ class FedAvg(TrainingRule):
     epochs: int = 1
     steps: int | None = None
     batch_size: int = 32
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "signs"] = "sgd"
     momentum: float = 0.0
     shuffle: bool = True
     mode: Mode = "train"
@@ -72,11 +74,11 @@ class FedAvg(TrainingRule):
             count = getattr(self, name)
             if count is not None and not 1 <= count <= MOST_STEPS:
                 wrong.append(f"{name} from 1 to {MOST_STEPS}, got {count}")
-        if self.optimizer not in ("sgd", "adam"):
-            wrong.append(f"optimizer 'sgd' or 'adam', got {self.optimizer!r}")
+        if self.optimizer not in ("sgd", "adam", "signs"):
+            wrong.append(f"optimizer 'sgd', 'adam' or 'signs', got {self.optimizer!r}")
         if self.mode not in ("train", "eval"):
             wrong.append(f"mode 'train' or 'eval', got {self.mode!r}")
-        if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer == "adam"):
+        if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer != "sgd"):
             wrong.append(f"momentum from 0 to below 1, and with sgd only, got {self.momentum}")
         if wrong:
             raise SeepageError(f"the client rule fedavg needs {'; '.join(wrong)}; correct the recipe's [client]")
@@ -129,9 +131,12 @@ class FedAvg(TrainingRule):
     def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
         start = leaves_of(params)
         now = dict(start)
-        optimizer = (
-            _DifferentiableAdam(self.lr) if self.optimizer == "adam" else _DifferentiableSGD(self.lr, self.momentum)
-        )
+        made: dict[str, Callable[[], _DifferentiableSGD | _DifferentiableAdam | _SignDescent]] = {
+            "sgd": lambda: _DifferentiableSGD(self.lr, self.momentum),
+            "adam": lambda: _DifferentiableAdam(self.lr),
+            "signs": lambda: _SignDescent(self.lr),
+        }
+        optimizer = made[self.optimizer]()
         for places in self.batches(examples):
             if not create_graph:
                 now = leaves_of(now)
@@ -194,6 +199,10 @@ class FedAvg(TrainingRule):
     def linear_in_gradient(self) -> bool:
         return self.optimizer == "sgd"
 
+    @property
+    def signs_alone(self) -> bool:
+        return self.optimizer == "signs"
+
     def first_order_rule(self) -> "MeanGradient":
         return MeanGradient(self)
 
@@ -226,6 +235,10 @@ class MeanGradient(WrappedRule):
     def linear_in_gradient(self) -> bool:
         return True
 
+    @property
+    def signs_alone(self) -> bool:
+        return False
+
     def max_participations(self, examples: int) -> int:
         return 1
 
@@ -244,6 +257,16 @@ class _DifferentiableSGD:
             }
             self.velocity = gradients
         return {name: tensor - self.lr * gradients[name] for name, tensor in params.items()}
+
+
+class _SignDescent:
+    """`w - lr sign(g)`: of Adam's first step all but its epsilon. Its slope is zero everywhere."""
+
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+    def step(self, params: Tensors, gradients: Tensors) -> Tensors:
+        return {name: tensor - self.lr * gradients[name].sign() for name, tensor in params.items()}
 
 
 class _DifferentiableAdam:
