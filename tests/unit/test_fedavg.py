@@ -209,7 +209,7 @@ def test_a_rule_survives_the_way_to_a_file(use: str, clients: int) -> None:
         ({"steps": 0}, "steps from 1"),
         ({"epochs": 0}, "epochs from 1"),
         ({"batch_size": 0}, "batch_size from 1"),
-        ({"optimizer": "lion"}, "'sgd' or 'adam'"),
+        ({"optimizer": "lion"}, "'sgd', 'adam' or 'signs'"),
         ({"momentum": 1.0}, "momentum"),
         ({"momentum": 0.5, "optimizer": "adam"}, "momentum"),
         ({"mode": "test"}, "mode"),

@@ -114,7 +114,8 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     for name, why in (("told rate", ""), ("learning rate", "it was inferred, ")):
         if name in said:
             found["rate"] = (
-                f"another learning rate or number of steps, or Nesterov's momentum ({why}{said[name]}): --lr, --steps"
+                "another learning rate, number of steps or loss, or Nesterov's momentum "
+                f"({why}{said[name]}): --lr, --steps, --loss"
             )
     return found
 
