@@ -367,10 +367,14 @@ class UpdateAnalysis:
             return False
         if {"learning rate", "local steps", "told rate"} & set(self._guessed):
             return False
+        bias = self._last_bias
+        return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))
+
+    @cached_property
+    def _last_bias(self) -> str | None:
+        """Name of the last layer's bias where that was sent."""
         names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
-        if rule.one_logit or names is None or names[1] not in self._read[0]:
-            return True
-        return sums_to_zero(self._read[0][names[1]], self._sum_rounding(names[1]))
+        return None if names is None or names[1] not in self._read[0] else names[1]
 
     @cached_property
     def low_precision(self) -> bool:
@@ -378,17 +382,14 @@ class UpdateAnalysis:
 
         One step's, and not that of a network whose update has noise on it, which may be anything.
         """
-        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        name = self._last_bias
         told = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
-        if not told or names is None or names[1] not in self._read[0] or self.signs or self.changed_by("noised"):
+        noised = any(finding.name == "noised" for finding in self.defenses)
+        if not told or name is None or self.signs or noised:
             return False
-        bias = self._read[0][names[1]].double()
+        bias = self._read[0][name].double()
         off = abs(float(bias.sum()))
-        return not sums_to_zero(bias, self._sum_rounding(names[1])) and off <= HALF_PRECISION * float(bias.abs().sum())
-
-    def changed_by(self, name: str) -> bool:
-        """Whether the update has this fingerprint."""
-        return any(finding.name == name for finding in self.defenses)
+        return not sums_to_zero(bias, self._sum_rounding(name)) and off <= HALF_PRECISION * float(bias.abs().sum())
 
     def _sum_rounding(self, bias: str) -> float:
         """How far the sum of the last bias gradient may be off, where it is a difference of weights over a rate."""

@@ -117,7 +117,7 @@ def decay_of_rows(
     names: tuple[str, str | None] | None,
     before: Mapping[str, Tensor],
     delta: Mapping[str, Tensor],
-    spared: Collection[str] = (),
+    exempt: Collection[str] = (),
 ) -> WeightDecay | None:
     """The same from the names of the last layer's weight `[classes, k]` and bias; None where there is no such layer.
 
@@ -125,7 +125,7 @@ def decay_of_rows(
         names: Of weight and bias.
         before: As in `infer_weight_decay`.
         delta: See there. Both are asked for one tensor at a time.
-        spared: Weights that the network itself says should not decay; taken for so where no equation tells.
+        exempt: Weights that the network itself says should not decay; taken for so where no equation tells.
     """
     if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
@@ -142,7 +142,7 @@ def decay_of_rows(
     vectors = _vectors_too(before, delta, bias, share)
     told, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
     rest = median(told.values()) if told else share  # of layers that tell nothing
-    told |= dict.fromkeys((name for name in spared if name in delta and name not in told), 0.0)
+    told |= dict.fromkeys((name for name in exempt if name in delta and name not in told), 0.0)
     told |= _of_positions(before, delta, rest)
     if vectors is None:
         vectors = _norms_too(before, delta, rest, balances)
