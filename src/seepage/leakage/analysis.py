@@ -279,7 +279,9 @@ class UpdateAnalysis:
         update = self.observed.update
         adaptive = adaptive_step(update.tensors, self.observed.params, update.rate or 1.0)
         if adaptive is not None:
-            return (adaptive,)  # levels, zeros and a round norm are what such a step leaves
+            form = self._weights_format
+            # Levels, zeros and a round norm are what such a step leaves.
+            return (adaptive,) if form is None else (adaptive, rounded_weights(form))
         names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
         bias = None if names is None or names[1] is None else update.tensors.get(names[1])
         found = defense_findings(self.fingerprints, self.norm, bias)
