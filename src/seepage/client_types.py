@@ -269,6 +269,11 @@ class ClientUpdate(ABC):
         """Whether `as_gradient` is an average of gradients; not so behind Adam, which divides entry by entry."""
         return True
 
+    @property
+    def signs_alone(self) -> bool:
+        """Whether the update holds hardly more than each entry's sign, so that nothing in it has a slope to follow."""
+        return False
+
     def first_order_rule(self) -> "ClientUpdate":
         """The single-gradient rule that `as_gradient` approximates; itself where the rule sends one gradient."""
         return self

@@ -9,24 +9,34 @@ from torch import Tensor, nn
 
 from seepage import Architecture, FedSGD, build, exposure, observe
 from seepage.audit.observe import Files, observe_files
-from seepage.leakage.fingerprints import adaptive_step, defense_findings, euclidean_norm, fingerprint
+from seepage.leakage.fingerprints import defense_findings, euclidean_norm, fingerprint
+from seepage.leakage.step_sizes import adaptive_step
 from seepage.registry import Spec
 from seepage.types import Tensors, Update
 
 
-def deltas(make: object, *, steps: int = 1) -> dict[str, Tensor]:
+def deltas(make: object, *, steps: int = 1, clip: float | None = None) -> dict[str, Tensor]:
+    return moved_and_weights(make, steps=steps, clip=clip)[0]
+
+
+def moved_and_weights(make: object, *, steps: int = 1, clip: float | None = None) -> tuple[Tensors, Tensors]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.ReLU(), nn.Linear(32, 10))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 10))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     optimizer = make(model.parameters())  # type: ignore[operator]
     for _ in range(steps):
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(torch.rand(4, 3, 8, 8)), torch.arange(4)).backward()
+        if clip is not None:
+            nn.utils.clip_grad_value_(model.parameters(), clip)
         optimizer.step()
-    return {name: p.detach() - before[name] for name, p in model.named_parameters()}
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}, before
 
 
 def names(update: dict[str, Tensor]) -> list[str]:
+    adaptive = adaptive_step(update)
+    if adaptive is not None:
+        return [adaptive.name]
     prints = [fingerprint(name, tensor) for name, tensor in update.items()]
     return [found.name for found in defense_findings(prints, euclidean_norm(update))]
 
@@ -43,7 +53,7 @@ def names(update: dict[str, Tensor]) -> list[str]:
 )
 def test_a_first_adaptive_step_is_named_with_its_size(make: object, size: float) -> None:
     update = deltas(make)
-    found = adaptive_step([fingerprint(name, tensor) for name, tensor in update.items()])
+    found = adaptive_step(update)
     assert found is not None
     assert float(str(found.evidence["size"])) == pytest.approx(size, rel=0.03)
     assert names(update) == ["adaptive"]
@@ -60,13 +70,73 @@ def test_a_first_adaptive_step_is_named_with_its_size(make: object, size: float)
     ids=["sgd", "momentum", "decay", "adagrad"],
 )
 def test_others_are_not(make: object) -> None:
-    found = adaptive_step([fingerprint(name, tensor) for name, tensor in deltas(make).items()])
+    found = adaptive_step(deltas(make))
     # Adagrad's first step has one size, too: g / sqrt(g^2).
     assert (found is not None) == (make is torch.optim.Adagrad)
 
 
-def test_later_steps_and_one_bit_levels_are_not() -> None:
-    assert "adaptive" not in names(deltas(torch.optim.Adam, steps=5))
+def test_decay_beside_the_step_is_taken_out_first() -> None:
+    """A norm's weights of 1 move by a twelfth more or less than all others."""
+    moved, before = moved_and_weights(lambda p: torch.optim.AdamW(p, lr=1e-3, weight_decay=0.08))
+    found = adaptive_step(moved, before)
+    assert found is not None
+    assert found.evidence["size"] == pytest.approx(1e-3, rel=1e-3)
+    assert found.evidence["decay"] == pytest.approx(8e-5, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("make", "clip"),
+    [
+        (lambda p: torch.optim.Adadelta(p, lr=1.0), None),
+        (lambda p: torch.optim.RMSprop(p, lr=1e-3, momentum=0.9), 0.001),
+        (lambda p: torch.optim.SGD(p, lr=0.1), 0.003),
+        (lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=1e-4), 0.003),
+    ],
+    ids=["adadelta", "rmsprop clipped", "sgd clipped", "sgd clipped, decay"],
+)
+def test_what_holds_entries_to_one_size_is_recognized(make: object, clip: float | None) -> None:
+    assert adaptive_step(*moved_and_weights(make, clip=clip)) is not None
+
+
+def networks(seed: int) -> nn.Module:
+    act = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU)[seed % 4]
+    kinds = [
+        [nn.Flatten(), nn.Linear(192, 48), act(), nn.Linear(48, 10)],
+        [nn.Flatten(), nn.Linear(192, 64), act(), nn.Linear(64, 48), act(), nn.Linear(48, 32), act(), nn.Linear(32, 2)],
+        [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act(), nn.Flatten(), nn.Linear(288, 10)],
+        [nn.Flatten(), nn.Linear(192, 10)],
+        [nn.Conv2d(3, 8, 3), act(), nn.Flatten(), nn.LayerNorm(288), nn.Linear(288, 64), act(), nn.Linear(64, 10)],
+    ]
+    return nn.Sequential(*kinds[seed // 4 % 5])
+
+
+def test_no_step_along_a_gradient_is_taken_for_signs() -> None:
+    """Nulls: five networks, black and white inputs, momentum, decay, clipping to a norm, noise, one step and five."""
+    for seed in range(120):
+        torch.manual_seed(seed)
+        model = networks(seed)
+        inputs = torch.rand((2, 2, 8, 32)[seed // 20 % 4], 3, 8, 8)
+        inputs = (inputs, (inputs > 0.5).float(), (inputs > 0.9).float())[seed // 7 % 3]
+        labels = torch.randint(2, (len(inputs),))
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        decay = (0.0, 5e-4, 1e-2)[seed % 3]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9 * (seed % 2), weight_decay=decay)
+        for _ in range((1, 1, 1, 5)[seed % 4]):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            if seed % 5 == 0:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+        moved = {name: p.detach() - before[name] for name, p in model.named_parameters()}
+        if seed % 6 == 0:
+            moved = {name: t + 0.5 * t.square().mean().sqrt() * torch.randn_like(t) for name, t in moved.items()}
+        assert adaptive_step(moved, before) is None, seed
+
+
+def test_several_steps_are_held_to_one_size_and_one_bit_levels_are_not() -> None:
+    several = adaptive_step(deltas(torch.optim.Adam, steps=5))
+    assert several is not None
+    assert not several.evidence["signs"]
     update = deltas(lambda p: torch.optim.SGD(p, lr=0.1))
     one_bit = {name: tensor.sign() * tensor.abs().mean() for name, tensor in update.items()}
     assert names(one_bit)[0] == "quantized"

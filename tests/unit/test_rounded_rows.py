@@ -316,7 +316,7 @@ def test_after_adam_the_format_of_the_weights_is_named_too(name: str | None) -> 
     client = FedAvg(optimizer="adam", lr=1e-3)
     seen = observe(model, Update.from_states(before, after), SHAPE, batch_size=4, client=client)
     told = [(one.name, one.evidence.get("formats")) for one in UpdateAnalysis(seen).defenses]
-    assert told == ([("rounded", [name])] if name else [("adaptive", None)])
+    assert [one for one in told if one[0] != "adaptive"] == ([("rounded", [name])] if name else [])
 
 
 def test_an_exposure_of_float32_weights_says_nothing_of_rounding() -> None:

@@ -23,6 +23,13 @@ TOKENS_INSTEAD = "use token_sequences, or audit the network behind the embedding
 """The same where inputs are token numbers, which matching cannot follow."""
 
 
+SIGNS_LEAVE = (
+    "read what every optimizer leaves: the classes and the statistics of batch norms, which seepage observe names, and "
+    "members, with the membership test matched_filter"
+)
+"""What to do where of a gradient the signs alone are left."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """Where a search stood: tensors, and JSON (without NaN) for all that is no tensor; `facts["step"]` counts up."""
@@ -198,6 +205,12 @@ class Needs:
 
     def check_rule(self, knowledge: Knowledge, observed: Round) -> None:
         """The same for the client's rule alone, whatever the model is and the attacker was told."""
+        lost = self.linear_in_gradient or ("there is no slope to follow" if self.differentiable else None)
+        if lost is not None and knowledge.client.signs_alone:
+            raise Inapplicable(
+                f"the update holds hardly more than the sign of each entry of a gradient, so {lost}",
+                SIGNS_LEAVE,
+            )
         if self.linear_in_gradient is not None and not knowledge.client.linear_in_gradient:
             raise Inapplicable(
                 f"the client's optimizer divides each entry by a size of its own, so {self.linear_in_gradient}",

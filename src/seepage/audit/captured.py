@@ -132,7 +132,7 @@ def attack_folder(
     return attack_only(observed, request, model=model, batch_size=batch_size, sizes=sizes)
 
 
-TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "looks like")
+TOLD_FIRST = (SIZE_UNKNOWN, TAKEN_FOR, "inferred, not told: optimizer")
 """How remarks begin that are told before hours are spent on attacks."""
 
 

@@ -1,12 +1,14 @@
 """What attacks take an update for, what of it the update contradicts, and what to question where none explains it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import nn
 
 from seepage.audit.row import Row
 from seepage.clients import FedAvg
 from seepage.clients.base import TrainingRule
 from seepage.core.nn import has_batch_norm
-from seepage.leakage.analysis import size_doubt
+from seepage.leakage.analysis import UpdateAnalysis, size_doubt
 from seepage.types import Transcript
 
 
@@ -28,7 +30,10 @@ def taken_for(transcript: Transcript) -> str:
     return f"{_trained(transcript)}, on the loss {rule.loss}{changed}"
 
 
-OPTIMIZERS = {"sgd": "SGD", "adam": "Adam"}
+OPTIMIZERS = {
+    "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "rmsprop": "RMSprop", "adadelta": "Adadelta",
+    "signs": "an optimizer that leaves hardly more than signs of a gradient",
+}  # fmt: skip
 
 
 def _trained(transcript: Transcript) -> str:
@@ -46,27 +51,86 @@ def _trained(transcript: Transcript) -> str:
     count, unit = (rule.steps, "step") if rule.steps else (rule.epochs, "epoch")
     momentum = f" with momentum {rule.momentum:g}" if rule.momentum else ""
     optimizer = f"{OPTIMIZERS[rule.optimizer]}{momentum}"
-    return f"{count} {unit}{'' if count == 1 else 's'} of {optimizer} at a learning rate of {rule.lr:.3g}{decay}"
+    rate = "with entries of" if rule.signs_alone else "at a learning rate of"
+    return f"{count} {unit}{'' if count == 1 else 's'} of {optimizer} {rate} {rule.lr:.3g}{decay}"
 
 
-def doubts(transcript: Transcript, rows: Sequence[Row], at_least: int | None) -> list[str]:
+def doubts(
+    transcript: Transcript, rows: Sequence[Row], at_least: int | None, said: Mapping[str, str] | None = None
+) -> list[str]:
     """Sentences for people; none where nothing is contradicted and an attack explains the update as it was told.
 
     Args:
         transcript: What the attacks were given.
         rows: All attacks on it.
         at_least: Examples behind the update at the least, by the rank of its layers; None where no layer tells.
+        said: What was inferred of the update, by name.
     """
     wrong = size_doubt(transcript[0].batch_size, at_least)
     if wrong is not None:
         return [f"Contradicted: {wrong}."]  # enough to stop every attack, so that nothing else need be questioned yet
-    if any(map(_explains, rows)):
+    if any(map(_explains, rows)) or transcript.knowledge.client.signs_alone:
         return []
+    found = causes(transcript, said or {})
+    if found:
+        return [
+            "No attack here explains the update as it was told. The files themselves speak for this: "
+            f"{'; '.join(found.values())}."
+        ]
     return [
         "No attack here explains the update as it was told. The attacks may be too weak, or noise or rounding may hide "
         "it; or something that was told or inferred is wrong. The options that change it, where seepage attack or "
         f"seepage observe is given the files: {'; '.join(_questions(transcript))}."
     ]
+
+
+def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
+    """What of the client the files and the network speak for and no attack takes account of: by name, in words.
+
+    Names are `noise`, `rounding`, `low precision`, `several passes`, `dropout`, `missing weights` and `rate`.
+
+    Args:
+        transcript: What the attacks were given.
+        said: What was inferred of the update, by name.
+    """
+    look, found = UpdateAnalysis(transcript, inferred=said), dict[str, str]()
+    knowledge = transcript.knowledge
+    for mark in look.defenses:
+        if mark.name == "noised":
+            found["noise"] = f"noise (the update {mark.message}), which no attack was told of"
+        if mark.name in ("rounded", "quantized"):
+            found["rounding"] = f"rounding (the update {mark.message})"
+    if look.low_precision:
+        found["low precision"] = (
+            "half precision (the gradient of the last bias adds up to zero but for a thousandth, as under autocast)"
+        )
+    if "passes" in said:
+        found["several passes"] = f"several batches in one step, or several steps ({said['passes']}): --steps"
+    dropped = _dropped(knowledge.model) if knowledge.client.mode == "train" else 0
+    if dropped:
+        found["dropout"] = (
+            f"dropout ({dropped} of the network's layers drop values or paths in training, by chance, and the attacks "
+            "have them off)"
+        )
+    if "weights" in said:
+        found["missing weights"] = f"other weights than the client's ({said['weights']})"
+    for name, why in (("told rate", ""), ("learning rate", "it was inferred, ")):
+        if name in said:
+            found["rate"] = (
+                "another learning rate, number of steps or loss, or Nesterov's momentum "
+                f"({why}{said[name]}): --lr, --steps, --loss"
+            )
+    return found
+
+
+def _dropped(model: nn.Module) -> int:
+    """Layers that drop values or paths in train mode; libraries have a dropout of paths of their own."""
+    shares = (getattr(module, "drop_prob", getattr(module, "p", 0.0)) for module in model.modules() if _drops(module))
+    return sum(1 for share in shares if isinstance(share, float | int) and share > 0)
+
+
+def _drops(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.dropout._DropoutNd) or "drop" in type(module).__name__.lower()
 
 
 def _explains(row: Row) -> bool:

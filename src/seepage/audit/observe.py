@@ -1,7 +1,7 @@
 """Convert captured files (two checkpoints, or weights and a gradient) to an `observed/` folder for the attacks."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.audit.network import find_network
-from seepage.clients import FedAvg, make_client
+from seepage.clients import FedAvg, FedSGD, make_client
 from seepage.clients.fedavg import MOST_STEPS
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
@@ -19,9 +19,9 @@ from seepage.fitting import check_finite
 from seepage.leakage import UpdateAnalysis, sent_words
 from seepage.leakage.decay import WeightDecay, infer_weight_decay
 from seepage.leakage.finding import Finding
-from seepage.leakage.fingerprints import adaptive_step, fingerprint
-from seepage.leakage.inference import infer_size, infer_steps
-from seepage.leakage.running_statistics import batch_statistics, statistics_words
+from seepage.leakage.inference import infer_size, infer_steps, rate_doubt
+from seepage.leakage.running_statistics import BatchStatistics, batch_statistics, statistics_words
+from seepage.leakage.step_sizes import adaptive_step
 from seepage.models.naming import in_own_names
 from seepage.models.trial import sigmoid_words
 from seepage.models.weights import load_weights, read_state
@@ -146,23 +146,27 @@ def observe_files(
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
     check_finite(update.tensors, 0)
-    adaptive = adaptive_step([fingerprint(name, tensor) for name, tensor in update.tensors.items()])
+    adaptive = adaptive_step(update.tensors, before)
     update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=adaptive is not None)
-    rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), first=adaptive is not None)
-    # The rate of such an optimizer is no factor of a gradient.
-    said |= {name: words for name, words in found.items() if adaptive is None or name != "learning rate"}
+    if adaptive is None or update.kind == "gradient":
+        rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs))
+    else:
+        rule, lr, found = _rule_of_signs(client, steps, adaptive)
+    said |= found
+    if lr is not None and "learning rate" not in found and rule.softmax_gradient:
+        doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr)
+        said |= {} if doubt is None else {"told rate": doubt}
     said |= {} if decay is None else {"weight decay": decay.words(lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
         target=target,
     )  # fmt: skip
-    transcript, more, unknown = _with_size(whole, batch_size)
+    transcript, more, unknown = _with_size(whole, batch_size, said)
     said |= more
-    returned = statistics_words(batch_statistics(model, buffers, sent))
-    said |= {} if returned is None else {"batch norm": returned}
+    said |= _of_batch_norms(batch_statistics(model, buffers, sent), rule)
     make_private(folder)
     save_transcript(transcript, folder, inferred=said)
-    remarks = _remarks(update, rule, lr, said, unknown, adaptive)
+    remarks = _remarks(update, rule, lr, said, unknown)
     return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
 
 
@@ -208,16 +212,26 @@ def _as_built(architecture: Architecture, model: nn.Module, before: Tensors) -> 
     )
 
 
+def _of_batch_norms(found: list[BatchStatistics], rule: ClientUpdate) -> dict[str, str]:
+    """What the running statistics that came back tell: those of the batch, and passes that no step is known of."""
+    words, passes = statistics_words(found), max((one.steps for one in found), default=0)
+    steps = rule.steps if isinstance(rule, FedAvg) else 1
+    said = {} if words is None else {"batch norm": words}
+    if steps is not None and passes > steps:
+        said["passes"] = f"{passes} in train mode for {steps} step{'' if steps == 1 else 's'}, as the batch norms count"
+    return said
+
+
 def _some(names: list[str]) -> str:
     return f"{', '.join(map(short, names[:3]))}{' and more' if len(names) > 3 else ''}"
 
 
 def _with_size(
-    whole: Callable[..., Transcript], batch_size: int | None
+    whole: Callable[..., Transcript], batch_size: int | None, guessed: Collection[str]
 ) -> tuple[Transcript, dict[str, str], str | None]:
     """The transcript with a batch size, the facts inferred (batch size, labels), and why no size is known, if so."""
     transcript, said, unknown = whole(batch_size=batch_size), {}, None
-    found = UpdateAnalysis(transcript)
+    found = UpdateAnalysis(transcript, inferred=guessed)
     if batch_size is None:
         batch_size, words = infer_size(found)
         if batch_size is None:
@@ -225,7 +239,8 @@ def _with_size(
         else:
             said["batch size"] = words
             transcript = whole(batch_size=batch_size)
-            found = UpdateAnalysis(transcript)  # the analysis with a batch size also counts the labels
+            # The analysis with a batch size also counts the labels.
+            found = UpdateAnalysis(transcript, inferred={*guessed, "batch size"})
     labels = None if found.labels is None else found.labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
@@ -284,18 +299,11 @@ def _rule(
     model: nn.Module,
     update: Update,
     sizes: tuple[tuple[int, ...], int],
-    *,
-    first: bool,
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
-    """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred.
-
-    A `first` step of an optimizer that leaves one size says so itself, and its bias has no share of a softmax.
-    """
+    """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred."""
     if update.kind == "gradient" or client.use != "fedsgd":
         return make_client(client), None, {}
     rule = make_client(client)
-    if first and files.lr is not None and steps is None:
-        return rule, files.lr, {"local steps": "taken for 1, as later ones of such an optimizer leave several sizes"}
     # Steps and rate are read off the softmax's share in the last bias, which other losses do not have.
     tells = update.tensors if rule.softmax_gradient else {}
     found = infer_steps(model, tells, *sizes, lr=files.lr, steps=steps)
@@ -311,6 +319,24 @@ def _rule(
     return FedAvg(lr=found.lr, steps=found.steps, **same), None, dict(found.said)
 
 
+def _rule_of_signs(
+    client: Spec, steps: int | None, adaptive: Finding
+) -> tuple[ClientUpdate, float | None, dict[str, str]]:
+    """The rule of a client whose optimizer left hardly more than signs, whatever was told of it but for Adam.
+
+    Attacks that need a gradient then say so, in place of taking its rows for mixtures of examples.
+    """
+    rule = make_client(client)
+    if not isinstance(rule, FedAvg | FedSGD) or not rule.linear_in_gradient:
+        return rule, None, {}
+    same = {name: client.options[name] for name in (*STATED, "batch_size") if name in client.options}
+    said = {"optimizer": adaptive.message}
+    if steps is None and isinstance(rule, FedSGD):
+        said["local steps"] = "taken for 1, as later ones of such an optimizer leave several sizes"
+    count = rule.steps if isinstance(rule, FedAvg) else steps
+    return FedAvg(lr=adaptive.evidence["size"], steps=count or 1, optimizer="signs", **same), None, said
+
+
 STATED = ("mode", "loss", "label_smoothing", "class_weights")
 """Options of plain SGD that hold for several steps of it too."""
 SIZE_UNKNOWN = "batch size unknown"
@@ -322,7 +348,6 @@ def _remarks(
     lr: float | None,
     said: Mapping[str, str],
     unknown: str | None,
-    adaptive: Finding | None,
 ) -> list[str]:
     size = float(torch.stack([tensor.double().norm() for tensor in update.tensors.values()]).norm())
     words = [f"{len(update.tensors)} tensors, norm {size:.3g}"]
@@ -331,7 +356,6 @@ def _remarks(
         words.append(f"read as {one or f'what {rule} sends'}")
     if unknown is not None:
         words.append(f"{SIZE_UNKNOWN}: {unknown}; give it with --batch-size, where you know it: most attacks need it")
-    words += [] if adaptive is None else [adaptive.message]
     return [*words, *inferred_lines(said)]
 
 

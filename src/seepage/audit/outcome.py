@@ -19,6 +19,7 @@ class Outcome(StrEnum):
     NOTHING_RECOVERED = "nothing_recovered"
     ZERO_UPDATE = "zero_update"
     FEATURES_ONLY = "features_only"
+    MIXTURE_ONLY = "mixture_only"
     RETURNED_NOTHING = "returned_nothing"
     NOT_SCORED = "not_scored"
     NOT_RECORDED = "not_recorded"
@@ -42,6 +43,7 @@ def judge_outcome(
     zero_update: bool = False,
     returned: int | None = None,
     space: str | None = None,
+    certified: int = 0,
 ) -> Outcome:
     """The outcome code of an attack's result.
 
@@ -51,6 +53,7 @@ def judge_outcome(
         zero_update: Whether the attacked update is zero everywhere.
         returned: Number of guesses that the attack returned.
         space: Whether the guesses are examples (`input`) or inputs of an inner layer (`feature`).
+        certified: How many of them the attack certifies. Inner features that are none of them may be any mixture.
 
     >>> judge_outcome("inapplicable", {}, zero_update=True).value
     'zero_update'
@@ -64,7 +67,9 @@ def judge_outcome(
     if "psnr" not in means and "rouge_1" not in means:
         if returned == 0:
             return Outcome.RETURNED_NOTHING
-        return Outcome.FEATURES_ONLY if space == "feature" else Outcome.NOT_SCORED
+        if space == "feature":
+            return Outcome.FEATURES_ONLY if certified else Outcome.MIXTURE_ONLY
+        return Outcome.NOT_SCORED
     exact, recovered = means.get("exact"), means.get("recovered")
     if exact:
         return Outcome.EXACT if exact == recovered == 1 else Outcome.PARTLY_EXACT

@@ -378,7 +378,7 @@ class Result(JsonRecord):
         run: The path of the run folder as it was given, or its name where that is absolute.
         verdict: Summary of the run in plain words.
         verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified`, where any attack
-            certifies an example, or `unscored`.
+            certifies an example, `nothing`, where mixtures alone were found, or `unscored`.
         rows: One per attack and cell, in the recipe's order of attacks.
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".

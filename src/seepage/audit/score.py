@@ -228,6 +228,7 @@ def make_row(
     space = found[0].space if found else None
     returned = sum(len(r) for r in found) if found else None
     scores = None if scored is None else scored.scores
+    certified = _certified(found, scored)
     return Row(
         cell=cell,
         attack=name,
@@ -239,6 +240,7 @@ def make_row(
             zero_update=status == "inapplicable" and all(map(_is_zero, views)),
             returned=returned,
             space=space,
+            certified=0 if certified is None else certified.n,
         ),
         reason=_reason(attempts),
         told=[*known, *shown, *side],
@@ -250,7 +252,7 @@ def make_row(
         scores=summaries,
         baselines={} if scores is None else _rounded_baselines(scores.baselines),
         visible=None if scores is None else scores.visible,
-        certified=_certified(found, scored),
+        certified=certified,
         inner={}
         if scored is None or truth is None
         else inner_errors(attack, views, truth, attempts, scored.alignments),

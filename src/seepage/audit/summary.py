@@ -230,7 +230,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if source.recipe is None:
-        cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"))})
+        cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"), said)})
     return CellSummary(cell, rows, flags, lines, look)
 
 

@@ -34,7 +34,13 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[
     kinds = list(dict.fromkeys(cells[row.cell].kind or "pictures" for row in rows if row.gave_result))
     if not any(row.gave_result for row in rows):
         return "unscored", f"NO RESULT. {silent}"
-    if not scored and all(row.outcome is Outcome.FEATURES_ONLY for row in rows if row.gave_result):
+    spoke = {row.outcome for row in rows if row.gave_result}
+    if not scored and spoke == {Outcome.MIXTURE_ONLY}:
+        return "nothing", (
+            "MIXTURE ONLY. What an inner layer read of private examples was found mixed, and not separated: no guess "
+            "is proved to be of one example, and none is shown to be near one. That is no proof of safety."
+        )
+    if not scored and spoke <= {Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY}:
         return "unscored", (
             "FEATURES ONLY. Inner features of private examples came back, and no attack made examples of them"
             f"{'; cpa_fia goes on from there to images' * ('pictures' in kinds)}.{_features(rows)}"

@@ -174,4 +174,6 @@ def _label_words(found: "Exposure") -> str:
     if labels.counts is None or labels.doubt is None:
         return words
     counts = ", ".join(f"{count} of class {name}" for name, count in enumerate(labels.counts) if count)
-    return f"{words}; estimated counts: {counts} (before rounding up to {labels.doubt:.2f} off a whole number)"
+    sure = ", ".join(f"{count} of class {name}" for name, count in enumerate(labels.least or ()) if count)
+    off = f"before rounding up to {labels.doubt:.2f} off a whole number"
+    return f"{words}; estimated counts: {counts} ({off}); at the least, whatever the outputs were: {sure or 'none'}"

@@ -195,7 +195,7 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print(Text(f"{what}, {words}", style="dim"))
     if entries or lacking:
         console.print()
-    if any(row.scored or row.outcome is Outcome.FEATURES_ONLY for row in result.rows):
+    if any(row.scored or row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in result.rows):
         console.print(Text(_legend(result), style="dim"))
         console.print()
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
@@ -250,8 +250,12 @@ def _legend(result: Result) -> str:
         "median, mean: PSNR in dB over all examples; equal ones count 150, which draws a mean up. "
         "[low, high]: 95 % interval of the mean."
     )
-    features = any(row.outcome is Outcome.FEATURES_ONLY for row in result.rows)
-    return words + " features only: inner features came back, which no score compares with examples." * features
+    outcomes = {row.outcome for row in result.rows}
+    words += " features only: inner features came back, which no score compares with examples." * (
+        Outcome.FEATURES_ONLY in outcomes
+    )
+    mixed = " mixture only: inner features were found mixed, and none is proved to be of one example."
+    return words + mixed * (Outcome.MIXTURE_ONLY in outcomes)
 
 
 def _table(rows: Sequence[Row], kind: Kind | None) -> Table:

@@ -125,6 +125,10 @@ class WrappedRule(ClientUpdate):
     def linear_in_gradient(self) -> bool:
         return self.rule.linear_in_gradient
 
+    @property
+    def signs_alone(self) -> bool:
+        return self.rule.signs_alone
+
     def as_gradient(self, update: Update, examples: int | None = None) -> Tensors:
         return self.rule.as_gradient(update, examples)
 

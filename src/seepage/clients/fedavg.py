@@ -33,7 +33,9 @@ class FedAvg(TrainingRule):
         epochs: Passes over the client's examples.
         steps: This many steps instead, going on into further epochs as needed.
         batch_size: Examples per step; the last batch of an epoch may be smaller.
-        optimizer: `sgd`, `adam`, `adamw`, `rmsprop` or `adadelta`, with PyTorch's constants.
+        optimizer: `sgd`, `adam`, `adamw`, `rmsprop` or `adadelta`, with PyTorch's constants; `signs`: `lr` times the
+            sign of each entry, which is what a first step of Adam, AdamW or RMSprop leaves. A captured update that
+            looks so is read so.
         momentum: Of `sgd` and `rmsprop`; starts from zero each round.
         nesterov: Of `sgd` with momentum: the step looks ahead.
         weight_decay: As PyTorch's optimizers take it: added to the gradient, of `adamw` taken off the weights.
@@ -214,6 +216,10 @@ class FedAvg(TrainingRule):
     def linear_in_gradient(self) -> bool:
         return self.optimizer == "sgd" and self.clip_value is None
 
+    @property
+    def signs_alone(self) -> bool:
+        return self.optimizer == "signs"
+
     def first_order_rule(self) -> "MeanGradient":
         return MeanGradient(self)
 
@@ -262,6 +268,10 @@ class MeanGradient(WrappedRule):
     @property
     def linear_in_gradient(self) -> bool:
         return True
+
+    @property
+    def signs_alone(self) -> bool:
+        return False
 
     def max_participations(self, examples: int) -> int:
         return 1

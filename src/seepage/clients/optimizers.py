@@ -13,7 +13,7 @@ from torch import Tensor
 
 from seepage.types import Tensors
 
-OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adadelta"]
+OptimizerName = Literal["sgd", "adam", "adamw", "rmsprop", "adadelta", "signs"]
 NAMES: tuple[OptimizerName, ...] = get_args(OptimizerName)
 WITH_MOMENTUM = ("sgd", "rmsprop")
 
@@ -117,8 +117,16 @@ class Adadelta(Optimizer):
         return unit
 
 
+class Signs(Optimizer):
+    """u = sign(g): of Adam's first step all but its epsilon. Its slope is zero everywhere."""
+
+    def direction(self, name: str, gradient: Tensor) -> Tensor:
+        return gradient.sign()
+
+
 OPTIMIZERS: dict[OptimizerName, type[Optimizer]] = {
     "sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "adadelta": Adadelta,
+    "signs": Signs,
 }  # fmt: skip
 
 

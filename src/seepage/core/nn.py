@@ -251,6 +251,34 @@ def calls_in_pass(
     return calls
 
 
+def normalized_layers(
+    model: nn.Module, params: Tensors, input_shape: tuple[int, ...], *, buffers: Tensors | None = None
+) -> dict[str, str]:
+    """Name of each batch norm that reads a layer's output as it is, to that layer's name: one pass on a zero example.
+
+    The slopes of such a layer's outputs add up to zero over the batch in train mode, as a norm takes the mean away:
+    the gradient of its bias is rounding alone, and that of its weight has at most the rank of one example less.
+
+    >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 2))
+    >>> normalized_layers(model, dict(model.named_parameters()), (3,))
+    {'1': '0'}
+    """
+    if not has_batch_norm(model):
+        return {}
+    kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+    modules = dict(model.named_modules())
+    norms = [name for name, module in modules.items() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    layers = [name for name, module in modules.items() if isinstance(module, kinds)]
+    like = next(iter(params.values()))
+    probe = torch.zeros((1, *input_shape), dtype=like.dtype, device=like.device)
+    with torch.no_grad():
+        calls = calls_in_pass(model, [*layers, *norms], params, as_inputs(model, probe), buffers=buffers)
+    # The very tensor that a layer made; the calls hold all of them, so an id stays its tensor's own.
+    maker = {id(call.output): name for name in layers for call in calls.get(name, [])}
+    pairs = ((norm, maker.get(id(call.input))) for norm in norms for call in calls.get(norm, []))
+    return {norm: layer for norm, layer in pairs if layer is not None}
+
+
 def dot(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Inner product of two named gradients, over all tensors."""
     # torch.dot makes no product tensor, forwards or backwards, which counts where this is differentiated.

@@ -386,6 +386,8 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
         return "no attack gave a result"
     if all(row.outcome is Outcome.FEATURES_ONLY for row in spoke):
         return "inner features alone came back"
+    if all(row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in spoke):
+        return "inner features came back mixed, and not separated"
     return "no guess could be scored" if cell.baselines else "no truth was at hand"
 
 

@@ -1,11 +1,13 @@
 """What an update gives away by itself, with no attack run: in closed form, layer by layer."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from seepage.attacks.base import Needs
@@ -31,17 +33,24 @@ from seepage.leakage.fingerprints import (
     rounded_weights,
 )
 from seepage.leakage.indexed import IndexedRounds, indexed_findings, indexed_rounds
-from seepage.leakage.labels import LabelLeak, label_findings, label_leak, signed_label_leak
+from seepage.leakage.labels import LabelLeak, label_findings, label_leak, signed_label_leak, sums_to_zero
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
 from seepage.leakage.sent import SentParts, sent_parts
+from seepage.leakage.step_sizes import adaptive_step
 from seepage.leakage.text import TextLeak, text_findings, text_leak
 from seepage.privacy.ledger import LedgerEntry, open_entry
+from seepage.transcript.foreign import read_facts
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
 from seepage.types import Knowledge, Round, Transcript, Update
 
 SCHEMA = 1
+HALF_PRECISION = 0.02
+"""Share of the entries' absolute sum up to which the sum of the last bias gradient is taken for the rounding of half
+precision, whose steps are 2^-8 (bfloat16) of a number."""
+FEWEST_VALUES = 64
+"""Values of an example from which as many outputs are taken for an example, and not for classes."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
 """What closed forms need of the client's rule, as the attacks do."""
 MAX_HEAD_EXAMPLES = 64
@@ -207,11 +216,13 @@ class UpdateAnalysis:
         seen: The transcript.
         t: The round of it.
         thorough: As in `exposure`.
+        inferred: Names of facts that the transcript holds and that nobody told; None: as its folder says.
     """
 
     seen: Transcript
     t: int = 0
     thorough: bool = False
+    inferred: Collection[str] | None = None
 
     @cached_property
     def observed(self) -> Round:
@@ -265,11 +276,15 @@ class UpdateAnalysis:
     @cached_property
     def defenses(self) -> tuple[Finding, ...]:
         """Defenses and number formats that the update looks like."""
+        update = self.observed.update
+        adaptive = adaptive_step(update.tensors, self.observed.params, update.rate or 1.0)
+        if adaptive is not None:
+            form = self._weights_format
+            # Levels, zeros and a round norm are what such a step leaves.
+            return (adaptive,) if form is None else (adaptive, rounded_weights(form))
         names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
-        bias = None if names is None or names[1] is None else self.observed.update.tensors.get(names[1])
-        found = defense_findings(self.fingerprints, self.norm, bias, self.observed.update.rate or 1.0)
-        if any(finding.name == "adaptive" for finding in found):
-            return tuple(found)
+        bias = None if names is None or names[1] is None else update.tensors.get(names[1])
+        found = defense_findings(self.fingerprints, self.norm, bias)
         if self.rounding is not None:
             rounded = rounded_finding(self.rounding, self._read[0])
         elif self._weights_format is not None:
@@ -321,10 +336,70 @@ class UpdateAnalysis:
         rule = self.knowledge.client
         if not (self.knowledge.softmax_labels or rule.one_logit):
             return None
-        if self.signs:
+        if self.signs and not self._makes_examples:
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
-        size = self.observed.batch_size if scaled else None
-        return label_leak(gradient, self.knowledge, size, self._label_rounding() if scaled else 0.0)
+        if self._makes_examples:
+            return None
+        size = self.observed.batch_size if scaled and self.explained_step else None
+        rounding = self._label_rounding() if scaled else 0.0
+        return label_leak(gradient, self.knowledge, size, rounding, lower_bound="batch size" in self._guessed)
+
+    @cached_property
+    def _guessed(self) -> Collection[str]:
+        """Names of facts that nobody told."""
+        if self.inferred is not None:
+            return self.inferred
+        return read_facts(self.seen.folder).said if isinstance(self.seen, RecordedTranscript) else ()
+
+    @property
+    def _makes_examples(self) -> bool:
+        """Whether the network has as many outputs as an example has values: it makes examples and tells no classes."""
+        values = math.prod(self.knowledge.input_shape)
+        return values >= FEWEST_VALUES and self.knowledge.num_outputs == values
+
+    @cached_property
+    def explained_step(self) -> bool:
+        """Whether the update is one step at a rate that was told, of a softmax on each example by itself, in float32.
+
+        Only then do the entries of the last bias gradient count anything. Several steps, or batches that were added up
+        under autocast, have the same signs.
+        """
+        update, rule = self.observed.update, self.knowledge.client
+        if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
+            return False
+        if {"learning rate", "local steps", "told rate"} & set(self._guessed):
+            return False
+        bias = self._last_bias
+        return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))
+
+    @cached_property
+    def _last_bias(self) -> str | None:
+        """Name of the last layer's bias where that was sent."""
+        names = last_linear(self.knowledge.model, self.knowledge.num_outputs)
+        return None if names is None or names[1] not in self._read[0] else names[1]
+
+    @cached_property
+    def low_precision(self) -> bool:
+        """Whether the gradient of the last bias adds up to zero as that of a network in half precision does.
+
+        One step's, and not that of a network whose update has noise on it, which may be anything.
+        """
+        name = self._last_bias
+        told = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
+        noised = any(finding.name == "noised" for finding in self.defenses)
+        if not told or name is None or self.signs or noised:
+            return False
+        bias = self._read[0][name].double()
+        off = abs(float(bias.sum()))
+        return not sums_to_zero(bias, self._sum_rounding(name)) and off <= HALF_PRECISION * float(bias.abs().sum())
+
+    def _sum_rounding(self, bias: str) -> float:
+        """How far the sum of the last bias gradient may be off, where it is a difference of weights over a rate."""
+        update, weights = self.observed.update, self.observed.params.get(bias)
+        if update.rate is None or weights is None:
+            return 0.0
+        coarse = self._label_rounding() * len(weights)
+        return coarse + float(torch.finfo(torch.float32).eps * weights.double().abs().sum()) / update.rate
 
     @cached_property
     def layers(self) -> tuple[LayerLeak, ...]:
@@ -356,7 +431,7 @@ class UpdateAnalysis:
         if self.changed:
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
-        return max((layer.rank for layer in self.layers if layer.reads in tell and layer.rank), default=None)
+        return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
 
     @cached_property
     def exposure(self) -> Exposure:

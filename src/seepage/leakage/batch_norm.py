@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from seepage.core.nn import as_inputs, calls_in_pass
+from seepage.core.nn import normalized_layers
 from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round, Tensors
@@ -165,20 +165,10 @@ def _mode(alignment: Tensor, residual: Tensor, between: Tensor) -> Literal["trai
 
 def _pairs(observed: Round, knowledge: Knowledge) -> list[tuple[str, str, float]]:
     """Layer, batch norm that reads its output as it is, and that norm's epsilon; all of them sent."""
-    kinds = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
+    pairs = normalized_layers(knowledge.model, observed.params, knowledge.input_shape, buffers=observed.buffers)
     modules = dict(knowledge.model.named_modules())
-    norms = {name: m.eps for name, m in modules.items() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
-    layers = [name for name, module in modules.items() if isinstance(module, kinds)]
-    like = next(iter(observed.params.values()))
-    probe = torch.zeros((1, *knowledge.input_shape), dtype=like.dtype, device=like.device)
-    with torch.no_grad():
-        inputs = as_inputs(knowledge.model, probe)
-        calls = calls_in_pass(knowledge.model, [*layers, *norms], observed.params, inputs, buffers=observed.buffers)
-    # The very tensor that a layer made; the calls hold all of them, so an id stays its tensor's own.
-    maker = {id(call.output): name for name in layers for call in calls.get(name, [])}
-    pairs = [(maker.get(id(call.input), ""), norm) for norm in calls if norm in norms for call in calls[norm]]
     return [
-        (layer, norm, norms[norm])
-        for layer, norm in pairs
-        if layer and {f"{layer}.weight", f"{norm}.weight"} <= set(observed.update.tensors)
+        (layer, norm, modules[norm].eps)
+        for norm, layer in pairs.items()
+        if {f"{layer}.weight", f"{norm}.weight"} <= set(observed.update.tensors)
     ]

@@ -5,7 +5,7 @@ weights themselves says nothing about any example, and attacks that read the dif
 one of an example.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -30,6 +30,14 @@ ROUNDED = 2.0
 """A layer that moved by no more than this many units of its last place, outside its gradient, did not shrink."""
 BALANCE = 0.003
 """How far two layers may be from balance, as a share of what decay does to it."""
+
+
+MOST_POSITIONS, MOST_TOKENS = 65_536, 5
+"""Rows of a weight up to which it may be a position embedding, and those of them that stand for no patch."""
+POSITIONS_ROUNDED = 8.0
+"""Times the rounding of the weights that came back up to which two gradients are one."""
+APART = 4.0
+"""How many times worse the other share must meet it."""
 
 
 @dataclass(frozen=True)
@@ -97,11 +105,19 @@ def infer_weight_decay(model: nn.Module, before: Tensors, delta: Tensors, num_cl
     >>> round(found.share, 6), found.where
     (0.001, 'weight')
     """
-    return decay_of_rows(last_linear(model, num_classes), before, delta)
+    says = getattr(model, "no_weight_decay", None)
+    try:
+        spared = {str(name) for name in says()} if callable(says) else set[str]()
+    except Exception:  # somebody's own code, which nobody has to call to train the network
+        spared = set()
+    return decay_of_rows(last_linear(model, num_classes), before, delta, spared)
 
 
 def decay_of_rows(
-    names: tuple[str, str | None] | None, before: Mapping[str, Tensor], delta: Mapping[str, Tensor]
+    names: tuple[str, str | None] | None,
+    before: Mapping[str, Tensor],
+    delta: Mapping[str, Tensor],
+    exempt: Collection[str] = (),
 ) -> WeightDecay | None:
     """The same from the names of the last layer's weight `[classes, k]` and bias; None where there is no such layer.
 
@@ -109,6 +125,7 @@ def decay_of_rows(
         names: Of weight and bias.
         before: As in `infer_weight_decay`.
         delta: See there. Both are asked for one tensor at a time.
+        exempt: Weights that the network itself says should not decay; taken for so where no equation tells.
     """
     if names is None or names[0] not in delta or names[0] not in before or len(before[names[0]]) < 2:
         return None
@@ -125,6 +142,8 @@ def decay_of_rows(
     vectors = _vectors_too(before, delta, bias, share)
     told, balances = _of_others(weight, share, before, delta, vectors=vectors is not False)
     rest = median(told.values()) if told else share  # of layers that tell nothing
+    told |= dict.fromkeys((name for name in exempt if name in delta and name not in told), 0.0)
+    told |= _of_positions(before, delta, rest)
     if vectors is None:
         vectors = _norms_too(before, delta, rest, balances)
     shares = {weight: share}
@@ -191,6 +210,71 @@ def _of_others(
             found = by_balance[name] = fits[0]
         balances.append(_scaled(start, moved, found))
     return by_block or by_balance, balances
+
+
+def _of_positions(before: Mapping[str, Tensor], delta: Mapping[str, Tensor], share: float) -> dict[str, float]:
+    """By how much position embeddings, and tokens that stand beside them, shrank: by the gradients that they share.
+
+    Tokens are `z_p = E x_p + b + pos_p`, so the gradient of b is the sum of those of the rows pos_p of the patches, and
+    a class token's is that of its own row, whatever the network behind, the batch and the steps. Of the shares 0 and
+    `share` of each the pair is taken that meets this to rounding, where no other one does.
+    """
+    biases = {
+        name: tensor
+        for name, tensor in delta.items()
+        if tensor.ndim == 1
+        and name in before
+        and name.endswith("bias")
+        and f"{name.removesuffix('bias')}weight" in delta
+    }
+    found = dict[str, float]()
+    for name, moved in delta.items() if share else ():
+        rows = moved.numel() // max(moved.shape[-1], 1) if moved.ndim > 1 else 0
+        if name not in before or not 2 <= rows <= MOST_POSITIONS or not bool(moved.any()):
+            continue
+        start, moved = (one.double().reshape(rows, -1) for one in (before[name], moved))
+        for bias, other in biases.items():
+            if len(other) != moved.shape[1]:
+                continue
+            pair = (before[bias].double(), other.double())
+            for first in range(min(rows - 1, MOST_TOKENS) + 1):
+                told = _shared(pair, (start[first:], moved[first:]), share)
+                if told is None:
+                    continue
+                found[name] = told
+                for token, at in delta.items():
+                    if token in before and at.ndim > 1 and at.numel() == len(other) and token != name:
+                        own = (before[token].double().flatten(), at.double().flatten())
+                        row = (start[:1], moved[:1] + told * start[:1])
+                        of_token = _shared(own, row, share, known=True)
+                        found |= {} if of_token is None else {token: of_token}
+    return found
+
+
+def _shared(
+    vector: tuple[Tensor, Tensor], rows: tuple[Tensor, Tensor], share: float, *, known: bool = False
+) -> float | None:
+    """By how much rows `[r, d]` shrank whose gradients add up to a vector's; where those are `known`, the vector.
+
+    None where no pair of the shares 0 and `share` gives the same sum to rounding, or several do.
+    """
+    (start, moved), (starts, moves) = vector, rows
+    summed, still = moves.sum(0), starts.sum(0)
+    eps = torch.finfo(torch.float32).eps
+    # Each weight that came back is rounded to half a unit of its last place, evenly.
+    rounded = eps / 12**0.5 * float((starts.square().sum() + start.square().sum()).sqrt())
+    rounded += eps * float(moves.norm())
+    missed = {
+        (own, other): float((moved + own * start - summed - other * still).norm())
+        for own in (0.0, share)
+        for other in ((0.0,) if known else (0.0, share))
+    }
+    place = 0 if known else 1
+    best = {a: min(miss for pair, miss in missed.items() if pair[place] == a) for a in (0.0, share)}
+    near, far = sorted(best.values())
+    if near > POSITIONS_ROUNDED * rounded or far < APART * max(near, rounded):
+        return None
+    return min(best, key=best.__getitem__)
 
 
 def _scaled(start: Tensor, moved: Tensor, share: float) -> float:

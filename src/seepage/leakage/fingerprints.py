@@ -20,8 +20,6 @@ NOISE_FIT_TOLERANCE = 0.1
 """Relative deviation of a spectrum's tail from that of independent noise up to which it is taken for noise."""
 MIN_NOISE_SHARE = 0.01
 """Share of a tensor's root mean square entry from which a floor of noise is named; rounding stays below."""
-MIN_SIZED_ENTRIES = 8
-"""Entries of a tensor other than zero from which their size is compared with that of other tensors."""
 MIN_PRUNED_ENTRIES = 200
 """Entries other than zero from which a lack of small ones is told."""
 MAX_COMPARED_ENTRIES = 2**16
@@ -36,10 +34,6 @@ CHUNK_ENTRIES = 2**16
 """Entries that are turned into float64 at a time."""
 NOISE_QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 """Quantiles at which a tail of singular values is compared with the law of noise."""
-SAME_SIZE = 0.02
-"""Relative deviation from the median size up to which entries count as of one size; weight decay of 0.01 moves them."""
-ONE_SIZE_SHARE = 0.9
-"""Share of a tensor's large entries that must be of one size to speak of one."""
 CHANGES_VALUES = frozenset({"noised", "quantized", "sparsified", "adaptive"})
 """Fingerprints of defenses that change an update in more than its length."""
 
@@ -58,7 +52,6 @@ class Fingerprint:
         half: `float16` or `bfloat16` where every entry fits that format.
         noise: Standard deviation of independent noise in the tail of its spectrum; None: the tail is no such noise.
         share: The same as a share of the root mean square entry.
-        one_size: Size of nearly all entries other than zero, where they have one; None: they have not.
     """
 
     name: str
@@ -70,7 +63,6 @@ class Fingerprint:
     half: str | None
     noise: float | None
     share: float | None
-    one_size: float | None = None
 
 
 def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
@@ -95,22 +87,7 @@ def fingerprint(name: str, tensor: Tensor) -> Fingerprint:
         half=_half(first) if enough else None,
         noise=noise,
         share=None if noise is None else noise / size,
-        one_size=_one_size(first) if live >= MIN_SIZED_ENTRIES else None,
     )
-
-
-def _one_size(live: Tensor) -> float | None:
-    """The size of the large entries, where most are large and nearly all of those have one size.
-
-    The others are of dead neurons, whose weights decay without a gradient.
-    """
-    sizes = live.double().abs()
-    large = sizes[sizes > sizes.max() / 2]
-    if 2 * len(large) < len(sizes):
-        return None
-    middle = float(large.median())
-    near = ((large / middle - 1).abs() <= SAME_SIZE).double().mean()
-    return middle if float(near) >= ONE_SIZE_SHARE else None
 
 
 def _distinct(flat: Tensor) -> int:
@@ -225,7 +202,7 @@ def _law(m: int, d: int) -> Tensor:
 
 
 def defense_findings(
-    fingerprints: Sequence[Fingerprint], norm: float, last_bias: Tensor | None = None, rate: float = 1.0
+    fingerprints: Sequence[Fingerprint], norm: float, last_bias: Tensor | None = None
 ) -> list[Finding]:
     """What the whole update looks like; each finding is a likeness and proves nothing.
 
@@ -233,47 +210,15 @@ def defense_findings(
         fingerprints: Of every tensor.
         norm: Euclidean norm of the update as it was sent.
         last_bias: What was sent for the last bias. Its sum is zero, but for the noise on each of its entries.
-        rate: What one unit of the tensors changed in a weight.
 
     Returns:
-        Findings named `adaptive`, `noised`, `quantized`, `rounded`, `sparsified` or `clipped`.
+        Findings named `noised`, `quantized`, `rounded`, `sparsified` or `clipped`.
     """
-    adaptive = adaptive_step(fingerprints, rate)
-    if adaptive is not None:
-        return [adaptive]  # levels, zeros and a round norm are what such a step leaves
     levels = _levels(fingerprints)
     # Rounding to levels leaves errors like noise, and zeros.
     quantized = levels is not None and levels.name == "quantized"
     found = [levels] if quantized else [_noised(fingerprints, last_bias), levels, _sparsified(fingerprints)]
     return [finding for finding in (*found, _clipped(norm)) if finding is not None]
-
-
-def adaptive_step(fingerprints: Sequence[Fingerprint], rate: float = 1.0) -> Finding | None:
-    """All tensors changed by one size, which no gradient does: -lr g / (sqrt(g^2) + eps) is -lr sign(g), but for eps.
-
-    Adam's first step is that, as its two averages are still of one gradient: m = g and v = g^2 once corrected for their
-    start. RMSprop's first is 1/sqrt(1 - alpha) times as large. Levels of one bit have a size for each tensor. Entries
-    without a gradient stay: those of neurons that no example reached, and of inputs that were zero in all of them.
-
-    Args:
-        fingerprints: Of every tensor.
-        rate: What one unit of the tensors changed in a weight.
-    """
-    live = [(one, math.prod(one.shape) * (1 - one.zeros)) for one in fingerprints]
-    large = [one for one, entries in live if entries >= MIN_ENTRIES]
-    if len(large) == 1:  # a small network, or one with much at zero: its short tensors have to agree too
-        large = [one for one, entries in live if entries >= MIN_SIZED_ENTRIES]
-    sizes = [one.one_size for one in large if one.one_size is not None]
-    if len(sizes) < max(2, len(large)) or max(sizes) > min(sizes) * (1 + SAME_SIZE):
-        return None
-    size = rate * sorted(sizes)[len(sizes) // 2]
-    return Finding(
-        name="adaptive",
-        message="looks like one step of Adam, AdamW or RMSprop from a fresh state, or of sign descent: nearly every "
-        f"entry changed by {size:.2g}; a gradient's sizes are gone, so only its signs can be read",
-        evidence={"size": size, "tensors": len(sizes)},
-        limit="Later steps of such an optimizer, and several at once, have no such mark.",
-    )
 
 
 def _noised(fingerprints: Sequence[Fingerprint], last_bias: Tensor | None) -> Finding | None:

@@ -102,6 +102,26 @@ def infer_steps(
     )
 
 
+def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], classes: int, lr: float) -> str | None:
+    """That the last bias moved as at another rate than was told for one step; None where it does not say so.
+
+    Nesterov's momentum m makes a first step `1 + m` times as long, and several steps taken for one do so too.
+
+    Args:
+        model: At the weights that were sent out.
+        delta: Weights after minus before.
+        input_shape: Shape of one example.
+        classes: Of the model.
+        lr: As told.
+    """
+    names = last_linear(model, classes)
+    bias = None if names is None or names[1] is None else delta.get(names[1])
+    travel = None if bias is None else _travel(-bias.double(), _usual(model, input_shape))
+    if travel is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
+        return None
+    return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was told"
+
+
 def _usual(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
     """Mean softmax `[classes]` of the model on made-up inputs: noise at several brightnesses."""
     like = next(model.parameters())
@@ -138,13 +158,17 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
         return None, "no fully connected layer tells it by its rank"
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
     inputs = [layer for layer in found.layers if layer.reads == "input"]
-    tells = inputs or [layer for layer in found.layers if layer.reads == "features" and layer.rank == found.at_least]
+    tells = inputs or [
+        layer for layer in found.layers if layer.reads == "features" and layer.examples == found.at_least
+    ]
     full = next((layer for layer in tells if layer.full or layer.rank in (layer.neurons, layer.width)), None)
-    if full is None and tells[0].rank < found.at_least:
+    if full is None and tells[0].examples < found.at_least:
         return None, f"at least {found.at_least}, by the rank of one layer, which others contradict"
     if full is not None:
         return None, f"at least {found.at_least}, by the rank of {full.weight}, which can have no higher one"
-    return tells[0].rank, f"{tells[0].rank} or more, from the rank of {tells[0].weight}"
+    first = tells[0]
+    more = ", to which the batch norm behind it adds one" if first.centered else ""
+    return first.examples, f"{first.examples} or more, from the rank of {first.weight}{more}"
 
 
 def infer_sizes(observed: Path, model: Architecture | None = None) -> dict[str, tuple[int, str]]:

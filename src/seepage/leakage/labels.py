@@ -19,6 +19,8 @@ DECAY_RATIO = 1.0
 """Times the share of biases above zero that rose, with one more, up to which as many of those below zero may rise."""
 ZERO_SUM_SHARE = 1e-3
 """Share of the entries' absolute sum up to which their sum counts as zero."""
+FULL_PRECISION = 1e-5
+"""The same for a gradient in float32; bfloat16 leaves 1e-3."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
 
@@ -29,8 +31,11 @@ class LabelLeak:
 
     Attributes:
         present: Classes that are in the batch: only these have a negative entry in the last bias gradient.
-        counts: Estimated examples of each class, where the batch size is known; None: unknown.
+        counts: Estimated examples of each class, where the update is one step of a loss that is fully explained and the
+            batch size is known; None: unknown.
         doubt: Largest distance of a count from a whole number before rounding, 0 to 0.5; None without counts.
+        least: Examples of each class at the least, whatever the outputs were; None without counts.
+        most: The same at the most; None where the batch size was inferred, as there may be more examples.
         sound: Whether the entries of the bias gradient sum to zero, as those of an unchanged cross-entropy gradient
             do; where only their signs are left, whether there are both; else `present` and `counts` are not to be
             believed.
@@ -40,6 +45,8 @@ class LabelLeak:
     counts: tuple[int, ...] | None
     doubt: float | None
     sound: bool
+    least: tuple[int, ...] | None = None
+    most: tuple[int, ...] | None = None
 
     @property
     def believed(self) -> bool:
@@ -48,30 +55,47 @@ class LabelLeak:
 
     @property
     def source(self) -> str | None:
-        """The classes with their estimated counts and where they were read; None where it names none."""
+        """The classes, with what is proved of their counts, and where they were read; None where it names none."""
         if not self.believed:
             return None
         first = self.present[:MAX_NAMED_CLASSES]
-        named = [f"{c} ({self.counts[c]})" if self.counts is not None and self.counts[c] else f"{c}" for c in first]
+        named = [f"{c}{self._interval(c)}" for c in first]
         more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
         kind = "class" if len(self.present) == 1 else "classes"
         return f"{kind} {', '.join(named)}{more}, from the last bias"
 
+    def _interval(self, label: int) -> str:
+        if self.least is None:
+            return ""
+        least = self.least[label]
+        if self.most is None:
+            return f" ({least} or more)"
+        most = self.most[label]
+        return f" ({least})" if least == most else f" ({least} to {most})"
+
 
 def label_leak(
-    gradient: Mapping[str, Tensor], knowledge: Knowledge, batch_size: int | None, rounding: float = 0.0
+    gradient: Mapping[str, Tensor],
+    knowledge: Knowledge,
+    batch_size: int | None,
+    rounding: float = 0.0,
+    *,
+    lower_bound: bool = False,
 ) -> LabelLeak | None:
     """The labels of the batch behind a gradient of the mean cross-entropy, by its last bias `b` `[classes]`.
 
     With softmax values `p_i` and one-hot labels `y_i` of `n` examples, `dL/db = mean_i(p_i - y_i)`: an entry can be
     negative only for a class of the batch (Zhao et al. 2020, iDLG). Where the outputs are close to uniform,
-    `n (1 / classes - dL/db)` is close to the count of each class.
+    `n (1 / classes - dL/db)` is close to the count of each class. Whatever they are, the count is
+    `sum_i p_i - n dL/db`, which is above `-n dL/db`, and all counts add up to n.
 
     Args:
         gradient: The update read as a gradient, by parameter.
         knowledge: What the attacker knows.
-        batch_size: Examples behind it; None: unknown, or the gradient's scale is; then nothing is counted.
+        batch_size: Examples behind it; None: unknown, or this is not one step of a loss that is fully explained; then
+            nothing is counted.
         rounding: How far an entry may be off, where the weights that came back were rounded.
+        lower_bound: There may be more examples than `batch_size`.
 
     Returns:
         None without such a bias, or where its gradient is zero.
@@ -94,7 +118,25 @@ def label_leak(
     shares = batch_size * (1 / len(bias) - bias)  # [classes], sums to the batch size
     counts = largest_remainder(shares, batch_size)
     doubt = float((shares - shares.round()).abs().max())
-    return LabelLeak(present, tuple(counts.tolist()), doubt, sound)
+    # A count above this is proved by more than rounding. Labels that are smoothed are nearer to uniform, not further.
+    sure = -batch_size * (bias + max(NEGATIVE_SHARE * largest, rounding))
+    least = sure.ceil().clamp(min=0).long()
+    if int(least.sum()) > batch_size or float(bias.clamp(min=0).sum()) > 1 + NEGATIVE_SHARE:
+        return LabelLeak(present, None, None, sound)  # no mean of softmax minus label is so large: another rate
+    most = None if lower_bound else tuple((least + batch_size - int(least.sum())).tolist())
+    return LabelLeak(present, tuple(counts.tolist()), doubt, sound, tuple(least.tolist()), most)
+
+
+def sums_to_zero(bias: Tensor, rounding: float) -> bool:
+    """Whether a gradient of the last bias adds up to zero but for rounding to float32: that of the softmax does.
+
+    That of a network under autocast to bfloat16 does so but for a thousandth, noise and other losses not at all.
+
+    Args:
+        bias: `[classes]`.
+        rounding: How far the sum may be off, where it is a difference of rounded weights.
+    """
+    return abs(float(bias.double().sum())) <= FULL_PRECISION * float(bias.double().abs().sum()) + rounding
 
 
 def signed_label_leak(
@@ -148,7 +190,7 @@ def label_findings(leak: LabelLeak | None, knowledge: Knowledge) -> list[Finding
         Finding(
             name="labels",
             message="the labels" if leak.counts is None else "the labels and about how many of each",
-            evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt},
+            evidence={"present": leak.present, "counts": leak.counts, "doubt": leak.doubt, "least": leak.least},
             limit="Counts take the outputs for uniform, as they are before training."
             if leak.counts is not None
             else "Other classes may be there, too.",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage.attacks.cpa.ica.spectrum import spectrum
 from seepage.core.adapters import inside_adapters
-from seepage.core.nn import as_inputs, calls_in_pass, input_layer, last_linear
+from seepage.core.nn import as_inputs, calls_in_pass, input_layer, last_linear, normalized_layers
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge, Round
 
@@ -47,6 +47,8 @@ class LayerLeak:
         error: Relative disagreement of the rows where the update is known to come from one example, whose input they
             then all are, but for noise; None otherwise.
         last: It is the layer of the classes, where one neuron's row is minus the sum of the others.
+        centered: A batch norm in train mode reads its outputs and takes their mean away: the slopes of each neuron add
+            up to zero over the batch, which is one rank less than there are examples and no gradient of the bias.
     """
 
     layer: str
@@ -60,11 +62,20 @@ class LayerLeak:
     found: int
     error: float | None
     last: bool
+    centered: bool = False
+
+    @property
+    def examples(self) -> int:
+        """Inputs behind it at the least, by its rank."""
+        return self.rank + 1 if self.centered and self.rank else self.rank
 
     @property
     def unmixable(self) -> bool:
-        """Fewer inputs than neurons, so that methods which unmix the rows apply; not where they mix positions."""
-        return self.reads != "positions" and self.rank > 1 and not self.full
+        """Fewer inputs than neurons, so that methods which unmix the rows apply.
+
+        Not where they mix positions, nor where no gradient of the bias says how much of each input is in them.
+        """
+        return self.reads != "positions" and self.rank > 1 and not self.full and not self.centered
 
     @property
     def noisy(self) -> bool:
@@ -89,7 +100,7 @@ def layer_findings(leak: LayerLeak) -> list[Finding]:
         found.append(Finding(name="noisy-rows", message=message, evidence={"error": leak.error}, limit=limit))
     if leak.unmixable:
         message = (
-            f"the span of its {leak.rank} {what}, fewer than its {leak.neurons} neurons: unmixing "
+            f"the span of its {leak.examples} {what}, fewer than its {leak.neurons} neurons: unmixing "
             "(cocktail_party) applies"
         )
         evidence = {"rank": leak.rank, "neurons": leak.neurons}
@@ -111,6 +122,10 @@ def layer_leaks(
     """
     last = last_linear(knowledge.model, knowledge.num_outputs)
     first = input_layer(knowledge.model, observed.params, knowledge.input_shape)
+    centered = set[str]()
+    if knowledge.client.batch_coupled(knowledge.model):
+        model, shape = knowledge.model, knowledge.input_shape
+        centered = set(normalized_layers(model, observed.params, shape, buffers=observed.buffers).values())
     leaks = []
     for name, (module, positions) in _linear_layers(observed, knowledge).items():
         prefix = f"{name}." if name else ""
@@ -125,7 +140,9 @@ def layer_leaks(
         shifts = gradient[bias].double() if module.bias is not None and bias in gradient else None
         rank, full = _rank(rows, shifts, ends)
         found, error = 0, None
-        if shifts is not None and positions == 1 and observed.batch_size == 1:
+        if name in centered:
+            pass  # rows are divided by rounding
+        elif shifts is not None and positions == 1 and observed.batch_size == 1:
             error = _disagreement(rows, shifts)
             found = int(error is not None and error <= MAX_EXACT_DISAGREEMENT)
         elif shifts is not None and positions == 1 and not ends and knowledge.num_classes > 2:
@@ -133,7 +150,7 @@ def layer_leaks(
             found = min(shared, rank, observed.batch_size or rank)
         sent = bias if shifts is not None else None
         m, d = rows.shape
-        leaks.append(LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends))
+        leaks.append(LayerLeak(name, weight, sent, reads, m, d, rank, full, found, error, ends, name in centered))
     return leaks
 
 

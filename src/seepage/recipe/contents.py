@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,7 @@ def _digest_of_code(module: str) -> str:
         new = {place} if place.is_file() else set(_files_below(place, ".py"))
         for file in sorted(new - files):
             files.add(file)
-            names = [] if installed else _imports(file)
+            names = [] if installed else _imports(file.read_bytes())
             left += [beside for name in names if (beside := _beside(start.parent, name)) is not None]
     digest = hashlib.sha256()
     for file in sorted(files):
@@ -204,10 +205,11 @@ def _is_installed(path: Path) -> bool:
     return any(path.is_relative_to(paths[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
-def _imports(file: Path) -> list[str]:
+@lru_cache(maxsize=1024)  # a run asks twice, and a test often
+def _imports(source: bytes) -> list[str]:
     """First parts of the names that a source file imports, wherever in it; none of one that is no Python."""
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     found = set()

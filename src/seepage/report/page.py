@@ -46,6 +46,7 @@ GLOSSARY = {
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
     "told": "what the attacker was given beyond what the protocol shows to every server",
     "features only": "what an inner layer was given came back, and no attack made examples of it",
+    "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
     "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
     "not run": "the recipe asks for this attack in other cases only",
     "fresh": "the model had its random initial weights, so the attacked round is the first of a training",

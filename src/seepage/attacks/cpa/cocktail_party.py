@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.agreement import multiple_words
-from seepage.attacks.base import Attack, Checkpoint, Inapplicable, Needs, Progress
+from seepage.attacks.base import MATCHING, Attack, Checkpoint, Inapplicable, Needs, Progress
 from seepage.attacks.cpa.ica import (
     EMBEDDINGS,
     IMAGES,
@@ -27,7 +27,7 @@ from seepage.attacks.cpa.ica.unmix import random_rotation
 from seepage.attacks.cpa.refinement import Mixture, Unmixed, UnmixingState, anneal, refine, sensitivity, stages_for
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, blurred, find_layer, stretch
 from seepage.core.checkpoint import history_in, pack, run_steps, unpack
-from seepage.core.nn import generator, last_linear
+from seepage.core.nn import generator, last_linear, normalized_layers
 from seepage.registry import attacks
 from seepage.types import Ambiguity, Knowledge, Reconstruction, Round, Status, Tensors, Transcript
 
@@ -108,14 +108,21 @@ class CocktailParty(Attack):
                 f"the gradient of {layer.weight} is zero everywhere (no unit is active, or the loss is zero)",
                 "there is nothing to unmix; use another round",
             )
+        _check_centered(knowledge, observed, layer)
         if self.mode == "published" and observed.batch_size is None:
             raise Inapplicable("the published method must be told the batch size", "name it, or use mode='fast'")
-        m, n = len(weight), observed.batch_size
-        if n is not None and n > m:
+        last = last_linear(knowledge.model, knowledge.num_outputs)
+        # The rows of the layer of the classes add up to zero, as softmax minus label does.
+        ends = knowledge.softmax_labels and last is not None and last[0] == layer.weight
+        most, n = len(weight) - ends, observed.batch_size
+        if n is not None and n > most:
             raise Inapplicable(
-                f"{n} examples are mixed into the {m} rows of {layer.weight} and at most {m} can be told apart",
+                f"{n} examples are mixed into the {len(weight)} rows of {layer.weight} and at most {most} can be told "
+                "apart",
                 "attack a smaller batch or a wider layer, or use a matching attack",
             )
+        if n is None:
+            _check_unknown_size(layer, weight, ends=ends)
         return Mixed(knowledge, observed, layer, gradient)
 
     def run(self, mixed: "Mixed", *, seed: int, progress: Progress) -> Reconstruction:
@@ -124,6 +131,38 @@ class CocktailParty(Attack):
             search = PublishedParty(objective=self.objective, steps=self.steps, lr=self.lr)
             return search(layer, gradient, observed, knowledge, progress)
         return _FastRun(self, layer, gradient, observed, knowledge, seed, progress).reconstruction()
+
+
+def _check_centered(knowledge: Knowledge, observed: Round, layer: MixingLayer) -> None:
+    """Raise `Inapplicable` where a batch norm in train mode takes the mean of the layer's outputs away."""
+    model = knowledge.model
+    if not knowledge.client.batch_coupled(model):
+        return
+    norms = normalized_layers(model, observed.params, knowledge.input_shape, buffers=observed.buffers)
+    if layer.name in norms.values():
+        raise Inapplicable(
+            f"a batch norm in train mode follows {layer.name or 'the layer'}, so the gradient of its bias, which gives "
+            "each unmixed example its scale, is rounding alone, and each row mixes the whole batch",
+            f"read the batch's own statistics, which the batch norms give away, or use {MATCHING}",
+        )
+
+
+def _check_unknown_size(layer: MixingLayer, weight: Tensor, *, ends: bool) -> None:
+    """Raise `Inapplicable` where nothing says how many examples are mixed in the layer, not even its rank."""
+    if layer.reads_input is None:
+        raise Inapplicable(
+            "the batch size is unknown, and what an inner layer reads tells it only where its rank is clear, which it "
+            "is not here (local steps, few rows, rounding)",
+            "name it with --batch-size",
+        )
+    live = int(weight.abs().amax(1).count_nonzero())
+    rank = spectrum(weight).rank
+    if rank >= live - ends:
+        raise Inapplicable(
+            f"the batch size is unknown, and all {live} active rows of {layer.weight} are independent, so there may be "
+            "more examples than rows to unmix them by",
+            "name it with --batch-size",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,6 +461,10 @@ class _FastRun:
         # A ReLU's embedding is known by its exact zeros; where the model itself can check it, that is the better score.
         mismatch = 1 - zeros if scores is None else scores
         certified = None if scores is None or not self._certifiable else scores < self.attack.certify
+        if certified is not None:
+            # What was set to zero after the unmixing may have left the span of what the layer read, [r, e].
+            outside = (features - features @ kept.right.T @ kept.right).norm(dim=1)
+            certified &= outside < self.attack.certify * features.norm(dim=1)
         return Reconstruction(
             inputs=features.to(self.gradient[self.layer.weight]),
             labels=labels if view is None else view.labels,

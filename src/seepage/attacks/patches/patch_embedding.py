@@ -21,6 +21,9 @@ CERTAIN = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
 KNOWN = 1e-2
 """Expected error of a value, in units of the value range, up to which an image is certified: 40 dB."""
+CONTRADICTED, ROUNDED = 3.0, 1e-4
+"""Times the expected error from which what an image leaves its value range by contradicts it, and the least error that
+counts: that of float32 through a network."""
 NEARER = 0.01
 """Share of the smooth image's disagreement at which a rounded image is taken, although a rounding was near."""
 
@@ -54,6 +57,21 @@ class PatchGradients:
             return solved
         whole, clear = found
         return whole if clear or self._explains(whole, solved) else solved
+
+    @cached_property
+    def expected_db(self) -> float | None:
+        """Expected error of the image, as a PSNR in dB; None where the image itself contradicts it.
+
+        The private image lies within the value range, so the solved one is off by no less than it leaves that range by.
+        Where that is far more than expected, the equations are not those of the network: a decay that was taken out
+        wrongly, several images or a change of the update.
+        """
+        low, high = self.knowledge.value_range
+        found = self.solved.image
+        outside = float((found - found.clamp(low, high)).square().mean().sqrt()) / (high - low)
+        if outside > CONTRADICTED * max(self.solved.deviation, ROUNDED):
+            return None
+        return -20 * math.log10(max(self.solved.deviation, 1e-12))
 
     @cached_property
     def labels(self) -> Tensor | None:
@@ -149,9 +167,12 @@ class PatchEmbedding(Attack):
         solved, labels = seen.solved, seen.labels
         image = seen.image(solved)
         error, factor = (math.inf, 1.0) if labels is None else _disagreement(seen, image, labels)
+        expected = "the gradient is not that of one image in its value range, so how near this is, is not known"
+        if seen.expected_db is not None:
+            expected = f"expected error {seen.expected_db:.0f} dB"
         notes = [
             f"{solved.rank} of {len(seen.errors)} directions of the patches are shown, condition "
-            f"{solved.condition:.1e}; expected error {-20 * math.log10(max(solved.deviation, 1e-12)):.0f} dB",
+            f"{solved.condition:.1e}; {expected}",
         ]
         if solved.whole:
             notes.append(f"all pixels are multiples of 1/{seen.levels} of the value range, and were rounded to them")

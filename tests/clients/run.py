@@ -1,0 +1,63 @@
+"""One client through `seepage attack`: its two files, what is told, and the cheap attacks of an audit."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from tests.clients.made import Client
+from torch import Tensor
+
+from seepage.audit.captured import Capture, attack_captured
+from seepage.audit.observe import Files
+from seepage.audit.recorded import AttackRequest
+from seepage.audit.row import Result
+from seepage.leakage import Exposure, exposure
+from seepage.registry import Spec
+from seepage.transcript.recorded import open_transcript
+from seepage.types import Architecture, Transcript
+
+CHEAP = ("linear", "cocktail_party", "patch_embedding")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was said of one client, and the truth.
+
+    Attributes:
+        result: Of the run.
+        folder: The run folder.
+        inputs: The client's own examples.
+        labels: And their labels.
+    """
+
+    result: Result
+    folder: Path
+    inputs: Tensor
+    labels: Tensor
+
+    @cached_property
+    def transcript(self) -> Transcript:
+        return open_transcript(self.folder / "observed", trust=True)
+
+    @cached_property
+    def exposure(self) -> Exposure:
+        return exposure(self.transcript)
+
+
+def read(client: Client, home: Path, attacks: tuple[str, ...] = CHEAP) -> Reading:
+    before, after, inputs, labels = client.make()
+    torch.save(before, home / "before.pt")
+    torch.save(after, home / "after.pt")
+    told = {"client": Spec("fedsgd"), **client.told}
+    lr = told.pop("lr", None)
+    capture = Capture(
+        files=Files(before=home / "before.pt", after=home / "after.pt", lr=lr),
+        architecture=Architecture(f"upstream_networks:{client.network}"),
+        input_shape=client.shape,
+        num_classes=client.classes,
+        **told,
+    )
+    request = AttackRequest(attacks=[{"use": name} for name in attacks], out=home / "run", jobs=1)
+    run = attack_captured(capture, request)
+    return Reading(run.result, run.folder, inputs, labels)

@@ -1,0 +1,278 @@
+"""Thirteen clients as upstream trains them: loss, optimizer with its constants, train mode, steps, what is sent."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+import upstream_networks as networks
+from tests.clients.made import Client, Part, drawn, logits, plain, sgd, split, train
+from torch import Tensor, nn
+
+from seepage.registry import Spec
+
+CIFAR = (3, 32, 32)
+
+
+def quickstart_pytorch(size: int):
+    """Flower 1.23 quickstart-pytorch: SGD at 0.1 with momentum 0.9, one batch."""
+    inputs, labels = drawn(size, CIFAR, 10, seed=1)
+    return *train("lenet", sgd(lr=0.1, momentum=0.9), [(inputs, labels)]), inputs, labels
+
+
+def quickstart_huggingface():
+    """Flower 1.23 quickstart-huggingface: AdamW at 5e-5 with PyTorch's decay of 0.01, dropout on; 32 texts, one batch.
+
+    Tokens are random, the commoner the smaller, with padding that the embedding does not train.
+    """
+    draw = torch.Generator().manual_seed(2)
+    inputs = (3000 ** torch.rand((32, 40), generator=draw)).long().clamp(1, 2999)
+    labels = torch.tensor([0] * 15 + [1] * 17)
+    made = train("bert", lambda net: torch.optim.AdamW(net.parameters(), lr=5e-5), [(inputs, labels)])
+    return *made, inputs, labels
+
+
+def flowertune_vit():
+    """Flower 1.23 flowertune-vit: Adam at 1e-3 on the head; the head alone is sent; 8 pictures, one batch."""
+    inputs, labels = drawn(8, CIFAR, 10, seed=3)
+    adam = partial(_adam_on, start="heads.")
+    return *train("head_vit", adam, [(inputs, labels)], keep=lambda name: name.startswith("heads.")), inputs, labels
+
+
+def _adam_on(net: nn.Module, start: str) -> torch.optim.Optimizer:
+    return torch.optim.Adam((p for n, p in net.named_parameters() if n.startswith(start)), lr=1e-3)
+
+
+def fl_tabular():
+    """Flower 1.23 fl-tabular: sigmoid and BCELoss, Adam at 1e-3; 32 rows of breast_cancer in place of Adult."""
+    from sklearn.datasets import load_breast_cancer
+
+    table = load_breast_cancer()
+    scaled = (table.data - table.data.min(0)) / (table.data.max(0) - table.data.min(0))
+    inputs, labels = torch.from_numpy(scaled[:32]).float(), torch.from_numpy(table.target[:32])
+    step = partial(plain, loss=networks.chance_loss)
+    made = train("income", lambda net: torch.optim.Adam(net.parameters(), lr=1e-3), [(inputs, labels)], step)
+    return *made, inputs, labels
+
+
+def fedbn(size: int, steps: int):
+    """Flower baselines fedbn: SGD at 0.01, batches of 32, batch norm in train mode."""
+    inputs, labels = drawn(size, CIFAR, 10, seed=4)
+    return *train("fedbn", sgd(lr=0.01), split((inputs, labels), steps)), inputs, labels
+
+
+def hello_pt():
+    """NVFlare 2.6 hello-pt: SGD at 0.01 with momentum 0.9, one epoch of 200 pictures in 7 batches."""
+    inputs, labels = drawn(200, CIFAR, 10, seed=5)
+    parts = list(zip(inputs.split(32), labels.split(32), strict=True))
+    return *train("lenet", sgd(lr=0.01, momentum=0.9), parts), inputs, labels
+
+
+def opacus_cifar10():
+    """Opacus 1.5 examples/cifar10.py: clip 10, noise 1.5, SGD at 0.1 with momentum 0.9; 64 pictures, one batch."""
+    inputs, labels = drawn(64, CIFAR, 10, seed=6)
+    before, after = train("opacus_net", sgd(lr=0.1, momentum=0.9), [(inputs, labels)], _private)
+    return *({f"_module.{name}": t for name, t in one.items()} for one in (before, after)), inputs, labels
+
+
+def _private(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
+    """Per-example gradients clipped to 10, their sum with noise of 1.5 times that, over the batch's size."""
+    (inputs, labels), named = parts[0], dict(net.named_parameters())
+
+    def loss(params: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(net, params, (x[None],)), y[None])
+
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(
+        {name: p.detach() for name, p in named.items()}, inputs, labels
+    )
+    lengths = sum(g.flatten(1).square().sum(1) for g in each.values()).sqrt()
+    factors = (10 / lengths).clamp(max=1)
+    for name, p in named.items():
+        clipped = torch.einsum("n...,n->...", each[name], factors)
+        p.grad = (clipped + 1.5 * 10 * torch.randn_like(clipped)) / len(inputs)
+    optimizer.step()
+
+
+def examples_mnist():
+    """pytorch/examples mnist/main.py: Adadelta at 1, dropout, negative log-likelihood; 64 pictures, one batch."""
+    inputs, labels = drawn(64, (1, 28, 28), 10, seed=7, use="digits")
+    step = partial(plain, loss=F.nll_loss)
+    made = train("mnist", lambda net: torch.optim.Adadelta(net.parameters(), lr=1.0), [(inputs, labels)], step)
+    return *made, inputs, labels
+
+
+def examples_vae():
+    """pytorch/examples vae/main.py: Adam at 1e-3 on cross-entropy of pixels and KL; 128 pictures, one batch."""
+    inputs, labels = drawn(128, (1, 28, 28), 10, seed=8, use="digits")
+
+    def step(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
+        ((x, _),) = parts
+        made, mean, logvar = net(x)
+        kl = -0.5 * (1 + logvar - mean.square() - logvar.exp()).sum()
+        (F.binary_cross_entropy(made, x.reshape(-1, 784), reduction="sum") + kl).backward()
+        optimizer.step()
+
+    made = train("vae", lambda net: torch.optim.Adam(net.parameters(), lr=1e-3), [(inputs, labels)], step)
+    return *made, inputs, labels
+
+
+def examples_imagenet():
+    """pytorch/examples imagenet/main.py: SGD at 0.1, momentum 0.9, weight decay 1e-4; 4 pictures, one batch."""
+    inputs, labels = drawn(4, (3, 64, 64), 100, seed=9)
+    return *train("imagenet", sgd(lr=0.1, momentum=0.9, weight_decay=1e-4), [(inputs, labels)]), inputs, labels
+
+
+def pytorch_cifar(*, autocast: bool):
+    """kuangliu/pytorch-cifar: SGD at 0.1, momentum 0.9, weight decay 5e-4, crop and flip; 16 pictures, one step.
+
+    With autocast, as many forks have it: bfloat16, and two halves whose gradients are added up.
+    """
+    inputs, labels = drawn(16, CIFAR, 10, seed=10)
+    padded = F.pad(inputs, (4, 4, 4, 4))
+    draw = torch.Generator().manual_seed(10)
+    places = torch.randint(0, 9, (16, 2), generator=draw).tolist()
+    seen = torch.stack([one[:, i : i + 32, j : j + 32] for one, (i, j) in zip(padded, places, strict=True)])
+    flip = torch.rand(16, generator=draw) < 0.5
+    seen[flip] = seen[flip].flip(-1)
+    optimizer = sgd(lr=0.1, momentum=0.9, weight_decay=5e-4)
+    made = train("resnet", optimizer, split((seen, labels), 2 if autocast else 1), _halves if autocast else None)
+    return *({"net": one, "acc": 10.0, "epoch": 1} for one in made), seen, labels
+
+
+def _halves(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
+    for inputs, labels in parts:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = F.cross_entropy(logits(net(inputs)), labels)
+        (loss / len(parts)).backward()
+    optimizer.step()
+
+
+def timm_vit(network: str, size: int):
+    """timm 1.0 train.py: SGD with Nesterov's momentum, decay 2e-5 of matrices, smoothing 0.1, drop path; 1 picture."""
+    inputs, labels = drawn(1, (3, size, size), 10, seed=11)
+
+    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(networks.decayed_groups(net, 2e-5), lr=0.05, momentum=0.9, nesterov=True)
+
+    step = partial(plain, loss=partial(F.cross_entropy, label_smoothing=0.1))
+    return *train(network, optimizer, [(inputs, labels)], step), inputs, labels
+
+
+def peft_lora():
+    """PEFT 0.18 image_classification: AdamW at 5e-3, bfloat16, four parts of 2 added up; adapters and head are sent."""
+    inputs, labels = drawn(8, CIFAR, 10, seed=12)
+
+    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW((p for p in net.parameters() if p.requires_grad), lr=5e-3)
+
+    made = train("lora_vit", optimizer, split((inputs, labels), 4), _halves, keep=lambda name: trained(name))
+    return *made, inputs, labels
+
+
+def trained(name: str) -> bool:
+    return "lora_" in name or "modules_to_save" in name
+
+
+def pytorch_unet():
+    """milesial/Pytorch-UNet: RMSprop at 1e-3, momentum 0.9, decay 1e-8, entries clipped at 0.1; 1 picture.
+
+    Cross-entropy and Dice; masks by brightness.
+    """
+    inputs, _ = drawn(1, (3, 48, 48), 2, seed=13)
+    labels = (inputs.mean(1) > inputs.mean()).long()
+
+    def step(net: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[Part]) -> None:
+        ((x, y),) = parts
+        made = net(x)
+        both = made.softmax(1)[:, 1], (y == 1).float()
+        dice = 1 - 2 * (both[0] * both[1]).sum() / (both[0] + both[1]).sum()
+        (F.cross_entropy(made, y) + dice).backward()
+        nn.utils.clip_grad_value_(net.parameters(), 0.1)
+        optimizer.step()
+
+    def optimizer(net: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(net.parameters(), lr=1e-3, weight_decay=1e-8, momentum=0.9)
+
+    return *train("unet", optimizer, [(inputs, labels)], step), inputs, labels
+
+
+SMALL = {"lr": 0.1, "steps": 1}
+
+CLIENTS = [
+    Client(
+        name="flower-quickstart-4", network="lenet", shape=CIFAR, size=4, make=partial(quickstart_pytorch, 4),
+        told=SMALL, level="nothing", counted=True, sized=True,
+    ),
+    Client(
+        name="flower-quickstart-32", network="lenet", shape=CIFAR, size=32, make=partial(quickstart_pytorch, 32),
+        told=SMALL, level="nothing", counted=True, sized=True,
+    ),
+    Client(name="nvflare-hello-pt", network="lenet", shape=CIFAR, size=200, make=hello_pt, told={"lr": 0.01}),
+    Client(
+        name="flower-huggingface", network="bert", shape=(40,), classes=2, size=32, make=quickstart_huggingface,
+        told={"lr": 5e-5}, signs=True, asks=frozenset({"dropout"}),
+    ),
+    Client(
+        name="flower-vit-head", network="head_vit", shape=CIFAR, size=8, make=flowertune_vit, signs=True,
+        asks=frozenset({"missing weights"}), lacking=True,
+    ),
+    Client(
+        name="flower-tabular", network="income", shape=(30,), classes=2, size=32, make=fl_tabular, signs=True,
+        told={"client": Spec("fedsgd", {"loss": "binary"})},
+    ),
+    Client(
+        name="flower-fedbn", network="fedbn", shape=CIFAR, size=32, make=partial(fedbn, 32, 1),
+        told={"lr": 0.01, "steps": 1}, sized=True,
+    ),
+    Client(
+        name="flower-fedbn-10", network="fedbn", shape=CIFAR, size=298, make=partial(fedbn, 298, 10),
+        told={"lr": 0.01, "steps": 10, "batch_size": 298}, sized=True,
+    ),
+    Client(
+        name="opacus-cifar10", network="opacus_net", shape=CIFAR, size=64, make=opacus_cifar10,
+        told=SMALL | {"batch_size": 64}, looks=frozenset({"noised"}), asks=frozenset({"noise"}), nameless=True,
+        sized=True,
+    ),
+    Client(
+        name="examples-mnist", network="mnist", shape=(1, 28, 28), size=64, make=examples_mnist, signs=True,
+        asks=frozenset({"dropout"}),
+    ),
+    Client(
+        name="examples-vae", network="vae", shape=(1, 28, 28), classes=None, size=128, make=examples_vae, signs=True,
+        nameless=True,
+    ),
+    Client(
+        name="examples-imagenet", network="imagenet", shape=(3, 64, 64), classes=100, size=4, make=examples_imagenet,
+        told=SMALL | {"batch_size": 4}, decay=1e-5, level="nothing", sized=True,
+    ),
+    Client(
+        name="pytorch-cifar", network="resnet", shape=CIFAR, size=16, make=partial(pytorch_cifar, autocast=False),
+        told=SMALL, decay=5e-5,
+    ),
+    Client(
+        name="pytorch-cifar-autocast", network="resnet", shape=CIFAR, size=16,
+        make=partial(pytorch_cifar, autocast=True), told=SMALL, nameless=True,
+        asks=frozenset({"several passes", "low precision"}),
+    ),
+    Client(
+        name="timm-vit", network="timm_vit", shape=(3, 64, 64), size=1, make=partial(timm_vit, "timm_vit", 64),
+        told={"lr": 0.05, "steps": 1}, decay=1.9e-6, spared=("pos_embed", "cls_token", "norm.weight", "head.bias"),
+        asks=frozenset({"dropout", "rate"}), sized=True, near=55,
+    ),
+    Client(
+        name="timm-vit-tiny", network="timm_vit_tiny", shape=(3, 224, 224), size=1,
+        make=partial(timm_vit, "timm_vit_tiny", 224), told={"lr": 0.05, "steps": 1, "batch_size": 1}, decay=1.9e-6,
+        spared=("pos_embed", "cls_token", "norm.weight", "head.bias"), asks=frozenset({"dropout", "rate"}), sized=True,
+        near=35,
+    ),
+    Client(
+        name="peft-lora", network="lora_vit", shape=CIFAR, size=8, make=peft_lora, signs=True,
+        asks=frozenset({"dropout", "missing weights"}), lacking=True,
+    ),
+    Client(
+        name="pytorch-unet", network="unet", shape=(3, 48, 48), classes=2, size=1, make=pytorch_unet, signs=True,
+        nameless=True,
+    ),
+]  # fmt: skip
+"""The clients of thirteen upstream projects and their variants. The decay of a first step with Nesterov's momentum is
+1.9 times the rate's."""
