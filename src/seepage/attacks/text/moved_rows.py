@@ -24,9 +24,9 @@ LEAST_EXPLAINED = 0.9
 MOST_SHRUNK = 0.5
 """Share up to which all rows may have shrunk by weight decay; where they lost more, the decay was in the gradient of an
 optimizer that divides each entry by a size of its own, and took off what was there."""
-MOST_STEPS = 1000
-"""Local steps for whose rounding is allowed where weight decay was taken out before: each adds 1/12 of a squared unit
-of the last place."""
+LAST_PLACE = 1.0
+"""Units of the last place by which half of the still rows' numbers moved at the most where rounding alone moved them,
+as the mean of several clients' weights does."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +125,8 @@ def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> Mo
         limit = max(limit, _quantile(numbers[still], 1 - chance))
     left, whole = off[filled][still].square().sum(), change[filled][still].square().sum()
     decayed = 0 < share < MOST_SHRUNK and float(left) <= (1 - LEAST_EXPLAINED) * float(whole)
-    if int(still.sum()) < 2 or not (decayed or limit**2 <= MOST_STEPS / 12):
+    rounded = float((change.abs() / unit)[filled][still].median()) <= LAST_PLACE
+    if int(still.sum()) < 2 or not (decayed or rounded):
         return None
     moved = torch.where(filled, middle > limit, change.bool().any(1))
     return MovedRows(moved, moved, int(still.sum()), share, limit)
