@@ -80,7 +80,7 @@ def text(model: Spec) -> tuple[Transcript, Batch]:
 
 
 def few_bits(model: Spec) -> tuple[Transcript, Batch]:
-    """24 texts of a client that took five local steps, in 3 bits, so that rows that moved little are rounded to zeros."""
+    """24 texts, five local steps, in 3 bits: rows that moved little are rounded to zeros."""
     ids = torch.randint(400, (24, 8), generator=torch.Generator().manual_seed(0))
     batch = Batch(ids, torch.arange(24) % 3)
     client = FedAvg(lr=0.1, steps=5)

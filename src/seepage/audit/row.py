@@ -135,9 +135,9 @@ class Row(JsonRecord):
         alignment: How guesses were matched with examples, and what was fitted with the truth for it.
         scores: Metric to its summary; also `recovered` and `exact` (shares), `gain_db` (PSNR over that of the example's
             mean color), `psnr_nearest` (each example takes its most similar guess) `label_accuracy`; of values
-            `target_error`. Of a set of tokens `token_recall`, the share of the examples' distinct tokens that are named,
-            and `token_precision`, the share of the named ones that the examples hold, with the interval of Clopper and
-            Pearson.
+            `target_error`. Of a set of tokens `token_recall`, the share of the examples' distinct tokens that are
+            named, and `token_precision`, the share of the named ones that the examples hold, with the interval of
+            Clopper and Pearson.
         baselines: Name of a guess without an attack, to metric, to its mean.
         visible: Number of guesses that do not count as recovered but correlate with their example by more than 0.8.
         certified: Guesses that the attack certifies as exact; with the space `feature` or `token` they are no examples.
@@ -305,7 +305,7 @@ class Row(JsonRecord):
     @property
     def _certified_share(self) -> float | None:
         """Certified guesses per private example, `certified` of `result.json`; None where there is no truth."""
-        if self.certified is None or self.certified.wrong is None or not self.examples:
+        if self.certified is None or self.certified.wrong is None or not self.examples or self.space == "token":
             return None
         return round(self.certified.n / self.examples, 4)
 
@@ -461,9 +461,9 @@ class Result(JsonRecord):
 
 CERTIFICATES = {
     "vouched": "Number of guesses that the attack certifies as exact, with or without a truth; of inner features where "
-    "`space` is `feature`. Null where it cannot certify any.",
+    "`space` is `feature`, of tokens where it is `token`. Null where it cannot certify any.",
     "certified": "The share: `vouched` by the number of private examples, from 0 to 1, false ones counted in. Null "
-    "without a truth, whatever `vouched` says, and where the attack cannot certify any.",
+    "without a truth, whatever `vouched` says, where the attack cannot certify any, and of tokens.",
     "false_certificates": "Number of the certified guesses that match no private example. Null without a truth.",
 }
 """What the flat keys of certificates mean, two of which need a truth."""

@@ -312,11 +312,16 @@ def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
         other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
         parts.append(
             f"Of {guesses} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
-            f"{'is no exact copy' if given.wrong == 1 else 'are no exact copies'} of a private example: do not rely on "
-            f"what it calls certain here.{other}"
+            f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here.{other}"
         )
     more = f" Nor on {len(parts) - LISTED_NAMES} more rows." if len(parts) > LISTED_NAMES else ""
     return f"FALSE CERTIFICATE. {' '.join(parts[:LISTED_NAMES])}{more}" if parts else ""
+
+
+def _no_copies(row: Row, wrong: int) -> str:
+    if row.space == "token":
+        return "is no token of the texts" if wrong == 1 else "are no tokens of the texts"
+    return f"{'is no exact copy' if wrong == 1 else 'are no exact copies'} of a private example"
 
 
 def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
@@ -384,9 +389,14 @@ def named_tokens(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
         frequent = where.baseline("frequent", "token_recall")
         beside = "" if frequent is None else f"; as many of the most frequent public tokens are {frequent:.0%} of them"
         words = (
-            f"{round(recall.mean * recall.n):,} of {recall.n:,} distinct tokens of the client's texts, "
-            f"{f'{false:,} wrong' if false else 'none wrong'} [{recall.low:.0%}, {recall.high:.0%}]{beside}"
-        ).replace("%,", " %,").replace("%]", " %]").replace("% of", " % of")
+            (
+                f"{round(recall.mean * recall.n):,} of {recall.n:,} distinct tokens of the client's texts, "
+                f"{f'{false:,} wrong' if false else 'none wrong'} [{recall.low:.0%}, {recall.high:.0%}]{beside}"
+            )
+            .replace("%,", " %,")
+            .replace("%]", " %]")
+            .replace("% of", " % of")
+        )
     more = len({row.cell for row in found}) - 1
     further = f" So it does in {_cases(more, 'further')}." if more else ""
     open_ = "Which stood together, in what order and how often stays open."

@@ -171,7 +171,8 @@ def attack(
         typer.Option(
             "--use",
             "--attack",
-            help="Attack name or module:Attack, or NAME:OPTION=VALUE,...; default: those of an audit, of text two. Repeatable.",
+            help="Attack name or module:Attack, or NAME:OPTION=VALUE,...; default: those of an audit, or of text. "
+            "Repeatable.",
             autocompletion=names_of("attacks"),
         ),
     ] = None,

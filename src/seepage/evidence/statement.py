@@ -402,7 +402,12 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
 
 
 def _strength(row: Row) -> tuple[float, float, int, float]:
-    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, row.certified_examples, row.median("psnr") or row.named_tokens
+    return (
+        row.mean("recovered") or 0.0,
+        row.mean("exact") or 0.0,
+        row.certified_examples,
+        row.median("psnr") or row.named_tokens,
+    )
 
 
 def _most(rows: Sequence[Row], share: str) -> Share | None:

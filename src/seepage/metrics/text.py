@@ -159,7 +159,11 @@ def score_text(reconstruction: Reconstruction, truth: Batch, aligned: TextAlignm
 
 
 def score_token_set(
-    found: Sequence[Reconstruction | None], truth: Sequence[Batch], *, vocabulary: int | None, padding: int | None = None
+    found: Sequence[Reconstruction | None],
+    truth: Sequence[Batch],
+    *,
+    vocabulary: int | None,
+    padding: int | None = None,
 ) -> tuple[dict[str, Summary], dict[str, dict[str, float]], int]:
     """How right sets of tokens are: `(scores, baselines, wrong certificates)`.
 
@@ -176,7 +180,8 @@ def score_token_set(
         padding: A token that stands for none, and does not count.
 
     >>> text = Batch(torch.tensor([[1, 2, 3, -1], [4, 4, 4, 1]]), torch.tensor([0, 1]))
-    >>> guess = Reconstruction(torch.tensor([[1], [4], [9]]), space="token", certified=torch.tensor([True, True, False]))
+    >>> sure = torch.tensor([True, True, False])
+    >>> guess = Reconstruction(torch.tensor([[1], [4], [9]]), space="token", certified=sure)
     >>> scores, beside, wrong = score_token_set([guess], [text], vocabulary=10)
     >>> scores["token_recall"].mean, round(scores["token_precision"].mean, 3), beside["all"]["token_precision"], wrong
     (0.5, 0.667, 0.4, 0)

@@ -133,8 +133,8 @@ def _outcome(row: Row) -> str:
         precision = row.mean("token_precision")
         if precision is None:
             return row.certificate
-        false = row.named_tokens - round(precision * row.named_tokens)
-        return f"{row.phrase}, {f'{false:,}' if false else 'none'} wrong"
+        others = row.named_tokens - round(precision * row.named_tokens)
+        return f"{row.phrase}, {f'{others:,}' if others else 'none'} wrong"
     wrong = row.certified.wrong if row.certified is not None else None
     false = f", {plural(wrong, 'false certificate')}" if wrong else ""
     return f"{row.phrase}{f' ({row.fitted} fitted)' if row.fitted else ''}{false}"

@@ -35,15 +35,15 @@ class MovedRows:
 
     Attributes:
         moved: `[v]` bool: rows that nothing but a gradient of their own explains.
-        whole: `[v]` bool: those of them of which all numbers show it, as no single numbers of noise that a
-            compression let through would.
+        sure: `[v]` bool: those of them of which so many numbers moved as single numbers of noise that a compression
+            lets through would leave in no row.
         still: How many rows moved as all rows do.
         share: What all rows shrank by; 0 where they came back as they were.
         unit: Units of the last place that rounding is allowed; 0 where still rows are equal bit for bit.
     """
 
     moved: Tensor
-    whole: Tensor
+    sure: Tensor
     still: int
     share: float
     unit: float
@@ -95,7 +95,22 @@ def _by_equality(beyond: Tensor, start: Tensor | None, exact: Tensor) -> MovedRo
     if start is not None:
         one_way |= (signs * start.sign() <= 0).all(1) & start.any(1)
     moved = ~exact & ~one_way
-    return MovedRows(moved, moved & beyond.bool().all(1), int(exact.sum()), 0.0, 0.0)
+    return MovedRows(moved, moved & _no_single_numbers(beyond.bool()), int(exact.sum()), 0.0, 0.0)
+
+
+def _no_single_numbers(moved: Tensor) -> Tensor:
+    """`[v]` rows with more moved numbers than single ones, each as likely anywhere, would leave in any row of all.
+
+    By Chernoff's bound m of d numbers that each moved with chance q are as many by a chance of at most
+    `exp(-d KL(m / d, q))`, which has to be `FALSE_ALARM` by the number of rows. q is read off the rows that did not move
+    as a whole, the others among them that moved on their own, so that it is too large rather than too small.
+    """
+    rows, width = moved.shape
+    shares = moved.double().mean(1)
+    part = shares < 1
+    chance = shares[part].mean() if part.any() else shares.new_tensor(1.0)
+    gain = torch.xlogy(shares, shares / chance) + torch.xlogy(1 - shares, (1 - shares) / (1 - chance))
+    return (shares > chance) & (width * gain >= math.log(rows / FALSE_ALARM))
 
 
 def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> MovedRows | None:
@@ -143,7 +158,7 @@ def _densest(values: Tensor) -> float:
 
 
 def _chance_of_one(rows: int, width: int) -> float:
-    """p at which half of `width` numbers lie beyond the limit in any of so many rows with chance `FALSE_ALARM`."""
+    """P at which half of `width` numbers lie beyond the limit in any of so many rows with chance `FALSE_ALARM`."""
     least = math.exp(-2 * math.log(rows / FALSE_ALARM) / width)  # 4 p (1 - p)
     return (1 - math.sqrt(1 - least)) / 2
 

@@ -1,5 +1,6 @@
 """Which tokens a client's texts hold, by the rows of the embedding that moved: whatever the optimizer, and in how many
-local steps."""
+local steps.
+"""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -38,9 +39,9 @@ class TokenSet(Attack):
 
     What is certified is that a row had a gradient of its own. It is a token of the texts if the client trained on
     nothing else, began with a fresh optimizer, and added nothing to single rows: noise on all of them leaves none that
-    stood still, and is refused. A row of which only some numbers moved, as rounding or compression leaves them, is
-    named and not certified. How often a token stood where stays open, and one whose gradient is zero, or too small for
-    the number format, is missed. A row of padding (`padding_idx`) is never trained, so it is never named.
+    stood still, and is refused. A row of which so few numbers moved that noise behind a compression
+    could have left them is named and not certified. How often a token stood where stays open, and one whose gradient is
+    zero, or too small for the number format, is missed. A row of padding (`padding_idx`) is never trained, so it is never named.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
@@ -90,7 +91,7 @@ class TokenSet(Attack):
         """Return the rows that moved, as tokens."""
         rows = seen.rows
         tokens = rows.moved.nonzero()
-        return Reconstruction(tokens, space="token", certified=rows.whole[tokens[:, 0]], notes=tuple(seen.notes()))
+        return Reconstruction(tokens, space="token", certified=rows.sure[tokens[:, 0]], notes=tuple(seen.notes()))
 
 
 @dataclass(frozen=True)
@@ -116,9 +117,9 @@ class LookedUp:
             else "came back bit for bit"
         )
         said = [f"{count:,} of {len(rows.moved):,} rows of {self.name} moved on their own; {rows.still:,} {alike}"]
-        part = count - int(rows.whole.sum())
+        part = count - int(rows.sure.sum())
         if part:
-            said.append(f"of {part:,} of these only some numbers moved: they are named and not certified")
+            said.append(f"of {part:,} of these few numbers moved: they are named and not certified")
         open_ = len(rows.moved) - count - rows.still
         if open_ > 0:
             said.append(f"{open_:,} rows moved by so little, or so alike, that nothing is said of them")
