@@ -110,10 +110,11 @@ def token_sets() -> Lines:
     ]
     heads = ("", "tokens named", "wrong", "certified", "frequent tokens", "batches", "cpu_s")
     title = (
-        "Clients that train as Flower's Hugging Face quickstart does: a BERT of two blocks of width 128 (random weights, "
-        "30,522 tokens, dropout on), 32 texts of up to 60 tokens, all of them in each local step. AdamW at 5e-5 with decay "
-        "0.01; SGD at 0.01, with momentum 0.9 and decay 5e-4 where it says so. Texts are Python's language reference in "
-        "4,096 of the tokens; `frequent tokens` is how many of the texts' are among as many of the most frequent public ones:"
+        "Clients that train as Flower's Hugging Face quickstart does: a BERT of two blocks of width 128 (random "
+        "weights, 30,522 tokens, dropout on), 32 texts of up to 60 tokens, all of them in each local step. AdamW at "
+        "5e-5 with decay 0.01; SGD at 0.01, with momentum 0.9 and decay 5e-4 where it says so. Texts are Python's "
+        "language reference in 4,096 of the tokens; `frequent tokens` is how many of the texts' are among as many of "
+        "the most frequent public ones:"
     )
     reasons = {reason for row in rows for reason in row["reasons"]}
     said = ["", *(f"Not applicable: {reason}." for reason in sorted(reasons))] if reasons else []

@@ -1,6 +1,7 @@
 """The set of tokens: right sets under every optimizer, and nothing named where nothing is to be known."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,11 @@ from seepage import Architecture, Batch, GaussianNoise, Inapplicable, Transcript
 from seepage.attacks.text import TokenSet
 from seepage.attacks.text.moved_rows import moved_rows
 from seepage.audit.gate import parse_condition, violations
+from seepage.audit.recorded import AttackRequest, attack_only
 from seepage.audit.row import Cell, Outcome, Row
 from seepage.audit.sides import sides
 from seepage.audit.verdict import verdict
+from seepage.cli.options import tables_of
 from seepage.clients import FedAvg
 from seepage.defenses.compose import Compose
 from seepage.defenses.dp_sgd import DPSGD
@@ -24,6 +27,7 @@ from seepage.defenses.quantize import Quantize
 from seepage.defenses.sparsify import Sparsify
 from seepage.metrics.text import score_token_set
 from seepage.report.table import RowTexts
+from seepage.transcript.recorded import save_transcript
 from seepage.types import Reconstruction
 
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
@@ -136,7 +140,7 @@ def test_few_bits_name_no_other_token(defense: Any, client: Any) -> None:
 
 @pytest.mark.parametrize("keep", [0.02, 0.1, 0.5])
 def test_noise_behind_a_compression_is_not_certified(keep: float) -> None:
-    seen, held = encoder(Compose([GaussianNoise(sigma=0.05), Sparsify(keep=keep)]))
+    seen, held = encoder(Compose((GaussianNoise(sigma=0.05), Sparsify(keep=keep))))
     try:
         found = TokenSet()(seen, seed=0)
     except Inapplicable:
@@ -245,3 +249,22 @@ def test_without_a_truth_what_is_certified_is_said() -> None:
     assert level == "traces"
     assert "names 198 distinct tokens of the client's texts by rows of the embedding that moved, 190 of them" in words
     assert RowTexts.of(bare).outcome == "198 tokens named, 190 of them certified"
+
+
+def test_text_has_attacks_of_its_own_where_none_are_named(tmp_path: Path) -> None:
+    architecture = Architecture("text_encoder", {"vocabulary": 60, "width": 32, "depth": 1})
+    ids = torch.randint(60, (2, 6), generator=torch.Generator().manual_seed(0))
+    seen = record(build(architecture, (6,), 2), Batch(ids, torch.tensor([0, 1])), architecture=architecture)
+    save_transcript(seen, tmp_path / "observed")
+    request = AttackRequest(attacks=[{"use": "linear"}], default=True, out=tmp_path / "run", jobs=1)
+    result = attack_only(tmp_path / "observed", request).result
+    assert [row.attack for row in result.rows] == ["token_sequences", "token_set"]
+    assert "TOKENS NAMED" in result.verdict
+    assert result.rows[1].named_tokens == len(set(ids.flatten().tolist()))
+    for options in (
+        {"data": "python_reference"},
+        {"data": "notes.txt"},
+        {"data": "notes.csv", "model": "causal_lm:gpt2"},
+    ):
+        assert [one["use"] for one in tables_of(None, **options)["attack"]] == ["token_sequences", "token_set"]
+    assert "linear" in [one["use"] for one in tables_of(None, data="notes.csv")["attack"]]

@@ -101,9 +101,9 @@ def _by_equality(beyond: Tensor, start: Tensor | None, exact: Tensor) -> MovedRo
 def _no_single_numbers(moved: Tensor) -> Tensor:
     """`[v]` rows with more moved numbers than single ones, each as likely anywhere, would leave in any row of all.
 
-    By Chernoff's bound m of d numbers that each moved with chance q are as many by a chance of at most
-    `exp(-d KL(m / d, q))`, which has to be `FALSE_ALARM` by the number of rows. q is read off the rows that did not move
-    as a whole, the others among them that moved on their own, so that it is too large rather than too small.
+    By Chernoff's bound m or more of d numbers, each of which moved with chance q, did so with a chance of at most
+    `exp(-d KL(m / d, q))`, which has to be `FALSE_ALARM` by the number of rows. q is read off all rows that did not
+    move as a whole, also those that moved on their own, so that it is too large rather than too small.
     """
     rows, width = moved.shape
     shares = moved.double().mean(1)

@@ -39,9 +39,9 @@ class TokenSet(Attack):
 
     What is certified is that a row had a gradient of its own. It is a token of the texts if the client trained on
     nothing else, began with a fresh optimizer, and added nothing to single rows: noise on all of them leaves none that
-    stood still, and is refused. A row of which so few numbers moved that noise behind a compression
-    could have left them is named and not certified. How often a token stood where stays open, and one whose gradient is
-    zero, or too small for the number format, is missed. A row of padding (`padding_idx`) is never trained, so it is never named.
+    stood still, and is refused. A row of which so few numbers moved that noise behind a compression could have left
+    them is named and not certified. How often a token stood where stays open, and one whose gradient is zero, or too
+    small for the number format, is missed. A row of padding (`padding_idx`) is never trained, so it is never named.
 
     Example:
         >>> from seepage import Architecture, Batch, build, record
