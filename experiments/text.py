@@ -3,6 +3,7 @@ r"""Batches of text from one update of a language model: sequences that come bac
 python experiments/text.py small
 python experiments/text.py gpt2
 python experiments/text.py bert
+python experiments/text.py sets
 
 Texts are paragraphs of Python's language reference, cut to one length, from the part that no tokenizer saw; each seed
 draws its own batch and its own random weights. `gpt2` and `bert` are networks of transformers in their published
@@ -10,11 +11,16 @@ sizes, with the published vocabularies, all of which the attack searches; the te
 them. `small` is `gpt` (width 256, 4 blocks, 8 texts of 16 tokens unless said) by what the client does. Nothing was
 tuned on these texts. One row of results/transformers/text.jsonl per setting that is not there yet: the share of texts
 that are exactly right.
+
+`sets` is the set of tokens alone, of clients that train as Flower's Hugging Face quickstart does: a BERT of 2 blocks of
+width 128 (random weights, 30,522 tokens, dropout on), 32 texts of up to 60 tokens, each local step on all of them. One
+row of results/transformers/token-sets.jsonl per setting: the share of distinct tokens that are named.
 """
 
 import argparse
+import copy
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,13 +28,13 @@ import torch
 from torch import nn
 
 import seepage.data
-from seepage import Architecture, Batch, GaussianNoise, build, record
-from seepage.attacks.text import TokenSequences
+from seepage import Architecture, Batch, GaussianNoise, build, observe, record
+from seepage.attacks.text import TokenSequences, TokenSet
 from seepage.clients import FedAvg
 from seepage.core.nn import generator
 from seepage.data import TextDataset
 from seepage.errors import Inapplicable
-from seepage.metrics.text import frequent, rouge, score_text, tokens_of
+from seepage.metrics.text import frequent, frequent_share, rouge, score_text, score_token_set, tokens_of
 from seepage.papers.records import RESULTS, keep_measured, read_file
 from seepage.types import ClientUpdate, Defense, Update
 
@@ -82,6 +88,112 @@ PARTS: dict[str, Sequence[Setting]] = {
         *(Setting(f"Gaussian noise of {s:g}", defense=GaussianNoise(sigma=s)) for s in (1e-7, 1e-6, 1e-5, 1e-4)),
     ),
 }
+
+
+SETS, RATE = "transformers/token-sets", 5e-5
+TINY_BERT = Architecture(
+    "text_classifier:bert",
+    {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 512},
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Clients that train, and what comes back of them.
+
+    Attributes:
+        name: Of the row.
+        optimizer: Makes their optimizer.
+        steps: Local steps.
+        clients: How many of them are averaged.
+        kind: Number format of the checkpoint that comes back.
+        noise: Deviation of noise on all weights.
+    """
+
+    name: str
+    optimizer: Callable[..., torch.optim.Optimizer]
+    steps: int
+    clients: int = 1
+    kind: torch.dtype = torch.float32
+    noise: float = 0.0
+    batches: int = 10
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=RATE, weight_decay=0.01)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def decayed(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+
+CLIENTS = (
+    *(
+        Trained(f"{name}, {steps} local step{'s' * (steps > 1)}", made, steps)
+        for name, made in (("AdamW", adamw), ("SGD", sgd), ("SGD, momentum, decay", decayed))
+        for steps in (1, 5, 20)
+    ),
+    Trained("AdamW, 5 local steps, 3 clients' mean", adamw, 5, clients=3, batches=3),
+    Trained("AdamW, 5 local steps, bfloat16 checkpoint", adamw, 5, kind=torch.bfloat16),
+    Trained("SGD, 5 local steps, bfloat16 checkpoint", sgd, 5, kind=torch.bfloat16),
+    Trained("AdamW, 5 local steps, noise of 1e-6", adamw, 5, noise=1e-6),
+)
+
+
+def train_client(model: nn.Module, batch: Batch, setting: Trained, seed: int) -> dict[str, torch.Tensor]:
+    """The weights of one client after its local steps, dropout on."""
+    own = copy.deepcopy(model).train()
+    optimizer = setting.optimizer(own.parameters())
+    torch.manual_seed(seed)
+    for _ in range(setting.steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(own(batch.inputs), batch.labels).backward()
+        optimizer.step()
+    return {name: p.detach() for name, p in own.named_parameters()}
+
+
+def measure_set(setting: Trained, seed: int) -> dict[str, Any]:
+    """One batch of each client: how many of their distinct tokens are named, and how many wrong."""
+    data = data_of(60, classes=True)
+    model = build(TINY_BERT, data.input_shape, CLASSES, seed=seed)
+    order = torch.randperm(len(data.private), generator=generator(seed, "texts"))
+    texts = [data.batch(data.private[part]) for part in order[: 32 * setting.clients].split(32)]
+    batches = [Batch(one.inputs, one.labels % CLASSES) for one in texts]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    states = [train_client(model, one, setting, seed + place) for place, one in enumerate(batches)]
+    after = {name: torch.stack([state[name] for state in states]).mean(0) for name in before}
+    noise = generator(seed, "noise")
+    after = {name: p + setting.noise * torch.randn(p.shape, generator=noise) for name, p in after.items()}
+    after = {name: p.to(setting.kind).float() for name, p in after.items()}
+    whole = Batch(torch.cat([one.inputs for one in batches]), torch.cat([one.labels for one in batches]))
+    seen = observe(model, Update.from_states(before, after), data.input_shape, lr=RATE)
+    held = set(tokens_of(whole.inputs.flatten()))
+    facts: dict[str, Any] = {"held": len(held), "frequent": frequent_share(whole.inputs, data.ids[data.train])}
+    cpu = time.process_time()
+    try:
+        found = TokenSet()(seen, seed=0)
+    except Inapplicable as error:
+        return {**facts, "right": 0, "named": 0, "certified": 0, "false": 0, "reason": error.reason, "cpu_s": 0.0}
+    facts["cpu_s"] = time.process_time() - cpu
+    scores, _, false = score_token_set([found], [whole], vocabulary=None)
+    right = round(scores["token_recall"].mean * len(held))
+    certified = 0 if found.certified is None else int(found.certified.sum())
+    return {**facts, "right": right, "named": len(found), "certified": certified, "false": false}
+
+
+def keep_set(setting: Trained, rows: list[dict[str, Any]]) -> None:
+    """One record: counts over all batches, and the least and largest share of one."""
+    sums = {name: sum(row[name] for row in rows) for name in ("held", "right", "named", "certified", "false")}
+    means = {name: round(sum(row[name] for row in rows) / len(rows), 4) for name in ("frequent", "cpu_s")}
+    shares = [row["right"] / row["held"] for row in rows]
+    reasons = sorted({row["reason"] for row in rows if "reason" in row})
+    facts = {**sums, **means, "runs": len(rows), "reasons": reasons}
+    value, ends = sums["right"] / sums["held"], (min(shares), max(shares))
+    keep_measured(SETS, setting.name, "token_recall", value, interval=ends, data="python_reference", **facts)
 
 
 def data_of(tokens: int, *, classes: bool) -> TextDataset:
@@ -163,20 +275,24 @@ def keep(setting: Setting, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=list(PARTS))
+    parser.add_argument("part", choices=[*PARTS, "sets"])
     parser.add_argument("--only", nargs="+", help="names of settings")
     given = parser.parse_args()
     part = given.part
-    path = RESULTS / f"{STUDY}.jsonl"
+    path = RESULTS / f"{SETS if part == 'sets' else STUDY}.jsonl"
     kept = {one.row for one in read_file(path)} if path.exists() else set()
-    for setting in PARTS[part]:
+    for setting in CLIENTS if part == "sets" else PARTS[part]:
         if setting.name in kept or (given.only and setting.name not in given.only):
             continue
         rows = []
-        for seed in range(setting.seeds):
-            rows.append(measure(setting, seed))
-            print(setting.name, seed, rows[-1], flush=True)
-        keep(setting, rows)
+        for seed in range(setting.batches if isinstance(setting, Trained) else setting.seeds):
+            one = measure_set(setting, seed) if isinstance(setting, Trained) else measure(setting, seed)
+            rows.append(one)
+            print(setting.name, seed, one, flush=True)
+        if isinstance(setting, Trained):
+            keep_set(setting, rows)
+        else:
+            keep(setting, rows)
 
 
 if __name__ == "__main__":

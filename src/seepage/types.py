@@ -55,6 +55,7 @@ Architecture = Spec
 """How a model is built again: `fc2`, `torchvision:resnet18` or `module:factory`, with options."""
 Status = Literal["ok", "diverged", "interrupted", "exhausted"]
 Ambiguity = Literal["order", "sign", "scale"]
+Space = Literal["input", "feature", "token"]
 Told = Literal["labels", "indices", "statistics", "auxiliary", "defense"]
 
 
@@ -182,7 +183,8 @@ class Reconstruction:
     Attributes:
         inputs: `[k, *shape]` guesses; `k` may be less than the number of private examples.
         labels: `[k]` int64 guessed labels, or None.
-        space: `input`: guesses of the examples. `feature`: guesses of an inner layer's input.
+        space: `input`: guesses of the examples. `feature`: guesses of an inner layer's input. `token`: `[k, 1]` token
+            numbers that the examples hold, each once, in no order.
         indices: `[k]` data-set slots, when the protocol shows them; then no matching is needed.
         ambiguity: What the method cannot know and a score may therefore fit.
         objective: `[k]` the attack's own objective per guess (lower is better), or None.
@@ -196,7 +198,7 @@ class Reconstruction:
 
     inputs: Tensor
     labels: Tensor | None = None
-    space: Literal["input", "feature"] = "input"
+    space: Space = "input"
     indices: Tensor | None = None
     ambiguity: frozenset[Ambiguity] = frozenset({"order"})
     objective: Tensor | None = None

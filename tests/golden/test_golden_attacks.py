@@ -19,9 +19,10 @@ import torch
 
 import seepage.data
 from seepage import ATTACKS, GaussianNoise, Transcript, attack, build, record, score
-from seepage.clients import FedSGD
+from seepage.clients import FedAvg, FedSGD
 from seepage.core.nn import next_tokens, state_of
-from seepage.metrics.text import score_text
+from seepage.defenses.quantize import Quantize
+from seepage.metrics.text import score_text, score_token_set
 from seepage.registry import Spec
 from seepage.transcript.designs import RandomDraws
 from seepage.transcript.vertical import IndexedVictim
@@ -78,6 +79,14 @@ def text(model: Spec) -> tuple[Transcript, Batch]:
     return record(build(model, (8,), 60), batch, defense=GaussianNoise(sigma=1e-6)), batch
 
 
+def few_bits(model: Spec) -> tuple[Transcript, Batch]:
+    """24 texts, five local steps, in 3 bits: rows that moved little are rounded to zeros."""
+    ids = torch.randint(400, (24, 8), generator=torch.Generator().manual_seed(0))
+    batch = Batch(ids, torch.arange(24) % 3)
+    client = FedAvg(lr=0.1, steps=5)
+    return record(build(model, (8,), 3), batch, client=client, defense=Quantize(bits=3)), batch
+
+
 def rounds(model: Spec) -> tuple[Transcript, Batch]:
     """30 rounds over 12 digits, in batches of 4."""
     drawn = digits(12)
@@ -96,6 +105,7 @@ SETTINGS: dict[str, tuple[Callable[[Spec], tuple[Transcript, Batch]], Spec]] = {
     "own_images": (own_images, GELU),
     "average": (average, Spec("fc2", {"hidden": 32})),
     "text": (text, Spec("gpt", {"width": 64})),
+    "few_bits": (few_bits, Spec("text_encoder", {"vocabulary": 400, "width": 32})),
     "rounds": (rounds, Spec("vertical", {"channels": 32, "hidden": 48})),
 }
 """Where an attack is measured, and on which network unless its file names another."""
@@ -107,11 +117,13 @@ def golden(use: str) -> dict[str, Any]:
 
 
 def measured(use: str) -> float:
-    """The PSNR in dB, a mean over examples; of text, ROUGE-1 in percent."""
+    """The PSNR in dB, a mean over examples; of text, ROUGE-1 in percent; of a set of tokens, its recall in percent."""
     entry = golden(use)
     setting, usual = SETTINGS[entry["setting"]]
     transcript, batch = setting(Spec.of(entry["model"]) if "model" in entry else usual)
     found = attack(transcript, use, options=entry.get("options", {}))
+    if found.space == "token":
+        return 100 * score_token_set([found], [batch], vocabulary=None)[0]["token_recall"].mean
     if entry["setting"] == "text":
         return 100 * float(score_text(found, batch).rouge_1)
     return float(score(found, batch).psnr)

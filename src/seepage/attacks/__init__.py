@@ -27,7 +27,7 @@ from seepage.attacks.matching import (
 from seepage.attacks.patches import PatchEmbedding, PatchUnmixing
 from seepage.attacks.rgap.rgap import LayerRank, RGap, rank_report
 from seepage.attacks.spear.spear import Spear
-from seepage.attacks.text import TokenSequences
+from seepage.attacks.text import TokenSequences, TokenSet
 from seepage.registry import Registry, attacks
 
 __all__ = [
@@ -51,6 +51,7 @@ __all__ = [
     "RGap",
     "Spear",
     "TokenSequences",
+    "TokenSet",
     "averaged",
     "bayes",
     "cpa_fia",

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from seepage.audit.row import Status
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import SCHEMA, append_line, check_schema, read_json, read_tensors, write_json, write_tensors
 from seepage.errors import SeepageError
-from seepage.types import Ambiguity, Reconstruction, Tensors
+from seepage.types import Ambiguity, Reconstruction, Space, Tensors
 from seepage.types import Status as SearchStatus
 
 
@@ -79,7 +79,7 @@ class _FactsOfResult(_Facts):
     """What it holds of one with a reconstruction."""
 
     status: SearchStatus
-    space: Literal["input", "feature"]
+    space: Space
     ambiguity: list[Ambiguity]
     history: list[list[float]]
     cost: dict[str, float]

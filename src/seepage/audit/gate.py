@@ -13,7 +13,9 @@ BOUND_SCORES = {"bound_psnr": "psnr_db", "bound_named": "tpr", "bound_exact": "e
 """Bounds in a condition, and what they bound."""
 EPSILON_SCORES = ("measured_epsilon", "fitted_epsilon", "contradicted")
 """Measurements of a defense's epsilon in a condition; `contradicted` is how many claims are."""
-SHARES = frozenset({"recovered", "exact", "certified", "label_accuracy", "named", "false"})
+SHARES = frozenset(
+    {"recovered", "exact", "certified", "label_accuracy", "named", "false", "token_recall", "token_precision"}
+)
 """Scores that are shares; certified guesses are counted per private example."""
 SIDE_SCORES = (*MEMBERSHIP_SCORES, *BOUND_SCORES, *EPSILON_SCORES)
 """Scores that no attack has."""

@@ -20,6 +20,7 @@ class Outcome(StrEnum):
     ZERO_UPDATE = "zero_update"
     FEATURES_ONLY = "features_only"
     MIXTURE_ONLY = "mixture_only"
+    TOKENS_NAMED = "tokens_named"
     RETURNED_NOTHING = "returned_nothing"
     NOT_SCORED = "not_scored"
     NOT_RECORDED = "not_recorded"
@@ -31,6 +32,9 @@ class Outcome(StrEnum):
         """The outcome in words, for rows without a count."""
         return self.value.replace("_", " ")
 
+
+_WITHOUT_SCORE = {"feature": Outcome.FEATURES_ONLY, "token": Outcome.TOKENS_NAMED}
+"""What came back where it is no example."""
 
 TRACE_OF_TEXT = 0.5
 """ROUGE-1 from which text that does not count as recovered shows traces: half of its tokens."""
@@ -52,7 +56,8 @@ def judge_outcome(
         means: Means of `psnr` (of text: `rouge_1`), `exact`, `recovered` and `gain_db`; empty without a score.
         zero_update: Whether the attacked update is zero everywhere.
         returned: Number of guesses that the attack returned.
-        space: Whether the guesses are examples (`input`) or inputs of an inner layer (`feature`).
+        space: Whether the guesses are examples (`input`), inputs of an inner layer (`feature`) or tokens that the
+            examples hold (`token`).
         certified: How many of them the attack certifies. Inner features that are none of them may be any mixture.
 
     >>> judge_outcome("inapplicable", {}, zero_update=True).value
@@ -67,9 +72,9 @@ def judge_outcome(
     if "psnr" not in means and "rouge_1" not in means:
         if returned == 0:
             return Outcome.RETURNED_NOTHING
-        if space == "feature":
-            return Outcome.FEATURES_ONLY if certified else Outcome.MIXTURE_ONLY
-        return Outcome.NOT_SCORED
+        if space == "feature" and not certified:
+            return Outcome.MIXTURE_ONLY
+        return _WITHOUT_SCORE.get(space or "", Outcome.NOT_SCORED)
     exact, recovered = means.get("exact"), means.get("recovered")
     if exact:
         return Outcome.EXACT if exact == recovered == 1 else Outcome.PARTLY_EXACT

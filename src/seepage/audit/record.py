@@ -22,7 +22,7 @@ from seepage.data import TableDataset, TextDataset
 from seepage.data.columns import places_in_words
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
-from seepage.metrics.text import frequent, rouge, tokens_of
+from seepage.metrics.text import frequent, frequent_share, rouge, tokens_of
 from seepage.models.trial import sigmoid_words
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import is_own, kind_of
@@ -327,7 +327,9 @@ def _text_baselines(batches: Sequence[Batch], dataset: TextDataset) -> dict[str,
             [[rouge(tokens_of(a), tokens_of(b), n) for n in (1, 2)] for a, b in zip(guess, texts, strict=True)]
         )
     means = torch.tensor([row for part in found for row in part], dtype=torch.float64).mean(0).tolist()
-    return {"frequent": {"rouge_1": round(means[0], 4), "rouge_2": round(means[1], 4)}}
+    shares = [frequent_share(batch.inputs.cpu(), public) for batch in batches]
+    named = round(sum(shares) / len(shares), 4)
+    return {"frequent": {"rouge_1": round(means[0], 4), "rouge_2": round(means[1], 4), "token_recall": named}}
 
 
 def _mean(parts: Sequence[Tensor | None], digits: int) -> float | None:

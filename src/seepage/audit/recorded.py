@@ -16,6 +16,7 @@ from seepage.audit.summary import summarize
 from seepage.core.executor import Executor
 from seepage.core.lock import held, locked
 from seepage.core.manifest import RECORDED_FILES, JudgedFile, digest_of, refuse_changed
+from seepage.core.nn import vocabulary_of
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.schema import parse_all
 from seepage.core.storage import (
@@ -33,6 +34,7 @@ from seepage.core.storage import (
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe, Scoring
 from seepage.recipe.contents import contents
+from seepage.recipe.files import OF_TEXT
 from seepage.recipe.overrides import change
 from seepage.recipe.parts import seed_problems
 from seepage.recipe.resolve import run_name
@@ -50,6 +52,7 @@ class AttackRequest:
 
     Attributes:
         attacks: Attack tables, each with `use` and options.
+        default: Whether these are what is run where nobody chose, so that text has those of its own.
         seed: Seeds the attacks.
         device: Where to attack.
         out: Run folder; None: `runs/attack-HASH`.
@@ -71,6 +74,7 @@ class AttackRequest:
     command: str = ""
     trust: bool = False
     tell: Callable[[str], None] = lambda _: None
+    default: bool = False
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -123,9 +127,15 @@ def attack_only(
         contents=request_contents(request, model, observed) or None,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
+    texts = True
     for source in sources:
         # A damaged folder is refused before anything is written, and a file of absurd size before it is hashed.
-        _read_through(source.open("cpu"))
+        transcript = source.open("cpu")
+        _read_through(transcript)
+        texts = texts and vocabulary_of(transcript.knowledge.model) is not None
+    if request.default and texts:
+        request = replace(request, attacks=[{"use": name} for name in OF_TEXT])
+        recorded = replace(recorded, attacks=[dict(table) for table in request.attacks])
     recorded = replace(recorded, content=fingerprint([source.observed for source in sources]))
     text = recorded.text
     folder = request.out or Path("runs") / run_name(text, "attack")

@@ -35,7 +35,7 @@ __all__ = [
     "MEMBERSHIP_SCORES", "PROTOCOL", "SCHEMA_1", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell", "Certified",
     "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Proportion", "Result", "Row",
     "Side", "SideName", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features", "counted_guesses",
-    "json_schema", "judge_outcome",
+    "counted_tokens", "json_schema", "judge_outcome",
 ]  # fmt: skip
 
 PROTOCOL = ("model", "client rule", "batch size", "update")
@@ -71,6 +71,16 @@ def counted_features(n: int) -> str:
     """
     words = "feature certified, which is no example" if n == 1 else "features certified, which are no examples"
     return f"{n} inner {words}"
+
+
+def counted_tokens(n: int, certified: int) -> str:
+    """Named tokens in words.
+
+    >>> counted_tokens(3, 2), counted_tokens(1, 1)
+    ('3 tokens named, 2 of them certified', '1 token named, certified')
+    """
+    of_them = "certified" if certified == n == 1 else f"{certified:,} of them certified"
+    return f"{n:,} token{'' if n == 1 else 's'} named, {of_them}"
 
 
 FITS = 0.01
@@ -120,14 +130,17 @@ class Row(JsonRecord):
         told_extra: Side information: what the attacker knows beyond the protocol.
         examples: Number of private examples.
         returned: Number of guesses that the attack returned.
-        space: Whether the guesses are examples (`input`) or inputs of an inner layer (`feature`).
+        space: Whether the guesses are examples (`input`), inputs of an inner layer (`feature`), or tokens that the
+            examples hold (`token`), each once.
         alignment: How guesses were matched with examples, and what was fitted with the truth for it.
         scores: Metric to its summary; also `recovered` and `exact` (shares), `gain_db` (PSNR over that of the example's
             mean color), `psnr_nearest` (each example takes its most similar guess) `label_accuracy`; of values
-            `target_error`.
+            `target_error`. Of a set of tokens `token_recall`, the share of the examples' distinct tokens that are
+            named, and `token_precision`, the share of the named ones that the examples hold, with the interval of
+            Clopper and Pearson.
         baselines: Name of a guess without an attack, to metric, to its mean.
         visible: Number of guesses that do not count as recovered but correlate with their example by more than 0.8.
-        certified: Guesses that the attack certifies as exact; with the space `feature` they are no examples.
+        certified: Guesses that the attack certifies as exact; with the space `feature` or `token` they are no examples.
         inner: Relative error of each intermediate quantity that the attack estimates.
         objective: Mean value of the objective that the attack reached.
         objective_at_truth: Mean value of the objective at the private examples.
@@ -147,7 +160,7 @@ class Row(JsonRecord):
     told_extra: list[str] = []
     examples: int | None = None
     returned: int | None = None
-    space: Literal["input", "feature"] | None = None
+    space: Literal["input", "feature", "token"] | None = None
     alignment: str | None = None
     scores: dict[str, Summary] = {}
     baselines: dict[str, dict[str, float]] = {}
@@ -195,13 +208,23 @@ class Row(JsonRecord):
 
     @property
     def certified_examples(self) -> int:
-        """Guesses of examples that the attack certifies. What it certifies of inner features is no example."""
-        return self.certified.n if self.certified is not None and self.space != "feature" else 0
+        """Guesses of examples that the attack certifies. What it certifies of features or tokens is no example."""
+        return self.certified.n if self.certified is not None and self.space not in ("feature", "token") else 0
 
     @property
     def certified_features(self) -> int:
         """Inner features that the attack certifies: what a layer was given, from which no attack made an example."""
         return self.certified.n if self.certified is not None and self.space == "feature" else 0
+
+    @property
+    def named_tokens(self) -> int:
+        """Tokens that the attack names as ones that the examples hold, where it names any and no examples."""
+        return self.returned or 0 if self.space == "token" else 0
+
+    @property
+    def certified_tokens(self) -> int:
+        """Those of them that it certifies."""
+        return self.certified.n if self.certified is not None and self.space == "token" else 0
 
     @property
     def certificate(self) -> str:
@@ -212,6 +235,8 @@ class Row(JsonRecord):
         """
         if self.certified_features:
             return counted_features(self.certified_features)
+        if self.named_tokens:
+            return counted_tokens(self.named_tokens, self.certified_tokens)
         return counted_guesses(self.certified_examples) if self.certified_examples else ""
 
     @property
@@ -249,7 +274,9 @@ class Row(JsonRecord):
         >>> Row(cell="a", attack="x", outcome="partly_exact", examples=4, scores={"exact": {"mean": 0.5}}).phrase
         '2/4 exact'
         """
-        exact = self.count("exact")
+        exact, named = self.count("exact"), self.scores.get("token_recall")
+        if self.outcome is Outcome.TOKENS_NAMED and named is not None and named.n:
+            return f"{round(named.mean * named.n):,} of {named.n:,} tokens named"
         if self.outcome is Outcome.PARTLY_EXACT and exact is not None:
             return f"{exact}/{self.examples} exact"
         return self.outcome.phrase
@@ -262,6 +289,8 @@ class Row(JsonRecord):
         """
         if key == "certified":
             return self._certified_share
+        if key == "tokens_named":
+            return self.named_tokens if self.space == "token" else None
         place = self._at(SCHEMA_1.get(key, (key,)))
         if place is None and key not in SCHEMA_1:
             place = self._of_metric(key)
@@ -276,7 +305,7 @@ class Row(JsonRecord):
     @property
     def _certified_share(self) -> float | None:
         """Certified guesses per private example, `certified` of `result.json`; None where there is no truth."""
-        if self.certified is None or self.certified.wrong is None or not self.examples:
+        if self.certified is None or self.certified.wrong is None or not self.examples or self.space == "token":
             return None
         return round(self.certified.n / self.examples, 4)
 
@@ -319,6 +348,7 @@ SCHEMA_1: dict[str, tuple[str, ...]] = {
 
 SCORE_NAMES = (
     *(key for key, path in SCHEMA_1.items() if path[0] in ("scores", "baselines", "inner")), "visible", "certified",
+    "tokens_named", "token_recall", "token_precision",
 )  # fmt: skip
 """Flat keys of schema 1 that are scores; `--fail-if` accepts them in every run."""
 
@@ -431,9 +461,9 @@ class Result(JsonRecord):
 
 CERTIFICATES = {
     "vouched": "Number of guesses that the attack certifies as exact, with or without a truth; of inner features where "
-    "`space` is `feature`. Null where it cannot certify any.",
+    "`space` is `feature`, of tokens where it is `token`. Null where it cannot certify any.",
     "certified": "The share: `vouched` by the number of private examples, from 0 to 1, false ones counted in. Null "
-    "without a truth, whatever `vouched` says, and where the attack cannot certify any.",
+    "without a truth, whatever `vouched` says, where the attack cannot certify any, and of tokens.",
     "false_certificates": "Number of the certified guesses that match no private example. Null without a truth.",
 }
 """What the flat keys of certificates mean, two of which need a truth."""

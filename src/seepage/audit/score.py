@@ -11,12 +11,13 @@ from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
 from seepage.audit.misfit import misfit
 from seepage.audit.row import PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
+from seepage.core.nn import padding_row, vocabulary_of
 from seepage.core.schema import Summary
 from seepage.core.units import Units
 from seepage.metrics import METRICS, Alignment, Scores, align_guess, default_metrics, find_metric, lpips_missing, score
 from seepage.metrics.identify import Gallery
 from seepage.metrics.image import psnr
-from seepage.metrics.text import TextAlignment, align_text, score_text
+from seepage.metrics.text import TextAlignment, align_text, score_text, score_token_set
 from seepage.models.vertical import VerticalModel
 from seepage.recipe.case import Recipe, Scoring
 from seepage.types import Batch, Knowledge, Reconstruction, Target, Transcript
@@ -85,7 +86,7 @@ def score_attempts(
     """
     found = [attempt.reconstruction for attempt in attempts]
     some = next((reconstruction for reconstruction in found if reconstruction is not None), None)
-    if some is None or some.space == "feature":
+    if some is None or some.space != "input":
         return None
     if not truth[0].inputs.is_floating_point():
         return _score_texts([_no_guess(some) if one is None else one for one in found], truth)
@@ -228,7 +229,14 @@ def make_row(
     space = found[0].space if found else None
     returned = sum(len(r) for r in found) if found else None
     scores = None if scored is None else scored.scores
-    certified = _certified(found, scored)
+    baselines = {} if scores is None else _rounded_baselines(scores.baselines)
+    wrong = None if scored is None else scored.wrong_certificates
+    if space == "token" and truth is not None:
+        model, sets = views[0].knowledge.model, [attempt.reconstruction for attempt in attempts]
+        vocabulary, padding = vocabulary_of(model), padding_row(model)
+        shares, beside, wrong = score_token_set(sets, truth, vocabulary=vocabulary, padding=padding)
+        summaries, baselines = _rounded(shares), _rounded_baselines(beside)
+    certified = _certified(found, wrong)
     return Row(
         cell=cell,
         attack=name,
@@ -250,7 +258,7 @@ def make_row(
         space=space,
         alignment=None if scores is None else scores.alignment,
         scores=summaries,
-        baselines={} if scores is None else _rounded_baselines(scores.baselines),
+        baselines=baselines,
         visible=None if scores is None else scores.visible,
         certified=certified,
         inner={}
@@ -327,12 +335,12 @@ def _rounded_baselines(means: Mapping[str, Mapping[str, float]]) -> dict[str, di
     }
 
 
-def _certified(found: Sequence[Reconstruction], scored: ScoredAttack | None) -> Certified | None:
+def _certified(found: Sequence[Reconstruction], wrong: int | None) -> Certified | None:
     """Number of certified guesses, with or without a truth; None if the attack cannot certify guesses."""
     given = [r.certified for r in found if r.certified is not None]
     if not given:
         return None
-    return Certified(n=sum(int(mask.sum()) for mask in given), wrong=scored.wrong_certificates if scored else None)
+    return Certified(n=sum(int(mask.sum()) for mask in given), wrong=wrong)
 
 
 def _cost(attempts: Sequence[Attempt], found: Sequence[Reconstruction]) -> Cost:

@@ -80,10 +80,11 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     '4 of 4 examples exactly [40 %, 100 %], by x on net'
     """
     scored = [row for row in rows if row.scored and row.examples]
-    best = max(rows, key=lambda row: (row.certified_examples, row.certified_features), default=None)
+    proofs = ("certified_examples", "certified_features", "named_tokens")
+    best = max(rows, key=lambda row: [getattr(row, proof) for proof in proofs], default=None)
     if not scored and best is not None and best.certificate:
         lacking = "; no truth at hand" if best.certified_examples else ""  # which no score of features would need
-        words = f"{best.certificate}, by {best.attack} on {headings[best.cell]}{lacking}"
+        words = f"{_proof(best)}, by {best.attack} on {headings[best.cell]}{lacking}"
         return Side(name="came_back", tried=True, words=words, cell=best.cell)
     if not scored:
         why = "no guess could be scored" if any(row.gave_result for row in rows) else "no attack gave a result"
@@ -97,8 +98,15 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     low, high = rate.interval
     how = "exactly" if exact else "recognizably"
     by = f", by {worst.attack} on {headings[worst.cell]}" if rate.hits else ", by any attack in any case"
-    words = f"{rate.hits} of {rate.trials} examples {how} {_range(low, high)}{by}"
+    tokens = max(rows, key=lambda row: row.named_tokens)
+    beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.cell]}" if tokens.named_tokens else ""
+    words = f"{rate.hits} of {rate.trials} examples {how} {_range(low, high)}{by}{beside}"
     return Side(name="came_back", tried=True, words=words, cell=worst.cell, value=rate.share, low=low, high=high)
+
+
+def _proof(row: Row) -> str:
+    """What an attack proves, or how much of a set of tokens it names where that is known."""
+    return row.phrase if "token_recall" in row.scores else row.certificate
 
 
 def named(members: Sequence[MembershipRow], headings: Mapping[str, str]) -> Side:

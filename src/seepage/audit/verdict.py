@@ -22,7 +22,16 @@ def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = Fals
         own_code: Whether scoring the run later has to execute third-party code, which requires `--trust`.
     """
     named = {cell.name: cell for cell in cells}
-    level, text = _found(rows, named, f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}")
+    others, tokens = [row for row in rows if row.space != "token"], named_tokens(rows, cells)
+    score = f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}"
+    if tokens and not any(row.gave_result for row in others):
+        level, text = "unscored", _silent(rows, named)  # of cases, not of attacks that do not apply
+    else:
+        level, text = _found(others, named, score)
+    if tokens:
+        leaks = level in ("exact", "recognizable", "certified")
+        text = " ".join(filter(None, (text, tokens) if leaks else (tokens, text)))
+        level = level if leaks else "traces"
     unaware = _unaware(rows, named)
     return level, f"{text.removesuffix('.')}. {unaware}" if unaware else text
 
@@ -309,11 +318,16 @@ def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
         other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
         parts.append(
             f"Of {guesses} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
-            f"{'is no exact copy' if given.wrong == 1 else 'are no exact copies'} of a private example: do not rely on "
-            f"what it calls certain here.{other}"
+            f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here.{other}"
         )
     more = f" Nor on {len(parts) - LISTED_NAMES} more rows." if len(parts) > LISTED_NAMES else ""
     return f"FALSE CERTIFICATE. {' '.join(parts[:LISTED_NAMES])}{more}" if parts else ""
+
+
+def _no_copies(row: Row, wrong: int) -> str:
+    if row.space == "token":
+        return "is no token of the texts" if wrong == 1 else "are no tokens of the texts"
+    return f"{'is no exact copy' if wrong == 1 else 'are no exact copies'} of a private example"
 
 
 def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
@@ -353,6 +367,46 @@ def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:
         f"{best.named.hits} of {best.named.of} members and {best.false.hits} of {best.false.of} others, at a level of "
         f"{100 * best.level:g} % (AUC {best.auc:.2f}). {missing}"
     ).strip()
+
+
+def named_tokens(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+    r"""Sentences on the distinct tokens of the texts that were named; empty where none were.
+
+    >>> share = {"mean": 0.99, "low": 0.95, "high": 0.998, "n": 200}
+    >>> row = Row(cell="a", attack="token_set", outcome="tokens_named", space="token", returned=198,
+    ...     certified={"n": 190, "wrong": 0}, scores={"token_recall": share, "token_precision": share | {"mean": 1.0}})
+    >>> print(named_tokens([row], [Cell(name="a", title="net")]).replace("texts, ", "texts,\n"))
+    TOKENS NAMED. On net token_set names 198 of 200 distinct tokens of the client's texts,
+    none wrong [95 %, 100 %]. Which stood together, in what order and how often stays open.
+    """
+    found = [row for row in rows if row.named_tokens]
+    if not found:
+        return ""
+    best = max(found, key=lambda row: (row.mean("token_recall") or 0.0, row.named_tokens))
+    where = {cell.name: cell for cell in cells}[best.cell]
+    recall, precision = best.scores.get("token_recall"), best.scores.get("token_precision")
+    if recall is None or precision is None or recall.low is None or recall.high is None or not recall.n:
+        words = (
+            f"{best.named_tokens:,} distinct tokens of the client's texts by rows of the embedding that moved, "
+            f"{best.certified_tokens:,} of them certified"
+        )
+    else:
+        false = best.named_tokens - round(precision.mean * best.named_tokens)
+        frequent = where.baseline("frequent", "token_recall")
+        beside = "" if frequent is None else f"; as many of the most frequent public tokens are {frequent:.0%} of them"
+        words = (
+            (
+                f"{round(recall.mean * recall.n):,} of {recall.n:,} distinct tokens of the client's texts, "
+                f"{f'{false:,} wrong' if false else 'none wrong'} [{recall.low:.0%}, {recall.high:.0%}]{beside}"
+            )
+            .replace("%,", " %,")
+            .replace("%]", " %]")
+            .replace("% of", " % of")
+        )
+    more = len({row.cell for row in found}) - 1
+    further = f" So it does in {_cases(more, 'further')}." if more else ""
+    open_ = "Which stood together, in what order and how often stays open."
+    return f"TOKENS NAMED. On {where.heading} {best.attack} names {words}. {open_}{further}"
 
 
 def contradicted(epsilons: Sequence[EpsilonRow], cells: Sequence[Cell]) -> str:

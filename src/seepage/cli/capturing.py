@@ -179,7 +179,8 @@ def attack(
         typer.Option(
             "--use",
             "--attack",
-            help="Attack name or module:Attack, or NAME:OPTION=VALUE,...; default: those of an audit. Repeatable.",
+            help="Attack name or module:Attack, or NAME:OPTION=VALUE,...; default: those of an audit, or of text. "
+            "Repeatable.",
             autocompletion=names_of("attacks"),
         ),
     ] = None,
@@ -256,6 +257,7 @@ def attack(
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         request = AttackRequest(
             attacks=tables["attack"],
+            default=not use and not any(one.strip().startswith("attack") for one in settings or []),
             seed=seed or 0,
             device=device or "cpu",
             out=out,

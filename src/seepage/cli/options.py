@@ -156,6 +156,9 @@ RecipeArgument = Annotated[
 
 TEXT_FILES = (".txt", ".jsonl")
 """Files that are text in any case; a .csv may be a table."""
+TEXT_DATA = ("python_reference",)
+TEXT_MODELS = ("gpt", "text_encoder", "causal_lm", "text_classifier")
+"""Models that read token numbers and nothing else."""
 
 
 @contextmanager
@@ -208,13 +211,13 @@ def tables_of(
     as it is given.
     """
     from seepage.cli.parts import part_of
-    from seepage.recipe.files import find_recipe, read_recipe
+    from seepage.recipe.files import OF_TEXT, find_recipe, read_recipe
     from seepage.recipe.overrides import change, choose_part, drop_cases, put
     from seepage.registry import KINDS, models
 
     tables = read_recipe(find_recipe(recipe))
-    if recipe is None and attacks is None and data is not None and Path(data).suffix.lower() in TEXT_FILES:
-        attacks = ["token_sequences"]  # the others of the default recipe are of pictures and tables
+    if recipe is None and attacks is None and data is not None and _is_text(data, model):
+        attacks = list(OF_TEXT)
     for key, names in (("attack", attacks), ("defense", defenses)):
         if names:
             parts = [part_of(name, f"--{key}", KINDS[f"{key}s"]) for name in names]
@@ -267,6 +270,12 @@ def add_to_model(tables: dict[str, Any], normalize: str | None, *, trust: bool) 
             table["trust"] = True
         for problem in problems_of(Spec.of(table), "model"):
             raise SeepageError(problem)
+
+
+def _is_text(data: str, model: str | None) -> bool:
+    """Whether data are texts, by their name, or by that of a model which reads nothing else."""
+    named = (model or "").partition(":")[0]
+    return data in TEXT_DATA or Path(data).suffix.lower() in TEXT_FILES or named in TEXT_MODELS
 
 
 def _data_of(text: str) -> "Spec":

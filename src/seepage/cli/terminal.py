@@ -195,11 +195,12 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print(Text(f"{what}, {words}", style="dim"))
     if entries or lacking:
         console.print()
-    if any(row.scored or row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in result.rows):
+    unscored = (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY, Outcome.TOKENS_NAMED)
+    if any(row.scored or row.outcome in unscored for row in result.rows):
         console.print(Text(_legend(result), style="dim"))
         console.print()
     leaks = result.verdict_level in ("exact", "recognizable", "certified")
-    leaks = leaks or any(row.contradicted for row in result.epsilons)
+    leaks = leaks or any(row.contradicted for row in result.epsilons) or any(row.named_tokens for row in result.rows)
     leaks = leaks or any(row.certified is not None and row.certified.wrong for row in result.rows)
     console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
     for row in result.tuned:
@@ -236,11 +237,17 @@ def _beside(cell: Cell, rows: Sequence[Row]) -> list[str]:
 def _legend(result: Result) -> str:
     limits, pictures = result.thresholds, _of_pictures(result.rows)
     scored = [row for row in result.rows if row.scored]
+    tokens = "tokens named: which distinct tokens the texts hold, without order or number." * any(
+        row.outcome is Outcome.TOKENS_NAMED for row in result.rows
+    )
+    if tokens and not scored:
+        return tokens
     if scored and all(row.of_text for row in scored):
-        return (
+        words = (
             "found: recovered of all texts; recovered is a ROUGE-2 of at least 0.5. exact: every token is right. "
             "ROUGE-1, ROUGE-2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
         )
+        return f"{words} {tokens}".strip()
     similar = f"SSIM of at least {limits.recovered_ssim:g} and " if pictures else ""
     own = "the example's own mean color" if pictures else "the example's own mean"
     own += " and that of other rows" if any("typical" in row.baselines for row in scored) else ""
@@ -286,7 +293,7 @@ def _table(rows: Sequence[Row], kind: Kind | None) -> Table:
             texts.seconds,
             texts.outcome,
         ]
-        style = "red" if row.mean("recovered") else "dim" if is_muted(row) else ""
+        style = "red" if row.mean("recovered") or row.named_tokens else "dim" if is_muted(row) else ""
         table.add_row(Text(row.attack), *(Text(plain_text(entry)) for entry in entries), style=style)
     return table
 
@@ -324,7 +331,12 @@ def _sides_table(found: Sequence[Side]) -> Table:
 def _baselines(cell: Cell) -> str:
     if cell.baseline("frequent", "rouge_1") is not None:
         rouges = (number(cell.baseline("frequent", f"rouge_{n}"), 2) for n in (1, 2))
-        return f"without the update: the most frequent tokens of public text, ROUGE-1 and ROUGE-2 {', '.join(rouges)}"
+        share = cell.baseline("frequent", "token_recall")
+        named = "" if share is None else f"; they are {share:.0%} of the distinct ones"
+        return (
+            "without the update: the most frequent tokens of public text, ROUGE-1 and ROUGE-2 "
+            f"{', '.join(rouges)}{named}"
+        )
     pictures = cell.baseline("mean_color", "ssim") is not None
     words = BASELINES if pictures else RECORD_BASELINES
     known = {what: cell.baseline(name, "psnr") for name, what in words.items()}

@@ -353,6 +353,16 @@ def vocabulary_of(model: nn.Module) -> int | None:
     return found[1].num_embeddings if found is not None and isinstance(found[1], nn.Embedding) else None
 
 
+def padding_row(model: nn.Module) -> int | None:
+    """The row of a model's embedding that stands for no token and is never trained; None where none is named.
+
+    >>> padding_row(nn.Sequential(nn.Embedding(50, 8, padding_idx=0), nn.Linear(8, 2)))
+    0
+    """
+    found = first_layer(model)
+    return found[1].padding_idx if found is not None and isinstance(found[1], nn.Embedding) else None
+
+
 def as_inputs(model: nn.Module, values: Tensor) -> Tensor:
     """Made-up values as a model reads them: themselves, or token numbers where its first layer looks those up.
 

@@ -313,6 +313,10 @@ def _counts(result: Result) -> dict[Key, Count]:
         if row.certified is not None or not row.scored:
             # Inner features that are certified are no certified examples.
             found[row.cell, row.attack, "certified"] = Count(hits=row.certified_examples)
+        if row.named_tokens:
+            share = row.scores.get("token_recall")
+            count = (row.named_tokens, None) if share is None or not share.n else (round(share.mean * share.n), share.n)
+            found[row.cell, row.attack, "named"] = Count(hits=count[0], of=count[1])
     for test in result.membership:
         if test.named is not None:
             found[test.cell, test.test, "named"] = Count(hits=test.named.hits, of=test.named.of)

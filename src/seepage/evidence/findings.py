@@ -80,7 +80,7 @@ def _words(row: Row) -> str:
         beside = [(what, row.baselines.get(name, {}).get("psnr")) for name, what in known.items()]
         closer = "".join(f", {what} {one:.1f} dB" for what, one in beside if one is not None)
         parts.append(f"median PSNR {psnr:.1f} dB{closer}")
-    if row.certified is not None and not row.scored:
+    if row.certified is not None and not row.scored and "token_recall" not in row.scores:
         parts.append(f"{row.certificate or 'no guess certified'}, without a truth")
     if row.told_extra:
         parts.append(f"told beyond the protocol: {', '.join(row.told_extra)}")

@@ -92,6 +92,9 @@ class CaseEvidence(JsonRecord):
         unscored: Why no share can be given; None where one is.
         certified: Most guesses that one attack certifies to fit what was sent as only a private example would; needs no
             truth.
+        tokens: Distinct tokens of the texts that one attack names at the most, of all; None without a truth, or where
+            none does.
+        named_tokens: Most tokens that one attack names; needs no truth.
         certified_features: Most inner features that one attack certifies, which are no examples; needs no truth.
         best: The attack that recovered or certified most; None where none did any.
         sent: Numbers in one update.
@@ -119,6 +122,8 @@ class CaseEvidence(JsonRecord):
     unscored: str | None = None
     certified: int
     certified_features: int = 0
+    tokens: Share | None = None
+    named_tokens: int = 0
     best: str | None
     sent: int | None
     private: int | None
@@ -138,10 +143,13 @@ class CaseEvidence(JsonRecord):
     @property
     def recovered_words(self) -> str:
         """What came back, for people: without a truth what is certified, and of what."""
+        named = f"{self.tokens.words if self.tokens else f'{self.named_tokens:,}'} distinct tokens named"
         if self.recovered is not None:
-            return self.recovered.words
+            return f"{self.recovered.words}; {named}" if self.named_tokens else self.recovered.words
         if self.certified:
             return f"not scored; {counted_guesses(self.certified)}"
+        if self.named_tokens:
+            return named
         return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
 
 
@@ -326,6 +334,8 @@ def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
         unscored=None if rows else _unscored(run.rows_of(cell), cell),
         certified=max((row.certified_examples for row in run.rows_of(cell)), default=0),
         certified_features=max((row.certified_features for row in run.rows_of(cell)), default=0),
+        tokens=_tokens(run.rows_of(cell)),
+        named_tokens=max((row.named_tokens for row in run.rows_of(cell)), default=0),
         best=best.attack if best is not None and leaked(best) else None,
         sent=sent,
         private=private,
@@ -384,6 +394,8 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
     spoke = [row for row in rows if row.gave_result]
     if not spoke:
         return "no attack gave a result"
+    if all(row.outcome is Outcome.TOKENS_NAMED for row in spoke):
+        return "a set of tokens alone came back"
     if all(row.outcome is Outcome.FEATURES_ONLY for row in spoke):
         return "inner features alone came back"
     if all(row.outcome in (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY) for row in spoke):
@@ -392,13 +404,25 @@ def _unscored(rows: Sequence[Row], cell: Cell) -> str:
 
 
 def _strength(row: Row) -> tuple[float, float, int, float]:
-    return row.mean("recovered") or 0.0, row.mean("exact") or 0.0, row.certified_examples, row.median("psnr") or 0.0
+    return (
+        row.mean("recovered") or 0.0,
+        row.mean("exact") or 0.0,
+        row.certified_examples,
+        row.median("psnr") or row.named_tokens,
+    )
 
 
 def _most(rows: Sequence[Row], share: str) -> Share | None:
     counts = [(row.count(share), row.examples) for row in rows]
     whole = [(hits, of) for hits, of in counts if hits is not None and of]
     return Share.count(*max(whole, key=lambda pair: pair[0] / pair[1])) if whole else None
+
+
+def _tokens(rows: Sequence[Row]) -> Share | None:
+    """Named tokens that are right, of all distinct ones, by the attack that names most of them."""
+    shares = [row.scores["token_recall"] for row in rows if "token_recall" in row.scores]
+    most = max((share for share in shares if share.n), key=lambda share: share.mean, default=None)
+    return None if most is None or most.n is None else Share.count(round(most.mean * most.n), most.n)
 
 
 def _maximum(cases: Sequence[CaseEvidence]) -> Share | None:
@@ -485,8 +509,8 @@ def _attacks(run: RunFolder) -> list[AttackEvidence]:
 
 
 def leaked(row: Row) -> bool:
-    """Whether an attack recovered any example, or certified one where no truth is at hand."""
-    return row.leaks or (not row.scored and row.certified_examples > 0)
+    """Whether an attack recovered any example, named its tokens, or certified one where no truth is at hand."""
+    return row.leaks or row.named_tokens > 0 or (not row.scored and row.certified_examples > 0)
 
 
 def _tests(result: Result) -> list[AttackEvidence]:

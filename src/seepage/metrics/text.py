@@ -15,7 +15,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from seepage.core.schema import Summary
 from seepage.errors import SeepageError
+from seepage.metrics.membership import Rate
 from seepage.metrics.scores import Scores
 from seepage.types import Batch, Reconstruction
 
@@ -154,6 +156,71 @@ def score_text(reconstruction: Reconstruction, truth: Batch, aligned: TextAlignm
         batches=torch.zeros(len(truth), dtype=torch.int64),
         label_shares=torch.tensor([share], dtype=torch.float64),
     )
+
+
+def score_token_set(
+    found: Sequence[Reconstruction | None],
+    truth: Sequence[Batch],
+    *,
+    vocabulary: int | None,
+    padding: int | None = None,
+) -> tuple[dict[str, Summary], dict[str, dict[str, float]], int]:
+    """How right sets of tokens are: `(scores, baselines, wrong certificates)`.
+
+    With the distinct tokens of a batch T and the named ones S, added up over the batches,
+
+        recall = |S and T| / |T|        precision = |S and T| / |S|
+
+    with the interval of Clopper and Pearson. The baseline `all` names every token there is.
+
+    Args:
+        found: The named tokens of each batch, `[k, 1]`; None: none.
+        truth: The batches.
+        vocabulary: Number of tokens there are.
+        padding: A token that stands for none, and does not count.
+
+    >>> text = Batch(torch.tensor([[1, 2, 3, -1], [4, 4, 4, 1]]), torch.tensor([0, 1]))
+    >>> sure = torch.tensor([True, True, False])
+    >>> guess = Reconstruction(torch.tensor([[1], [4], [9]]), space="token", certified=sure)
+    >>> scores, beside, wrong = score_token_set([guess], [text], vocabulary=10)
+    >>> scores["token_recall"].mean, round(scores["token_precision"].mean, 3), beside["all"]["token_precision"], wrong
+    (0.5, 0.667, 0.4, 0)
+    """
+    right = named = held = wrong = 0
+    for guess, batch in zip(found, truth, strict=True):
+        tokens = set(tokens_of(batch.inputs.flatten())) - {padding}
+        held += len(tokens)
+        if guess is None:
+            continue
+        own = tokens_of(guess.inputs[:, 0])
+        sure = [True] * len(own) if guess.certified is None else guess.certified.tolist()
+        right += len(tokens.intersection(own))
+        named += len(own)
+        wrong += sum(vouched and token not in tokens for token, vouched in zip(own, sure, strict=True))
+    shares = (("token_recall", right, held), ("token_precision", right, named))
+    scores = {name: _share(hits, of) for name, hits, of in shares if of}
+    every = {"token_recall": 1.0, "token_precision": held / (vocabulary * len(truth))} if vocabulary else {}
+    return scores, {"all": every} if every else {}, wrong
+
+
+def _share(hits: int, of: int) -> Summary:
+    low, high = Rate(hits, of).interval
+    return Summary(mean=hits / of, low=low, high=high, n=of)
+
+
+def frequent_share(texts: Tensor, public: Tensor) -> float:
+    """Recall of a set of tokens that needs no update: the most frequent ones of public text, as many as there are.
+
+    Args:
+        texts: `[n, tokens]` the texts whose distinct tokens are guessed.
+        public: `[m, tokens]` texts that are not private.
+
+    >>> frequent_share(torch.tensor([[1, 2, 2, -1]]), torch.tensor([[1, 1, 3, 3, 3, 2]]))
+    0.5
+    """
+    held = set(tokens_of(texts.flatten()))
+    ranked = public[public >= 0].bincount().argsort(descending=True, stable=True)[: len(held)]
+    return len(held.intersection(ranked.tolist())) / len(held)
 
 
 def frequent(texts: Tensor, public: Tensor) -> Tensor:

@@ -13,6 +13,9 @@ from seepage.registry import datasets
 BUILT_IN = Path(__file__).parents[1] / "recipes"
 """Recipes that ship with the package; `seepage audit` without arguments runs `default.toml` from here."""
 
+OF_TEXT = ("token_sequences", "token_set")
+"""Attacks of examples that are token numbers, in place of the default recipe's, which are of pictures and tables."""
+
 
 def read_recipe(path: Path) -> dict[str, Any]:
     """The tables of a TOML file.

@@ -47,6 +47,7 @@ GLOSSARY = {
     "told": "what the attacker was given beyond what the protocol shows to every server",
     "features only": "what an inner layer was given came back, and no attack made examples of it",
     "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
+    "tokens named": "which distinct tokens the texts hold is known, not which stood together, in what order, how often",
     "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
     "not run": "the recipe asks for this attack in other cases only",
     "fresh": "the model had its random initial weights, so the attacked round is the first of a training",
@@ -174,6 +175,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     exposed, level = open_exposed(run.folder), run.result.verdict_level
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
+    tokens = any(row.named_tokens for row in run.rows)
     return {
         "run": run,
         "pictures": pictures,
@@ -190,11 +192,14 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "normed": any(one.norms for one in exposed),
         # Somebody who was named was harmed, whatever came back of the examples themselves.
         "level": "recognizable"
-        if (members or wrong) and level not in STRONG
+        if (members or wrong or tokens) and level not in STRONG
         else level
         if level in LEVELS
         else "unscored",
-        "level_words": LEVELS.get(level, "Not scored") + "; members named" * members + "; epsilon contradicted" * wrong,
+        "level_words": LEVELS.get(level, "Not scored")
+        + "; tokens named" * tokens
+        + "; members named" * members
+        + "; epsilon contradicted" * wrong,
         "matrix": [(attack, [MatrixEntry.of(_row(run, attack, cell)) for cell in run.cells]) for attack in run.attacks],
         "sections": sections,
         "told": _in_all([section.told for section in sections if section.told]),
@@ -321,6 +326,8 @@ def _standing(row: Row) -> str:
 
 def _proof(row: Row) -> str:
     """What an attack that was not scored proves of its guesses."""
+    if row.named_tokens:
+        return row.certificate
     if row.certified is None:
         return "guesses that it cannot certify, not scored"
     if not row.certified_examples:

@@ -129,6 +129,12 @@ def _outcome(row: Row) -> str:
         return ", ".join(filter(None, ("not scored", sure, row.misfit_words)))
     if row.certified_features:
         return f"{row.phrase}, {row.certified_features} of them certified"
+    if row.named_tokens:
+        precision = row.mean("token_precision")
+        if precision is None:
+            return row.certificate
+        others = row.named_tokens - round(precision * row.named_tokens)
+        return f"{row.phrase}, {f'{others:,}' if others else 'none'} wrong"
     wrong = row.certified.wrong if row.certified is not None else None
     false = f", {plural(wrong, 'false certificate')}" if wrong else ""
     return f"{row.phrase}{f' ({row.fitted} fitted)' if row.fitted else ''}{false}"
@@ -144,7 +150,8 @@ def further_metrics(rows: Iterable[Row]) -> list[str]:
 HEADINGS = {"rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2", "lpips": "LPIPS"}
 """What people call a metric, where that is not its name here."""
 
-_COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest", "target_error"}
+_COMMON = {"recovered", "exact", "gain_db", "label_accuracy", "psnr_nearest", "target_error",
+           "token_recall", "token_precision"}  # fmt: skip
 """Scores of a row that have no column of their own among the further metrics."""
 
 
@@ -165,6 +172,9 @@ class MatrixEntry:
         share = row.mean("recovered")
         if share is None and row.certified_examples:
             return cls(f"{row.certified_examples}", "certified", 4)
+        if row.named_tokens:
+            recall = row.mean("token_recall")
+            return cls(f"{row.named_tokens:,}", "tokens named", 4 if recall is None else 1 + int(recall * 3))
         if share is None:
             return cls(NONE, _outcome(row), 0, row.reason)
         return cls(count_of(share, row.examples), row.phrase, min(4, 1 + int(share * 3)) if share else 0)
@@ -172,4 +182,4 @@ class MatrixEntry:
 
 def is_muted(row: Row) -> bool:
     """Whether a table shows a row in a muted color: nothing was recovered, or the result was not scored."""
-    return not row.scored or row.outcome is Outcome.NOTHING_RECOVERED
+    return not (row.scored or row.named_tokens) or row.outcome is Outcome.NOTHING_RECOVERED

@@ -450,16 +450,20 @@ def planted_inputs_come_back(case: AttackCase) -> None:
         transcript, truth = case.plant()
         found = case.attack(transcript, seed=case.seed)
     reached = recovered_db(found, truth)
-    wanted = len(truth) if case.found is None else case.found
+    wanted = len(reached) if case.found is None else case.found
     good = int((reached >= case.planted_db).sum())
     assert good >= wanted, (
-        f"{good} of {len(truth)} planted inputs came back at {case.planted_db} dB or better and {wanted} must; "
+        f"{good} of {len(reached)} planted inputs came back at {case.planted_db} dB or better and {wanted} must; "
         f"PSNR of each: {[round(value, 1) for value in reached.tolist()]}"
     )
 
 
 def recovered_db(found: Reconstruction, truth: Tensor) -> Tensor:
-    """`[n]` PSNR of each true input against its nearest guess, values in [0, 1]; minus infinity without guesses."""
+    """`[n]` PSNR of each true input against its nearest guess, values in [0, 1]; minus infinity without guesses.
+
+    Of a set of tokens `[n]` are the distinct tokens of the inputs.
+    """
+    truth = truth[truth >= 0].unique()[:, None] if found.space == "token" else truth
     guesses, inputs = found.inputs.flatten(1).double(), truth.flatten(1).double()
     if not len(guesses):
         return torch.full((len(inputs),), -math.inf)

@@ -1,5 +1,6 @@
-"""Text of language models: the tokens, their order and their labels, from the spans of gradients."""
+"""Text of language models: the tokens, their order and their labels, from spans of gradients and from moved rows."""
 
 from seepage.attacks.text.token_sequences import TokenGradients, TokenSequences
+from seepage.attacks.text.token_set import TokenSet
 
-__all__ = ["TokenGradients", "TokenSequences"]
+__all__ = ["TokenGradients", "TokenSequences", "TokenSet"]

@@ -55,9 +55,18 @@ def _steps(mixtures: Tensor) -> Tensor | None:
     """The distance between neighboring numbers at each entry, in the coarsest format that holds all entries."""
     for kind in FORMATS:
         if torch.equal(mixtures.to(kind).to(mixtures.dtype), mixtures):
-            facts = torch.finfo(kind)
-            return torch.exp2(mixtures.abs().double().clamp(min=facts.tiny).log2().floor()) * facts.eps
+            return spacing(mixtures, kind)
     return None
+
+
+def spacing(values: Tensor, kind: torch.dtype) -> Tensor:
+    """The distance from each value to the next larger number of a format: a unit of its last place.
+
+    >>> spacing(torch.tensor([1.0, 3.0]), torch.bfloat16).tolist()
+    [0.0078125, 0.015625]
+    """
+    facts = torch.finfo(kind)
+    return torch.exp2(values.abs().double().clamp(min=facts.tiny).log2().floor()) * facts.eps
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,6 +90,7 @@ class TokenSequences(Attack):
     needs: ClassVar[Needs] = Needs(
         text="a network that embeds tokens; fewer tokens in the batch than a token has numbers",
         linear_in_gradient="no gradient spans what a layer has read",
+        instead="token_set, which needs no gradient",
     )
 
     def examine(self, transcript: Transcript) -> TokenGradients:

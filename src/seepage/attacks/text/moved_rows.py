@@ -1,0 +1,169 @@
+"""Which rows of a table moved by more than all of its rows did.
+
+A row of an embedding that nobody looked up has no gradient, in no local step and with no optimizer, so that it moves
+as every such row does:
+
+    E'_v = (1 - a) E_v + e_v      a: what weight decay took off, the same share of every row      e_v: rounding
+
+With a = 0 the row comes back bit for bit, or as its number format rounds it. With a > 0 both are read off the rows
+that agree with one another.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.text.span import FORMATS, spacing
+
+FALSE_ALARM = 1e-6
+"""Chance that any row at all is taken for moved whose residuals are those of the rows that stood still."""
+LEAST_EXPLAINED = 0.9
+"""Share of what the still rows moved, as a square, that one common share explains where it is weight decay."""
+MOST_SHRUNK = 0.5
+"""Share up to which all rows may have shrunk by weight decay; where they lost more, the decay was in the gradient of an
+optimizer that divides each entry by a size of its own, and took off what was there."""
+LAST_PLACE = 1.0
+"""Units of the last place by which half of the still rows' numbers moved at the most where rounding alone moved them,
+as the mean of several clients' weights does."""
+
+
+@dataclass(frozen=True, eq=False)
+class MovedRows:
+    """What the rows of a table did.
+
+    Attributes:
+        moved: `[v]` bool: rows that nothing but a gradient of their own explains.
+        sure: `[v]` bool: those of them of which so many numbers moved as single numbers of noise that a compression
+            lets through would leave in no row.
+        still: How many rows moved as all rows do.
+        share: What all rows shrank by; 0 where they came back as they were.
+        unit: Units of the last place that rounding is allowed; 0 where still rows are equal bit for bit.
+    """
+
+    moved: Tensor
+    sure: Tensor
+    still: int
+    share: float
+    unit: float
+
+
+def moved_rows(change: Tensor, before: Tensor | None = None) -> MovedRows | None:
+    """Tell rows that moved on their own from those that did not; None where no two rows moved alike.
+
+    Args:
+        change: `[v, d]` a gradient, or weights after minus before; of float64 where they are computed.
+        before: `[v, d]` the weights before, of a difference of weights; None: a gradient, which has no decay.
+
+    >>> before = torch.randn(50, 16, generator=torch.Generator().manual_seed(0))
+    >>> after = before * (1 - 1e-4)
+    >>> after[7] += 0.01 * before[8]
+    >>> found = moved_rows(after - before, before)
+    >>> found.moved.nonzero().flatten().tolist(), round(found.share, 6)
+    ([7], 0.0001)
+    """
+    if before is None:
+        exact = ~change.bool().any(1)
+        return _by_equality(change.double(), None, exact) if exact.any() else None
+    kind = before.dtype
+    after = (before.double() + change.double()).to(kind)
+    for coarse in FORMATS:
+        # A number of a finer format is one of a coarser format by chance once in thousands.
+        if (after.to(coarse).to(kind) == after).double().mean() > 0.5:
+            kind = coarse
+    beyond = after.double() - before.to(kind).double()
+    unit = spacing(torch.maximum(before.abs(), after.abs()), kind)
+    start = before.double()
+    change = after.double() - start
+    filled = start.any(1)  # a row of zeros does not shrink, and tells nothing of the others
+    exact = ~beyond.bool().any(1)
+    shrunk = _by_share(start, change, unit, filled)
+    if exact[filled].any() and (shrunk is None or 2 * int(exact[filled].sum()) >= shrunk.still):
+        return _by_equality(beyond, start, exact)
+    return shrunk
+
+
+def _by_equality(beyond: Tensor, start: Tensor | None, exact: Tensor) -> MovedRows:
+    """Rows that are not equal, bit for bit.
+
+    Decay, or an offset, that is lost in rounding but for single numbers takes these all one way: towards zero, or up,
+    or down. A gradient of d numbers does so by a chance of 2^(1 - d).
+    """
+    signs = beyond.sign()
+    one_way = ~((signs > 0).any(1) & (signs < 0).any(1))
+    if start is not None:
+        one_way |= (signs * start.sign() <= 0).all(1) & start.any(1)
+    moved = ~exact & ~one_way
+    return MovedRows(moved, moved & _no_single_numbers(beyond.bool()), int(exact.sum()), 0.0, 0.0)
+
+
+def _no_single_numbers(moved: Tensor) -> Tensor:
+    """`[v]` rows with more moved numbers than single ones, each as likely anywhere, would leave in any row of all.
+
+    By Chernoff's bound m or more of d numbers, each of which moved with chance q, did so with a chance of at most
+    `exp(-d KL(m / d, q))`, which has to be `FALSE_ALARM` by the number of rows. q is read off all rows that did not
+    move as a whole, also those that moved on their own, so that it is too large rather than too small.
+    """
+    rows, width = moved.shape
+    shares = moved.double().mean(1)
+    part = shares < 1
+    chance = shares[part].mean() if part.any() else shares.new_tensor(1.0)
+    gain = torch.xlogy(shares, shares / chance) + torch.xlogy(1 - shares, (1 - shares) / (1 - chance))
+    return (shares > chance) & (width * gain >= math.log(rows / FALSE_ALARM))
+
+
+def _by_share(start: Tensor, change: Tensor, unit: Tensor, filled: Tensor) -> MovedRows | None:
+    """Rows that did not shrink by the share by which the still ones did, by more than their rounding.
+
+    A row is moved where half of its residuals, in units of the last place, lie beyond x. Of still rows they do with a
+    chance p each, so that by Chernoff's bound half of d do with at most `(4 p (1 - p))^(d / 2)`. x is where this is
+    `FALSE_ALARM` by the number of rows, by the still rows' own residuals: nothing is assumed of how they are spread.
+    """
+    rows, width = start.shape
+    ratios = -(change * start).sum(1)[filled] / start.square().sum(1)[filled]
+    if len(ratios) < 2:
+        return None
+    share = _densest(ratios)
+    off = change + share * start
+    sizes = off.abs() / unit
+    middle = sizes.median(1).values
+    chance = _chance_of_one(rows, width)
+    own, numbers = middle[filled], sizes[filled]
+    # Rounding to the nearest number is off by half a unit. Then up from the stillest row to all that are like it.
+    limit, still = max(0.5, float(own.min())), own <= -1
+    while True:
+        found = own <= limit
+        if torch.equal(found, still):
+            break
+        still = found
+        limit = max(limit, _quantile(numbers[still], 1 - chance))
+    left, whole = off[filled][still].square().sum(), change[filled][still].square().sum()
+    decayed = 0 < share < MOST_SHRUNK and float(left) <= (1 - LEAST_EXPLAINED) * float(whole)
+    rounded = float((change.abs() / unit)[filled][still].median()) <= LAST_PLACE
+    if int(still.sum()) < 2 or not (decayed or rounded):
+        return None
+    moved = torch.where(filled, middle > limit, change.bool().any(1))
+    return MovedRows(moved, moved, int(still.sum()), share, limit)
+
+
+def _densest(values: Tensor) -> float:
+    """Where most values lie: the densest half of them, of that the densest half, and so on."""
+    values = values.sort().values
+    while len(values) > 2:
+        half = (len(values) + 1) // 2
+        start = int((values[half - 1 :] - values[: len(values) - half + 1]).argmin())
+        values = values[start : start + half]
+    return float(values.mean())
+
+
+def _chance_of_one(rows: int, width: int) -> float:
+    """P at which half of `width` numbers lie beyond the limit in any of so many rows with chance `FALSE_ALARM`."""
+    least = math.exp(-2 * math.log(rows / FALSE_ALARM) / width)  # 4 p (1 - p)
+    return (1 - math.sqrt(1 - least)) / 2
+
+
+def _quantile(values: Tensor, share: float) -> float:
+    """The smallest value that so large a share of all does not exceed."""
+    values = values.flatten()
+    return float(values.kthvalue(max(1, min(len(values), math.ceil(share * len(values))))).values)

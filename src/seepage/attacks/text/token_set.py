@@ -1,0 +1,169 @@
+"""Which tokens a client's texts hold, by the rows of the embedding that moved: whatever the optimizer, and in how many
+local steps.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
+from seepage.attacks.text.moved_rows import MovedRows, moved_rows
+from seepage.core.nn import first_layer, forward, generator, in_mode, padding_row, vocabulary_of
+from seepage.fitting import not_sent
+from seepage.registry import attacks
+from seepage.types import Knowledge, Reconstruction, Round, Transcript
+
+
+@attacks.register(
+    "token_set",
+    paper="rows of an embedding, after Melis et al. 2019, with weight decay, rounding and a proof",
+    cost="under a second (closed form, and one pass of the network)",
+)
+@dataclass(frozen=True, kw_only=True)
+class TokenSet(Attack):
+    """Names the distinct tokens of a client's texts by the rows of the embedding that moved.
+
+    A token that no text holds has no gradient in its row, in no local step of no client, so that SGD, momentum, Adam,
+    AdamW, RMSprop and Adadelta all move that row as they move every such row: not at all, or by weight decay, which
+    takes the same share a of each,
+
+        E'_v = (1 - a) E_v + rounding
+
+    What moved otherwise was looked up (Melis et al. 2019 read words off the rows of a gradient that are not zero). The
+    share is where most rows agree, and the rounding is known where a = 0 (a row then comes back bit for bit, or as its
+    number format rounds it) and read off the rows that stood still where a > 0: the chance to name any token by
+    rounding is one in a million. That only rows which are looked up have a gradient is tried: one pass of the network
+    on tokens of its own. Where the embedding is the last layer as well, every row has one, and nothing is said.
+
+    What is certified is that a row had a gradient of its own. It is a token of the texts if the client trained on
+    nothing else, began with a fresh optimizer, and added nothing to single rows: noise on all of them leaves none that
+    stood still, and is refused. A row of which so few numbers moved that noise behind a compression could have left
+    them is named and not certified. How often a token stood where stays open, and one whose gradient is zero, or too
+    small for the number format, is missed. A row of padding (`padding_idx`) is never trained, so it is never named.
+
+    Example:
+        >>> from seepage import Architecture, Batch, build, record
+        >>> model = build(Architecture("text_encoder", {"vocabulary": 90, "width": 32}), (6,), 2)
+        >>> ids = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 7, 1, 8, 2, 8]])
+        >>> found = TokenSet()(record(model, Batch(ids, torch.tensor([0, 1]))), seed=0)
+        >>> found.inputs.flatten().tolist(), found.space
+        ([1, 2, 3, 4, 5, 7, 8, 9], 'token')
+    """
+
+    needs: ClassVar[Needs] = Needs(text="a network that embeds tokens in a table of its own", weights=None)
+
+    def examine(self, transcript: Transcript) -> "LookedUp":
+        """Find the table, prove that only its rows which are looked up move, and tell which did.
+
+        Raises:
+            Inapplicable: Where the network reads no tokens, the table was not sent, is shared or stood still, or where
+                no two of its rows moved alike.
+        """
+        knowledge, observed = transcript.knowledge, transcript[0]
+        layer, vocabulary = first_layer(knowledge.model), vocabulary_of(knowledge.model)
+        if layer is None or vocabulary is None or len(knowledge.input_shape) != 1:
+            raise Inapplicable(
+                "the network does not begin with an embedding of tokens",
+                "use inverting_gradients for images and tables",
+            )
+        name = f"{layer[0]}.weight" if layer[0] else "weight"
+        if name not in observed.update.tensors:
+            raise not_sent(name, [*observed.params, *observed.personal])
+        change = observed.update.tensors[name]
+        if not change.any():
+            raise Inapplicable(
+                f"no row of the embedding {name} moved: it was frozen, or its update withheld",
+                "use token_sequences, or lora where adapters were trained",
+            )
+        _check_alone(knowledge, observed, name)
+        rows = moved_rows(*_moves(observed, name))
+        if rows is None:
+            raise Inapplicable(
+                f"every row of {name} moved in a way of its own: noise was added, the decay of an optimizer that "
+                "divides each entry by a size of its own is in it, or every token was used",
+                "use token_sequences for one step of SGD, or seepage membership with candidate texts",
+            )
+        return LookedUp(name, rows, padding_row(knowledge.model))
+
+    def run(self, seen: "LookedUp", /, *, seed: int, progress: Progress) -> Reconstruction:
+        """Return the rows that moved, as tokens."""
+        rows = seen.rows
+        tokens = rows.moved.nonzero()
+        return Reconstruction(tokens, space="token", certified=rows.sure[tokens[:, 0]], notes=tuple(seen.notes()))
+
+
+@dataclass(frozen=True)
+class LookedUp:
+    """What the table's rows did.
+
+    Attributes:
+        name: The table.
+        rows: Which of them moved.
+        padding: The row of padding, if the table names one.
+    """
+
+    name: str
+    rows: MovedRows
+    padding: int | None
+
+    def notes(self) -> list[str]:
+        """What was found, in sentences for the report."""
+        rows, count = self.rows, int(self.rows.moved.sum())
+        alike = (
+            f"shrank by {rows.share:.3g} alike, to within {rows.unit:.2g} units of the last place"
+            if rows.unit
+            else "came back bit for bit"
+        )
+        said = [f"{count:,} of {len(rows.moved):,} rows of {self.name} moved on their own; {rows.still:,} {alike}"]
+        part = count - int(rows.sure.sum())
+        if part:
+            said.append(f"of {part:,} of these few numbers moved: they are named and not certified")
+        open_ = len(rows.moved) - count - rows.still
+        if open_ > 0:
+            said.append(f"{open_:,} rows moved by so little, or so alike, that nothing is said of them")
+        if self.padding is not None:
+            said.append(f"row {self.padding} is padding, which is never trained: whether texts were padded stays open")
+        return said
+
+
+def _moves(observed: Round, name: str) -> tuple[Tensor, Tensor | None]:
+    """How the table's rows moved, float64, as between two checkpoints where there were two, and the table before."""
+    update, start = observed.update, observed.params[name]
+    change = update.tensors[name].double()
+    if update.kind == "gradient" and update.rate is None:
+        return change, None
+    moved = change if update.rate is None else -update.rate * change
+    return moved - update.decayed.get(name, 0.0) * start.double(), start
+
+
+def _check_alone(knowledge: Knowledge, observed: Round, name: str) -> None:
+    """Raise where a row has a gradient though its token is not looked up: the network runs once to tell."""
+    model, params = knowledge.model, {**dict(knowledge.model.named_parameters()), **observed.params}
+    params = {key: tensor.detach() for key, tensor in params.items()}
+    table = params[name].clone().requires_grad_()
+    ids = _probe(len(table), knowledge.input_shape[0]).to(table.device)
+    try:
+        with torch.enable_grad(), in_mode(model, training=False):
+            logits = forward(model, {**params, name: table}, ids, buffers=observed.buffers)
+            (gradient,) = torch.autograd.grad(logits.square().sum(), table)
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise Inapplicable(
+            f"the network cannot be run on token numbers {tuple(ids.shape)}, so it is not known that only the rows of "
+            f"{name} which are looked up move ({str(error).splitlines()[0][:80]})",
+            "name a model that takes token numbers alone, with --model",
+        ) from error
+    looked_up = torch.zeros(len(table), dtype=torch.bool, device=table.device)
+    looked_up[ids.flatten()] = True
+    if (gradient.any(1) & ~looked_up).any():
+        raise Inapplicable(
+            f"the embedding {name} is the last layer as well, which moves the rows of all tokens",
+            "use token_sequences, for one step of SGD",
+        )
+
+
+def _probe(vocabulary: int, length: int) -> Tensor:
+    """`[1, length]` tokens, at most half of all: so that there are rows that are not looked up."""
+    order = torch.randperm(vocabulary, generator=generator(0, "token set"))[: max(1, vocabulary // 2)]
+    return order[torch.arange(length) % len(order)][None]
