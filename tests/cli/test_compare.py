@@ -87,7 +87,7 @@ def test_an_attack_that_the_baseline_did_not_try_is_no_worse_and_no_pass(bare: P
 
 def test_a_gate_says_what_leaks_where_its_baseline_did_not_look(bare: Path, cli: Cli) -> None:
     line = ("audit", "tiny.toml", *EIGHT, "--attack", "cocktail_party", "--out", "both", "--jobs", 1, "--quiet")
-    found = cli(*line, "--baseline", bare)
+    found = cli(*line, "--all", "--baseline", bare)
     assert found.code == 2
     assert "no comparison with the baseline: cocktail_party on" in found.err
     assert "worse than the baseline" not in found.err
@@ -149,6 +149,7 @@ def test_what_failed_is_run_again_and_nothing_else(home: Path, cli: Cli, monkeyp
         "linear",
         "--attack",
         "flaky:Flaky",
+        "--all",
         "--out",
         "run",
         "--jobs",

@@ -245,10 +245,12 @@ class Attack(ABC):
         needs: What must hold of the first round, checked before anything else.
         rounds: `one`: reads the first round of the transcript it is given. `all`: needs all rounds together, and then
             checks by itself whether every one of them is zero.
+        certifies: Whether it can certify guesses. Those that can run first: what they certify no other need attack.
     """
 
     needs: ClassVar[Needs] = Needs()
     rounds: ClassVar[Literal["one", "all"]] = "one"
+    certifies: ClassVar[bool] = True
 
     @final
     def check(self, transcript: Transcript) -> None:

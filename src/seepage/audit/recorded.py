@@ -59,6 +59,7 @@ class AttackRequest:
         command: The command line, stored with the run.
         trust: Whether to execute model code that the folder names; only for folders from a trusted source.
         tell: Called with what to know before the attacks begin.
+        all_attacks: Whether attacks also run where all examples are certified already.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -71,6 +72,7 @@ class AttackRequest:
     command: str = ""
     trust: bool = False
     tell: Callable[[str], None] = lambda _: None
+    all_attacks: bool = False
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -121,6 +123,7 @@ def attack_only(
         batch_size=batch_size,
         sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
         contents=request_contents(request, model, observed) or None,
+        all_attacks=request.all_attacks,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
     for source in sources:
@@ -133,7 +136,14 @@ def attack_only(
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
     recipes = [
-        Recipe(name="attack", seed=request.seed, device=request.device, attack=request.specs, cell=source.name)
+        Recipe(
+            name="attack",
+            seed=request.seed,
+            device=request.device,
+            all_attacks=request.all_attacks,
+            attack=request.specs,
+            cell=source.name,
+        )
         for source in sources
     ]
     with locked(folder):
@@ -148,6 +158,10 @@ def attack_only(
         return Run(folder, summarize(sources, recipes, folder, request.show, files=judged), fresh=True)
 
 
+OPTIONAL = ("sizes", "contents", "all_attacks")
+"""Arguments that stand in `attack.json` only where they say something."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordedRequest:
     """The arguments of `attack_only`, as stored in `attack.json`."""
@@ -160,11 +174,12 @@ class RecordedRequest:
     batch_size: int | None
     sizes: dict[str, Any] | None = None
     contents: dict[str, str] | None = None
+    all_attacks: bool = False
 
     @property
     def text(self) -> str:
         """As JSON without default values, so that names of runs do not change when an argument is added."""
-        table = {name: value for name, value in asdict(self).items() if name not in ("sizes", "contents") or value}
+        table = {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value}
         return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
 
     def size_of(self, folder: str) -> tuple[int | None, str | None]:

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from seepage.audit.cell import Cell, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
-from seepage.audit.outcome import TRACE_OF_TEXT, Outcome, Status, judge_outcome
+from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.side_rows import (
     MEMBERSHIP_SCORES,
     BoundRow,
@@ -32,7 +32,8 @@ from seepage.audit.side_rows import (
 from seepage.core.schema import JsonRecord, Summary
 
 __all__ = [
-    "MEMBERSHIP_SCORES", "PROTOCOL", "SCHEMA_1", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell", "Certified",
+    "MEMBERSHIP_SCORES", "PASSED_OVER", "PROTOCOL", "SCHEMA_1", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
+    "Certified",
     "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Proportion", "Result", "Row",
     "Side", "SideName", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features", "counted_guesses",
     "json_schema", "judge_outcome",
@@ -191,7 +192,7 @@ class Row(JsonRecord):
     @property
     def gave_result(self) -> bool:
         """Whether the attack applied and returned a result, even one without guesses."""
-        return self.status not in ("inapplicable", "error")
+        return self.status not in ("inapplicable", *PASSED_OVER, "error")
 
     @property
     def certified_examples(self) -> int:

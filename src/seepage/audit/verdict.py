@@ -304,10 +304,16 @@ def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
         parts.append(
             f"Of {guesses} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
             f"{'is no exact copy' if given.wrong == 1 else 'are no exact copies'} of a private example: do not rely on "
-            f"what it calls certain here.{other}"
+            f"what it calls certain here.{_passed_over(rows, row)}{other}"
         )
     more = f" Nor on {len(parts) - LISTED_NAMES} more rows." if len(parts) > LISTED_NAMES else ""
     return f"FALSE CERTIFICATE. {' '.join(parts[:LISTED_NAMES])}{more}" if parts else ""
+
+
+def _passed_over(rows: Sequence[Row], false: Row) -> str:
+    """A clause on attacks that were not run for the sake of certificates, some of which are false."""
+    names = [row.attack for row in rows if row.cell == false.cell and row.outcome is Outcome.NOT_NEEDED]
+    return f" For its sake {' and '.join(names)} did not run: run again with --all." if names else ""
 
 
 def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:

@@ -10,6 +10,7 @@ import typer
 from seepage.cli.comparing import hold_against
 from seepage.cli.completing import names_of
 from seepage.cli.options import (
+    AllOption,
     BaselineOption,
     ClientOption,
     DeviceOption,
@@ -202,6 +203,7 @@ def attack(
         ),
     ] = None,
     baseline: BaselineOption = None,
+    all_attacks: AllOption = False,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -249,6 +251,7 @@ def attack(
             show=show,
             command=command_line(),
             trust=trust,
+            all_attacks=all_attacks,
             tell=(lambda _: None) if as_json or quiet else _tell,
         )
         finished = run(request=request)

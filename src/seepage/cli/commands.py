@@ -16,6 +16,7 @@ from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.membership import membership
 from seepage.cli.options import (
+    AllOption,
     AttackOption,
     BaselineOption,
     BoundsOption,
@@ -131,6 +132,7 @@ def audit(
     prove: ProveOption = False,
     fail_if: GateOption = None,
     baseline: BaselineOption = None,
+    all_attacks: AllOption = False,
     retry_failed: RetryOption = False,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
@@ -145,6 +147,8 @@ def audit(
     )  # fmt: skip
     ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
     tune_by(tables, tune)
+    if all_attacks:
+        tables["all_attacks"] = True
     cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
     from seepage.audit.run import run
     from seepage.cli.terminal import progress_bar

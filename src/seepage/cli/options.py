@@ -113,6 +113,12 @@ BaselineOption = Annotated[
         "cannot be told.",
     ),
 ]
+AllOption = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="Run every attack, also where cheaper ones certified all examples already; a recipe: all_attacks."
+    ),
+]
 RetryOption = Annotated[
     bool,
     typer.Option("--retry-failed", help="Run again what failed in a finished run: attacks with an error, lost cases."),

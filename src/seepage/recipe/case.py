@@ -2,6 +2,7 @@
 
     name = "mine"
     seed = 0
+    all_attacks = false                        whether attacks also run where all examples are certified already
     [data]      use = "album"                  a name or a path, and the options of `data.load`
     [model]     use = "fc2"                    a name or `module:factory`, and its options
     [training]  steps = 200                    `plans.Training`: how the model got where it is
@@ -120,6 +121,7 @@ class Recipe:
     name: str = "audit"
     seed: int = 0
     device: str = "cpu"
+    all_attacks: bool = False
     data: Spec = Spec("album")  # noqa: RUF009
     model: Spec = Spec("fc2")  # noqa: RUF009
     client: Spec = Spec("fedsgd")  # noqa: RUF009

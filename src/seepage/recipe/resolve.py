@@ -43,7 +43,7 @@ _TABLES: dict[str, type] = {
     "tune": TunePlan,
     "score": Scoring,
 }
-_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
+_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool}
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
 """Folders are called by labels."""
 MOST_CELLS = 10_000
@@ -165,8 +165,8 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
     given: dict[str, Any] = {"cell": name}
     for key, kind in _PLAIN.items():
         if key in tables:
-            if not isinstance(tables[key], kind) or isinstance(tables[key], bool):
-                words = "a whole number" if kind is int else "a text"
+            if not isinstance(tables[key], kind) or (kind is not bool and isinstance(tables[key], bool)):
+                words = {int: "a whole number", bool: "true or false"}.get(kind, "a text")
                 problems.append(f"{key} must be {words}, got {short(tables[key])}")
             elif kind is int:
                 problems += seed_problems(tables[key], key)
@@ -248,7 +248,8 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         out[head].pop(option, None)
         if isinstance(own, Mapping) and option in own:
             out[head][option] = own[option]
-    out = {key: value for key, value in out.items() if value not in (None, [], {})}
+    # What is off is left out: the text, and with it the name of the run, is what it was before there was such a key.
+    out = {key: value for key, value in out.items() if value not in (None, [], {}) and value is not False}
     for key in ("grid", "case", "frontier", "utility"):
         if tables.get(key):
             out[key] = tables[key]

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from seepage.audit.cell import Kind
-from seepage.audit.row import Cell, Diagnostic, Row
+from seepage.audit.row import PASSED_OVER, Cell, Diagnostic, Row
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
@@ -47,6 +47,7 @@ GLOSSARY = {
     "told": "what the attacker was given beyond what the protocol shows to every server",
     "features only": "what an inner layer was given came back, and no attack made examples of it",
     "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
+    "not needed": "another attack had proved every private example already, so this one was not run",
     "not run": "the recipe asks for this attack in other cases only",
     "fresh": "the model had its random initial weights, so the attacked round is the first of a training",
 }
@@ -234,7 +235,7 @@ def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, s
 
 def _was_tried(row: Row) -> bool:
     """Whether the attack applied and was run."""
-    return row.status != "inapplicable"
+    return row.status not in ("inapplicable", *PASSED_OVER)
 
 
 def _common_notes(run: RunFolder) -> list[tuple[str, str]]:

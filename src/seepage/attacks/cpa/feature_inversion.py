@@ -59,6 +59,7 @@ class FeatureInversion(Attack):
         0.1
     """
 
+    certifies: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(
         text="images; a fully connected layer behind convolutions, no more examples than it has neurons",
         images="feature inversion",

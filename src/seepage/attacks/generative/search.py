@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -50,6 +50,8 @@ class LatentSearch(Attack):
     steps: int = 500
     population: int = 50
     sigma: float = 1.0
+
+    certifies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.population < 4 or not self.sigma > 0:

@@ -138,6 +138,7 @@ class GuidedMatching(Attack):
         keeps: Whether the search keeps its units, optimizer and schedule on every network.
     """
 
+    certifies: ClassVar[bool] = False
     needs: ClassVar[Needs] = GradientMatching.needs
 
     search: GradientMatching

@@ -60,6 +60,7 @@ class GradientMatching(Attack):
             searches.
     """
 
+    certifies: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(
         text="the batch size", differentiable=True, batch_size="it says how many inputs to search for"
     )
