@@ -252,6 +252,14 @@ class Attack(ABC):
     rounds: ClassVar[Literal["one", "all"]] = "one"
     certifies: ClassVar[bool] = True
 
+    @property
+    def passes(self) -> int:
+        """Evaluations of the update that its search makes at most, from which its time is estimated.
+
+        0 where it has no option `steps` that could be cut: it is run as it is, whatever it takes.
+        """
+        return 0
+
     @final
     def check(self, transcript: Transcript) -> None:
         """Raise `Inapplicable(reason, remedy)` where this attack cannot say anything about this transcript."""

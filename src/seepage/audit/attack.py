@@ -15,7 +15,9 @@ import torch
 
 from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
+from seepage.audit.budget import Planner, Searching, read_budget
 from seepage.audit.candidates import FILE
+from seepage.audit.cell import Budget
 from seepage.audit.decided import decided_by, in_stages, not_needed
 from seepage.audit.membership import judge_members, save_judgment
 from seepage.audit.record import cell_folders, is_all_recorded, is_skipped, made_anew
@@ -125,6 +127,7 @@ class Task:
     Attributes:
         source: The recorded rounds; without the truth.
         folder: The run folder.
+        note: What a reader should know of how it was run.
     """
 
     cell: str
@@ -135,6 +138,7 @@ class Task:
     device: str
     source: Source
     folder: Path
+    note: str = ""
 
     @property
     def title(self) -> str:
@@ -181,6 +185,7 @@ class Task:
         try:
             found = attack(transcript, seed=self.seed, progress=progress)
             check_reconstruction(found, transcript)
+            found = replace(found, notes=(*found.notes, self.note)) if self.note else found
             seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
             return Attempt(found.status, repr(attack), found, None, seconds, cpu_seconds)
         except Inapplicable as error:
@@ -412,8 +417,12 @@ def attack_cells(
         with meter.watched():
             for device, plan in plans.items():
                 group = [queue for queue in queues if queue.recipe.device == device]
+                planner = None
+                if recipes[0].minutes is not None and only is None:
+                    budget = read_budget(folder) or Budget(minutes=recipes[0].minutes)
+                    planner = Planner(budget, folder, plan.jobs)
                 with executor.kept(plan) as runner:
-                    for stage in _stages(group, meter.finish):
+                    for stage in _stages(group, planner, meter.finish):
                         runner.run(_dearest_first(stage) if plan.jobs > 1 else stage, plan, folder, meter.finish)
     return plans[recipes[0].device]
 
@@ -477,7 +486,9 @@ class _CellQueue:
         return [task for task in tasks if not task.is_attack]
 
 
-def _stages(queues: Sequence[_CellQueue], finish: Callable[[Task], None]) -> Iterator[list[Task]]:
+def _stages(
+    queues: Sequence[_CellQueue], planner: Planner | None, finish: Callable[[Task], None]
+) -> Iterator[list[Task]]:
     """The tasks of all cells, stage by stage; each is looked at when those before it are done.
 
     A cell with fewer stages joins at the end, where the dear attacks are.
@@ -486,8 +497,52 @@ def _stages(queues: Sequence[_CellQueue], finish: Callable[[Task], None]) -> Ite
     for number in range(most):
         own = [(queue, number - most + len(queue.stages)) for queue in queues]
         tasks = [task for queue, place in own if place >= 0 for task in queue.left(place, finish)]
+        if planner is not None:
+            tasks = _within(planner, tasks, finish)
         if tasks:
             yield tasks
+
+
+def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], None]) -> list[Task]:
+    """The tasks that the minutes are enough for, with so many steps; for the others it is written down why not."""
+    by_attack: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        # Rounds that are made anew for each attack cannot be looked at here.
+        if task.is_attack and task.source.kept:
+            by_attack.setdefault((task.cell, task.name), []).append(task)
+    planner.plan([_searching(own) for own in by_attack.values()])
+    found = []
+    for task in tasks:
+        cut = planner.budget.of(task.cell, task.name) if task.is_attack else None
+        if cut is None:
+            found.append(task)
+        elif cut.steps:
+            found.append(replace(task, part=task.part.with_options(steps=cut.steps), note=cut.words))
+        else:
+            reason = (
+                f"{cut.words}, which --minutes {planner.budget.minutes:g} does not have; --all runs it all the same"
+            )
+            save_attempt(Attempt("not_tried", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
+            finish(task)
+    return found
+
+
+def _searching(tasks: Sequence[Task]) -> Searching:
+    """One attack on one cell, for the planner."""
+    first = tasks[0]
+    attack = ATTACKS.build(first.part)
+
+    def opened() -> Transcript:
+        transcript = first.source.open(first.device)
+        return OneRound(transcript, first.t) if attack.rounds == "one" else transcript
+
+    def fewer(steps: int) -> Attack | None:
+        try:
+            return ATTACKS.build(first.part.with_options(steps=steps))
+        except SeepageError:
+            return None
+
+    return Searching(first.cell, first.name, attack, len(tasks), first.seed, opened, fewer)
 
 
 def _dearest_first(tasks: Sequence[Task]) -> list[Task]:

@@ -148,7 +148,13 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     text = capture.text
     named = request_contents(request, capture.architecture, client=capture.client)
     asked = json.dumps(
-        [list(map(dict, request.attacks)), request.seed, *([named] if named else []), *["all"] * request.all_attacks]
+        [
+            list(map(dict, request.attacks)),
+            request.seed,
+            *([named] if named else []),
+            *["all"] * request.all_attacks,
+            *([request.minutes] if request.minutes else []),
+        ]
     )
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
     claim(folder, "captured.json", text)

@@ -31,7 +31,7 @@ from seepage.core.storage import (
     write_whole,
 )
 from seepage.errors import SeepageError
-from seepage.recipe.case import Recipe, Scoring
+from seepage.recipe.case import Recipe, Scoring, check_minutes
 from seepage.recipe.contents import contents
 from seepage.recipe.overrides import change
 from seepage.recipe.parts import seed_problems
@@ -60,6 +60,7 @@ class AttackRequest:
         trust: Whether to execute model code that the folder names; only for folders from a trusted source.
         tell: Called with what to know before the attacks begin.
         all_attacks: Whether attacks also run where all examples are certified already.
+        minutes: What the attacks may take, to which searches are cut; None: no limit.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -73,6 +74,7 @@ class AttackRequest:
     trust: bool = False
     tell: Callable[[str], None] = lambda _: None
     all_attacks: bool = False
+    minutes: float | None = None
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -82,6 +84,7 @@ class AttackRequest:
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
         check_device(self.device)
+        check_minutes(self.minutes, "--minutes")
         for problem in seed_problems(self.seed, "--seed"):
             raise SeepageError(f"{problem}; give a smaller one")
         for spec in self.specs:
@@ -124,6 +127,7 @@ def attack_only(
         sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
         contents=request_contents(request, model, observed) or None,
         all_attacks=request.all_attacks,
+        minutes=request.minutes,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
     for source in sources:
@@ -141,6 +145,7 @@ def attack_only(
             seed=request.seed,
             device=request.device,
             all_attacks=request.all_attacks,
+            minutes=request.minutes,
             attack=request.specs,
             cell=source.name,
         )
@@ -158,7 +163,7 @@ def attack_only(
         return Run(folder, summarize(sources, recipes, folder, request.show, files=judged), fresh=True)
 
 
-OPTIONAL = ("sizes", "contents", "all_attacks")
+OPTIONAL = ("sizes", "contents", "all_attacks", "minutes")
 """Arguments that stand in `attack.json` only where they say something."""
 
 
@@ -175,6 +180,7 @@ class RecordedRequest:
     sizes: dict[str, Any] | None = None
     contents: dict[str, str] | None = None
     all_attacks: bool = False
+    minutes: float | None = None
 
     @property
     def text(self) -> str:

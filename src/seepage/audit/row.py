@@ -18,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.audit.cell import Cell, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
+from seepage.audit.cell import Budget, Cell, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
 from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.side_rows import (
     MEMBERSHIP_SCORES,
@@ -388,6 +388,7 @@ class Result(JsonRecord):
         bounds: What no attacker can exceed, one per cell and bound.
         epsilons: The measured privacy of each cell's defense.
         tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
+        budget: The minutes of the run, where they were too few for something; else None.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -402,6 +403,7 @@ class Result(JsonRecord):
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
     tuned: list[TunedRow] = []
+    budget: Budget | None = None
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""
@@ -427,6 +429,7 @@ class Result(JsonRecord):
             "bounds": [row.model_dump(mode="json") for row in self.bounds],
             "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
             "tuned": [row.model_dump(mode="json") for row in self.tuned],
+            "budget": None if self.budget is None else self.budget.model_dump(mode="json"),
         }
 
 

@@ -10,6 +10,7 @@ import typer
 from seepage.cli.comparing import hold_against
 from seepage.cli.completing import names_of
 from seepage.cli.options import (
+    MINUTES,
     AllOption,
     BaselineOption,
     ClientOption,
@@ -17,6 +18,7 @@ from seepage.cli.options import (
     JobsOption,
     JsonOption,
     LossOption,
+    MinutesOption,
     ModelOption,
     NoPicturesOption,
     OnOption,
@@ -25,6 +27,7 @@ from seepage.cli.options import (
     SeedOption,
     SetOption,
     SizeOption,
+    minutes_of,
     running_on,
 )
 from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
@@ -204,6 +207,7 @@ def attack(
     ] = None,
     baseline: BaselineOption = None,
     all_attacks: AllOption = False,
+    minutes: MinutesOption = None,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -252,6 +256,7 @@ def attack(
             command=command_line(),
             trust=trust,
             all_attacks=all_attacks,
+            minutes=minutes_of(minutes, MINUTES, all_attacks=all_attacks, parts=use, settings=settings),
             tell=(lambda _: None) if as_json or quiet else _tell,
         )
         finished = run(request=request)

@@ -76,6 +76,10 @@ class FeatureInversion(Attack):
     schedule: Schedule = "cosine"
     search: Literal["adam", "second_order"] = "adam"
 
+    @property
+    def passes(self) -> int:
+        return self.steps
+
     def examine(self, transcript: Transcript) -> Mixed:
         mixed: Mixed = self.source.prepare(transcript)
         if mixed.layer.reads_input is not None:
