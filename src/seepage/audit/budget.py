@@ -1,8 +1,8 @@
 """A plan that fits: searches are cut so that the attacks of a run end within the minutes that they were given.
 
-Closed forms cost what they cost. Before the searches of a stage begin, a rough estimate is made from one update of each
-cell's client. Only where that may not fit, a few steps of each search are timed. What it needs in all is then held
-against what is left of the minutes:
+Closed forms cost what they cost. Before the searches of a stage begin, what each takes at most is estimated from one
+update of its cell's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until the
+others fit in any case. What all of them need is then held against what is left of the minutes:
 
 - steps of all of them are cut in proportion, to a quarter at the least;
 - where a quarter is too much, searches are left out, the dearest first, until a quarter of the others fits.
@@ -32,10 +32,10 @@ FLOOR = 0.25
 """Least share of its steps with which a search is run; with fewer it is left out."""
 TIMED_STEPS = 3
 """Steps of a search that are timed; the first of them may be slower."""
-PASS = 6.0
-"""Client's updates whose time one evaluation of a search takes, roughly and at most: it differentiates twice."""
-SURE = 0.5
-"""Share of the minutes up to which a rough estimate is believed to fit."""
+PASS = 5.0
+"""Client's updates whose time one evaluation of a search takes, roughly at most: it differentiates twice."""
+SETUP = 100
+"""Evaluations whose time a search takes before its first step, such as to fit a decoder, roughly and at most."""
 
 
 def read_budget(folder: Path) -> Budget | None:
@@ -116,34 +116,41 @@ class Planner:
         new = [one for one in searches if one.key not in self.budget.planned and one.steps]
         if not new:
             return
-        left = 60 * self.budget.minutes - (self.clock() - self.started)
-        if self._roughly(new) > SURE * left:
-            seconds = {one.key: timed(one) * one.rounds for one in new}
-            left = 60 * self.budget.minutes - (self.clock() - self.started)
-            shares = fitting({key: cost / self.jobs for key, cost in seconds.items()}, left)
-            cuts = [
-                Cut(
-                    cell=one.cell,
-                    attack=one.name,
-                    steps=max(1, int(shares[one.key] * one.steps)) if shares[one.key] else 0,
-                    of=one.steps,
-                    seconds=round(seconds[one.key], 1),
-                )
-                for one in new
-                if shares[one.key] < 1
-            ]
-            self.budget = self.budget.model_copy(update={"cut": [*self.budget.cut, *cuts]})
+        seconds = self._at_most(new)
+        for one in sorted(new, key=lambda one: seconds[one.key], reverse=True):
+            # Those that seem dearest are timed, until all others fit even if they take as long as they ever may.
+            if sum(seconds.values()) / self.jobs <= self._left:
+                break
+            seconds[one.key] = timed(one) * one.rounds
+        shares = fitting({key: cost / self.jobs for key, cost in seconds.items()}, self._left)
+        cuts = [
+            Cut(
+                cell=one.cell,
+                attack=one.name,
+                steps=max(1, int(shares[one.key] * one.steps)) if shares[one.key] else 0,
+                of=one.steps,
+                seconds=round(seconds[one.key], 1),
+            )
+            for one in new
+            if shares[one.key] < 1
+        ]
+        self.budget = self.budget.model_copy(update={"cut": [*self.budget.cut, *cuts]})
         keys = [*self.budget.planned, *(one.key for one in new)]
         self.budget = self.budget.model_copy(update={"planned": keys})
         write_budget(self.folder, self.budget)
 
-    def _roughly(self, searches: Sequence[Searching]) -> float:
-        """Seconds that searches take at most, by the time of one update of each cell's client."""
+    @property
+    def _left(self) -> float:
+        """Seconds that are left."""
+        return 60 * self.budget.minutes - (self.clock() - self.started)
+
+    def _at_most(self, searches: Sequence[Searching]) -> dict[str, float]:
+        """Seconds that each search takes at most, by the time of one update of its cell's client."""
         updates: dict[str, float] = {}
         for one in searches:
             if one.cell not in updates:
                 updates[one.cell] = update_seconds(one.opened())
-        return sum(PASS * updates[one.cell] * one.attack.passes * one.rounds for one in searches) / self.jobs
+        return {one.key: PASS * updates[one.cell] * (SETUP + one.attack.passes) * one.rounds for one in searches}
 
 
 def fitting(seconds: Mapping[str, float], left: float) -> dict[str, float]:

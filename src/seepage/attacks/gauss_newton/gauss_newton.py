@@ -149,7 +149,7 @@ class GaussNewton(Attack):
 
     @property
     def passes(self) -> int:
-        return 2 * self.steps * self.inner
+        return self.steps * self.inner  # two passes each, forth and back, none of which differentiates twice
 
     def examine(self, transcript: Transcript) -> Seen:
         knowledge, observed = transcript.knowledge, transcript[0]
