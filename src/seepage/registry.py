@@ -23,7 +23,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache, cached_property, partial
 from importlib.metadata import EntryPoint, entry_points
@@ -148,6 +148,10 @@ class Spec:
     def __str__(self) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"{self.use}({inside})" if inside else self.use
+
+    def with_options(self, **options: Any) -> Self:
+        """The same part with other options."""
+        return replace(self, options={**self.options, **options})
 
     def table(self) -> dict[str, Any]:
         """As a recipe writes it."""

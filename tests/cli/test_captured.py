@@ -191,7 +191,16 @@ def test_the_command_that_it_names_for_scoring_is_not_refused(
 def test_whether_guesses_give_the_update_is_said_where_nothing_scores_them(
     cli: Cli, home: Path, captured: Tensor
 ) -> None:
-    asked = ("attack", "before.pt", "after.pt", "--lr=0.1", *HIDDEN, "--use=gradient_matching:steps=3", "--out=run")
+    asked = (
+        "attack",
+        "before.pt",
+        "after.pt",
+        "--lr=0.1",
+        *HIDDEN,
+        "--use=gradient_matching:steps=3",
+        "--all",
+        "--out=run",
+    )
     told = ("--batch-size=3", "--shape=1,8,8", "--classes=10")
     out = " ".join(cli(*asked, *told).out.split())
     table = out.partition("inferred")[0]
@@ -286,7 +295,7 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
     cli: Cli, home: Path, captured: Tensor
 ) -> None:
     asked = ("attack", "gradient.safetensors", "--params=before.pt", "--set=model.hidden=24", "--jobs=1", "--out=run")
-    found = cli(*asked, "--use=linear", "--use=inverting_gradients:steps=3")
+    found = cli(*asked, "--use=linear", "--use=inverting_gradients:steps=3", "--all")
     assert found.code == 0, found.err
     page = (home / "run" / "report.html").read_text()
     strips = dict(re.findall(r'<tr>\s*<th scope="row">([\w<>]+)<small>(.*?)</tr>', page, re.S))

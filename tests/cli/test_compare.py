@@ -85,7 +85,7 @@ def test_an_attack_that_the_baseline_did_not_try_is_no_worse_and_no_pass(bare: P
 
 def test_a_gate_says_what_leaks_where_its_baseline_did_not_look(bare: Path, cli: Cli) -> None:
     line = ("audit", "tiny.toml", *EIGHT, "--attack", "cocktail_party", "--out", "both", "--jobs", 1, "--quiet")
-    found = cli(*line, "--baseline", bare)
+    found = cli(*line, "--all", "--baseline", bare)
     assert found.code == 2
     assert "cocktail_party on" in found.err
     assert "worse than the baseline" not in found.err
@@ -140,7 +140,7 @@ class Flaky(LinearLeak):
 def test_what_failed_is_run_again_and_nothing_else(home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "flaky.py").write_text(FLAKY)
     monkeypatch.syspath_prepend(home)
-    line = ("audit", "tiny.toml", "--attack=linear", "--attack=flaky:Flaky", "--out=run", "--jobs=1", "--json")
+    line = ("audit", "tiny.toml", "--attack=linear", "--attack=flaky:Flaky", "--all", "--out=run", "--jobs=1", "--json")
     first = cli(*line)
     assert [row["status"] for row in first.json["rows"]] == ["ok", "error"]
     kept = {path: path.stat().st_mtime_ns for path in Path("run/attacks").rglob("linear/*")}

@@ -380,7 +380,7 @@ def test_a_progress_line_cut_short_does_not_stop_a_run(cli: Cli, home: Path, mon
             file.write('{"cell": "cell", "att\n[3]\n{"cell": 1}\n')
 
     monkeypatch.setattr("seepage.audit.attempt.append_line", damaged)
-    found = cli("audit", "tiny.toml", "--out", "run", "--jobs", 1)
+    found = cli("audit", "tiny.toml", "--out", "run", "--jobs", 1, "--all")
     assert (found.code, "Traceback" in found.err) == (0, False)
     assert (home / "run/progress.jsonl").stat().st_size
 

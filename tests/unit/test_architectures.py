@@ -78,6 +78,7 @@ def test_a_fault_is_not_taken_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
     assert "no such thing" in found.words
 
 
+@pytest.mark.docs
 def test_the_table_holds_every_attack_on_every_network() -> None:
     """And none that ended in an exception: the page is made of these rows."""
     from seepage.papers.records import read_file

@@ -212,7 +212,7 @@ def test_side_by_side_the_dearest_attacks_begin(
     jobs: int, begun: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attacks = [{"use": use} for use in ("linear", "idlg")]
-    recipes = cells({**TABLES, "attack": attacks, "grid": {"batch.size": [1, 8]}})
+    recipes = cells({**TABLES, "all_attacks": True, "attack": attacks, "grid": {"batch.size": [1, 8]}})
     record_cells(recipes, tmp_path)
     given: list[str] = []
     monkeypatch.setattr(

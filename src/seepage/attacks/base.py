@@ -258,10 +258,20 @@ class Attack(ABC):
         needs: What must hold of the first round, checked before anything else.
         rounds: `one`: reads the first round of the transcript it is given. `all`: needs all rounds together, and then
             checks by itself whether every one of them is zero.
+        certifies: Whether it can certify guesses. Those that can run first: what they certify no other need attack.
     """
 
     needs: ClassVar[Needs] = Needs()
     rounds: ClassVar[Literal["one", "all"]] = "one"
+    certifies: ClassVar[bool] = True
+
+    @property
+    def passes(self) -> int:
+        """Evaluations of the update that its search makes at most, from which its time is estimated.
+
+        0 where it has no option `steps` that could be cut: it is run as it is, whatever it takes.
+        """
+        return 0
 
     @final
     def check(self, transcript: Transcript) -> None:

@@ -4,7 +4,7 @@ import json
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,9 +13,13 @@ from typing import Any
 
 import torch
 
-from seepage.attacks import ATTACKS, Attack, Inapplicable
+from seepage.attacks import ATTACKS, Attack, GradientMatching, GuidedMatching, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
+from seepage.audit.budget import Planner, Searching, read_budget
 from seepage.audit.candidates import FILE
+from seepage.audit.cell import Budget
+from seepage.audit.decided import decided_by, in_stages, not_needed
+from seepage.audit.hopeless import is_own, no_way_back, searches_blindly
 from seepage.audit.membership import judge_members, save_judgment
 from seepage.audit.record import cell_folders, is_all_recorded, is_skipped, made_anew
 from seepage.audit.serving import served
@@ -30,6 +34,7 @@ from seepage.registry import Spec
 from seepage.transcript.foreign import Facts, read_facts
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
+from seepage.transcript.truth import open_truth
 from seepage.transcript.vertical import IndexedTranscript
 from seepage.types import Architecture, Reconstruction, Transcript
 
@@ -124,6 +129,7 @@ class Task:
     Attributes:
         source: The recorded rounds; without the truth.
         folder: The run folder.
+        note: What a reader should know of how it was run.
     """
 
     cell: str
@@ -134,10 +140,16 @@ class Task:
     device: str
     source: Source
     folder: Path
+    note: str = ""
 
     @property
     def title(self) -> str:
         return f"{self.name} on {self.cell}"
+
+    @property
+    def is_attack(self) -> bool:
+        """Whether it looks for examples; a membership test does not."""
+        return True
 
     @property
     def outcome(self) -> Path:
@@ -175,6 +187,7 @@ class Task:
         try:
             found = attack(transcript, seed=self.seed, progress=progress)
             check_reconstruction(found, transcript)
+            found = replace(found, notes=(*found.notes, self.note)) if self.note else found
             seconds, cpu_seconds = time.perf_counter() - clocks[0], time.process_time() - clocks[1]
             return Attempt(found.status, repr(attack), found, None, seconds, cpu_seconds)
         except Inapplicable as error:
@@ -194,6 +207,10 @@ class Task:
 @dataclass(frozen=True, kw_only=True)
 class MembershipTask(Task):
     """One membership test on all rounds of a cell. It reads `observed/` only, as an attack does."""
+
+    @property
+    def is_attack(self) -> bool:
+        return False
 
     @property
     def outcome(self) -> Path:
@@ -389,31 +406,166 @@ def attack_cells(
     # Each attack is constructed once, not once per cell.
     made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
     attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
-    tasks: list[Task] = []
-    for source, recipe in zip(sources, recipes, strict=True):
-        if source.skipped:
-            continue
-        for name, spec in zip(attack_names(recipe.attack), recipe.attack, strict=True):
-            if only not in (None, name):
-                continue
-            rounds = range(source.rounds(attacks[repr(spec)]))
-            tasks += [_task(source, name, spec, t, folder, recipe.seed, recipe.device) for t in rounds]
-        if recipe.membership is not None and only is None and (source.observed / FILE).exists():
-            tasks += [_membership_task(source, use, folder, recipe) for use in recipe.membership.tests]
-    todo = [task for task in tasks if not task.done]
+    pairs = [(source, recipe) for source, recipe in zip(sources, recipes, strict=True) if not source.skipped]
+    queues = [_CellQueue.of(source, recipe, attacks, folder, only) for source, recipe in pairs]
+    todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
     executor = on or LocalExecutor()
     # Cells are grouped by device; the groups run in turn, each with the parallelism that suits its device.
     devices = dict.fromkeys(recipe.device for recipe in recipes)
-    groups = {device: [task for task in todo if task.device == device] for device in devices}
-    plans = {device: executor.plan(jobs, len(group), device) for device, group in groups.items()}
+    counts = {device: sum(task.device == device for task in todo) for device in devices}
+    plans = {device: executor.plan(jobs, count, device) for device, count in counts.items()}
     if todo:
         meter = _Meter(todo, folder / "progress.jsonl", show)
         with meter.watched():
-            for device, group in groups.items():
-                if group:
-                    several = plans[device].jobs > 1
-                    executor.run(_dearest_first(group) if several else group, plans[device], folder, meter.finish)
+            for device, plan in plans.items():
+                group = [queue for queue in queues if queue.recipe.device == device]
+                planner = None
+                if recipes[0].minutes is not None and only is None:
+                    budget = read_budget(folder) or Budget(minutes=recipes[0].minutes)
+                    planner = Planner(budget, folder, plan.jobs)
+                with executor.kept(plan) as runner:
+                    for stage in _stages(group, planner, meter.finish):
+                        runner.run(_dearest_first(stage) if plan.jobs > 1 else stage, plan, folder, meter.finish)
     return plans[recipes[0].device]
+
+
+@dataclass(frozen=True)
+class _CellQueue:
+    """The tasks of one cell.
+
+    Attributes:
+        source: The cell.
+        recipe: Its recipe.
+        stages: Tasks that wait for those of the stages before; what came of these may make them unnecessary.
+    """
+
+    source: Source
+    recipe: Recipe
+    stages: tuple[list[Task], ...]
+
+    @classmethod
+    def of(
+        cls, source: Source, recipe: Recipe, attacks: Mapping[str, Attack], folder: Path, only: str | None
+    ) -> "_CellQueue":
+        """The tasks of one cell; `attacks` are by the `repr` of their specs, and `only` is the one to run."""
+        specs = {
+            name: spec
+            for name, spec in zip(attack_names(recipe.attack), recipe.attack, strict=True)
+            if only in (None, name)
+        }
+        made = {name: (spec.use, attacks[repr(spec)]) for name, spec in specs.items()}
+        tasks = {
+            name: [
+                _task(source, name, spec, t, folder, recipe.seed, recipe.device)
+                for t in range(source.rounds(made[name][1]))
+            ]
+            for name, spec in specs.items()
+        }
+        order = [list(specs)] if recipe.all_attacks else in_stages(made)
+        stages = [[task for name in names for task in tasks[name]] for names in order]
+        if recipe.membership is not None and only is None and (source.observed / FILE).exists():
+            # Nothing waits for a membership test: it keeps a core busy that has no attack to run.
+            stages[-1] += [_membership_task(source, use, folder, recipe) for use in recipe.membership.tests]
+        return cls(source, recipe, tuple(stages))
+
+    def left(self, number: int, finish: Callable[[Task], None]) -> list[Task]:
+        """The tasks of a stage that are to run; for the others that need not, it is written down why."""
+        tasks = [task for task in self.stages[number] if not task.done]
+        before = [task.outcome.parent for stage in self.stages[:number] for task in stage]
+        facts, told = self.source.facts, self.source.batch_size
+        size = facts.batch_size if told is None else told
+        # Of rounds over one data set each shows some examples again: no count of a round says that all are found.
+        known = bool(tasks and before) and not self.recipe.all_attacks and "indices" not in facts.told
+        names = decided_by(list(dict.fromkeys(before)), facts.rounds, size) if known else []
+        if not names or size is None:
+            return self._with_hope(tasks, finish)
+        inferred = self.source.inferred is not None or (told is None and "batch size" in facts.said)
+        reason = not_needed(names, size * facts.rounds, inferred=inferred)
+        for task in tasks:
+            if task.is_attack:
+                save_attempt(Attempt("not_needed", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
+                finish(task)
+        return [task for task in tasks if not task.is_attack]
+
+    def _with_hope(self, tasks: list[Task], finish: Callable[[Task], None]) -> list[Task]:
+        """The tasks without gradient matching that has no way back to the private examples of somebody's own network.
+
+        This looks at the truth, which this process may: the tasks are not told why some of them do not run.
+        """
+        if self.recipe.all_attacks or self.source.private is None or not self.source.kept or not is_own(self.recipe):
+            return tasks
+        made = {task.name: ATTACKS.build(task.part) for task in tasks if task.is_attack}
+        if not any(isinstance(attack, GradientMatching | GuidedMatching) for attack in made.values()):
+            return tasks
+        transcript = self.source.open(self.recipe.device)
+        blind = {name for name, attack in made.items() if searches_blindly(attack, transcript)}
+        reason = no_way_back(transcript, open_truth(self.source.private), self.recipe.seed) if blind else None
+        if reason is None:
+            return tasks
+        for task in tasks:
+            if task.name in blind:
+                save_attempt(Attempt("not_tried", repr(made[task.name]), None, reason), task.outcome)
+                finish(task)
+        return [task for task in tasks if task.name not in blind]
+
+
+def _stages(
+    queues: Sequence[_CellQueue], planner: Planner | None, finish: Callable[[Task], None]
+) -> Iterator[list[Task]]:
+    """The tasks of all cells, stage by stage; each is looked at when those before it are done.
+
+    A cell with fewer stages joins at the end, where the dear attacks are.
+    """
+    most = max((len(queue.stages) for queue in queues), default=0)
+    for number in range(most):
+        own = [(queue, number - most + len(queue.stages)) for queue in queues]
+        tasks = [task for queue, place in own if place >= 0 for task in queue.left(place, finish)]
+        if planner is not None:
+            tasks = _within(planner, tasks, finish)
+        if tasks:
+            yield tasks
+
+
+def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], None]) -> list[Task]:
+    """The tasks that the minutes are enough for, with so many steps; for the others it is written down why not."""
+    by_attack: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        # Rounds that are made anew for each attack cannot be looked at here.
+        if task.is_attack and task.source.kept:
+            by_attack.setdefault((task.cell, task.name), []).append(task)
+    planner.plan([_searching(own) for own in by_attack.values()])
+    found = []
+    for task in tasks:
+        cut = planner.budget.of(task.cell, task.name) if task.is_attack else None
+        if cut is None:
+            found.append(task)
+        elif cut.steps:
+            found.append(replace(task, part=task.part.with_options(steps=cut.steps), note=cut.words))
+        else:
+            reason = (
+                f"{cut.words}, which --minutes {planner.budget.minutes:g} does not have; --all runs it all the same"
+            )
+            save_attempt(Attempt("not_tried", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
+            finish(task)
+    return found
+
+
+def _searching(tasks: Sequence[Task]) -> Searching:
+    """One attack on one cell, for the planner."""
+    first = tasks[0]
+    attack = ATTACKS.build(first.part)
+
+    def opened() -> Transcript:
+        transcript = first.source.open(first.device)
+        return OneRound(transcript, first.t) if attack.rounds == "one" else transcript
+
+    def fewer(steps: int) -> Attack | None:
+        try:
+            return ATTACKS.build(first.part.with_options(steps=steps))
+        except SeepageError:
+            return None
+
+    return Searching(first.cell, first.name, attack, len(tasks), first.seed, opened, fewer)
 
 
 def _dearest_first(tasks: Sequence[Task]) -> list[Task]:

@@ -150,7 +150,15 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
     request.check()
     text = capture.text
     named = request_contents(request, capture.architecture, client=capture.client)
-    asked = json.dumps([list(map(dict, request.attacks)), request.seed, *([named] if named else [])])
+    asked = json.dumps(
+        [
+            list(map(dict, request.attacks)),
+            request.seed,
+            *([named] if named else []),
+            *["all"] * request.all_attacks,
+            *([request.minutes] if request.minutes else []),
+        ]
+    )
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
     claim(folder, "captured.json", text)
     observed = folder / "observed"

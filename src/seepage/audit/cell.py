@@ -206,3 +206,78 @@ class TunedRow(JsonRecord):
         best = max(one.value for one in self.tried if one.value is not None)
         unit = f"{best:.1f} dB" if self.metric == "psnr" else f"{self.metric} {best:.2f}"
         return f"{self.attack}: {said}, the best {where} ({unit} there)"
+
+
+class Cut(JsonRecord):
+    """One search on one cell that does not run in full.
+
+    Attributes:
+        cell: The cell.
+        attack: The attack's name in the run.
+        steps: Steps with which it runs; 0: it is left out.
+        of: Steps that it was asked for.
+        seconds: What it would take in full, on all rounds of the cell.
+    """
+
+    cell: str
+    attack: str
+    steps: int
+    of: int
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """For the row of the attack.
+
+        >>> Cut(cell="a", attack="x", steps=40, of=80, seconds=600.0).words
+        'stopped after 40 of 80 steps, which would take about 10 minutes'
+        """
+        whole = f"would take about {minutes_words(self.seconds)}"
+        return f"stopped after {self.steps} of {self.of} steps, which {whole}" if self.steps else f"it {whole}"
+
+
+class Budget(JsonRecord):
+    """The minutes of a run, and what they were too few for.
+
+    Attributes:
+        minutes: The minutes that its attacks were given.
+        cut: What does not run in full; empty where everything fits.
+        planned: The searches that were looked at, as `CELL/ATTACK`: a run that goes on does not look again.
+    """
+
+    minutes: float
+    cut: list[Cut] = []
+    planned: list[str] = []
+
+    @property
+    def words(self) -> str:
+        """A sentence for the verdict; empty where everything fits."""
+        if not self.cut:
+            return ""
+        left, fewer = [cut for cut in self.cut if not cut.steps], [cut for cut in self.cut if cut.steps]
+        parts = []
+        if left:
+            names = ", ".join(dict.fromkeys(cut.attack for cut in left))
+            seconds = sum(cut.seconds for cut in left)
+            parts.append(f"what was not tried ({names}) would take about {minutes_words(seconds)}")
+        if fewer:
+            names = ", ".join(dict.fromkeys(cut.attack for cut in fewer))
+            parts.append(f"{names} ran with fewer steps than asked for")
+        return (
+            f"Stopped at {minutes_words(60 * self.minutes)}: {', and '.join(parts)}; "
+            "--minutes gives it more, and --all as much as it takes."
+        )
+
+    def of(self, cell: str, attack: str) -> Cut | None:
+        """What is cut of an attack on a cell; None where it runs in full."""
+        return next((cut for cut in self.cut if (cut.cell, cut.attack) == (cell, attack)), None)
+
+
+def minutes_words(seconds: float) -> str:
+    """A time in words, to the minute.
+
+    >>> minutes_words(20.0), minutes_words(60.0), minutes_words(4800.0)
+    ('1 minute', '1 minute', '80 minutes')
+    """
+    count = max(1, round(seconds / 60))
+    return f"{count} minute{'' if count == 1 else 's'}"

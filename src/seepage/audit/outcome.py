@@ -4,8 +4,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
-Status = Literal["ok", "diverged", "interrupted", "exhausted", "inapplicable", "error"]
-"""How an attack ended: the status of its reconstruction, `inapplicable`, or `error` for an exception in its code."""
+Status = Literal[
+    "ok", "diverged", "interrupted", "exhausted", "inapplicable", "not_needed", "not_tried", "error"
+]  # fmt: skip
+"""How an attack ended: the status of its reconstruction, `inapplicable`, `not_needed` where another attack had
+certified every example, `not_tried` where it was passed over for another reason, or `error` for an exception in its
+code."""
+
+PASSED_OVER: tuple[Status, ...] = ("not_needed", "not_tried")
+"""Statuses of attacks that were asked for and not run."""
 
 
 class Outcome(StrEnum):
@@ -25,6 +32,8 @@ class Outcome(StrEnum):
     NOT_SCORED = "not_scored"
     NOT_RECORDED = "not_recorded"
     INAPPLICABLE = "does_not_apply"
+    NOT_NEEDED = "not_needed"
+    NOT_TRIED = "not_tried"
     FAILED = "failed"
 
     @property
@@ -67,6 +76,8 @@ def judge_outcome(
     """
     if status == "error":
         return Outcome.FAILED
+    if status in PASSED_OVER:
+        return Outcome(status)
     if status == "inapplicable":
         return Outcome.ZERO_UPDATE if zero_update else Outcome.INAPPLICABLE
     if "psnr" not in means and "rouge_1" not in means:

@@ -32,7 +32,7 @@ from seepage.core.storage import (
     write_whole,
 )
 from seepage.errors import SeepageError
-from seepage.recipe.case import Recipe, Scoring
+from seepage.recipe.case import Recipe, Scoring, check_minutes
 from seepage.recipe.contents import contents
 from seepage.recipe.files import OF_TEXT
 from seepage.recipe.overrides import change
@@ -62,6 +62,8 @@ class AttackRequest:
         command: The command line, stored with the run.
         trust: Whether to execute model code that the folder names; only for folders from a trusted source.
         tell: Called with what to know before the attacks begin.
+        all_attacks: Whether attacks also run where all examples are certified already.
+        minutes: What the attacks may take, to which searches are cut; None: no limit.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -75,6 +77,8 @@ class AttackRequest:
     trust: bool = False
     tell: Callable[[str], None] = lambda _: None
     default: bool = False
+    all_attacks: bool = False
+    minutes: float | None = None
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -84,6 +88,7 @@ class AttackRequest:
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
         check_device(self.device)
+        check_minutes(self.minutes, "--minutes")
         for problem in seed_problems(self.seed, "--seed"):
             raise SeepageError(f"{problem}; give a smaller one")
         for spec in self.specs:
@@ -125,6 +130,8 @@ def attack_only(
         batch_size=batch_size,
         sizes={name: list(size) for name, size in (sizes or {}).items()} or None,
         contents=request_contents(request, model, observed) or None,
+        all_attacks=request.all_attacks,
+        minutes=request.minutes,
     )
     sources = _foreign_sources(recorded, trust=request.trust)
     texts = True
@@ -143,7 +150,15 @@ def attack_only(
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
     recipes = [
-        Recipe(name="attack", seed=request.seed, device=request.device, attack=request.specs, cell=source.name)
+        Recipe(
+            name="attack",
+            seed=request.seed,
+            device=request.device,
+            all_attacks=request.all_attacks,
+            minutes=request.minutes,
+            attack=request.specs,
+            cell=source.name,
+        )
         for source in sources
     ]
     with locked(folder):
@@ -158,6 +173,10 @@ def attack_only(
         return Run(folder, summarize(sources, recipes, folder, request.show, files=judged), fresh=True)
 
 
+OPTIONAL = ("sizes", "contents", "all_attacks", "minutes")
+"""Arguments that stand in `attack.json` only where they say something."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordedRequest:
     """The arguments of `attack_only`, as stored in `attack.json`."""
@@ -170,11 +189,13 @@ class RecordedRequest:
     batch_size: int | None
     sizes: dict[str, Any] | None = None
     contents: dict[str, str] | None = None
+    all_attacks: bool = False
+    minutes: float | None = None
 
     @property
     def text(self) -> str:
         """As JSON without default values, so that names of runs do not change when an argument is added."""
-        table = {name: value for name, value in asdict(self).items() if name not in ("sizes", "contents") or value}
+        table = {name: value for name, value in asdict(self).items() if name not in OPTIONAL or value}
         return json.dumps({"schema": SCHEMA, **table}, indent=2) + "\n"
 
     def size_of(self, folder: str) -> tuple[int | None, str | None]:

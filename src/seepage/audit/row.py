@@ -18,8 +18,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.audit.cell import Cell, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
-from seepage.audit.outcome import TRACE_OF_TEXT, Outcome, Status, judge_outcome
+from seepage.audit.cell import Budget, Cell, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
+from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.side_rows import (
     MEMBERSHIP_SCORES,
     BoundRow,
@@ -32,7 +32,8 @@ from seepage.audit.side_rows import (
 from seepage.core.schema import JsonRecord, Summary
 
 __all__ = [
-    "MEMBERSHIP_SCORES", "PROTOCOL", "SCHEMA_1", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell", "Certified",
+    "MEMBERSHIP_SCORES", "PASSED_OVER", "PROTOCOL", "SCHEMA_1", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
+    "Certified",
     "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Proportion", "Result", "Row",
     "Side", "SideName", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features", "counted_guesses",
     "counted_tokens", "json_schema", "judge_outcome",
@@ -204,7 +205,7 @@ class Row(JsonRecord):
     @property
     def gave_result(self) -> bool:
         """Whether the attack applied and returned a result, even one without guesses."""
-        return self.status not in ("inapplicable", "error")
+        return self.status not in ("inapplicable", *PASSED_OVER, "error")
 
     @property
     def certified_examples(self) -> int:
@@ -417,6 +418,7 @@ class Result(JsonRecord):
         bounds: What no attacker can exceed, one per cell and bound.
         epsilons: The measured privacy of each cell's defense.
         tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
+        budget: The minutes of the run, where they were too few for something; else None.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -431,6 +433,7 @@ class Result(JsonRecord):
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
     tuned: list[TunedRow] = []
+    budget: Budget | None = None
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""
@@ -456,6 +459,7 @@ class Result(JsonRecord):
             "bounds": [row.model_dump(mode="json") for row in self.bounds],
             "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
             "tuned": [row.model_dump(mode="json") for row in self.tuned],
+            "budget": None if self.budget is None else self.budget.model_dump(mode="json"),
         }
 
 

@@ -5,6 +5,7 @@ observed/[CELL/]                     all an attacker may read
 private/[CELL/]                      the truth and what only the audit knows
 attacks/[CELL/]ATTACK/000000.*       raw outcomes; a run resumes from what exists
 reconstructions/[CELL/]ATTACK.*      aligned with the truth, for the report
+plan.json                            with minutes: what of the attacks was cut to fit
 tune/                                with [tune]: a run of its own, on batches that are not scored
 progress.jsonl  scores.jsonl  flags.json  exposure.json  result.json
 """
@@ -17,6 +18,8 @@ from typing import Any
 
 from seepage.audit.attack import attack_cells, attack_names, own_source, ready_for
 from seepage.audit.bounded import bound_cells
+from seepage.audit.budget import read_budget, write_budget
+from seepage.audit.cell import Budget
 from seepage.audit.folder import (
     MIN_FREE_BYTES,
     Run,
@@ -57,6 +60,7 @@ def run(
     show: ProgressCallback = no_progress,
     command: str = "",
     retry_failed: bool = False,
+    budget: Budget | None = None,
 ) -> Run:
     """Audit: record every cell of a recipe, run every attack on it, score, and write the run folder.
 
@@ -69,6 +73,7 @@ def run(
         show: Called with progress messages.
         command: The command line, stored with the run.
         retry_failed: Whether what failed in a finished run is run again.
+        budget: The plan of an earlier run of the same recipe, to keep to; None: one is made where minutes are given.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
@@ -93,6 +98,8 @@ def run(
             return Run(folder, read_result(folder), fresh=False)
         with undone_on_mistake(made):
             write_whole(folder / "recipe.toml", text)
+            if budget is not None and budget.minutes == recipes[0].minutes and read_budget(folder) is None:
+                write_budget(folder, budget)
             tuned: list[TunedRow] = []
             if sweep_tables is not None:
                 tried = run(sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command)

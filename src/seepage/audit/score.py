@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from seepage.attacks import Attack
 from seepage.audit.attempt import Attempt
 from seepage.audit.misfit import misfit
-from seepage.audit.row import PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
+from seepage.audit.row import PASSED_OVER, PROTOCOL, Certified, Cost, Outcome, Row, Status, judge_outcome
 from seepage.core.nn import padding_row, vocabulary_of
 from seepage.core.schema import Summary
 from seepage.core.units import Units
@@ -306,7 +306,7 @@ def side_information(knowledge: Knowledge) -> tuple[list[str], list[str]]:
 
 def worst_status(attempts: Sequence[Attempt]) -> Status:
     """The worst status of the batches with a result; if no batch has one, the worst of all."""
-    order: tuple[Status, ...] = ("error", "inapplicable", "interrupted", "diverged", "exhausted", "ok")
+    order: tuple[Status, ...] = ("error", "inapplicable", *PASSED_OVER, "interrupted", "diverged", "exhausted", "ok")
     spoke = [attempt for attempt in attempts if attempt.reconstruction is not None] or attempts
     return next(status for status in order if any(attempt.status == status for attempt in spoke))
 

@@ -13,6 +13,7 @@ from seepage.attacks import Attack
 from seepage.audit.attack import Source, attack_names, judgment_path
 from seepage.audit.attempt import Attempt, open_attempt
 from seepage.audit.bounded import bound_diagnostics, bound_rows
+from seepage.audit.budget import read_budget
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.cell import Kind
 from seepage.audit.doubts import doubts, taken_for
@@ -106,6 +107,8 @@ def summarize(
     first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
     words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
     words = " ".join(filter(None, (contradicted(epsilons, cells), false_certificates(rows, cells), words)))
+    budget = read_budget(folder)
+    words = " ".join(filter(None, (words, "" if budget is None else budget.words)))
     scoring = recipes[0].score
     result = Result(
         run=folder.name if folder.is_absolute() else str(folder),
@@ -119,6 +122,7 @@ def summarize(
         bounds=bounds,
         epsilons=epsilons,
         tuned=list(tuned),
+        budget=budget if budget is not None and budget.cut else None,
     )
     # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
     text = json_text(without_places(result.record(), places))

@@ -21,7 +21,7 @@ TUNING = "tune"
 """Folder of the tuning run, within the run folder."""
 MOST_TRIES = 1000
 """Combinations of one attack's options; more are taken for a mistake."""
-LEFT_OUT = ("tune", "membership", "bounds", "epsilon", "frontier", "utility", "expect", "small")
+LEFT_OUT = ("tune", "minutes", "membership", "bounds", "epsilon", "frontier", "utility", "expect", "small")
 
 
 def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[str, Any]:
@@ -54,6 +54,7 @@ def tuning_tables(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> dict[
         if options
     ]
     # Scored are the first `count` batches of the order; a grid may choose how many, so the most of all cells count.
+    found["all_attacks"] = True  # which of two values is better is told from rows of both
     batch = {**found.get("batch", {}), "count": plan.count, "skip": max(recipe.batch.count for recipe in recipes)}
     found["batch"] = batch
     for choice in found.get("grid", {}).get("batch", []):

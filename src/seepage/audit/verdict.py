@@ -318,7 +318,8 @@ def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
         other = " Or the truth is that of another update: then the scores say nothing." if brought else ""
         parts.append(
             f"Of {guesses} that {row.attack} certified on {named[row.cell].heading}, {given.wrong} "
-            f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here.{other}"
+            f"{_no_copies(row, given.wrong)}: do not rely on what it calls certain here."
+            f"{_passed_over(rows, row)}{other}"
         )
     more = f" Nor on {len(parts) - LISTED_NAMES} more rows." if len(parts) > LISTED_NAMES else ""
     return f"FALSE CERTIFICATE. {' '.join(parts[:LISTED_NAMES])}{more}" if parts else ""
@@ -328,6 +329,12 @@ def _no_copies(row: Row, wrong: int) -> str:
     if row.space == "token":
         return "is no token of the texts" if wrong == 1 else "are no tokens of the texts"
     return f"{'is no exact copy' if wrong == 1 else 'are no exact copies'} of a private example"
+
+
+def _passed_over(rows: Sequence[Row], false: Row) -> str:
+    """A clause on attacks that were not run for the sake of certificates, some of which are false."""
+    names = [row.attack for row in rows if row.cell == false.cell and row.outcome is Outcome.NOT_NEEDED]
+    return f" For its sake {' and '.join(names)} did not run: run again with --all." if names else ""
 
 
 def named_members(rows: Sequence[MembershipRow], cells: Sequence[Cell]) -> str:

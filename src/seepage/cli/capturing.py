@@ -10,12 +10,15 @@ import typer
 from seepage.cli.comparing import hold_against
 from seepage.cli.completing import names_of
 from seepage.cli.options import (
+    MINUTES,
+    AllOption,
     BaselineOption,
     ClientOption,
     DeviceOption,
     JobsOption,
     JsonOption,
     LossOption,
+    MinutesOption,
     ModelOption,
     NoPicturesOption,
     NormalizeOption,
@@ -27,6 +30,7 @@ from seepage.cli.options import (
     SizeOption,
     TrustModelOption,
     add_to_model,
+    minutes_of,
     running_on,
 )
 from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
@@ -215,6 +219,8 @@ def attack(
         ),
     ] = None,
     baseline: BaselineOption = None,
+    all_attacks: AllOption = False,
+    minutes: MinutesOption = None,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -266,6 +272,8 @@ def attack(
             show=show,
             command=command_line(),
             trust=trust,
+            all_attacks=all_attacks,
+            minutes=minutes_of(minutes, MINUTES, all_attacks=all_attacks, parts=use, settings=settings),
             tell=(lambda _: None) if as_json or quiet else _tell,
         )
         finished = run(request=request)

@@ -16,6 +16,7 @@ from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.membership import membership
 from seepage.cli.options import (
+    AllOption,
     AttackOption,
     BaselineOption,
     BoundsOption,
@@ -28,6 +29,7 @@ from seepage.cli.options import (
     JsonOption,
     LossOption,
     MembershipOption,
+    MinutesOption,
     ModelOption,
     NoPicturesOption,
     NormalizeOption,
@@ -45,6 +47,7 @@ from seepage.cli.options import (
     TuneOption,
     WeightsOption,
     ask_for,
+    minutes_of,
     running_on,
     tables_of,
     tune_by,
@@ -134,6 +137,8 @@ def audit(
     prove: ProveOption = False,
     fail_if: GateOption = None,
     baseline: BaselineOption = None,
+    all_attacks: AllOption = False,
+    minutes: MinutesOption = None,
     retry_failed: RetryOption = False,
     no_pictures: NoPicturesOption = False,
     trust: TrustModelOption = False,
@@ -154,7 +159,14 @@ def audit(
     )  # fmt: skip
     ask_for(tables, membership=membership, bounds=bounds, prove=prove, defended=bool(defense))
     tune_by(tables, tune)
+    if all_attacks:
+        tables["all_attacks"] = True
+    own = tables.pop("minutes", None)
+    given = minutes_of(minutes, own, all_attacks=all_attacks, parts=attack, settings=settings)
+    if given is not None:
+        tables["minutes"] = given
     cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
+    from seepage.audit.budget import recorded_plan
     from seepage.audit.run import run
     from seepage.cli.terminal import progress_bar
 
@@ -162,7 +174,14 @@ def audit(
     check_asked(condition, tables)
     with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
         finished = run(
-            tables, out=out, jobs=jobs, on=runner, show=show, command=command_line(), retry_failed=retry_failed
+            tables,
+            out=out,
+            jobs=jobs,
+            on=runner,
+            show=show,
+            command=command_line(),
+            retry_failed=retry_failed,
+            budget=recorded_plan(recipe),
         )
         again = retry_failed and finished.fresh
         write_pages(finished.folder, show, again=again, pictures=False if no_pictures else None)

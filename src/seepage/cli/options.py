@@ -126,6 +126,22 @@ BaselineOption = Annotated[
         "cannot be told.",
     ),
 ]
+AllOption = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="Run every attack, also where cheaper ones certified all examples already; a recipe: all_attacks."
+    ),
+]
+MINUTES = 10.0
+"""What the attacks of `seepage attack` may take where nothing else is asked for; an audit's recipe says it."""
+MinutesOption = Annotated[
+    float | None,
+    typer.Option(
+        "--minutes",
+        help="What the attacks may take; searches that need longer make fewer steps or are left out, which is said; "
+        "default: 10, and no limit with --all, a recipe of yours, or steps that you state.",
+    ),
+]
 RetryOption = Annotated[
     bool,
     typer.Option("--retry-failed", help="Run again what failed in a finished run: attacks with an error, lost cases."),
@@ -312,6 +328,36 @@ def tune_by(tables: dict[str, Any], tuned: list[str] | None) -> None:
         if not isinstance(plan, dict) or not isinstance(plan.setdefault("options", {}), dict):
             raise SeepageError("[tune] of the recipe is no table with options; correct the recipe")
         plan["options"][key.strip()] = values
+
+
+def minutes_of(
+    minutes: float | None,
+    default: float | None,
+    *,
+    all_attacks: bool,
+    parts: list[str] | None,
+    settings: list[str] | None,
+) -> float | None:
+    """What the attacks may take; None: no limit. Steps that somebody states are never cut.
+
+    Args:
+        minutes: As they were typed.
+        default: Where nothing was typed.
+        all_attacks: Whether all attacks are asked for, whatever they take.
+        parts: Attacks as they were typed, perhaps with options.
+        settings: Settings as they were typed.
+
+    Raises:
+        SeepageError: Where both minutes and steps were typed.
+    """
+    from seepage.errors import SeepageError
+
+    typed = [text for part in parts or [] for text in part.replace(",", ":").split(":")[1:]]
+    typed += [text.strip().rpartition(".")[2] for text in settings or [] if text.strip().startswith("attack.")]
+    stated = any(text.partition("=")[0].strip() == "steps" for text in typed)
+    if stated and minutes is not None:
+        raise SeepageError("--minutes cuts the steps of attacks, and you state them; leave one of the two out")
+    return default if minutes is None and not (stated or all_attacks) else minutes
 
 
 def ask_for(tables: dict[str, Any], *, membership: bool, bounds: bool, prove: bool, defended: bool) -> None:

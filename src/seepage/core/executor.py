@@ -93,6 +93,9 @@ class Executor(Protocol):
             first: Called in each process that is started for them, to import what they need. It can be pickled.
         """
 
+    def kept(self, plan: Plan) -> AbstractContextManager["Executor"]:
+        """Who runs several batches of pieces, one batch after the other, in the same processes."""
+
     def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
         """Do all of it; everything is written below the run folder.
 
@@ -134,6 +137,15 @@ class LocalExecutor:
         with _pool(wanted) as workers:
             for _ in range(wanted):
                 _submit(workers, first)
+            yield replace(self, workers=workers)
+
+    @contextmanager
+    def kept(self, plan: Plan) -> Iterator[Self]:
+        """Workers that start with the first pieces that run side by side, and end with the block."""
+        if plan.jobs < 2 or self.workers is not None:
+            yield self
+            return
+        with _pool(plan.jobs - 1) as workers:
             yield replace(self, workers=workers)
 
     def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:

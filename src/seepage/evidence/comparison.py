@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from seepage.audit.row import Outcome, Result
+from seepage.audit.row import PASSED_OVER, Outcome, Result
 from seepage.core.manifest import refuse_changed
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import check_schema, read_json
@@ -20,7 +20,7 @@ from seepage.report.formatting import plural
 LEVEL = 0.05
 """Chance that a comparison of two runs of the same thing calls anything worse."""
 
-Kind = Literal["worse", "new leak", "lost", "not compared", "more", "better", "less", "same"]
+Kind = Literal["worse", "new leak", "lost", "not compared", "not needed", "more", "better", "less", "same"]
 """`worse` and `better`: beyond chance. `more` and `less`: within it. `new leak`: the attack did not apply to what was
 sent before, and now it does. `lost`: the older run had a result and the newer has none. `not compared`: the newer run
 has a result and the older one did not look, so nobody can say whether that is worse."""
@@ -253,6 +253,7 @@ class Lack(Enum):
     NOT_TRIED = "not tried in the {} run"
     FAILED = "failed in the {} run"
     DID_NOT_APPLY = "did not apply in the {} run"
+    NOT_NEEDED = "not needed in the {} run, where every example was certified"
     ZERO_UPDATE = "the update of the {} run was zero everywhere"
     NOT_RECORDED = "could not be recorded in the {} run"
     NOT_COUNTED = "the {} run has no such count"
@@ -272,13 +273,15 @@ def _lack(result: Result, cell: str, rule: str) -> Lack:
         tests = {(test.cell, test.test) for test in result.membership}
         tests |= {(one.cell, "epsilon") for one in result.epsilons}
         return Lack.NOT_COUNTED if (cell, rule) in tests else Lack.NOT_TRIED
-    if row.outcome in (Outcome.ZERO_UPDATE, Outcome.NOT_RECORDED):
+    if row.outcome in (Outcome.ZERO_UPDATE, Outcome.NOT_RECORDED, *map(Outcome, PASSED_OVER)):
         return Lack[row.outcome.name]
     return {"error": Lack.FAILED, "inapplicable": Lack.DID_NOT_APPLY}.get(row.status, Lack.NOT_COUNTED)
 
 
 def _alone(new: Count | None, lack: Lack) -> Kind:
     """The kind of a change of which one run has no count."""
+    if lack is Lack.NOT_NEEDED:
+        return "not needed"  # by a certificate for every example, whose own count is compared
     if new is None:
         return "lost"
     # The older run looked, and what was sent gave the attack nothing: that is a count of nothing.
@@ -378,7 +381,7 @@ def summary_line(comparison: Comparison) -> str:
     """What came of it, in a sentence or two."""
     worse, lost, alone = len(comparison.worse), len(comparison.lost), len(comparison.leaks_alone)
     new = len(comparison.of("not compared"))
-    compared = len(comparison.changes) - lost - new
+    compared = len(comparison.changes) - lost - new - len(comparison.of("not needed"))
     unknown = [f"{plural(lost, 'count')} of the older run without a result in the newer one"] * bool(lost)
     unknown += [f"{plural(alone, 'count')} of the newer run above 0 where the older one did not look"] * bool(alone)
     lacking = ", ".join(unknown)
@@ -401,6 +404,6 @@ def summary_line(comparison: Comparison) -> str:
 
 def by_kind(changes: Iterable[Change]) -> Mapping[Kind, list[Change]]:
     """Changes by kind, in the order of their weight, without those that are the same."""
-    order: tuple[Kind, ...] = ("worse", "new leak", "lost", "not compared", "more", "better", "less")
+    order: tuple[Kind, ...] = ("worse", "new leak", "lost", "not compared", "not needed", "more", "better", "less")
     listed = list(changes)
     return {kind: found for kind in order if (found := [change for change in listed if change.kind == kind])}

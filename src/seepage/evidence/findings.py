@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal
 
-from seepage.audit.row import EpsilonRow, MembershipRow, Result, Row
+from seepage.audit.row import EpsilonRow, MembershipRow, Outcome, Result, Row
 from seepage.evidence.statement import failed, leaked
 
-State = Literal["leaks", "quiet", "unjudged", "skipped", "untried"]
+State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried"]
 """`leaks`: data came back, members were named, or a claim is contradicted. `quiet`: tried, and nothing. `unjudged`:
-guesses came back, and no truth is at hand to compare them with. `skipped`: it does not apply. `untried`: it was asked
-for and has no result, so what it would have found is not known."""
+guesses came back, and no truth is at hand to compare them with. `skipped`: it does not apply. `unneeded`: another
+attack had certified every example. `untried`: it was asked for and has no result, so what it would have found is not
+known."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -57,6 +58,8 @@ def findings(result: Result) -> list[Found]:
 def _of_attack(row: Row, case: str) -> Found:
     if failed(row):
         state: State = "untried"
+    elif row.outcome is Outcome.NOT_NEEDED:
+        state = "unneeded"
     elif not row.gave_result:
         state = "skipped"
     else:

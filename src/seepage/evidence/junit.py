@@ -14,8 +14,8 @@ _NOT_XML = re.compile("[^\\t\\n\\r\\u0020-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0
 def junit(evidence: Evidence, found: Sequence[Found]) -> str:
     """The document.
 
-    A finding that leaks is a failure; one whose attack does not apply, or whose guesses no truth judges, is skipped;
-    one that was asked for and has no result is an error: what it would have found is not known.
+    A finding that leaks is a failure; one whose attack does not apply or was not needed, or whose guesses no truth
+    judges, is skipped; one that was asked for and has no result is an error: what it would have found is not known.
 
     Args:
         evidence: The run's evidence.
@@ -33,7 +33,7 @@ def junit(evidence: Evidence, found: Sequence[Found]) -> str:
                 ET.SubElement(element, "failure", message=_plain(one.words), type=one.severity)
             elif one.state == "untried":
                 ET.SubElement(element, "error", message=_plain(one.words), type="untried")
-            elif one.state in ("skipped", "unjudged"):
+            elif one.state in ("skipped", "unneeded", "unjudged"):
                 ET.SubElement(element, "skipped", message=_plain(one.words))
             else:
                 ET.SubElement(element, "system-out").text = _plain(one.words)
@@ -47,7 +47,7 @@ def _counts(found: Sequence[Found]) -> dict[str, str]:
         "tests": str(len(states)),
         "failures": str(states.count("leaks")),
         "errors": str(states.count("untried")),
-        "skipped": str(states.count("skipped") + states.count("unjudged")),
+        "skipped": str(sum(state in ("skipped", "unneeded", "unjudged") for state in states)),
         "time": f"{sum(one.seconds for one in found):.3f}",
     }
 

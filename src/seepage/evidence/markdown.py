@@ -14,6 +14,7 @@ WORDS = {
     "quiet": "nothing",
     "unjudged": "not judged",
     "skipped": "does not apply",
+    "unneeded": "not needed",
     "untried": "**no result**",
 }
 
@@ -46,7 +47,12 @@ def summary(evidence: Evidence, found: Sequence[Found]) -> str:
     if telling:
         lines += ["", *_table(telling)]
     if rest:
-        lines += ["", "<details><summary>Attacks that found nothing, or do not apply</summary>", "", *_table(rest)]
+        lines += [
+            "",
+            "<details><summary>Attacks that found nothing, do not apply, or were not needed</summary>",
+            "",
+            *_table(rest),
+        ]
         lines += ["", "</details>"]
     lines += ["", "**Not tried:**", "", *(f"- {plain(item)}" for item in evidence.not_tried)]
     return "\n".join(lines) + "\n"

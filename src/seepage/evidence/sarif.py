@@ -10,7 +10,10 @@ from seepage.registry import membership_tests
 
 SCHEMA_URL = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-schema-2.1.0.json"
 
-KINDS = {"leaks": "fail", "quiet": "pass", "unjudged": "review", "skipped": "notApplicable", "untried": "open"}
+KINDS = {
+    "leaks": "fail", "quiet": "pass", "unjudged": "review", "skipped": "notApplicable", "unneeded": "informational",
+    "untried": "open",
+}  # fmt: skip
 """What SARIF calls the state of a finding; only a `fail` has a level."""
 
 

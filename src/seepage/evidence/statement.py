@@ -11,7 +11,16 @@ from pydantic import Field
 from safetensors import SafetensorError, safe_open
 
 from seepage.attacks.agreement import MULTIPLE
-from seepage.audit.row import Cell, Outcome, Proportion, Result, Row, counted_features, counted_guesses
+from seepage.audit.row import (
+    PASSED_OVER,
+    Cell,
+    Outcome,
+    Proportion,
+    Result,
+    Row,
+    counted_features,
+    counted_guesses,
+)
 from seepage.core.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.core.schema import JsonRecord
 from seepage.core.storage import read_json
@@ -567,8 +576,12 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {LACKING.sub('', side.words, 1)}" for side in lacking]
     found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
     titles = result.titles
-    found += [f"{row.attack} on {titles[row.cell]} failed: {row.reason}" for row in result.rows if failed(row)]
-    found += [f"{one.name}: applies to no case of this run" for one in tried if not one.ran_on]
+    for row in filter(failed, result.rows):
+        how = "was not tried" if row.outcome is Outcome.NOT_TRIED else "failed"
+        found.append(f"{row.attack} on {titles[row.cell]} {how}: {row.reason}")
+    passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}
+    barred = [one for one in tried if not one.ran_on and one.name not in passed_over]
+    found += [f"{one.name}: applies to no case of this run" for one in barred]
     used = {_use(one.name, uses) for one in tried}
     found += _unused("attacks", used, known_attacks, _refused(result))
     found += _unused("membership tests", used, membership_tests) if result.membership else []
@@ -593,8 +606,8 @@ def _unused(kind: str, used: Iterable[str], registry: Mapping[str, Any], refused
 
 
 def failed(row: Row) -> bool:
-    """Whether an attack was asked for, applies, and has no result: what it would have found is not known."""
-    return row.status == "error" or row.outcome in (Outcome.FAILED, Outcome.NOT_RECORDED)
+    """Whether an attack was asked for, may apply, and has no result: what it would have found is not known."""
+    return row.status == "error" or row.outcome in (Outcome.FAILED, Outcome.NOT_RECORDED, Outcome.NOT_TRIED)
 
 
 def json_schema() -> dict[str, Any]:

@@ -99,7 +99,9 @@ def sweep_of(tables: Mapping[str, Any], only: Sequence[Spec] = ()) -> Sweep:
             )
     utility = _utility(tables.get("utility", {}))
     choices = _choices(tables.get("frontier") or [dict(table) for table in DEFAULT_STRENGTHS], only)
-    base = {"federation": {"clients": 20, "share": 0.5}, **tables}
+    # Whoever compares defenses compares the rows of each attack.
+    base = {"federation": {"clients": 20, "share": 0.5}, **tables, "all_attacks": True}
+    base.pop("minutes", None)
     plain = cells(base)[0]
     cases = [_case(parts, plain) for parts in choices]
     told = [*plain.knowledge.told, *(["defense"] if "defense" not in plain.knowledge.told else [])]

@@ -200,6 +200,10 @@ class Ray:
         """Ray starts its processes by itself."""
         return nullcontext(self)
 
+    def kept(self, plan: Plan) -> AbstractContextManager["Ray"]:
+        """Ray keeps its processes."""
+        return nullcontext(self)
+
     def run(self, works: Sequence[Work], plan: Plan, folder: Path, done: Done) -> None:
         """Do all of it; what must not leave this machine is done here, one after the other, at the end.
 

@@ -2,6 +2,8 @@
 
     name = "mine"
     seed = 0
+    minutes = 10                               what the attacks may take: searches are cut to fit; default: no limit
+    all_attacks = false                        whether attacks also run where all examples are certified already
     [data]      use = "album"                  a name or a path, and the options of `data.load`
     [model]     use = "fc2"                    a name or `module:factory`, and its options
     [training]  steps = 200                    `plans.Training`: how the model got where it is
@@ -112,6 +114,16 @@ class Scoring:
                 find_metric(use)  # a mistake is said before anything is computed
 
 
+def check_minutes(minutes: float | None, what: str) -> None:
+    """Raise `SeepageError` for minutes in which nothing could be done."""
+    if minutes is not None and not 0 < minutes <= MOST_MINUTES:
+        raise SeepageError(f"{what} is {minutes:g}; give a number above 0, or leave it out for no limit")
+
+
+MOST_MINUTES = 1e6
+"""Two years; more is no limit, and one is not needed then."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """One cell of an audit, fully resolved: no grid is left in it."""
@@ -120,6 +132,8 @@ class Recipe:
     name: str = "audit"
     seed: int = 0
     device: str = "cpu"
+    all_attacks: bool = False
+    minutes: float | None = None
     data: Spec = Spec("album")  # noqa: RUF009
     model: Spec = Spec("fc2")  # noqa: RUF009
     client: Spec = Spec("fedsgd")  # noqa: RUF009
@@ -140,6 +154,9 @@ class Recipe:
     # These two say which of a recipe's cells this is, and are not written down.
     cell: str = "cell"
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it
+
+    def __post_init__(self) -> None:
+        check_minutes(self.minutes, "minutes")
 
     @property
     def architecture(self) -> Spec:

@@ -43,7 +43,7 @@ _TABLES: dict[str, type] = {
     "tune": TunePlan,
     "score": Scoring,
 }
-_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str}
+_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool, "minutes": float}
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
 """Folders are called by labels."""
 MOST_CELLS = 10_000
@@ -92,7 +92,7 @@ def _case(case: Any, cell: dict[str, Any], problems: list[str]) -> Recipe | None
     if not isinstance(case, Mapping) or not isinstance(case.get("name"), str):
         problems.append('each [[case]] needs a name, such as name = "vertical"')
         return None
-    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score", "tune")]
+    unknowns = [key for key in case if key not in _KEYS or key in ("grid", "case", *_ASIDE, "score", "tune", "minutes")]
     if unknowns:
         problems.append(f"the case {case['name']!r} cannot set {', '.join(unknowns)}")
         return None
@@ -119,7 +119,7 @@ def _combinations(grid: Any, problems: list[str]) -> list[dict[str, Any]]:
         if not isinstance(values, list) or not values:
             problems.append(f"grid {key!r} must be a list with at least one value, got {values!r}")
             return [{}]
-        if head not in _KEYS or head in ("grid", "case", *_ASIDE, "name", "score"):
+        if head not in _KEYS or head in ("grid", "case", *_ASIDE, "name", "score", "minutes"):
             problems.append(f"grid {key!r} is no key of a recipe")
             return [{}]
     count = math.prod(len(values) for values in grid.values())
@@ -165,8 +165,9 @@ def _resolve(tables: Mapping[str, Any], name: str, problems: list[str]) -> Recip
     given: dict[str, Any] = {"cell": name}
     for key, kind in _PLAIN.items():
         if key in tables:
-            if not isinstance(tables[key], kind) or isinstance(tables[key], bool):
-                words = "a whole number" if kind is int else "a text"
+            taken = (int, float) if kind is float else kind
+            if not isinstance(tables[key], taken) or (kind is not bool and isinstance(tables[key], bool)):
+                words = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "a text")
                 problems.append(f"{key} must be {words}, got {short(tables[key])}")
             elif kind is int:
                 problems += seed_problems(tables[key], key)
@@ -248,7 +249,8 @@ def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
         out[head].pop(option, None)
         if isinstance(own, Mapping) and option in own:
             out[head][option] = own[option]
-    out = {key: value for key, value in out.items() if value not in (None, [], {})}
+    # What is off is left out: the text, and with it the name of the run, is what it was before there was such a key.
+    out = {key: value for key, value in out.items() if value not in (None, [], {}) and value is not False}
     for key in ("grid", "case", "frontier", "utility"):
         if tables.get(key):
             out[key] = tables[key]

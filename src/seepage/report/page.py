@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from seepage.audit.cell import Kind
-from seepage.audit.row import Cell, Diagnostic, Row
+from seepage.audit.row import PASSED_OVER, Cell, Diagnostic, Row
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
@@ -49,6 +49,7 @@ GLOSSARY = {
     "mixture only": "what an inner layer was given was found mixed, and no guess is proved to be of one example",
     "tokens named": "which distinct tokens the texts hold is known, not which stood together, in what order, how often",
     "does not apply": "the attack needs something that this case has not; the reason stands under the tables",
+    "not needed": "another attack had proved every private example already, so this one was not run",
     "not run": "the recipe asks for this attack in other cases only",
     "fresh": "the model had its random initial weights, so the attacked round is the first of a training",
 }
@@ -240,7 +241,7 @@ def _remarks(run: RunFolder, common: list[tuple[str, str]]) -> list[tuple[str, s
 
 def _was_tried(row: Row) -> bool:
     """Whether the attack applied and was run."""
-    return row.status != "inapplicable"
+    return row.status not in ("inapplicable", *PASSED_OVER)
 
 
 def _common_notes(run: RunFolder) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from seepage.audit.record import cell_folder
-from seepage.audit.row import Cell
+from seepage.audit.row import PASSED_OVER, Cell
 from seepage.core.storage import read_tensors
 from seepage.errors import SeepageError
 from seepage.report.run import RunFolder
@@ -111,7 +111,7 @@ def open_examples(run: RunFolder, cell: Cell, fits: Callable[[Tensor], bool]) ->
     guesses = {}
     for row in run.rows_of(cell):
         path = inside(run.folder / "reconstructions", cell.name, f"{row.attack}.safetensors")
-        if row.status != "inapplicable" and path is not None and path.exists():
+        if row.status not in ("inapplicable", *PASSED_OVER) and path is not None and path.exists():
             found = _guesses(read_tensors(path), path, fits)
             _check_pairs(found, truth, path)
             if found.inputs:

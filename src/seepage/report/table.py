@@ -15,6 +15,8 @@ STATUSES = {
     "interrupted": "interrupted",
     "error": "failed",
     "inapplicable": "does not apply",
+    "not_needed": "not needed",
+    "not_tried": "not tried",
 }
 
 

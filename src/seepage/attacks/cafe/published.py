@@ -96,6 +96,7 @@ class PublishedCafe(Attack):
         samples: N; None takes the largest index.
     """
 
+    certifies: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(text="as cafe, and thousands of rounds")
     rounds: ClassVar[Literal["one", "all"]] = "all"
 

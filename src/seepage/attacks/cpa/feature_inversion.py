@@ -59,6 +59,7 @@ class FeatureInversion(Attack):
         0.1
     """
 
+    certifies: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(
         text="images; a fully connected layer behind convolutions, no more examples than it has neurons",
         images="feature inversion",
@@ -74,6 +75,10 @@ class FeatureInversion(Attack):
     chunk: int = 64
     schedule: Schedule = "cosine"
     search: Literal["adam", "second_order"] = "adam"
+
+    @property
+    def passes(self) -> int:
+        return self.steps
 
     def examine(self, transcript: Transcript) -> Mixed:
         mixed: Mixed = self.source.prepare(transcript)

@@ -147,6 +147,10 @@ class GaussNewton(Attack):
     layers: int = 1
     rounding: bool = True
 
+    @property
+    def passes(self) -> int:
+        return self.steps * self.inner  # two passes each, forth and back, none of which differentiates twice
+
     def examine(self, transcript: Transcript) -> Seen:
         knowledge, observed = transcript.knowledge, transcript[0]
         head = last_linear(knowledge.model, knowledge.num_outputs)

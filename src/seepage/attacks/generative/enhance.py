@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +48,8 @@ class Enhanced(Attack):
     width: int = 16
     training: int = 500
     keep: str | None = None
+
+    certifies: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if min(self.scale, self.width, self.training) < 1:

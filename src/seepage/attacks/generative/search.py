@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +51,8 @@ class LatentSearch(Attack):
     population: int = 50
     sigma: float = 1.0
 
+    certifies: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         if self.steps < 1 or self.population < 4 or not self.sigma > 0:
             raise SeepageError(
@@ -59,6 +61,10 @@ class LatentSearch(Attack):
             )
         if self.parameters.weights:
             raise SeepageError("a search without derivatives cannot move a generator's weights; use gias for that")
+
+    @property
+    def passes(self) -> int:
+        return self.steps
 
     def examine(self, transcript: Transcript) -> Transcript:
         if find_spec("cmaes") is None:

@@ -138,6 +138,7 @@ class GuidedMatching(Attack):
         keeps: Whether the search keeps its units, optimizer and schedule on every network.
     """
 
+    certifies: ClassVar[bool] = False
     needs: ClassVar[Needs] = GradientMatching.needs
 
     search: GradientMatching
@@ -151,6 +152,10 @@ class GuidedMatching(Attack):
             raise SeepageError("an inversion starts from activations; set known to activations, or start to decoder")
         if self.weight < 0:
             raise SeepageError(f"the weight of what is known cannot be below 0, got {self.weight}; correct the recipe")
+
+    @property
+    def passes(self) -> int:
+        return self.search.passes
 
     def examine(self, transcript: Transcript) -> tuple[Knowledge, Round]:
         return self.search.examine(transcript)

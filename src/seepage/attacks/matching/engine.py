@@ -60,6 +60,7 @@ class GradientMatching(Attack):
             searches.
     """
 
+    certifies: ClassVar[bool] = False
     needs: ClassVar[Needs] = Needs(
         text="the batch size", differentiable=True, batch_size="it says how many inputs to search for"
     )
@@ -95,6 +96,10 @@ class GradientMatching(Attack):
                 f"{type(whole[0]).__name__} is a statistic of the whole batch, of which a micro-batch sees a part; "
                 "leave out microbatch, or the prior"
             )
+
+    @property
+    def passes(self) -> int:
+        return self.steps * self.restarts * (self.optimizer.inner if isinstance(self.optimizer, LBFGS) else 1)
 
     @property
     def _layer_priors(self) -> tuple[LayerPrior, ...]:

@@ -1,0 +1,218 @@
+"""A plan that fits: searches are cut so that the attacks of a run end within the minutes that they were given.
+
+Closed forms cost what they cost. Before the searches of a stage begin, what each takes at most is estimated from one
+update of its cell's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until
+the others fit in any case. What all of them need is then held against what is left of the minutes:
+
+- steps of all of them are cut in proportion, to a quarter at the least;
+- where a quarter is too much, searches are left out, the dearest first, until a quarter of the others fits.
+
+The plan depends on the speed of the machine. So it is written down, in `plan.json` of the run folder, before any of it
+runs: a run that goes on, and one that is made again from the folder's recipe, keep to it, with the same bits.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from seepage.attacks import Attack
+from seepage.attacks.base import Silent
+from seepage.audit.cell import Budget, Cut
+from seepage.core.schema import parse
+from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
+from seepage.errors import SeepageError
+from seepage.types import Batch, Transcript
+
+PLAN = "plan.json"
+"""File of a run folder with its plan."""
+FLOOR = 0.25
+"""Least share of its steps with which a search is run; with fewer it is left out."""
+TIMED_STEPS = 3
+"""Steps of a search that are timed; the first of them may be slower."""
+PASS = 5.0
+"""Client's updates whose time one evaluation of a search takes, roughly at most: it differentiates twice."""
+SETUP = 100
+"""Evaluations whose time a search takes before its first step, such as to fit a decoder, roughly and at most."""
+
+
+def read_budget(folder: Path) -> Budget | None:
+    """The plan of a run folder; None where it has none."""
+    path = folder / PLAN
+    if not path.exists():
+        return None
+    found = read_json(path)
+    check_schema(found, path)
+    return parse(Budget, {key: value for key, value in found.items() if key != "schema"}, str(path))
+
+
+def recorded_plan(recipe: str | None) -> Budget | None:
+    """The plan beside a `recipe.toml` that lies in a run folder; None where there is none."""
+    path = None if recipe is None else Path(recipe)
+    return read_budget(path.parent) if path is not None and path.name == "recipe.toml" and path.is_file() else None
+
+
+def write_budget(folder: Path, budget: Budget) -> None:
+    """Keep a plan in a run folder."""
+    write_json(folder / PLAN, {"schema": SCHEMA, **budget.model_dump(mode="json")})
+
+
+@dataclass(frozen=True)
+class Searching:
+    """A search on one cell that is about to run.
+
+    Attributes:
+        cell: The cell.
+        name: The attack's name in the run.
+        attack: The attack.
+        rounds: Rounds that it is to run on.
+        seed: Seed of the first.
+        opened: The first round; only where the time is looked at.
+        fewer: The attack with so many steps; None where it takes no such option.
+    """
+
+    cell: str
+    name: str
+    attack: Attack
+    rounds: int
+    seed: int
+    opened: Callable[[], Transcript]
+    fewer: Callable[[int], Attack | None]
+
+    @property
+    def key(self) -> str:
+        return f"{self.cell}/{self.name}"
+
+    @property
+    def steps(self) -> int:
+        """Steps that it is asked for; 0 where they cannot be cut."""
+        able = self.attack.passes > 0 and self.fewer(1) is not None
+        found = getattr(self.attack, "steps", None) or getattr(getattr(self.attack, "search", None), "steps", None)
+        return int(found) if able and found else 0
+
+
+@dataclass
+class Planner:
+    """Plans the searches of a run, stage by stage.
+
+    Attributes:
+        budget: The plan so far.
+        folder: The run folder.
+        jobs: Searches that run side by side.
+        clock: Seconds, from any start.
+        started: When the attacks began.
+    """
+
+    budget: Budget
+    folder: Path
+    jobs: int
+    clock: Callable[[], float] = time.perf_counter
+    started: float = field(default_factory=time.perf_counter)
+
+    def plan(self, searches: Sequence[Searching]) -> None:
+        """Look at searches that were not looked at yet, and write down what of them is cut."""
+        new = [one for one in searches if one.key not in self.budget.planned and one.steps]
+        if not new:
+            return
+        seconds = self._at_most(new)
+        for one in sorted(new, key=lambda one: seconds[one.key], reverse=True):
+            # Those that seem dearest are timed, until all others fit even if they take as long as they ever may.
+            if sum(seconds.values()) / self.jobs <= self._left:
+                break
+            seconds[one.key] = timed(one) * one.rounds
+        shares = fitting({key: cost / self.jobs for key, cost in seconds.items()}, self._left)
+        cuts = [
+            Cut(
+                cell=one.cell,
+                attack=one.name,
+                steps=max(1, int(shares[one.key] * one.steps)) if shares[one.key] else 0,
+                of=one.steps,
+                seconds=round(seconds[one.key], 1),
+            )
+            for one in new
+            if shares[one.key] < 1
+        ]
+        self.budget = self.budget.model_copy(update={"cut": [*self.budget.cut, *cuts]})
+        keys = [*self.budget.planned, *(one.key for one in new)]
+        self.budget = self.budget.model_copy(update={"planned": keys})
+        write_budget(self.folder, self.budget)
+
+    @property
+    def _left(self) -> float:
+        """Seconds that are left."""
+        return 60 * self.budget.minutes - (self.clock() - self.started)
+
+    def _at_most(self, searches: Sequence[Searching]) -> dict[str, float]:
+        """Seconds that each search takes at most, by the time of one update of its cell's client."""
+        updates: dict[str, float] = {}
+        for one in searches:
+            if one.cell not in updates:
+                updates[one.cell] = update_seconds(one.opened())
+        return {one.key: PASS * updates[one.cell] * (SETUP + one.attack.passes) * one.rounds for one in searches}
+
+
+def fitting(seconds: Mapping[str, float], left: float) -> dict[str, float]:
+    """The share of its steps with which each search runs, so that all of them take no more than is left.
+
+    >>> fitting({"a": 10.0, "b": 20.0}, 60.0)
+    {'a': 1.0, 'b': 1.0}
+    >>> fitting({"a": 10.0, "b": 20.0}, 15.0)
+    {'a': 0.5, 'b': 0.5}
+    >>> fitting({"a": 10.0, "b": 200.0}, 15.0)
+    {'a': 1.0, 'b': 0.0}
+    """
+    kept = dict(seconds)
+    while kept and FLOOR * sum(kept.values()) > left:
+        del kept[max(kept, key=lambda key: kept[key])]
+    share = min(1.0, max(0.0, left) / sum(kept.values())) if sum(kept.values()) else 1.0
+    return {key: share if key in kept else 0.0 for key in seconds}
+
+
+class _Stopwatch(Silent):
+    """Notes when each step was reported."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[int, float]] = []
+
+    def report(self, done: int, total: int, objective: float) -> None:
+        self.at.append((done, time.perf_counter()))
+
+
+def timed(search: Searching) -> float:
+    """Seconds that a search takes on one round, from a few of its steps; 0 where it does not apply, or fails at once.
+
+    What it does before its first step is counted as it is.
+    """
+    few = search.fewer(min(TIMED_STEPS, search.steps))
+    if few is None:
+        return 0.0
+    watch, started = _Stopwatch(), time.perf_counter()
+    try:
+        few(search.opened(), seed=search.seed, progress=watch)
+    except SeepageError:
+        return 0.0
+    except Exception:  # somebody's own attack, whose fault its row will say
+        return 0.0
+    if not watch.at:
+        return time.perf_counter() - started
+    (first, begun), (last, ended) = watch.at[0], watch.at[-1]
+    step = (ended - begun) / (last - first) if last > first else (ended - started) / last
+    return max(0.0, begun - started - first * step) + search.steps * step
+
+
+def update_seconds(transcript: Transcript) -> float:
+    """Seconds of one update of the client on made-up examples; infinite where that cannot be computed."""
+    knowledge, seen = transcript.knowledge, transcript[0]
+    like = next(iter(seen.params.values()))
+    size = seen.batch_size or 1
+    inputs = torch.full((size, *knowledge.input_shape), 0.5, dtype=like.dtype, device=like.device)
+    batch = Batch(inputs, torch.zeros(size, dtype=torch.long, device=like.device))
+    try:
+        for _ in range(2):  # the first is slower
+            started = time.perf_counter()
+            knowledge.client(knowledge.model, seen.params, batch, buffers=seen.buffers)
+    except Exception:  # values and maps in place of classes, tokens in place of images: then steps are timed
+        return float("inf")
+    return time.perf_counter() - started

@@ -1,0 +1,65 @@
+"""What is decided is decided: attacks that are left have nothing to do where every example of a cell is certified."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from seepage.attacks import ATTACKS, Attack
+from seepage.audit.attempt import has_attempt, open_attempt
+
+ALL_ATTACKS = "--all runs it all the same"
+"""What to do about it, in a reason."""
+
+
+def in_stages(attacks: Mapping[str, tuple[str, Attack]]) -> list[list[str]]:
+    """Names of attacks in the order in which they run; those of one stage do not wait for one another.
+
+    First come those that can certify guesses, one after the other, from the cheapest (as `ATTACKS` has them) to the
+    dearest, and somebody's own at the end; then, side by side, those that cannot, which make no other unnecessary.
+
+    Args:
+        attacks: Name in the run to registered name and attack.
+    """
+    places = {use: place for place, use in enumerate(ATTACKS)}
+    able = [name for name, (_, attack) in attacks.items() if attack.certifies]
+    able.sort(key=lambda name: places.get(attacks[name][0], len(places)))
+    unable = [name for name, (_, attack) in attacks.items() if not attack.certifies]
+    return [*([name] for name in able), *([unable] if unable else [])]
+
+
+def decided_by(places: Sequence[Path], rounds: int, size: int | None) -> list[str]:
+    """Which attacks certified every example of every round; empty where any example is left.
+
+    One attack's guesses count by themselves: guesses of two may be the same example.
+
+    Args:
+        places: Folders of the attempts of attacks that have run, one attempt per round.
+        rounds: Number of rounds.
+        size: Number of examples in each round, told or inferred; None: not known, and so nothing is decided.
+    """
+    if size is None:
+        return []
+    found = []
+    for t in range(rounds):
+        name = next((place.name for place in places if _certifies(place / f"{t:06d}", size)), None)
+        if name is None:
+            return []
+        found.append(name)
+    return list(dict.fromkeys(found))
+
+
+def _certifies(outcome: Path, size: int) -> bool:
+    found = open_attempt(outcome).reconstruction if has_attempt(outcome) else None
+    if found is None or found.certified is None or found.space != "input":
+        return False
+    return int(found.certified.sum()) >= size
+
+
+def not_needed(names: Sequence[str], examples: int, *, inferred: bool) -> str:
+    """The reason for which an attack was not run.
+
+    >>> not_needed(["linear"], 8, inferred=False)
+    'all 8 examples were certified by linear; --all runs it all the same'
+    """
+    words = "the one example was" if examples == 1 else f"all {examples} examples were"
+    size = " (by the inferred batch size)" if inferred else ""
+    return f"{words} certified by {' and '.join(names)}{size}; {ALL_ATTACKS}"
