@@ -161,7 +161,7 @@ class Item:
             tables["data"] = {**tables.get("data", {}), "use": data}
         for key, value in self._on(size).get(paper_data, {}).items():
             put(tables, key, value)
-        return {**tables, "seed": seed}
+        return {**tables, "seed": seed, "all_attacks": True}  # a row for each attack is what a table is for
 
 
 def list_items() -> dict[str, Item]:
