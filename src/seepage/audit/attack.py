@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 
-from seepage.attacks import ATTACKS, Attack, GradientMatching, GuidedMatching, Inapplicable
+from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.budget import Planner, Searching, read_budget
 from seepage.audit.candidates import FILE
 from seepage.audit.cell import Budget
 from seepage.audit.decided import decided_by, in_stages, not_needed
-from seepage.audit.hopeless import is_own, no_way_back, searches_blindly
 from seepage.audit.membership import judge_members, save_judgment
 from seepage.audit.record import cell_folders, is_all_recorded, is_skipped, made_anew
 from seepage.audit.serving import served
@@ -34,7 +33,6 @@ from seepage.registry import Spec
 from seepage.transcript.foreign import Facts, read_facts
 from seepage.transcript.recorded import RecordedTranscript, open_transcript
 from seepage.transcript.simulated import OneRound
-from seepage.transcript.truth import open_truth
 from seepage.transcript.vertical import IndexedTranscript
 from seepage.types import Architecture, Reconstruction, Transcript
 
@@ -478,7 +476,7 @@ class _CellQueue:
         known = bool(tasks and before) and not self.recipe.all_attacks and "indices" not in facts.told
         names = decided_by(list(dict.fromkeys(before)), facts.rounds, size) if known else []
         if not names or size is None:
-            return self._with_hope(tasks, finish)
+            return tasks
         inferred = self.source.inferred is not None or (told is None and "batch size" in facts.said)
         reason = not_needed(names, size * facts.rounds, inferred=inferred)
         for task in tasks:
@@ -486,27 +484,6 @@ class _CellQueue:
                 save_attempt(Attempt("not_needed", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
                 finish(task)
         return [task for task in tasks if not task.is_attack]
-
-    def _with_hope(self, tasks: list[Task], finish: Callable[[Task], None]) -> list[Task]:
-        """The tasks without gradient matching that has no way back to the private examples of somebody's own network.
-
-        This looks at the truth, which this process may: the tasks are not told why some of them do not run.
-        """
-        if self.recipe.all_attacks or self.source.private is None or not self.source.kept or not is_own(self.recipe):
-            return tasks
-        made = {task.name: ATTACKS.build(task.part) for task in tasks if task.is_attack}
-        if not any(isinstance(attack, GradientMatching | GuidedMatching) for attack in made.values()):
-            return tasks
-        transcript = self.source.open(self.recipe.device)
-        blind = {name for name, attack in made.items() if searches_blindly(attack, transcript)}
-        reason = no_way_back(transcript, open_truth(self.source.private), self.recipe.seed) if blind else None
-        if reason is None:
-            return tasks
-        for task in tasks:
-            if task.name in blind:
-                save_attempt(Attempt("not_tried", repr(made[task.name]), None, reason), task.outcome)
-                finish(task)
-        return [task for task in tasks if task.name not in blind]
 
 
 def _stages(
