@@ -137,7 +137,7 @@ def test_a_defense_that_cannot_be_made_is_refused(
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
-    arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=400", "--json"]
+    arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=400", "--all", "--json"]
     program = [sys.executable, "-m", "seepage.cli", "audit", *arguments, "--out=killed"]
     # As many threads as this process has: sums over two of them round differently, in the training already.
     alike = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
@@ -168,7 +168,7 @@ def workers_of(process: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for the workers in /proc")
 def test_whoever_of_a_run_is_killed_it_goes_on_to_the_same_numbers(cli: Cli, home: Path) -> None:
-    arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=80", "--set=batch.count=3", "--json"]
+    arguments = [*SMALL[:-1], "--jobs=2", "--set=attack.steps=80", "--set=batch.count=3", "--all", "--json"]
     program = [sys.executable, "-m", "seepage.cli", "audit", *arguments, "--out=killed"]
     alike = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
 

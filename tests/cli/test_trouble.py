@@ -213,7 +213,7 @@ def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the same command goes on from there" in found.err
 
 
-LONG = ("tiny.toml", "--set", "attack.steps=400", "--json", "--out")
+LONG = ("tiny.toml", "--all", "--set", "attack.steps=400", "--json", "--out")
 
 
 @pytest.mark.slow

@@ -479,11 +479,12 @@ class _CellQueue:
             return tasks
         inferred = self.source.inferred is not None or (told is None and "batch size" in facts.said)
         reason = not_needed(names, size * facts.rounds, inferred=inferred)
-        for task in tasks:
-            if task.is_attack:
-                save_attempt(Attempt("not_needed", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
-                finish(task)
-        return [task for task in tasks if not task.is_attack]
+        # An attack of somebody's own is what the run is for.
+        needless = [task for task in tasks if task.is_attack and not ATTACKS.is_foreign(task.part.use)]
+        for task in needless:
+            save_attempt(Attempt("not_needed", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
+            finish(task)
+        return [task for task in tasks if task not in needless]
 
 
 def _stages(
