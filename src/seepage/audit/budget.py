@@ -1,8 +1,8 @@
 """A plan that fits: searches are cut so that the attacks of a run end within the minutes that they were given.
 
 Closed forms cost what they cost. Before the searches of a stage begin, what each takes at most is estimated from one
-update of its cell's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until the
-others fit in any case. What all of them need is then held against what is left of the minutes:
+update of its cell's client. Only where that may not fit, a few steps are timed, of the dearest searches first, until
+the others fit in any case. What all of them need is then held against what is left of the minutes:
 
 - steps of all of them are cut in proportion, to a quarter at the least;
 - where a quarter is too much, searches are left out, the dearest first, until a quarter of the others fits.

@@ -138,7 +138,7 @@ MinutesOption = Annotated[
     float | None,
     typer.Option(
         "--minutes",
-        help="What the attacks may take: searches that need longer make fewer steps, or are left out, and both is said; "
+        help="What the attacks may take: searches that need longer make fewer steps, or are left out, which is said; "
         "default: 10, and no limit with --all, a recipe of yours, or steps that you state.",
     ),
 ]
