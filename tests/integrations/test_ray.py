@@ -60,7 +60,7 @@ name = "long"
 data = { use = "digits", size = 8 }
 model = { use = "fc2", hidden = 8 }
 batch = { size = 2, count = 1 }
-attack = [{ use = "linear" }, { use = "inverting_gradients", steps = 1500 }]
+attack = [{ use = "linear" }, { use = "inverting_gradients", steps = 4000 }]
 """
 FRONTIER = """
 name = "swept"
@@ -203,7 +203,7 @@ def test_a_killed_worker_loses_only_its_cell(home: Path, cluster: str, environme
     finish(child)
     steps = [event["done"] for event in log_of(home / "far")]
     assert steps.count(steps[0]) == 2, "it was begun twice"
-    assert steps.count(1500) == 1
+    assert steps.count(4000) == 1
     near, far = contents(local(home, "long.toml")), contents(home / "far")
     assert [name for name in near | far if near.get(name) != far.get(name)] == []
 
@@ -232,7 +232,7 @@ def workers(environment: dict[str, str], title: str) -> list[int]:
 def test_a_run_that_is_stopped_keeps_what_is_done(
     sent: int, code: int, word: str, home: Path, cluster: str, environment: dict[str, str]
 ) -> None:
-    (home / "long.toml").write_text(LONG.replace("1500", "200000"))
+    (home / "long.toml").write_text(LONG.replace("4000", "200000"))
     child = start(home, environment, "audit", "long.toml", "--out", "far", "--on", f"ray:{cluster}")
     done = home / "far/attacks/cell/linear/000000.json"
     until(lambda: done.exists() and log_of(home / "far") != [], lambda: child.poll() is None)
