@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
 from seepage.audit.gate import Condition, parse_condition, side_violations, violations
-from seepage.audit.row import SCORE_NAMES, Cell, Result, Row, Thresholds
+from seepage.audit.row import SCORE_NAMES, Cell, Outcome, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
 from seepage.audit.sides import came_back
 from seepage.audit.verdict import named_members, reasons, verdict
-from seepage.core.schema import parse
+from seepage.core.schema import Summary, parse
 from seepage.errors import SeepageError
 from seepage.evidence.findings import findings
 from seepage.metrics import Scores
@@ -423,3 +423,12 @@ def test_certified_examples_beside_certified_features_leak_and_are_the_ones_name
     assert "certifies it without any truth" in text
     assert came_back(rows, TITLES).words.startswith("1 guess certified, by linear on ")
     assert [one.attack for one in violations(rows, parse_condition("certified>0"))] == ["linear"]
+
+
+def test_an_attack_that_was_not_tried_for_want_of_time_opens_no_gate() -> None:
+    tried = Row(cell="a", attack="linear", outcome=Outcome.NOTHING_RECOVERED, scores={"psnr": Summary(mean=9.0)})
+    left_out = Row(cell="a", attack="dlg", status="not_tried", outcome=Outcome.NOT_TRIED)
+    assert violations([tried], parse_condition("psnr>20")) == []
+    with pytest.raises(SeepageError, match="--minutes"):
+        violations([tried, left_out], parse_condition("psnr>20"))
+    assert violations([tried, left_out], parse_condition("psnr>5")) == [tried]

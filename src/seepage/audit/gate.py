@@ -83,8 +83,9 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
     """Rows that meet a `--fail-if` condition.
 
     Raises:
-        SeepageError: If no row meets it but a cell could not be recorded or has no row with that score: missing
-            numbers must not let the gate pass. A cell with a zero update has nothing to leak and passes.
+        SeepageError: If no row meets it but a cell could not be recorded, an attack was not tried for want of time, or
+            a cell has no row with that score: missing numbers must not let the gate pass. A cell with a zero update has
+            nothing to leak and passes.
     """
     values = [(row, judged_value(row, condition.score)) for row in rows]
     found = [row for row, value in values if value is not None and condition.meets(value)]
@@ -95,6 +96,12 @@ def violations(rows: Sequence[Row], condition: Condition) -> list[Row]:
         raise SeepageError(
             f"--fail-if cannot be judged: {_first(lost)} could not be recorded "
             f"({next(iter(lost.values()))}); mend the recipe there, or take the case out of it"
+        )
+    untried = [row.attack for row in rows if row.outcome is Outcome.NOT_TRIED]
+    if untried:
+        raise SeepageError(
+            f"--fail-if cannot be judged: {_first(dict.fromkeys(untried))} was not tried for want of time; give more "
+            "with --minutes, or --all"
         )
     seen = {row.cell for row, value in values if value is not None or row.outcome is Outcome.ZERO_UPDATE}
     blind = dict.fromkeys(row.cell for row in rows if row.cell not in seen)

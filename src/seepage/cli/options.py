@@ -350,8 +350,6 @@ def minutes_of(
     Raises:
         SeepageError: Where both minutes and steps were typed.
     """
-    from seepage.errors import SeepageError
-
     typed = [text for part in parts or [] for text in part.replace(",", ":").split(":")[1:]]
     typed += [text.strip().rpartition(".")[2] for text in settings or [] if text.strip().startswith("attack.")]
     stated = any(text.partition("=")[0].strip() == "steps" for text in typed)
