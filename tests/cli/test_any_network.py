@@ -197,7 +197,9 @@ def test_what_a_network_raises_for_a_larger_batch_alone_is_one_too(refused: Refu
     step(nets.pairs(), torch.rand(1, 30), torch.tensor([1]))
     asked = tuple(word for word in ASKED if not word.startswith("--steps"))
     said = refused(*asked, "--model=nets:pairs")
-    assert "'nets:pairs' fails on made-up examples (only pairs, nets.py line" in said
+    assert "'nets:pairs' fails on a batch of examples (only pairs, nets.py line" in said
+    said = refused("audit", "--data=breast_cancer", "--model=nets:pairs", "--batch-size=4", "--attack=linear", "--out=o")
+    assert "'nets:pairs' fails on a batch of examples (only pairs, nets.py line" in said
 
 
 def test_a_network_of_timm_takes_the_pictures_it_was_made_for(cli: Cli, home: Path) -> None:

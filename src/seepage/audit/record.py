@@ -23,7 +23,7 @@ from seepage.data.columns import places_in_words
 from seepage.errors import Diverged, Inapplicable, NotFinite, SeepageError
 from seepage.metrics import baselines, is_image, psnr, ssim
 from seepage.metrics.text import frequent, frequent_share, rouge, tokens_of
-from seepage.models.trial import sigmoid_words
+from seepage.models.trial import own_faults, sigmoid_words
 from seepage.recipe.case import Recipe
 from seepage.recipe.places import is_own, kind_of
 from seepage.registry import Spec
@@ -76,7 +76,8 @@ def record_cells(
             continue
         show(number, len(recipes), Doing(recipe.cell if len(recipes) > 1 else "", Phase.RECORDING))
         try:
-            _record_cell(recipe, observed, private, shared, keep, folder, show)
+            with own_faults(recipe.model.use):
+                _record_cell(recipe, observed, private, shared, keep, folder, show)
         except (Skipped, Inapplicable, Diverged) as error:
             skipped.append(error)
             if len(skipped) == len(recipes):

@@ -62,8 +62,8 @@ def own_faults(use: str) -> Iterator[None]:
         if not place:
             raise
         raise SeepageError(
-            f"the network {use!r} fails on made-up examples ({first_line(error)}, {place}); correct that line: it must "
-            "take batches of any size, in train and in eval mode"
+            f"the network {use!r} fails on a batch of examples ({first_line(error)}, {place}); correct that line: it "
+            "must take batches of any size, in train and in eval mode"
         ) from error
 
 
