@@ -81,6 +81,23 @@ class Pairs(nn.Linear):
         return super().forward(x)
 
 
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(30, 4), nn.Linear(4, 30)
+
+    def forward(self, x):
+        return self.encoder(x)
+
+
+class Masks(nn.Conv2d):
+    def __init__(self):
+        super().__init__(3, 2, 1)
+
+    def forward(self, x):
+        return {"out": super().forward(x), "aux": None}
+
+
 class Crash(Digits):
     def forward(self, x):
         assert x.shape[-1] == 5, "the picture must be 5 wide"
@@ -191,6 +208,43 @@ def test_whatever_a_network_raises_is_a_sentence_with_the_option(refused: Refuse
     told = refused(*ASKED, "--model=nets:Digits", "--shape=3,32,32")
     assert "cannot take examples of shape 3,32,32" in told
     assert "nor any other" not in told
+
+
+def test_what_moved_beside_the_outputs_is_said_and_no_class_is_named(cli: Cli, nets: Any) -> None:
+    net, inputs = nets.Encoder(), torch.rand(8, 30)
+    torch.save(net.state_dict(), "before.pt")
+    F.mse_loss(net.decoder(net(inputs)), inputs).backward()
+    torch.optim.Adam(net.parameters(), lr=0.001).step()
+    torch.save(net.state_dict(), "after.pt")
+    said = cells(cli("attack", "before.pt", "after.pt", "--model=nets:Encoder", "--use=linear", "--out=run", "--json"))
+    assert "decoder.weight', 'decoder.bias' moved, and the outputs of the network" in said["other outputs"]
+    assert "labels" not in said
+
+
+def test_steps_of_adam_are_counted_at_a_told_rate(cli: Cli, nets: Any) -> None:
+    net, draw = nets.rows(), torch.Generator().manual_seed(0)
+    inputs, labels = torch.rand(64, 30, generator=draw), torch.arange(64) % 2
+    torch.save(net.state_dict(), "before.pt")
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-4)
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(net(inputs), labels).backward()
+        optimizer.step()
+    torch.save(net.state_dict(), "after.pt")
+    asked = ("attack", "before.pt", "after.pt", "--model=nets:rows", "--lr=1e-4", "--use=linear", "--json")
+    said = cells(cli(*asked, "--out=run"))
+    assert said["local steps"] == "taken for 1; of Adam or AdamW at 0.0001 they were 4 or more: --steps"
+    again = cli(*asked, "--out=again", "--client=fedavg:lr=1e-4,steps=4,optimizer=adam")
+    assert "local steps" not in cells(again), "the same rate told twice is no contradiction"
+
+
+def test_logits_of_a_segmentation_are_found_under_their_name(cli: Cli, nets: Any) -> None:
+    net = nets.Masks()
+    torch.save(net.state_dict(), "before.pt")
+    F.cross_entropy(net(torch.rand(1, 3, 8, 8))["out"], torch.ones(1, 8, 8).long()).backward()
+    torch.optim.SGD(net.parameters(), lr=0.1).step()
+    torch.save(net.state_dict(), "after.pt")
+    cells(cli(*ASKED, "--model=nets:Masks", "--shape=3,8,8", "--target=map", "--out=run", "--json"))
 
 
 def test_what_a_network_raises_for_a_larger_batch_alone_is_one_too(refused: Refused, nets: Any) -> None:

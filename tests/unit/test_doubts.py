@@ -10,6 +10,9 @@ from seepage.types import Transcript
 INPUTS = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 
 
+FAR = Row.model_validate({"cell": "a", "attack": "x", "outcome": "not_scored", "returned": 2, "misfit": 0.2})
+
+
 def seen(use: str, client: FedSGD | FedAvg) -> Transcript:
     return record(build(Architecture(use), (3, 16, 16), 10), Batch(INPUTS, torch.tensor([1, 4])), client=client)
 
@@ -18,25 +21,32 @@ def test_a_batch_size_that_cannot_be_is_not_followed_by_what_else_may_be_wrong()
     transcript = seen("fc2", FedSGD())
     (wrong,) = doubts(transcript, [], at_least=4)
     assert wrong.startswith("Contradicted: a layer has a gradient of rank 4, which one step on 2 examples cannot give")
-    (general,) = doubts(transcript, [], at_least=2)
+    (general,) = doubts(transcript, [FAR], at_least=2)
     assert general.startswith("No attack here explains the update as it was told.")
 
 
 def test_only_options_that_fit_the_update_are_named() -> None:
-    (gradient,) = doubts(seen("fc2", FedSGD(loss="mse")), [], None)
+    (gradient,) = doubts(seen("fc2", FedSGD(loss="mse")), [FAR], None)
     assert "the loss, mse: --loss; 2 examples: --batch-size" in gradient
     assert "--lr" not in gradient, "a gradient has no learning rate"
     assert "label_smoothing" not in gradient, "which cross-entropy alone has"
-    (steps,) = doubts(seen("resnet", FedAvg(lr=0.1, steps=3)), [], None)
+    (steps,) = doubts(seen("resnet", FedAvg(lr=0.1, steps=3)), [FAR], None)
     assert "3 steps of SGD at a learning rate of 0.1: --lr and --steps" in steps
     assert "the mode of batch norm: --set client.mode=train or eval" in steps
 
 
 def test_nothing_is_doubted_where_guesses_give_the_update() -> None:
-    row = Row.model_validate({"cell": "a", "attack": "x", "outcome": "not_scored", "returned": 2, "misfit": 1e-6})
     transcript = seen("fc2", FedSGD())
-    assert doubts(transcript, [row], None) == []
-    assert len(doubts(transcript, [row.model_copy(update={"misfit": 0.2})], None)) == 1
+    assert doubts(transcript, [FAR.model_copy(update={"misfit": 1e-6})], None) == []
+    assert len(doubts(transcript, [FAR], None)) == 1
+
+
+def test_no_attack_is_called_weak_where_none_ran() -> None:
+    away = Row.model_validate({"cell": "a", "attack": "x", "outcome": "not_tried"})
+    transcript = seen("fc2", FedSGD())
+    assert doubts(transcript, [away], None) == []
+    (only,) = doubts(transcript, [away], None, {"told rate": "moved as at 0.2"})
+    assert only.startswith("No attack ran. The files themselves speak for this: another learning rate")
 
 
 def test_smoothed_labels_and_class_weights_belong_to_the_loss() -> None:

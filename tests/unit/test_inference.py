@@ -8,7 +8,7 @@ from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
 from seepage.leakage import LabelLeak, UpdateAnalysis
-from seepage.leakage.inference import infer_size, infer_steps
+from seepage.leakage.inference import infer_size, infer_steps, rate_doubt
 from seepage.types import ClientUpdate, Tensors
 
 SHAPE, CLASSES = (3, 8, 8), 10
@@ -93,6 +93,22 @@ def test_all_classes_present_tell_nothing() -> None:
     assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=None) is None
 
 
+def test_outputs_behind_a_relu_tell_no_rate() -> None:
+    class Cut(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.net(x).relu()
+
+    for model in (Cut(), nn.Sequential(net(), nn.LogSoftmax(1))):
+        delta = sent(model, FedAvg(lr=0.1, steps=1))
+        told = rate_doubt(model, {name: 2 * moved for name, moved in delta.items()}, SHAPE, CLASSES, 0.1)
+        assert (told is None) is isinstance(model, Cut), "a log-softmax has the softmax of what it reads"
+        assert infer_steps(model, delta, SHAPE, CLASSES, lr=None, steps=1) is None or not isinstance(model, Cut)
+
+
 def test_what_is_told_is_taken() -> None:
     model = net()
     found = infer_steps(model, sent(model, FedAvg(lr=0.01, steps=3)), SHAPE, CLASSES, lr=0.3, steps=7)
@@ -129,8 +145,8 @@ def test_labels_are_named_with_their_counts() -> None:
     assert sure.source == "classes 1 (1 to 2), 3 (1), from the last bias"
     bounded = LabelLeak((1, 3), counts, 0.1, True, (0, 1, 0, 1))
     assert bounded.source == "classes 1 (1 or more), 3 (1 or more), from the last bias"
-    assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1, 3, from the last bias", "an estimate is no proof"
-    assert LabelLeak((1,), None, None, True).source == "class 1, from the last bias"
+    assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1, 3, and perhaps others, from the last bias", "an estimate is no proof"
+    assert LabelLeak((1,), None, None, True).source == "class 1, and perhaps others, from the last bias"
     assert LabelLeak((1,), None, None, False).source is None
     assert LabelLeak((), None, None, True).source is None
     many = LabelLeak(tuple(range(40)), None, None, True).source

@@ -4,12 +4,17 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
+from seepage.audit.outcome import Outcome
 from seepage.audit.row import Row
 from seepage.clients import FedAvg
 from seepage.clients.base import TrainingRule
 from seepage.core.nn import has_batch_norm
-from seepage.leakage.analysis import UpdateAnalysis, size_doubt
+from seepage.leakage.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
 from seepage.types import Transcript
+
+
+WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, Outcome.NOT_TRIED}
+"""Outcomes of attacks that did not run."""
 
 
 def taken_for(transcript: Transcript) -> str:
@@ -71,12 +76,12 @@ def doubts(
         return [f"Contradicted: {wrong}."]  # enough to stop every attack, so that nothing else need be questioned yet
     if any(map(_explains, rows)) or transcript.knowledge.client.signs_alone:
         return []
-    found = causes(transcript, said or {})
+    found, ran = causes(transcript, said or {}), any(row.outcome not in WITHOUT_RUN for row in rows)
+    if not found and not ran:
+        return []
+    words = "No attack here explains the update as it was told" if ran else "No attack ran"
     if found:
-        return [
-            "No attack here explains the update as it was told. The files themselves speak for this: "
-            f"{'; '.join(found.values())}."
-        ]
+        return [f"{words}. The files themselves speak for this: {'; '.join(found.values())}."]
     return [
         "No attack here explains the update as it was told. The attacks may be too weak, or noise or rounding may hide "
         "it; or something that was told or inferred is wrong. The options that change it, where seepage attack or "
@@ -87,7 +92,8 @@ def doubts(
 def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     """What of the client the files and the network speak for and no attack takes account of: by name, in words.
 
-    Names are `noise`, `rounding`, `low precision`, `several passes`, `dropout`, `missing weights` and `rate`.
+    Names are `noise`, `rounding`, `low precision`, `several passes`, `dropout`, `missing weights`, `other outputs` and
+    `rate`.
 
     Args:
         transcript: What the attacks were given.
@@ -114,6 +120,8 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
         )
     if "weights" in said:
         found["missing weights"] = f"other weights than the client's ({said['weights']})"
+    if OTHER_OUTPUTS in said:
+        found[OTHER_OUTPUTS] = f"another loss than was told ({said[OTHER_OUTPUTS]})"
     for name, why in (("told rate", ""), ("learning rate", "it was inferred, ")):
         if name in said:
             found["rate"] = (

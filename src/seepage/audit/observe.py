@@ -13,10 +13,12 @@ from seepage.api import observe
 from seepage.audit.network import find_network
 from seepage.clients import FedAvg, FedSGD, make_client
 from seepage.clients.fedavg import MOST_STEPS
+from seepage.core.nn import as_inputs, in_mode, logits_in
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.fitting import check_finite
 from seepage.leakage import UpdateAnalysis, sent_words
+from seepage.leakage.analysis import OTHER_OUTPUTS
 from seepage.leakage.decay import WeightDecay, infer_weight_decay
 from seepage.leakage.finding import Finding
 from seepage.leakage.inference import infer_size, infer_steps, rate_doubt
@@ -146,12 +148,14 @@ def observe_files(
     if not any(bool(tensor.any()) for tensor in update.tensors.values()):
         raise SeepageError("the update is zero everywhere, so there is nothing to attack; give two different files")
     check_finite(update.tensors, 0)
+    beside = _moved_beside(model, update.tensors, input_shape)
+    said |= {} if beside is None else {OTHER_OUTPUTS: beside}
     adaptive = adaptive_step(update.tensors, before)
     update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=adaptive is not None)
     if adaptive is None or update.kind == "gradient":
         rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs))
     else:
-        rule, lr, found = _rule_of_signs(client, steps, adaptive)
+        rule, lr, found = _rule_of_signs(client, steps, adaptive, files.lr)
     said |= found
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr)
@@ -212,6 +216,26 @@ def _as_built(architecture: Architecture, model: nn.Module, before: Tensors) -> 
     )
 
 
+def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]) -> str | None:
+    """Parameters that moved though the network's outputs do not depend on them; None where there are none."""
+    own = dict(model.named_parameters())
+    named = [name for name in moved if name in own and own[name].requires_grad]
+    example = as_inputs(model, torch.zeros(2, *input_shape, device=next(model.parameters()).device))
+    try:
+        with torch.enable_grad(), in_mode(model, training=False):
+            total = logits_in(model(example)).sum()
+        slopes = torch.autograd.grad(total, [own[name] for name in named], allow_unused=True)
+    except (SeepageError, RuntimeError, TypeError):
+        return None  # which is said where the outputs are used
+    unused = [name for name, slope in zip(named, slopes, strict=True) if slope is None and moved[name].any()]
+    if not unused:
+        return None
+    return (
+        f"{_some(unused)} moved, and the outputs of the network as it was named do not depend on them: the client trains "
+        "on other outputs; name the network that returns them with --model, and the loss with --loss"
+    )
+
+
 def _of_batch_norms(found: list[BatchStatistics], rule: ClientUpdate) -> dict[str, str]:
     """What the running statistics that came back tell: those of the batch, and passes that no step is known of."""
     words, passes = statistics_words(found), max((one.steps for one in found), default=0)
@@ -241,12 +265,13 @@ def _with_size(
             transcript = whole(batch_size=batch_size)
             # The analysis with a batch size also counts the labels.
             found = UpdateAnalysis(transcript, inferred={*guessed, "batch size"})
-    labels = None if found.labels is None else found.labels.source
+    labels = None if found.labels is None or OTHER_OUTPUTS in guessed else found.labels.source
     return transcript, said | ({"labels": labels} if labels else {}), unknown
 
 
 def _check_rule(client: Spec, files: Files, steps: int | None) -> None:
-    if (files.lr is not None or steps is not None) and client.use != "fedsgd":
+    again = {"lr": files.lr, "steps": steps}
+    if client.use != "fedsgd" and any(told not in (None, client.options.get(name)) for name, told in again.items()):
         raise SeepageError(
             "--lr and --steps are for plain SGD; give the rate and steps of --client fedavg with --set client.lr=… and "
             "client.steps=…"
@@ -320,7 +345,7 @@ def _rule(
 
 
 def _rule_of_signs(
-    client: Spec, steps: int | None, adaptive: Finding
+    client: Spec, steps: int | None, adaptive: Finding, lr: float | None
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The rule of a client whose optimizer left hardly more than signs, whatever was told of it but for Adam.
 
@@ -332,9 +357,17 @@ def _rule_of_signs(
     same = {name: client.options[name] for name in (*STATED, "batch_size") if name in client.options}
     said = {"optimizer": adaptive.message}
     if steps is None and isinstance(rule, FedSGD):
-        said["local steps"] = "taken for 1, as later ones of such an optimizer leave several sizes"
+        said["local steps"] = _steps_of_signs(adaptive, lr)
     count = rule.steps if isinstance(rule, FedAvg) else steps
     return FedAvg(lr=adaptive.evidence["size"], steps=count or 1, optimizer="signs", **same), None, said
+
+
+def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
+    """What is said of the number of steps, which was not told; a step of Adam is as long as its rate, or shorter."""
+    many = 1 if lr is None else round(adaptive.evidence["size"] / lr)
+    if lr is None or many < 2:
+        return "taken for 1, as nothing tells them"
+    return f"taken for 1; of Adam or AdamW at {lr:.3g} they were {many} or more: --steps"
 
 
 STATED = ("mode", "loss", "label_smoothing", "class_weights")

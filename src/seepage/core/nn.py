@@ -152,12 +152,16 @@ def called(model: nn.Module, state: Tensors, inputs: Tensor) -> Tensor:
     return logits_in(output)
 
 
+LOGITS = ("logits", "out")
+"""Keys of a dictionary with logits: those of `transformers`, and of torchvision's networks of segmentation."""
+
+
 def logits_in(output: Any) -> Tensor:
-    """The logits in what a model returns: a tensor, what an object or a dictionary has under this name, or the first of
-    a tuple.
+    """The logits in what a model returns: a tensor, those under their name in an object or a dictionary, or the first
+    of a tuple.
 
     The models of `transformers` return a dataclass of several tensors, those of torchvision with auxiliary heads a
-    named tuple.
+    named tuple or, for segmentation, a dictionary.
 
     Raises:
         SeepageError: Where there are none.
@@ -167,13 +171,17 @@ def logits_in(output: Any) -> Tensor:
     """
     if isinstance(output, Tensor):
         return output
-    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if isinstance(output, Mapping):
+        found = next((output[name] for name in LOGITS if name in output), None)
+    else:
+        found = getattr(output, "logits", None)
     if found is None and isinstance(output, tuple | list) and output:
         found = output[0]
     if not isinstance(found, Tensor):
         raise SeepageError(
             f"the model returns a {type(output).__name__}, in which no logits are found; let it return them alone, as "
-            "a tensor, with others in a dictionary or dataclass under the name logits, or as the first of a tuple"
+            "a tensor, with others in a dictionary under the name logits or out, in a dataclass under the name logits, "
+            "or as the first of a tuple"
         )
     return found
 

@@ -51,6 +51,8 @@ HALF_PRECISION = 0.02
 precision, whose steps are 2^-8 (bfloat16) of a number."""
 FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
+OTHER_OUTPUTS = "other outputs"
+"""Name of the fact that parameters moved on which the network's outputs do not depend."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
 """What closed forms need of the client's rule, as the attacks do."""
 MAX_HEAD_EXAMPLES = 64
@@ -334,7 +336,7 @@ class UpdateAnalysis:
         """What the last layer says of the labels; nothing, where the loss's gradient is not softmax minus label."""
         gradient, scaled, _ = self._read
         rule = self.knowledge.client
-        if not (self.knowledge.softmax_labels or rule.one_logit):
+        if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
         if self.signs and not self._makes_examples:
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import as_inputs, forward, generator, in_mode, last_linear
+from seepage.core.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
 from seepage.errors import SeepageError
 from seepage.leakage.analysis import UpdateAnalysis
 from seepage.transcript.foreign import read_facts
@@ -21,6 +21,8 @@ PROBE_COUNT = 16
 """Made-up inputs whose softmax stands in for that of the client's examples."""
 SHARE_TOLERANCE, MIN_AGREEING_CLASSES = 0.2, 3
 """Relative difference of classes' shares up to which they count as the same, and how many must be."""
+SAME_SOFTMAX = 1e-4
+"""Difference of two softmax values up to which they are the same but for rounding to float32."""
 MAX_STEPS = 10_000
 """Local steps; more are taken for a wrong learning rate."""
 
@@ -79,7 +81,7 @@ def infer_steps(
         return InferredSteps(lr, steps, {})
     names = last_linear(model, num_classes)
     bias = None if names is None or names[1] is None else delta.get(names[1])
-    travel = None if bias is None else _travel(-bias.double(), _usual(model, input_shape))
+    travel = None if names is None or bias is None else _travel(-bias.double(), _usual(model, input_shape, names[0]))
     where = f"by how far {names[1]} moved at the classes that are in no example" if names else ""
     if lr is not None:
         if travel is None:
@@ -116,25 +118,40 @@ def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], c
     """
     names = last_linear(model, classes)
     bias = None if names is None or names[1] is None else delta.get(names[1])
-    travel = None if bias is None else _travel(-bias.double(), _usual(model, input_shape))
+    travel = None if names is None or bias is None else _travel(-bias.double(), _usual(model, input_shape, names[0]))
     if travel is None or abs(travel / lr - 1) <= SHARE_TOLERANCE:
         return None
     return f"classes that are in no example moved as at about {travel:.2g} in one step, and {lr:.3g} was told"
 
 
-def _usual(model: nn.Module, input_shape: tuple[int, ...]) -> Tensor:
-    """Mean softmax `[classes]` of the model on made-up inputs: noise at several brightnesses."""
+def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str) -> Tensor | None:
+    """Mean softmax `[classes]` of the model on made-up inputs: noise at several brightnesses.
+
+    None where the softmax of its outputs is not that of what its last layer returns, as behind a ReLU: the slope of
+    that layer's bias at a class that is in no example is not its softmax value then.
+
+    Args:
+        model: At the weights that were sent out.
+        input_shape: Shape of one example.
+        last: Name of the last layer's weight.
+    """
     like = next(model.parameters())
     noise = torch.rand((PROBE_COUNT, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
     levels = torch.linspace(0.1, 0.9, PROBE_COUNT, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
     probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(like)
-    with torch.no_grad(), in_mode(model, training=False):
-        return forward(model, {}, as_inputs(model, probes)).double().softmax(1).mean(0)
+    layer = last.rpartition(".")[0]
+    with torch.no_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
+        softmax = forward(model, {}, as_inputs(model, probes)).double().softmax(1)
+    returned = [call.output for call in calls.get(layer, ())]
+    same = len(returned) == 1 and returned[0].shape == softmax.shape
+    if not same or not torch.allclose(returned[0].double().softmax(1), softmax, atol=SAME_SOFTMAX):
+        return None
+    return softmax.mean(0)
 
 
-def _travel(slopes: Tensor, usual: Tensor) -> float | None:
+def _travel(slopes: Tensor, usual: Tensor | None) -> float | None:
     """`lr * steps` from the last bias's summed slopes `[classes]`, or None where classes do not agree on one share."""
-    if slopes.shape != usual.shape or not (slopes > 0).any():
+    if usual is None or slopes.shape != usual.shape or not (slopes > 0).any():
         return None
     # An absent class c has b_c(after) - b_c(before) = -lr * steps * p_c, with its softmax value p_c: one share for all.
     shares = (slopes / usual)[slopes > 0]

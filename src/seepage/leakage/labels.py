@@ -62,7 +62,8 @@ class LabelLeak:
         named = [f"{c}{self._interval(c)}" for c in first]
         more = f" and {len(self.present) - len(first)} more" if len(self.present) > len(first) else ""
         kind = "class" if len(self.present) == 1 else "classes"
-        return f"{kind} {', '.join(named)}{more}, from the last bias"
+        others = ", and perhaps others" if self.least is None else ""
+        return f"{kind} {', '.join(named)}{more}{others}, from the last bias"
 
     def _interval(self, label: int) -> str:
         if self.least is None:
