@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -195,6 +196,20 @@ def test_texts_are_asked_for_their_length(refused: Refused, nets: Any, cli: Cli)
     step(nets.texts(), torch.randint(50, (1, 6)), torch.tensor([1]))
     assert "--shape LENGTH, such as --shape 60" in refused(*ASKED, "--model=nets:texts")
     assert cli(*ASKED, "--model=nets:texts", "--shape=6", "--out=run").code == 0
+
+
+def test_the_truth_of_texts_is_a_file_of_token_numbers(cli: Cli, nets: Any, refused: Refused) -> None:
+    tokens = torch.tensor([[7, 7, 3, 9, 9, 1]])
+    step(nets.texts(), tokens, torch.tensor([1]))
+    asked = [word for word in ASKED if not word.startswith("--use")]
+    assert cli(*asked, "--model=nets:texts", "--shape=6", "--use=token_set", "--out=run").code == 0
+    np.savez("words.npz", x=np.array([["a"]]), y=np.array([1]))
+    assert "save texts as whole token numbers x [N, L]" in refused("score", "run", "--truth=words.npz", "--trust")
+    np.savez("more.npz", x=tokens.numpy() + 50, y=np.array([1]))
+    assert "tokens from 51 to 59 and the network knows 50" in refused("score", "run", "--truth=more.npz", "--trust")
+    np.savez("batch.npz", x=tokens.numpy(), y=np.array([1]))
+    (row,) = cli("score", "run", "--truth=batch.npz", "--trust", "--json").json["rows"]
+    assert [row["scores"][name]["mean"] for name in ("token_recall", "token_precision")] == [1, 1]
 
 
 # --- what does not fit is a sentence ------------------------------------------------------------------------------

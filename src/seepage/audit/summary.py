@@ -29,6 +29,7 @@ from seepage.audit.untried import refusals
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
 from seepage.core.manifest import JudgedFile, write_manifest
 from seepage.core.nn import vocabulary_of
+from seepage.data.npz import load_tokens
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
@@ -294,7 +295,9 @@ def _opened(place: Path, knowledge: Knowledge) -> Truth:
     """The truth of a `private/` folder, or one batch of all examples of a data file or image folder."""
     if (place / "truth.safetensors").exists() or not place.exists():
         return open_truth(place)
-    shape = knowledge.input_shape
+    shape, vocabulary = knowledge.input_shape, vocabulary_of(knowledge.model)
+    if vocabulary is not None and place.suffix.lower() == ".npz":
+        return Truth((load_tokens(place, vocabulary),))
     channels, size = (shape[0], shape[-1]) if len(shape) == 3 else (None, None)
     dataset = data.load(str(place), size=size, channels=channels, split=1.0)
     whole, units = dataset.batch(torch.arange(len(dataset))), getattr(dataset, "units", None)

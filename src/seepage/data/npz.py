@@ -21,6 +21,7 @@ from seepage.data.tables import TableDataset
 from seepage.data.targets import Targets, value_names
 from seepage.errors import SeepageError
 from seepage.registry import datasets
+from seepage.types import Batch
 
 MAX_BYTES = 8 * 2**30
 PICKLE_REMEDY = "save plain arrays with numpy.savez"
@@ -76,6 +77,34 @@ def load_npz(options: Options, *, path: Path) -> ArrayDataset | TableDataset:
     return ArrayDataset(
         path.stem, source, images, numbers, classes, train, private, options.size, options.channels, targets
     )
+
+
+def load_tokens(path: Path, vocabulary: int) -> Batch:
+    """Texts as token numbers: `x` integers `[N, L]`, and `y` integers, a class `[N]` or a next token at each `[N, L]`.
+
+    Args:
+        path: An `.npz` file.
+        vocabulary: How many tokens the network knows.
+
+    Raises:
+        SeepageError: For a file that holds anything else.
+    """
+    arrays = _read(path)
+    if not {"x", "y"} <= set(arrays):
+        raise SeepageError(f"{path} lacks x or y; save the token numbers of texts as x [N, L], and their classes as y")
+    x, y = arrays["x"], arrays["y"]
+    whole = x.dtype.kind in "iu" and y.dtype.kind in "iu" and x.ndim == 2 and x.size and y.shape in ((len(x),), x.shape)
+    if not whole:
+        raise SeepageError(
+            f"{path} has x {x.dtype} {x.shape} and y {y.dtype} {y.shape}; save texts as whole token numbers x [N, L], "
+            "with a class y [N] or a next token at each y [N, L]"
+        )
+    if x.min() < 0 or x.max() >= vocabulary:
+        raise SeepageError(
+            f"{path} has tokens from {x.min()} to {x.max()} and the network knows {vocabulary}, from 0; save the "
+            "numbers that the client's tokenizer gave"
+        )
+    return Batch(torch.from_numpy(x.astype(np.int64)), torch.from_numpy(y.astype(np.int64)))
 
 
 def _joined(train: Array, test: Array, path: Path) -> Array:
