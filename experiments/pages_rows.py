@@ -88,7 +88,36 @@ def peft_files() -> Lines:
     return [*lines, "", f"False certificates: {false}.", *commands(rows)]
 
 
+def clients() -> Lines:
+    """The upstream clients, by two versions of the package: seconds, memory, and the verdict's first words."""
+    rows = rows_of("captured/clients")
+    versions = list(dict.fromkeys(row["revision"] for row in rows))
+    by_name: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        by_name.setdefault(row["name"], {})[row["revision"]] = row
+    heads = ("client", *(f"{version}: {head}" for version in versions for head in ("CPU s", "said")))
+    body = []
+    for name, own in by_name.items():
+        cells = [name]
+        for version in versions:
+            row = own.get(version)
+            cells += ["", ""] if row is None else [f"{row['cpu_seconds']:.0f}", _said(row)]
+        body.append(cells)
+    return [*table(heads, body), "", "    python experiments/clients.py [--source FOLDER]"]
+
+
+def _said(row: Row) -> str:
+    """The verdict's headline, or that there was none."""
+    if row["exit"] == 2:
+        return "refused"
+    if row["stopped"]:
+        return "no end in 15 minutes"
+    headline = row["verdict"].partition(".")[0].lower()
+    return f"{headline}: {row['tokens']}" if row.get("tokens") else headline
+
+
 PARTS: dict[str, Part] = {
+    "clients": Part("captured.md", clients),
     "peft files": Part("adapters.md", peft_files),
     "closed rows": Part("closed-forms.md", ways),
     "adaptive steps": Part("captured.md", adaptive),

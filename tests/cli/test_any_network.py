@@ -267,7 +267,9 @@ def test_what_a_network_raises_for_a_larger_batch_alone_is_one_too(refused: Refu
     asked = tuple(word for word in ASKED if not word.startswith("--steps"))
     said = refused(*asked, "--model=nets:pairs")
     assert "'nets:pairs' fails on a batch of examples (only pairs, nets.py line" in said
-    said = refused("audit", "--data=breast_cancer", "--model=nets:pairs", "--batch-size=4", "--attack=linear", "--out=o")
+    said = refused(
+        "audit", "--data=breast_cancer", "--model=nets:pairs", "--batch-size=4", "--attack=linear", "--out=o"
+    )
     assert "'nets:pairs' fails on a batch of examples (only pairs, nets.py line" in said
 
 

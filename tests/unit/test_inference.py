@@ -145,7 +145,9 @@ def test_labels_are_named_with_their_counts() -> None:
     assert sure.source == "classes 1 (1 to 2), 3 (1), from the last bias"
     bounded = LabelLeak((1, 3), counts, 0.1, True, (0, 1, 0, 1))
     assert bounded.source == "classes 1 (1 or more), 3 (1 or more), from the last bias"
-    assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1, 3, and perhaps others, from the last bias", "an estimate is no proof"
+    assert LabelLeak((1, 3), counts, 0.1, True).source == "classes 1, 3, and perhaps others, from the last bias", (
+        "an estimate is no proof"
+    )
     assert LabelLeak((1,), None, None, True).source == "class 1, and perhaps others, from the last bias"
     assert LabelLeak((1,), None, None, False).source is None
     assert LabelLeak((), None, None, True).source is None

@@ -12,7 +12,6 @@ from seepage.core.nn import has_batch_norm
 from seepage.leakage.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
 from seepage.types import Transcript
 
-
 WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, Outcome.NOT_TRIED}
 """Outcomes of attacks that did not run."""
 

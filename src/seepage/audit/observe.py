@@ -231,8 +231,8 @@ def _moved_beside(model: nn.Module, moved: Tensors, input_shape: tuple[int, ...]
     if not unused:
         return None
     return (
-        f"{_some(unused)} moved, and the outputs of the network as it was named do not depend on them: the client trains "
-        "on other outputs; name the network that returns them with --model, and the loss with --loss"
+        f"{_some(unused)} moved, and the outputs of the network as it was named do not depend on them: the client "
+        "trains on other outputs; name the network that returns them with --model, and the loss with --loss"
     )
 
 

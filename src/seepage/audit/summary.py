@@ -29,10 +29,10 @@ from seepage.audit.untried import refusals
 from seepage.audit.verdict import contradicted, false_certificates, named_members, verdict
 from seepage.core.manifest import JudgedFile, write_manifest
 from seepage.core.nn import vocabulary_of
-from seepage.data.npz import load_tokens
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
+from seepage.data.npz import load_tokens
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.leakage.finding import Finding

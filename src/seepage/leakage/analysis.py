@@ -156,7 +156,8 @@ class Exposure:
         many = "" if (self.batch_size or self.at_least) == 1 else "s"
         words = [f"gives away {self.examples} of {size} example{many} exactly"]
         if self.text is not None and not self.examples:
-            words = [f"gives away {'its texts, by token_sequences' if self.text.ordered else 'its tokens'}"]
+            ordered = ", and its texts where token_sequences puts them together" if self.text.ordered else ""
+            words = [f"gives away its tokens{ordered}"]
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
         if any(layer.noisy for layer in self.layers):

@@ -95,7 +95,8 @@ def adaptive_step(
     else:
         message = (
             f"looks held to one size: in tensor after tensor the largest entries changed by {size:.2g} and none by "
-            "more, as after several steps of Adam or AdamW, steps of Adadelta, or a gradient that was clipped by value; a gradient's sizes are gone, so only its signs can be read"
+            "more, as after several steps of Adam or AdamW, steps of Adadelta, or a gradient that was clipped by "
+            "value; a gradient's sizes are gone, so only its signs can be read"
         )
     return Finding(
         name="adaptive",
