@@ -13,9 +13,10 @@ from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
 from seepage.clients.losses import check_target, likely_target, target_of
 from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
+from seepage.core.own_code import first_line
 from seepage.errors import SeepageError, short
+from seepage.leakage.reading import read_off
 from seepage.models.naming import in_own_names
-from seepage.models.trial import first_line
 from seepage.registry import Spec
 from seepage.transcript.labels import misfit_of_labels
 from seepage.transcript.recorded import open_transcript
@@ -102,7 +103,7 @@ def record(
         odd = misfit_of_labels(labels, knowledge)
         if odd is not None:
             raise SeepageError(f"the batch {odd}; give class numbers (int64), values or maps that fit the outputs")
-    return Victim.of(knowledge, params, batches, buffers, defense, seed).transcript()
+    return read_off(Victim.of(knowledge, params, batches, buffers, defense, seed)).transcript()
 
 
 def _classes_of(model: nn.Module, inputs: Tensor, rule: ClientUpdate) -> int:

@@ -278,6 +278,13 @@ class ClientUpdate(ABC):
         """The single-gradient rule that `as_gradient` approximates; itself where the rule sends one gradient."""
         return self
 
+    @property
+    def read_as(self) -> "ClientUpdate":
+        """The rule that attacks read the update by: itself, unless what it does cannot be followed by who does not
+        know all of it, such as dropout's masks, or cannot be differentiated.
+        """
+        return self
+
     def without_decay(self) -> "ClientUpdate":
         """The rule that is left once a server that knows it has undone its weight decay (`undecayed`)."""
         return self

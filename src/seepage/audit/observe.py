@@ -11,7 +11,7 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.audit.network import find_network
-from seepage.clients import FedAvg, FedSGD, make_client
+from seepage.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.clients.fedavg import MOST_STEPS
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
@@ -120,6 +120,11 @@ def observe_files(
     if min(1 if num_classes is None else num_classes, *(input_shape or (1,)), 1) < 1:
         raise SeepageError(f"--shape and --classes must be from 1 up, got {input_shape} and {num_classes}")
     _check_rule(client, files, steps)
+    if isinstance(make_client(client).per_client, OwnStep):
+        raise SeepageError(
+            f"the training step {short(client.use)} is run to record, and these files hold what a client sent already; "
+            "leave --client out, or say how it was made: --client fedavg:lr=0.1,steps=1"
+        )
     state, sent = read_state(files.before), read_state(files.answer)
     one_logit = make_client(client).one_logit
     network = find_network(architecture, state, input_shape, 1 if one_logit else num_classes)

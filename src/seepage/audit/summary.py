@@ -251,8 +251,6 @@ def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> boo
 
 def _said(source: Source) -> dict[str, str]:
     """Name of each fact that the attacker inferred instead of being told, to its source."""
-    if source.recipe is not None:
-        return {}
     said = read_facts(source.observed).said
     if source.batch_size is not None:
         said.pop("batch size", None)

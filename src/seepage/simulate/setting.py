@@ -29,6 +29,7 @@ from seepage.core.units import Units
 from seepage.data import Dataset, TextDataset
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
+from seepage.leakage.reading import read_off
 from seepage.metrics.identify import SIZE, Gallery
 from seepage.models import build, warned_words
 from seepage.models.trial import Untaken, tried
@@ -359,7 +360,7 @@ def victim_of(
     """
     (params, buffers), defense = state, case.make_defense()
     if case.rounds is None:
-        victim = Victim.of(knowledge, params, batches, buffers, defense, case.seed)
+        victim = read_off(Victim.of(knowledge, params, batches, buffers, defense, case.seed))
         return victim, Truth(tuple(batches), units=units)
     rounds, whole = case.rounds, batches[0]
     held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
