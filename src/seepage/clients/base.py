@@ -69,8 +69,12 @@ class TrainingRule(ClientUpdate):
         if places is not None:
             places = places.to(inputs.device)
             inputs, labels = inputs[places], labels[places]
+        return self.loss_of(self.outputs(problem, weights, inputs), labels)
+
+    def outputs(self, problem: LocalProblem, weights: Tensors, inputs: Tensor) -> Tensor:
+        """What the model returns in training, at these weights."""
         with in_mode(problem.model, training=self.mode == "train"):
-            return self.loss_of(forward(problem.model, weights, inputs, buffers=problem.buffers), labels)
+            return forward(problem.model, weights, inputs, buffers=problem.buffers)
 
     def gradient(self, problem: LocalProblem, weights: Tensors, places: Tensor | None = None) -> Tensors:
         """The gradient of `loss_at`, for those of the weights that require one."""
