@@ -21,6 +21,8 @@ Mode = Literal["train", "eval"]
 Reduction = Literal["mean", "sum", "none"]
 Target = Literal["class", "value", "map"]
 """What an example is trained towards: a class (a token its next one), numbers, or a class at each pixel."""
+OwnTarget = Literal["label", "input"]
+"""What a client holds its model's outputs against."""
 StepGradient = Callable[[Tensors, Tensor], Tensors]
 """The gradient of a local step, from the weights at that step and the places `[b]` of its examples."""
 
@@ -206,6 +208,11 @@ class ClientUpdate(ABC):
             reduction: `mean` or `sum` over the examples, or `none`.
         """
         return F.cross_entropy(logits, labels, reduction=reduction)
+
+    @property
+    def target(self) -> OwnTarget:
+        """What the loss compares the outputs with: each example's label, or the example itself (an autoencoder)."""
+        return "label"
 
     @property
     def softmax_gradient(self) -> bool:

@@ -13,6 +13,7 @@ from seepage.api import observe
 from seepage.audit.network import find_network
 from seepage.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.clients.fedavg import MOST_STEPS
+from seepage.core.nn import output_shape, vocabulary_of
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.fitting import check_finite
@@ -143,6 +144,7 @@ def observe_files(
         raise SeepageError(
             f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
         )
+    _ask_for_target(client, target, num_classes, model, input_shape)
     squashed = sigmoid_words(model, input_shape) if one_logit else None
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
@@ -173,6 +175,21 @@ def observe_files(
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)
     return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
+
+
+def _ask_for_target(
+    client: Spec, target: Target | None, classes: int | None, model: nn.Module, input_shape: tuple[int, ...]
+) -> None:
+    """Raise `SeepageError` where a model returns as many numbers as it takes, and nobody says that they are classes."""
+    rule = make_client(client)
+    if rule.loss != "cross_entropy" or target is not None or classes is not None or vocabulary_of(model) is not None:
+        return
+    outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
+    if math.prod(outputs) == math.prod(input_shape) > 1:
+        raise SeepageError(
+            f"the model returns as many numbers as it takes, {math.prod(outputs)}, as an autoencoder does; say what "
+            "it is: --target input, with its loss (--loss mse, bce, or your own module:function), or --target class"
+        )
 
 
 def _personal(architecture: Architecture, model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
@@ -342,7 +359,7 @@ def _rule_of_signs(
     return FedAvg(lr=adaptive.evidence["size"], steps=count or 1, optimizer="signs", **same), None, said
 
 
-STATED = ("mode", "loss", "label_smoothing", "class_weights")
+STATED = ("mode", "loss", "target", "label_smoothing", "class_weights")
 """Options of plain SGD that hold for several steps of it too."""
 SIZE_UNKNOWN = "batch size unknown"
 

@@ -294,7 +294,10 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         "defense": None if defense is None else repr(defense),
         "client": repr(recipe.make_client()),
         # The classes of a next token are the vocabulary, which no report lists.
-        "classes": [] if of_tokens else [str(i) if hidden else name for i, name in enumerate(dataset.classes)],
+        # Nor are the numbers of an autoencoder's example classes.
+        "classes": []
+        if of_tokens or setting.knowledge.client.target == "input"
+        else [str(i) if hidden else name for i, name in enumerate(dataset.classes)],
         **({} if setting.knowledge.target == "class" else {"target": setting.knowledge.target}),
         "parameters": sum(p.numel() for p in setting.state[0].values()),
         "baselines": _text_baselines(batches, dataset)

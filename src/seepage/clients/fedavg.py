@@ -54,6 +54,7 @@ class FedAvg(TrainingRule):
         loss: `cross_entropy`, `mse`, `bce`, `binary` (one logit), or your own `module:function` of outputs and targets.
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
         class_weights: Of `cross_entropy`: what the examples of each class are multiplied with; empty: all alike.
+        target: `label`, or `input` where each example is its own target, as of an autoencoder.
         seed: Seeds the order. A client's own is drawn anew each round; the attacker's copy keeps this one.
 
     Example:
