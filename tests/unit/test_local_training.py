@@ -34,7 +34,7 @@ def by_pytorch(model: nn.Module, batch: Batch, client: FedAvg) -> Tensors:
     before = state_of(own)[0]
     optimizer = torch.optim.SGD(own.parameters(), lr=client.lr, momentum=client.momentum)
     order = torch.cat(client.batches(len(batch)))
-    with frozen_randomness(derived_seed(client.seed, "dropout")):
+    with frozen_randomness(derived_seed(client.seed, "masks")):
         for number, places in enumerate(order.split(client.batch_size), 1):
             with torch.autocast("cpu", torch.bfloat16, enabled=client.precision == "bfloat16"):
                 loss = F.cross_entropy(own(batch.inputs[places]), batch.labels[places])

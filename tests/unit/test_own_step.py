@@ -108,7 +108,7 @@ def test_what_the_code_draws_is_repeatable_its_own_in_each_round_and_leaves_no_t
     assert not same(first, other)
     assert torch.equal(torch.get_rng_state(), global_state)
     assert same(state_of(model)[0], params)
-    seed = derived_seed(derived_seed(0, "client order", 0), "own step")
+    seed = derived_seed(derived_seed(0, "client order", 0), "masks")
     with frozen_randomness(seed):
         places = rule.for_round(0, 0).rule.batches(6)[0]
         true = delta(model, [(batch.inputs[places], batch.labels[places])], torch.optim.SGD(model.parameters(), lr=0.1))

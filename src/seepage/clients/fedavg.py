@@ -163,7 +163,7 @@ class FedAvg(TrainingRule):
 
         with ExitStack() as stack:
             if self.dropout:
-                seed = derived_seed(self.seed, "dropout")
+                seed = derived_seed(self.seed, "masks")
                 stack.enter_context(frozen_randomness(seed, problem.batch.inputs.device))
             return self.walk(problem.params, len(problem.batch), gradient, create_graph=problem.create_graph)
 

@@ -115,7 +115,7 @@ class OwnStep(WrappedRule):
         for name in problem.params:
             own[name].requires_grad_()
         batches = [(inputs[places].clone(), labels[places].clone()) for places in self.rule.batches(len(inputs))]
-        with _own_randomness(derived_seed(self.rule.seed, "own step"), inputs.device), torch.enable_grad():
+        with _own_randomness(derived_seed(self.rule.seed, "masks"), inputs.device), torch.enable_grad():
             try:
                 _train(self.step, model, batches)
             except SeepageError:
