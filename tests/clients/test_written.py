@@ -60,13 +60,11 @@ WRITTEN = {
     "peft-lora": Written(
         "peft_lora:batch_size=2",
         "fedavg:lr=5e-3,optimizer=adamw,weight_decay=0.01,batch_size=2,accumulate=4,precision=bfloat16,dropout=true",
-        ADAPTIVE,
     ),
     "pytorch-unet": Written(
         "pytorch_unet",
         "fedavg:lr=1e-3,optimizer=rmsprop,momentum=0.9,weight_decay=1e-8,clip_value=0.1,"
         "loss='upstream_networks:masks_loss'",
-        ADAPTIVE,
     ),
     "examples-siamese": Written(
         "examples_siamese", "fedavg:lr=1.0,optimizer=adadelta,loss='upstream_networks:chance_loss'"

@@ -152,7 +152,7 @@ def _own_randomness(seed: int, device: torch.device) -> Iterator[None]:
 
 def _train(step: Callable[..., Any], model: Any, batches: list[tuple[Tensor, Tensor]]) -> None:
     """Call the code in its form."""
-    given = _required(step)
+    given, first = _required(step), tuple[Any, ...]()
     if len(given) == 1:
         made = step(model)
         if isinstance(made, ClientUpdate) or not callable(made):
@@ -160,7 +160,7 @@ def _train(step: Callable[..., Any], model: Any, batches: list[tuple[Tensor, Ten
                 f"what is made of the model alone must be called for each batch, and this is a {type(made).__name__}; "
                 f"{FORMS}"
             )
-        step, given, first = made, _required(made), ()
+        step, given = made, _required(made)
     else:
         first, given = (model,), given[1:]
     if len(given) == 1 and "loader" in given[0]:
