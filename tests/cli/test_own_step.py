@@ -1,5 +1,6 @@
 """`--client mine:train_step`: a training step of one's own in audits, recordings and recipes."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,3 +85,16 @@ def test_code_that_cannot_be_a_training_step_is_refused_before_anything_is_compu
         torch.save({"weight": torch.zeros(2)}, code / name)
     stopped = refused("attack", "a.pt", "b.pt", "--model", "fc2", "--client", "loops:train_step")
     assert "is run to record, and these files hold what a client sent" in stopped
+
+
+def test_masks_and_rounding_are_said_with_the_difference_that_they_make(code: Path, cli: Cli) -> None:
+    rounded = "fedavg:lr=0.1,dropout=true,precision=bfloat16"
+    done = cli("record", "tiny.toml", *SEEN, "--set", "training.steps=0", "--client", rounded, "--out", "run")
+    assert done.code == 0, done.err
+    said = json.loads((code / "run" / "private" / "cell.json").read_text())["read_as"]
+    start, _, share = said.partition("; difference ")
+    assert start == (
+        "the client draws or rounds what attacks cannot follow; "
+        "attacks read it as 1 epoch of SGD at a learning rate of 0.1, on the loss cross_entropy"
+    )
+    assert 0.01 < float(share.removesuffix(" % of the update")) < 5

@@ -10,6 +10,7 @@ from tests.helpers.each import check_each
 from torch import Tensor, nn
 
 from seepage import Architecture, Batch, Inapplicable, SeepageError, attack, build, record
+from seepage.bounds.channel import channel_of
 from seepage.clients import Aggregate, FedAvg, OwnStep
 from seepage.clients.step import Client
 from seepage.core.nn import derived_seed, frozen_randomness, norm, state_of
@@ -212,5 +213,7 @@ def test_code_that_is_no_training_step_is_refused_in_a_sentence() -> None:
     unknown = Batch(batch.inputs.repeat(4, 1, 1, 1), torch.arange(24) % 10)
     with pytest.raises(SeepageError, match="does not tell its learning rate to an attacker; state it"):
         record(model, unknown, client=OwnStep.of(of_pair))
+    with pytest.raises(Inapplicable, match="its update has no known derivative"):
+        channel_of(model, batch, client=OwnStep.of(of_pair))
     with pytest.raises(Inapplicable, match="cannot be differentiated"):
         OwnStep.of(of_pair)(model, state_of(model)[0], batch, create_graph=True)

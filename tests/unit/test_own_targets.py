@@ -1,7 +1,6 @@
 """Clients whose examples are their own targets: autoencoders, simulated, recorded and captured."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from seepage import Architecture, Batch, FedAvg, FedSGD, SeepageError, Update, attack, observe, record, score
+from seepage import Batch, FedAvg, FedSGD, SeepageError, Update, attack, observe, record, score
 from seepage.core.nn import state_of
 
 Cli = Callable[..., Any]
@@ -54,11 +53,9 @@ def test_the_update_is_that_of_an_autoencoder_and_differentiable_through_both_en
     assert torch.autograd.gradcheck(gradient, inputs)
 
 
-def test_attacks_search_for_the_inputs_alone_from_memory_and_from_a_folder(tmp_path: Path) -> None:
-    net = tmp_path / "own_target_nets.py"
-    net.write_text(NETS)
+def test_attacks_search_for_the_inputs_alone_of_what_was_recorded_and_of_what_was_captured() -> None:
     model, batch = coder(), private(1)
-    seen = record(model, batch, client=FedSGD(loss="mse", target="input"), architecture=Architecture("fc2"))
+    seen = record(model, batch, client=FedSGD(loss="mse", target="input"))
     assert seen.knowledge.target == "value"
     assert score(attack(seen, "linear"), private(1)).exact == 1.0
     options = {"steps": 60, "restarts": 1}
