@@ -214,6 +214,6 @@ def test_code_that_is_no_training_step_is_refused_in_a_sentence() -> None:
     with pytest.raises(SeepageError, match="does not tell its learning rate to an attacker; state it"):
         record(model, unknown, client=OwnStep.of(of_pair))
     with pytest.raises(Inapplicable, match="its update has no known derivative"):
-        channel_of(model, batch, client=OwnStep.of(of_pair))
+        channel_of(model, batch, client=OwnStep.of(of_pair), defense=None)
     with pytest.raises(Inapplicable, match="cannot be differentiated"):
         OwnStep.of(of_pair)(model, state_of(model)[0], batch, create_graph=True)
