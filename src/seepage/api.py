@@ -1,5 +1,6 @@
 """The verbs from code: `record` an update or `observe` somebody else's, `attack` it, `score` the result."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +12,12 @@ from torch import Tensor, nn
 from seepage.attacks import ATTACKS, Attack
 from seepage.attacks.base import Progress, ignore
 from seepage.clients import FedSGD
-from seepage.clients.losses import check_target, likely_target, target_of
+from seepage.clients.losses import check_target, likely_target, target_of, with_inputs
 from seepage.core.nn import NO_TARGET, as_inputs, forward, in_mode, state_of, vocabulary_of
+from seepage.core.own_code import first_line
 from seepage.errors import SeepageError, short
+from seepage.leakage.reading import read_off
 from seepage.models.naming import in_own_names
-from seepage.models.trial import first_line
 from seepage.registry import Spec
 from seepage.transcript.labels import misfit_of_labels
 from seepage.transcript.recorded import open_transcript
@@ -76,9 +78,15 @@ def record(
     params, buffers = state_of(model)
     shape, rule = tuple(batches[0].inputs.shape[1:]), client or FedSGD()
     classes = _classes_of(model, batches[0].inputs[:1], rule)
+    if rule.target == "input":
+        if "labels" in told:
+            raise SeepageError("the targets are the inputs, and who is told them has all; leave out labels")
+        outputs = _outputs_of(model, batches[0].inputs[:1])
+        classes, batches = math.prod(outputs), [with_inputs(one, outputs) for one in batches]
     tokens = vocabulary_of(model) is not None
     found = [target_of(batch.labels, rule.loss, tokens=tokens) for batch in batches]
-    target = "value" if "value" in found else found[0]  # one class of several at once looks like a chance
+    values = rule.target == "input" or "value" in found  # one class of several at once looks like a chance
+    target: Target = "value" if values else found[0]
     check_target(rule.loss, target, classes, getattr(rule, "class_weights", ()))
     for labels in (batch.labels for batch in batches):
         unnamed = (labels < 0) & ((labels != NO_TARGET) | (labels.ndim == 1))  # a token or a pixel may have none
@@ -102,7 +110,7 @@ def record(
         odd = misfit_of_labels(labels, knowledge)
         if odd is not None:
             raise SeepageError(f"the batch {odd}; give class numbers (int64), values or maps that fit the outputs")
-    return Victim.of(knowledge, params, batches, buffers, defense, seed).transcript()
+    return read_off(Victim.of(knowledge, params, batches, buffers, defense, seed)).transcript()
 
 
 def _classes_of(model: nn.Module, inputs: Tensor, rule: ClientUpdate) -> int:
@@ -202,6 +210,9 @@ def observe(
     zeros = torch.zeros(1, *input_shape, device=next(iter(params.values())).device)
     rule, dummy = client or FedSGD(), as_inputs(model, zeros)
     classes = _classes_of(model, dummy, rule)
+    if rule.target == "input":
+        outputs = with_inputs(Batch(dummy, torch.zeros(1)), _outputs_of(model, dummy)).labels.shape[1:]
+        target, classes = "value", math.prod(outputs)
     target = target or likely_target(_outputs_of(model, dummy), rule.loss, tokens=vocabulary_of(model) is not None)
     check_target(rule.loss, target, classes, getattr(rule, "class_weights", ()))
     knowledge = Knowledge(

@@ -21,6 +21,8 @@ Mode = Literal["train", "eval"]
 Reduction = Literal["mean", "sum", "none"]
 Target = Literal["class", "value", "map"]
 """What an example is trained towards: a class (a token its next one), numbers, or a class at each pixel."""
+OwnTarget = Literal["label", "input"]
+"""What a client holds its model's outputs against."""
 StepGradient = Callable[[Tensors, Tensor], Tensors]
 """The gradient of a local step, from the weights at that step and the places `[b]` of its examples."""
 
@@ -208,6 +210,11 @@ class ClientUpdate(ABC):
         return F.cross_entropy(logits, labels, reduction=reduction)
 
     @property
+    def target(self) -> OwnTarget:
+        """What the loss compares the outputs with: each example's label, or the example itself (an autoencoder)."""
+        return "label"
+
+    @property
     def softmax_gradient(self) -> bool:
         """Whether the loss's gradient in the logits is softmax minus label, from which labels can be inferred."""
         return self.loss == "cross_entropy"
@@ -276,6 +283,13 @@ class ClientUpdate(ABC):
 
     def first_order_rule(self) -> "ClientUpdate":
         """The single-gradient rule that `as_gradient` approximates; itself where the rule sends one gradient."""
+        return self
+
+    @property
+    def read_as(self) -> "ClientUpdate":
+        """The rule that attacks read the update by: itself, unless what it does cannot be followed by who does not
+        know all of it, such as dropout's masks, or cannot be differentiated.
+        """
         return self
 
     def without_decay(self) -> "ClientUpdate":

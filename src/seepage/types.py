@@ -34,6 +34,7 @@ from seepage.client_types import (
     ClientUpdate,
     LocalProblem,
     Mode,
+    OwnTarget,
     Reduction,
     StepGradient,
     Target,
@@ -47,8 +48,8 @@ from seepage.registry import Spec
 
 __all__ = [
     "Ambiguity", "Architecture", "Batch", "ClientUpdate", "ClientView", "Defense", "DefenseModel",
-    "GaussianMechanism", "Knowledge", "Likelihood", "LocalProblem", "Mode", "Noise", "Reconstruction", "Reduction",
-    "Round", "Status", "StepGradient", "Target", "Tensors", "Told", "Transcript", "Update",
+    "GaussianMechanism", "Knowledge", "Likelihood", "LocalProblem", "Mode", "Noise", "OwnTarget", "Reconstruction",
+    "Reduction", "Round", "Status", "StepGradient", "Target", "Tensors", "Told", "Transcript", "Update",
 ]  # fmt: skip
 
 Architecture = Spec

@@ -12,7 +12,10 @@ import upstream_networks as networks
 from torch import Tensor, nn
 
 from seepage import data
+from seepage.core.nn import derived_seed
 
+MASKS = derived_seed(0, "masks")
+"""Seed of what training draws: that of a simulated client before it draws its own."""
 Part = tuple[Tensor, Tensor]
 Step = Callable[[nn.Module, torch.optim.Optimizer, Sequence[Part]], None]
 
@@ -92,6 +95,7 @@ def train(
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         net = getattr(networks, network)()
+        torch.manual_seed(MASKS)
         before = state(net)
         net.train()
         (step or plain)(net, optimizer(net), parts)

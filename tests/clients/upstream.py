@@ -239,7 +239,7 @@ CLIENTS = [
     ),
     Client(
         name="examples-vae", network="vae", shape=(1, 28, 28), classes=None, size=128, make=examples_vae, signs=True,
-        nameless=True,
+        nameless=True, told={"client": Spec("fedsgd", {"target": "input", "loss": "mse"})},
     ),
     Client(
         name="examples-imagenet", network="imagenet", shape=(3, 64, 64), classes=100, size=4, make=examples_imagenet,

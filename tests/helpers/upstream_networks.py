@@ -221,6 +221,56 @@ def chance_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.binary_cross_entropy(outputs.flatten(), targets.to(outputs).flatten())
 
 
+def masks_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """milesial/Pytorch-UNet (2023): cross-entropy and Dice of the second class."""
+    chances, masks = outputs.softmax(1)[:, 1], (targets == 1).float()
+    return F.cross_entropy(outputs, targets) + 1 - 2 * (chances * masks).sum() / (chances + masks).sum()
+
+
+class Coder(nn.Module):
+    """Lightning 2.5 getting started, LitAutoEncoder: 784 to 3 and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 3))
+        self.decoder = nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 784))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x.flatten(1)))
+
+
+def coder(shape: Shape = (), classes: int = 0) -> nn.Module:
+    return Coder()
+
+
+class Siamese(nn.Module):
+    """pytorch/examples siamese_network (2024): one network for two pictures, and the chance that both are alike.
+
+    Upstream's tower is a ResNet-18; here it is two convolutions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Sequential(
+            nn.Conv2d(1, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        )
+        self.fc = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+
+    def forward(self, one: Tensor, two: Tensor) -> Tensor:
+        return torch.sigmoid(self.fc(torch.cat([self.tower(one), self.tower(two)], 1)))
+
+
+class Pairs(Siamese):
+    """The same for an example that is a pair of pictures, `[2, 1, 28, 28]`."""
+
+    def forward(self, pair: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(pair[:, 0], pair[:, 1])
+
+
+def pairs(shape: Shape = (), classes: int = 0) -> nn.Module:
+    return Pairs()
+
+
 def bert(shape: Shape = (), classes: int = 0) -> nn.Module:
     """Flower 1.23 quickstart-huggingface: BERT-tiny for two classes, 30,522 tokens cut to 3,000."""
     from transformers import BertConfig, BertForSequenceClassification

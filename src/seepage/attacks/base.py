@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, final, runtime_checkable
 
 from torch import Tensor, nn
@@ -299,7 +299,9 @@ class Attack(ABC):
     @final
     def __call__(self, transcript: Transcript, *, seed: int, progress: Progress = ignore) -> Reconstruction:
         """Attack. Raises `Inapplicable` as `check` does."""
-        return self.run(self.prepare(transcript), seed=seed, progress=progress)
+        found = self.run(self.prepare(transcript), seed=seed, progress=progress)
+        # Where each example is its own target there is no label beside it.
+        return found if transcript.knowledge.client.target == "label" else replace(found, labels=None)
 
     def examine(self, transcript: Transcript) -> Any:
         """What the attack works on, by default the transcript itself.

@@ -55,6 +55,8 @@ class Cell(JsonRecord):
         baselines: Name of a guess without an attack, to metric, to its mean.
         federation: Facts of the federation that trained the model.
         inferred: Name of each fact that was inferred instead of stated, to the source it was inferred from.
+        read_as: How attacks read a client that does something they cannot follow, and how far that is from its update,
+            measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
         skipped: Why the cell could not be recorded.
@@ -94,6 +96,7 @@ class Cell(JsonRecord):
     baselines: dict[str, dict[str, float | None]] | None = None
     federation: dict[str, JsonValue] | None = None
     inferred: dict[str, str] | None = None
+    read_as: str | None = None
     promise: Guarantee | None = None
     exposure: str | None = None
     skipped: str | None = None

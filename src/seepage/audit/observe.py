@@ -11,9 +11,9 @@ from torch import nn
 
 from seepage.api import observe
 from seepage.audit.network import find_network
-from seepage.clients import FedAvg, FedSGD, make_client
+from seepage.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.clients.fedavg import MOST_STEPS
-from seepage.core.nn import as_inputs, in_mode, logits_in
+from seepage.core.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
 from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.fitting import check_finite
@@ -122,6 +122,11 @@ def observe_files(
     if min(1 if num_classes is None else num_classes, *(input_shape or (1,)), 1) < 1:
         raise SeepageError(f"--shape and --classes must be from 1 up, got {input_shape} and {num_classes}")
     _check_rule(client, files, steps)
+    if isinstance(make_client(client).per_client, OwnStep):
+        raise SeepageError(
+            f"the training step {short(client.use)} is run to record, and these files hold what a client sent already; "
+            "leave --client out, or say how it was made: --client fedavg:lr=0.1,steps=1"
+        )
     state, sent = read_state(files.before), read_state(files.answer)
     one_logit = make_client(client).one_logit
     network = find_network(architecture, state, input_shape, 1 if one_logit else num_classes)
@@ -140,6 +145,7 @@ def observe_files(
         raise SeepageError(
             f"{files.before} was made for another number of classes than {outputs}; give that with --classes"
         )
+    _ask_for_target(client, target, num_classes, model, input_shape)
     squashed = sigmoid_words(model, input_shape) if one_logit else None
     said |= {} if squashed is None else {"outputs": squashed}
     buffers, own = dict(model.named_buffers()), dict(model.named_parameters())
@@ -172,6 +178,21 @@ def observe_files(
     save_transcript(transcript, folder, inferred=said)
     remarks = _remarks(update, rule, lr, said, unknown)
     return [*filter(None, [network.pools, network.warned]), *remarks, sent_words(transcript[0], model)]
+
+
+def _ask_for_target(
+    client: Spec, target: Target | None, classes: int | None, model: nn.Module, input_shape: tuple[int, ...]
+) -> None:
+    """Raise `SeepageError` where a model returns as many numbers as it takes, and nobody says that they are classes."""
+    rule = make_client(client)
+    if rule.loss != "cross_entropy" or target is not None or classes is not None or vocabulary_of(model) is not None:
+        return
+    outputs = output_shape(model, dict(model.named_parameters()), None, input_shape)
+    if math.prod(outputs) == math.prod(input_shape) > 1:
+        raise SeepageError(
+            f"the model returns as many numbers as it takes, {math.prod(outputs)}, as an autoencoder does; say what "
+            "it is: --target input, with its loss (--loss mse, bce, or your own module:function), or --target class"
+        )
 
 
 def _personal(architecture: Architecture, model: nn.Module, before: Tensors, after: Tensors, files: Files) -> list[str]:
@@ -370,7 +391,7 @@ def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
     return f"taken for 1; of Adam or AdamW at {lr:.3g} they were {many} or more: --steps"
 
 
-STATED = ("mode", "loss", "label_smoothing", "class_weights")
+STATED = ("mode", "loss", "target", "label_smoothing", "class_weights")
 """Options of plain SGD that hold for several steps of it too."""
 SIZE_UNKNOWN = "batch size unknown"
 

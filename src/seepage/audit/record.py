@@ -11,10 +11,11 @@ from pydantic_core import to_jsonable_python
 from torch import Tensor
 
 from seepage.audit.candidates import save_candidates
+from seepage.audit.doubts import taken_for
 from seepage.audit.gallery import save_gallery, wants_gallery
 from seepage.audit.row import Cell, DrawnRounds
 from seepage.audit.unseen import save_unseen
-from seepage.clients import make_client
+from seepage.clients import OwnStep, make_client
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import parse
 from seepage.core.storage import SCHEMA, check_schema, check_space, make_private, read_json, write_json
@@ -30,8 +31,9 @@ from seepage.registry import Spec
 from seepage.simulate.setting import MAX_UNSEEN, Setting, SharedParts, Skipped, taken_outputs, victim_of
 from seepage.simulate.training import accuracy
 from seepage.transcript.recorded import open_knowledge, save_transcript
+from seepage.transcript.simulated import Victim
 from seepage.transcript.truth import open_truth, save_truth
-from seepage.transcript.vertical import IndexedTranscript
+from seepage.transcript.vertical import IndexedTranscript, IndexedVictim
 from seepage.types import Batch, Round, Transcript
 
 
@@ -171,9 +173,22 @@ def _record_cell(
     size = sum(p.nbytes for p in setting.state[0].values())
     kept = recipe.rounds is None or recipe.rounds.count * size <= keep
     check_space(observed, size * (len(transcript) if kept else 1))
-    save_transcript(transcript, observed, rounds=kept, first=first)
-    cell = _cell(setting, list(truth))
+    save_transcript(transcript, observed, rounds=kept, first=first, inferred=getattr(victim, "inferred", None))
+    cell = _cell(setting, list(truth)).model_copy(update={"read_as": _read_as(victim, transcript)})
     write_json(private / "cell.json", cell.model_copy(update={"membership_skipped": skipped}).record())
+
+
+def _read_as(victim: Victim | IndexedVictim, transcript: Transcript) -> str | None:
+    """How attacks read what the client did, where that is another rule than its own, and how far off that is."""
+    gaps = [victim.gap(t) for t in range(victim.rounds)] if isinstance(victim, Victim) else []
+    found = [100 * gap for gap in gaps if gap is not None]
+    if not found or not isinstance(victim, Victim):
+        return None
+    code = victim.rule is not None and isinstance(victim.rule.per_client, OwnStep)
+    what = "the client's own code was run" if code else "the client draws or rounds what attacks cannot follow"
+    low, high = f"{min(found):.2g}", f"{max(found):.2g}"
+    apart = low if low == high else f"{low} to {high}"
+    return f"{what}; attacks read it as {taken_for(transcript)}; difference {apart} % of the update"
 
 
 def _record_membership(setting: Setting, observed: Path, private: Path) -> str | None:
@@ -280,7 +295,10 @@ def _cell(setting: Setting, batches: Sequence[Batch]) -> Cell:
         "defense": None if defense is None else repr(defense),
         "client": repr(recipe.make_client()),
         # The classes of a next token are the vocabulary, which no report lists.
-        "classes": [] if of_tokens else [str(i) if hidden else name for i, name in enumerate(dataset.classes)],
+        # Nor are the numbers of an autoencoder's example classes.
+        "classes": []
+        if of_tokens or setting.knowledge.client.target == "input"
+        else [str(i) if hidden else name for i, name in enumerate(dataset.classes)],
         **({} if setting.knowledge.target == "class" else {"target": setting.knowledge.target}),
         "parameters": sum(p.numel() for p in setting.state[0].values()),
         "baselines": _text_baselines(batches, dataset)

@@ -252,8 +252,6 @@ def _takes_own_code(sources: Sequence[Source], recipes: Sequence[Recipe]) -> boo
 
 def _said(source: Source) -> dict[str, str]:
     """Name of each fact that the attacker inferred instead of being told, to its source."""
-    if source.recipe is not None:
-        return {}
     said = read_facts(source.observed).said
     if source.batch_size is not None:
         said.pop("batch size", None)
@@ -319,7 +317,8 @@ def _guarantee(recipe: Recipe) -> Guarantee | None:
 
 def _cell_diagnostics(source: Source, transcript: Transcript, truth: Truth | None, recipe: Recipe) -> list[Finding]:
     knowledge = transcript.knowledge
-    found = diagnostics.model_diagnostics(knowledge.model, knowledge.client.mode)
+    rule = knowledge.client if source.recipe is None else source.recipe.make_client()
+    found = diagnostics.model_diagnostics(knowledge.model, rule.mode, followed=rule.read_as == rule)
     losses = diagnostics.example_losses(transcript, list(truth)) if truth is not None else []
     drawn = "indices" in knowledge.told
     found += diagnostics.update_diagnostics(transcript, 1 if drawn else len(transcript), losses)

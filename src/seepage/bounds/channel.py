@@ -169,6 +169,11 @@ def channel_of(
         Inapplicable: Where no such function can be given.
     """
     _check_differentiable(model, batch)
+    if client.read_as != client:
+        raise Inapplicable(
+            "the client runs code of its own, draws masks of dropout or rounds: its update has no known derivative",
+            "bound the rule that attacks read it as, such as fedavg without dropout",
+        )
     double, params, buffers = _double(model, params, buffers)
     private = Batch(batch.inputs.double(), batch.labels, batch.indices)
     parts, own = client.parts(private), client.per_client

@@ -63,8 +63,8 @@ TargetOption = Annotated[
     str | None,
     typer.Option(
         "--target",
-        help="What examples are trained towards: class, value (regression) or map (a class at each pixel); default: "
-        "what the model's outputs and the loss are of.",
+        help="What examples are trained towards: class, value (regression), map (a class at each pixel) or input (an "
+        "autoencoder, with its --loss); default: what the model's outputs and the loss are of.",
     ),
 ]
 StepsOption = Annotated[
@@ -147,10 +147,13 @@ def _capture(
     from seepage.audit.observe import parse_shape
     from seepage.registry import Spec
 
+    client = Spec.of(tables["client"])
+    if target == "input":  # which the client's rule says, as it is no number of an attacker's
+        client, target = client.with_options(target="input"), None
     return Capture(
         files=files,
         architecture=Spec.of(tables["model"]),
-        client=Spec.of(tables["client"]),
+        client=client,
         input_shape=None if shape is None else parse_shape(shape),
         num_classes=classes,
         steps=steps,
@@ -164,7 +167,7 @@ def _known_target(target: str | None) -> "Target | None":
     from seepage.types import Target
 
     if target not in (None, *get_args(Target)):
-        raise unknown("--target", str(target), get_args(Target))
+        raise unknown("--target", str(target), [*get_args(Target), "input"])
     return cast("Target | None", target)
 
 

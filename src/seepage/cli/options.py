@@ -51,7 +51,7 @@ ClientOption = Annotated[
     str | None,
     typer.Option(
         "--client",
-        help="What clients compute: fedsgd, or fedavg:lr=0.1,epochs=2.",
+        help="What clients compute: fedsgd, fedavg:lr=0.1,epochs=2, or your own training loop, module:function.",
         autocompletion=names_of("clients"),
     ),
 ]

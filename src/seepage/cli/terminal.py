@@ -228,7 +228,7 @@ def _of_pictures(rows: Sequence[Row]) -> bool:
 
 def _beside(cell: Cell, rows: Sequence[Row]) -> list[str]:
     """What stands under a cell's table: what was inferred, and what the update gives away without an attack."""
-    lines = inferred_lines(cell.inferred or {})
+    lines = [*([cell.read_as] if cell.read_as else []), *inferred_lines(cell.inferred or {})]
     if cell.exposure and not any(row.scored for row in rows):
         lines.append(f"without any attack: {cell.exposure}")
     return lines

@@ -7,6 +7,7 @@ from seepage.clients.base import TrainingRule, WrappedRule
 from seepage.clients.fedavg import FedAvg
 from seepage.clients.fedprox import FedProx
 from seepage.clients.fedsgd import FedSGD
+from seepage.clients.own_step import OwnStep, own_step
 from seepage.errors import SeepageError
 from seepage.registry import Registry, Spec, clients
 from seepage.types import ClientUpdate
@@ -20,6 +21,7 @@ __all__ = [
     "FedAvg",
     "FedProx",
     "FedSGD",
+    "OwnStep",
     "TrainingRule",
     "WrappedRule",
     "client_options",
@@ -29,13 +31,13 @@ __all__ = [
 
 
 def make_client(spec: Spec) -> ClientUpdate:
-    """A rule by its name and options; `clients` above 1 sums the updates of so many clients.
+    """A rule by its name and options, or a training step; `clients` above 1 sums the updates of so many clients.
 
     >>> make_client(Spec("fedsgd", {"clients": 2}))
     Aggregate(rule=FedSGD(mode='train'), clients=2)
     """
     rule, number = alone(spec)
-    made = clients.build(rule)
+    made = own_step(rule) or clients.build(rule)
     return made if number == 1 else Aggregate(rule=made, clients=number)
 
 

@@ -62,6 +62,10 @@ class Aggregate(WrappedRule):
     def max_participations(self, examples: int) -> int:
         return self.rule.max_participations(-(-examples // self.clients))
 
+    @property
+    def read_as(self) -> "Aggregate":
+        return replace(self, rule=self.rule.read_as)
+
     def without_decay(self) -> "Aggregate":
         return replace(self, rule=self.rule.without_decay())
 

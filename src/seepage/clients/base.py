@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from seepage.clients.losses import LOSSES, check_loss, loss_of
 from seepage.core.nn import forward, in_mode
-from seepage.types import ClientUpdate, LocalProblem, Mode, Reduction, Tensors, Update
+from seepage.errors import SeepageError
+from seepage.types import ClientUpdate, LocalProblem, Mode, OwnTarget, Reduction, Tensors, Update
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -19,16 +20,27 @@ class TrainingRule(ClientUpdate):
             own `module:function` of outputs and targets.
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
         class_weights: Of `cross_entropy`: what the examples of each class are multiplied with; empty: all alike.
+        target: `label`, or `input` where each example is its own target, as of an autoencoder.
     """
 
     # Options with their default values are left out of the `repr`.
     loss: str = field(default="cross_entropy", metadata={"quiet": True})
     label_smoothing: float = field(default=0.0, metadata={"quiet": True})
     class_weights: tuple[float, ...] = field(default=(), metadata={"quiet": True})
+    target: OwnTarget = field(default="label", metadata={"quiet": True})
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_weights", tuple(self.class_weights))  # a list, where it comes from TOML
         check_loss(self.loss, self.label_smoothing, self.class_weights)
+        if self.target not in ("label", "input"):
+            raise SeepageError(
+                f"client.target is 'label' or 'input', got {self.target!r}; correct the recipe's [client]"
+            )
+        if self.target == "input" and self.loss in ("cross_entropy", "binary"):
+            raise SeepageError(
+                f"the client's targets are its inputs and its loss {self.loss} is of classes; say which it is: --loss "
+                "mse, bce (of logits), or your own module:function of outputs and inputs"
+            )
 
     def __repr__(self) -> str:
         shown = [f for f in fields(self) if not ("quiet" in f.metadata and getattr(self, f.name) == f.default)]
@@ -69,8 +81,13 @@ class TrainingRule(ClientUpdate):
         if places is not None:
             places = places.to(inputs.device)
             inputs, labels = inputs[places], labels[places]
+        outputs = self.outputs(problem, weights, inputs)
+        return self.loss_of(outputs, inputs.reshape(outputs.shape) if self.target == "input" else labels)
+
+    def outputs(self, problem: LocalProblem, weights: Tensors, inputs: Tensor) -> Tensor:
+        """What the model returns in training, at these weights."""
         with in_mode(problem.model, training=self.mode == "train"):
-            return self.loss_of(forward(problem.model, weights, inputs, buffers=problem.buffers), labels)
+            return forward(problem.model, weights, inputs, buffers=problem.buffers)
 
     def gradient(self, problem: LocalProblem, weights: Tensors, places: Tensor | None = None) -> Tensors:
         """The gradient of `loss_at`, for those of the weights that require one."""
@@ -108,6 +125,10 @@ class WrappedRule(ClientUpdate):
 
     def loss_of(self, logits: Tensor, labels: Tensor, reduction: Reduction = "mean") -> Tensor:
         return self.rule.loss_of(logits, labels, reduction)
+
+    @property
+    def target(self) -> OwnTarget:
+        return self.rule.target
 
     @property
     def softmax_gradient(self) -> bool:

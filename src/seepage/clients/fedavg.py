@@ -1,14 +1,16 @@
 """FedAvg: several local steps on the client's own batches; the difference of weights is sent."""
 
 import math
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from seepage.clients.base import TrainingRule, WrappedRule, gradient_of, leaves_of
 from seepage.clients.optimizers import NAMES, OPTIMIZERS, WITH_MOMENTUM, OptimizerName, clipped
-from seepage.core.nn import derived_seed, generator, has_batch_norm
+from seepage.core.nn import derived_seed, forward, frozen_randomness, generator, has_batch_norm, in_mode
 from seepage.errors import Inapplicable, SeepageError
 from seepage.registry import clients
 from seepage.types import LocalProblem, Mode, StepGradient, Tensors, Update
@@ -26,13 +28,17 @@ class FedAvg(TrainingRule):
 
     McMahan et al., AISTATS 2017, Algorithm 1. Each local step sees its own batch, so batch norm in train mode takes
     the statistics of that batch alone. With `create_graph` every step stays in the graph: an attack differentiates
-    the whole local training, at a memory that grows with the steps. Accumulated gradients are a larger batch.
+    the whole local training, at a memory that grows with the steps.
+
+    Masks of dropout and rounding of autocast are the client's alone: attacks are told the rule without them
+    (`read_as`), and how far that is from what was sent is measured.
 
     Args:
         lr: Local learning rate.
         epochs: Passes over the client's examples.
         steps: This many steps instead, going on into further epochs as needed.
         batch_size: Examples per step; the last batch of an epoch may be smaller.
+        accumulate: Batches whose gradients are added up, each over their number, before a step is made.
         optimizer: `sgd`, `adam`, `adamw`, `rmsprop` or `adadelta`, with PyTorch's constants; `signs`: `lr` times the
             sign of each entry, which is what a first step of Adam, AdamW or RMSprop leaves. A captured update that
             looks so is read so.
@@ -42,10 +48,13 @@ class FedAvg(TrainingRule):
         clip_norm: Largest Euclidean norm of a local step's gradient, before the optimizer; None: any.
         clip_value: Largest size of one of its entries; None: any.
         shuffle: Draw a new order for each epoch, as data loaders do. The attacker knows that, and not the order.
-        mode: `train` or `eval` batch norm, as in `FedSGD`. Dropout is off.
+        mode: `train` or `eval` batch norm, as in `FedSGD`.
+        dropout: Dropout and stochastic depth are on; their masks are the client's own, anew in each round.
+        precision: `float32`, or `bfloat16`: forward passes under PyTorch's autocast.
         loss: `cross_entropy`, `mse`, `bce`, `binary` (one logit), or your own `module:function` of outputs and targets.
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
         class_weights: Of `cross_entropy`: what the examples of each class are multiplied with; empty: all alike.
+        target: `label`, or `input` where each example is its own target, as of an autoencoder.
         seed: Seeds the order. A client's own is drawn anew each round; the attacker's copy keeps this one.
 
     Example:
@@ -69,6 +78,9 @@ class FedAvg(TrainingRule):
     weight_decay: float = field(default=0.0, metadata={"quiet": True})
     clip_norm: float | None = field(default=None, metadata={"quiet": True})
     clip_value: float | None = field(default=None, metadata={"quiet": True})
+    accumulate: int = field(default=1, metadata={"quiet": True})
+    dropout: bool = field(default=False, metadata={"quiet": True})
+    precision: Literal["float32", "bfloat16"] = field(default="float32", metadata={"quiet": True})
     shuffle: bool = True
     mode: Mode = "train"
     seed: int = 0
@@ -78,12 +90,14 @@ class FedAvg(TrainingRule):
         wrong = []
         if not 0 < self.lr < math.inf:
             wrong.append(f"lr > 0, got {self.lr}")
-        for name in ("epochs", "batch_size", "steps"):
+        for name in ("epochs", "batch_size", "accumulate", "steps"):
             count = getattr(self, name)
             if count is not None and not 1 <= count <= MOST_STEPS:
                 wrong.append(f"{name} from 1 to {MOST_STEPS}, got {count}")
         if self.optimizer not in NAMES:
             wrong.append(f"optimizer {', '.join(map(repr, NAMES[:-1]))} or {NAMES[-1]!r}, got {self.optimizer!r}")
+        if self.precision not in ("float32", "bfloat16"):
+            wrong.append(f"precision 'float32' or 'bfloat16', got {self.precision!r}")
         if self.mode not in ("train", "eval"):
             wrong.append(f"mode 'train' or 'eval', got {self.mode!r}")
         if not 0 <= self.momentum < 1 or (self.momentum and self.optimizer not in WITH_MOMENTUM):
@@ -101,13 +115,18 @@ class FedAvg(TrainingRule):
 
     def count(self, examples: int) -> int:
         """Local steps of a client with so many examples."""
-        return self.steps or self.epochs * math.ceil(examples / self.batch_size)
+        return self.steps or self.epochs * math.ceil(examples / self._each)
+
+    @property
+    def _each(self) -> int:
+        """Examples of a local step."""
+        return self.batch_size * self.accumulate
 
     def with_steps(self, steps: int) -> "FedAvg":
         return replace(self, steps=steps)
 
     def max_participations(self, examples: int) -> int:
-        return math.ceil(self.count(examples) / math.ceil(examples / self.batch_size))
+        return math.ceil(self.count(examples) / math.ceil(examples / self._each))
 
     def batches(self, examples: int) -> list[Tensor]:
         """Places `[b]` of the examples of each local step.
@@ -129,7 +148,7 @@ class FedAvg(TrainingRule):
             order = torch.arange(examples)
             if self.shuffle:
                 order = torch.randperm(examples, generator=generator(self.seed, "local order", epoch))
-            parts += order.split(self.batch_size)
+            parts += order.split(self._each)
             epoch += 1
         return parts[: self.count(examples)]
 
@@ -142,7 +161,23 @@ class FedAvg(TrainingRule):
         def gradient(now: Tensors, places: Tensor) -> Tensors:
             return self.gradient(problem, now, places)
 
-        return self.walk(problem.params, len(problem.batch), gradient, create_graph=problem.create_graph)
+        with ExitStack() as stack:
+            if self.dropout:
+                seed = derived_seed(self.seed, "masks")
+                stack.enter_context(frozen_randomness(seed, problem.batch.inputs.device))
+            return self.walk(problem.params, len(problem.batch), gradient, create_graph=problem.create_graph)
+
+    def loss_at(self, problem: LocalProblem, weights: Tensors, places: Tensor | None = None) -> Tensor:
+        if places is not None and len(places) > self.batch_size:  # accumulated: each batch passes by itself
+            parts = [self.loss_at(problem, weights, part) for part in places.split(self.batch_size)]
+            return torch.stack(parts).mean()
+        device = problem.batch.inputs.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            return super().loss_at(problem, weights, places)
+
+    def outputs(self, problem: LocalProblem, weights: Tensors, inputs: Tensor) -> Tensor:
+        with in_mode(problem.model, training=self.mode == "train", dropout=self.dropout):
+            return forward(problem.model, weights, inputs, buffers=problem.buffers)
 
     def walk(self, params: Tensors, examples: int, gradient: StepGradient, *, create_graph: bool = False) -> Update:
         start = leaves_of(params)
@@ -223,6 +258,10 @@ class FedAvg(TrainingRule):
     def first_order_rule(self) -> "MeanGradient":
         return MeanGradient(self)
 
+    @property
+    def read_as(self) -> "FedAvg":
+        return replace(self, dropout=False, precision="float32")
+
     def without_decay(self) -> "FedAvg":
         return replace(self, weight_decay=0.0) if self._decay_shows else self
 
@@ -241,7 +280,8 @@ class FedAvg(TrainingRule):
         return update.without_decay(params, dict.fromkeys(params, share))
 
     def for_round(self, seed: int, t: int) -> "FedAvg":
-        return replace(self, seed=derived_seed(seed, "client order", t)) if self.shuffle else self
+        drawn = self.shuffle or self.dropout
+        return replace(self, seed=derived_seed(seed, "client order", t)) if drawn else self
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class FedSGD(TrainingRule):
         loss: `cross_entropy`, `mse`, `bce`, `binary` (one logit), or your own `module:function` of outputs and targets.
         label_smoothing: Of `cross_entropy`: share of each label that is spread evenly over all classes.
         class_weights: Of `cross_entropy`: what the examples of each class are multiplied with; empty: all alike.
+        target: `label`, or `input` where each example is its own target, as of an autoencoder.
         mode: `train`: batch norm uses the batch's own statistics, as clients do when they train.
             `eval`: it uses the running ones, as most published attacks assume. Dropout is off in both.
 

@@ -9,7 +9,9 @@
 Somebody's own `module:function` may be of any of them.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 from seepage.core.nn import NO_TARGET
 from seepage.errors import Inapplicable, SeepageError, short, unknown
 from seepage.registry import import_dotted, is_dotted
-from seepage.types import Reduction, Target
+from seepage.types import Batch, Reduction, Target
 
 LOSSES: dict[str, str] = {
     "cross_entropy": "of the softmax of the outputs, against class numbers (one each, or one at each pixel) or chances",
@@ -83,6 +85,20 @@ def likely_target(outputs: tuple[int, ...], loss: str, *, tokens: bool = False) 
     if len(outputs) > 1 and not tokens:
         return "map"
     return "value" if outputs == (1,) and loss == "mse" else "class"
+
+
+def with_inputs(batch: Batch, outputs: Sequence[int]) -> Batch:
+    """The batch of an autoencoder: each example is its own target, in the shape of the model's outputs.
+
+    Raises:
+        SeepageError: Where the outputs are of another size.
+    """
+    if batch.inputs[:1].numel() != math.prod(outputs):
+        raise SeepageError(
+            f"the targets are the inputs and the model returns outputs of shape {tuple(outputs)} for inputs of shape "
+            f"{tuple(batch.inputs.shape[1:])}; leave out client.target=input, or let it return as many numbers"
+        )
+    return replace(batch, labels=batch.inputs.reshape(len(batch), *outputs))
 
 
 def check_target(loss: str, target: Target, num_classes: int, class_weights: Sequence[float] = ()) -> None:

@@ -1,5 +1,6 @@
 """Small pure helpers on models and named gradients: modes, states, seeds, the layers that matter."""
 
+import copy
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -38,9 +39,15 @@ def derived_seed(seed: int, purpose: str, t: int = 0) -> int:
 
 
 @contextmanager
-def frozen_randomness(seed: int) -> Iterator[None]:
-    """Run code that draws from torch's global generator (layer initialization) reproducibly, then restore it."""
-    with torch.random.fork_rng(devices=[]):
+def frozen_randomness(seed: int, device: torch.device | None = None) -> Iterator[None]:
+    """Run code that draws from torch's global generators reproducibly, then restore them.
+
+    Args:
+        seed: Seeds them.
+        device: Where the code draws beside the CPU; None: nowhere, as layers are initialized.
+    """
+    own = device is not None and device.type not in ("cpu", "meta")
+    with torch.random.fork_rng(devices=[device] if own else [], device_type=device.type if device and own else "cuda"):
         if torch.accelerator.is_available():
             torch.manual_seed(seed)
         else:  # the same, without the stack trace that is kept for devices which never come
@@ -49,16 +56,21 @@ def frozen_randomness(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+def in_mode(model: nn.Module, *, training: bool, dropout: bool = False) -> Iterator[None]:
     """Put a model in train or eval mode for a block and restore every module's own mode after it.
 
-    Train mode reaches normalization layers only. Dropout and stochastic depth, in whatever form, stay off: their
-    masks would make an update unrepeatable for client and attacker alike.
+    Train mode reaches normalization layers only. Dropout and stochastic depth, in whatever form, stay off unless they
+    are asked for: their masks, which only the client knows, are drawn from torch's global generator.
+
+    Args:
+        model: Its modules' modes are set.
+        training: Of normalization layers.
+        dropout: Of all other modules.
     """
     before = [(module, module.training) for module in model.modules()]
     try:
         for module, _ in before:
-            _put_in_mode(module, training and isinstance(module, nn.modules.batchnorm._NormBase))
+            _put_in_mode(module, training if isinstance(module, nn.modules.batchnorm._NormBase) else dropout)
         yield
     finally:
         for module, mode in before:
@@ -89,6 +101,16 @@ def state_of(model: nn.Module) -> tuple[Tensors, Tensors]:
     params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     return params, buffers
+
+
+def at_state(model: nn.Module, params: Tensors, buffers: Tensors | None = None) -> nn.Module:
+    """A copy of a model at these parameters and buffers; what they lack stays as it is."""
+    copied = copy.deepcopy(model)
+    own = {**dict(copied.named_parameters()), **dict(copied.named_buffers())}
+    with torch.no_grad():
+        for name, tensor in {**params, **(buffers or {})}.items():
+            own[name].copy_(tensor)
+    return copied
 
 
 def sorted_labels(labels: Tensor) -> Tensor:

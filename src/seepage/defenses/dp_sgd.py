@@ -224,6 +224,11 @@ def _check_applies(update: Update, client: ClientView) -> None:
             "them is not known",
             "use the client rule fedsgd or fedavg, or gaussian_noise with a clip, which bounds the whole update",
         )
+    if client.rule.read_as != client.rule:
+        raise Inapplicable(
+            "DP-SGD passes every example by itself, without the client's dropout or autocast",
+            "leave out dropout and precision, or use gaussian_noise with a clip, which bounds the whole update",
+        )
     if client.rule.batch_coupled(client.model):
         raise Inapplicable(
             "DP-SGD needs a gradient per example, and batch norm in train mode lets each reach into all others",

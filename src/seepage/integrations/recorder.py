@@ -330,7 +330,8 @@ class Recorder:
 
     def _knowledge(self, model: nn.Module, rule: ClientUpdate) -> Knowledge:
         classes = 2 if rule.one_logit else self.layout.classes
-        target = self.target or likely_target(self.layout.outputs, rule.loss, tokens=vocabulary_of(model) is not None)
+        likely = likely_target(self.layout.outputs, rule.loss, tokens=vocabulary_of(model) is not None)
+        target = self.target or ("value" if rule.target == "input" else likely)
         return Knowledge(model, rule, self.input_shape, classes, architecture=self.architecture, target=target)
 
     def _write(self, sent: Sent, rule: ClientUpdate, examples: int | None, t: int, client: int | str) -> Path:

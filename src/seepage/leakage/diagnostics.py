@@ -18,8 +18,14 @@ CONFIDENT_LOSS = 1e-3
 """Cross-entropy in nats below which the model counts as sure of an example."""
 
 
-def model_diagnostics(model: nn.Module, mode: str) -> list[Finding]:
-    """Findings about batch norm and dropout."""
+def model_diagnostics(model: nn.Module, mode: str, *, followed: bool = True) -> list[Finding]:
+    """Findings about batch norm and dropout.
+
+    Args:
+        model: The architecture.
+        mode: Of the client's batch norm.
+        followed: Whether attacks read the client as what it is, so that its dropout is off.
+    """
     found = []
     if has_batch_norm(model) and mode == "eval":
         words = (
@@ -30,7 +36,7 @@ def model_diagnostics(model: nn.Module, mode: str) -> list[Finding]:
     if has_batch_norm(model) and mode == "train":
         words = "Batch norm in train mode couples the examples of a batch; exact micro-batching is off."
         found.append(note("batch-norm-train", words))
-    if has_dropout(model):
+    if has_dropout(model) and followed:
         found.append(note("dropout-off", "The model has dropout; it was switched off for client and attack."))
     return found
 

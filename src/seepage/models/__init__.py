@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from seepage.core.nn import frozen_randomness, in_mode
+from seepage.core.own_code import first_line, own_line
 from seepage.errors import SeepageError
 from seepage.models.convnet import cnn6, convnet, lenet
 from seepage.models.factories import make_own
@@ -21,7 +22,6 @@ from seepage.models.mlp import fc2, mlp3
 from seepage.models.normalize import Normalize, normalize_inputs
 from seepage.models.resnet import resnet
 from seepage.models.trained_part import split_options, train_part
-from seepage.models.trial import first_line, own_line
 from seepage.models.vertical import vertical
 from seepage.models.vit import vit
 from seepage.registry import Registry, Spec, is_network_file, models, working_folder_first

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seepage.core.own_code import first_line
 from seepage.errors import SeepageError
-from seepage.models.trial import first_line
 from seepage.registry import working_folder_first
 
 

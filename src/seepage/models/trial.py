@@ -1,16 +1,14 @@
 """One guarded pass of a network, before anything is computed with it: a misfit is a sentence and no traceback."""
 
-import sysconfig
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seepage.core.nn import generator, in_mode, logits_in
+from seepage.core.own_code import first_line, own_line
 from seepage.errors import SeepageError
 
 
@@ -93,17 +91,3 @@ def sigmoid_words(model: nn.Module, shape: tuple[int, ...]) -> str | None:
         "all in [0, 1], as of a sigmoid, and --loss binary takes another; if the client does not, name its own loss: "
         "--loss module:function"
     )
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's text, or its kind where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
-def own_line(error: Exception) -> str:
-    """The last line of somebody's own code that an error came through; empty where it was none."""
-    installed = tuple(filter(None, (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))))
-    ours = str(Path(__file__).parents[1])
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not frame.filename.startswith((*installed, ours))]
-    return f"{Path(own[-1].filename).name} line {own[-1].lineno}" if own else ""

@@ -5,6 +5,7 @@ from dataclasses import replace
 from seepage import data
 from seepage.clients import alone
 from seepage.clients.losses import own_loss
+from seepage.clients.own_step import own_step
 from seepage.data.dataset import Options
 from seepage.errors import SeepageError
 from seepage.models.trained_part import part_problems, split_options
@@ -51,7 +52,7 @@ def _model_problems(part: Spec, what: str) -> list[str]:
 
 def _client_problems(part: Spec, what: str) -> list[str]:
     rule, number = alone(part)
-    found = clients.problems(rule, what)
+    found = [] if own_step(rule) else clients.problems(rule, what)
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         found.append(f"{what}: clients must be a whole number from 1 up, got {number!r}")
     loss = rule.options.get("loss")

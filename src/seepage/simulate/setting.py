@@ -27,8 +27,10 @@ from seepage.clients.losses import check_target, target_of
 from seepage.core.nn import as_inputs, generator, logits_in, logits_words, state_of, vocabulary_of
 from seepage.core.units import Units
 from seepage.data import Dataset, TextDataset
+from seepage.data.own_targets import OwnTargets
 from seepage.defenses import defense_tables
 from seepage.errors import SeepageError
+from seepage.leakage.reading import read_off
 from seepage.metrics.identify import SIZE, Gallery
 from seepage.models import build, warned_words
 from seepage.models.trial import Untaken, tried
@@ -359,7 +361,7 @@ def victim_of(
     """
     (params, buffers), defense = state, case.make_defense()
     if case.rounds is None:
-        victim = Victim.of(knowledge, params, batches, buffers, defense, case.seed)
+        victim = read_off(Victim.of(knowledge, params, batches, buffers, defense, case.seed))
         return victim, Truth(tuple(batches), units=units)
     rounds, whole = case.rounds, batches[0]
     held = Batch(whole.inputs, whole.labels, torch.arange(len(whole)))
@@ -410,7 +412,20 @@ def _open_data(case: Recipe, datasets: dict[str, Dataset]) -> Dataset:
             options["root"] = Path(options["root"])
         datasets[key] = data.load(case.data.use, **options)
     _check_enough(case, datasets[key])
-    return datasets[key]
+    return _as_targets(case, datasets[key])
+
+
+def _as_targets(case: Recipe, dataset: Dataset) -> Dataset:
+    """The data with the targets that the client's loss is held against."""
+    if case.make_client().target == "label":
+        return dataset
+    if isinstance(dataset, TextDataset):
+        raise SeepageError(
+            "the client's targets are its inputs, which of texts are token numbers; leave out client.target"
+        )
+    if "labels" in case.knowledge.told:
+        raise SeepageError("the targets are the inputs, and who is told them has all; leave out --told labels")
+    return OwnTargets(dataset)
 
 
 def _attacked(case: Recipe) -> int:
@@ -447,6 +462,8 @@ def _target(case: Recipe, dataset: Dataset) -> Target:
 
     One example tells classes from maps. Of numbers it tells nothing: one class of several at once looks like a chance.
     """
+    if isinstance(dataset, OwnTargets):
+        return "value"
     targets, tokens = getattr(dataset, "targets", None), isinstance(dataset, TextDataset)
     labels = dataset.batch(dataset.private[:1]).labels if targets is None else targets.each
     if targets is None and labels.is_floating_point():

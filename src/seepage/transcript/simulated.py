@@ -1,13 +1,13 @@
 """Transcripts simulated from private batches: each round is recomputed whenever it is accessed."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from seepage.clients import mean_update
 from seepage.clients.step import Client
-from seepage.core.nn import sorted_labels
+from seepage.core.nn import norm, sorted_labels
 from seepage.types import (
     Batch,
     ClientUpdate,
@@ -51,8 +51,9 @@ class Victim:
         buffers: The model's buffers.
         defense: The defense that the client applies to its update.
         seed: Seeds the client's randomness, together with `t`.
-        rule: What the client does, where the server undoes its weight decay: the attacker's rule has none then. None:
-            the attacker's rule.
+        rule: What the client does, where that is not what attackers read it as: its own code, or weight decay, which
+            the server undoes. None: the attacker's rule.
+        inferred: Name of each fact that the attacker's rule has from the update itself, to its source.
     """
 
     knowledge: Knowledge
@@ -63,17 +64,25 @@ class Victim:
     defense: Defense | None = None
     seed: int = 0
     rule: ClientUpdate | None = None
+    inferred: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls, knowledge: Knowledge, params: Tensors, batches: Sequence[Batch], buffers: Tensors, defense: Defense | None,
         seed: int,
     ) -> "Victim":  # fmt: skip
-        """A client whose weight decay the server undoes, since it knows the rule, unless a defense came in between."""
-        rule = knowledge.client
-        if defense is None:
-            knowledge = replace(knowledge, client=rule.without_decay())
-        return cls(knowledge, params, batches.__getitem__, len(batches), buffers, defense, seed, rule)
+        """A client as attackers read it."""
+        read = cls.knowing(knowledge, defense)
+        return cls(read, params, batches.__getitem__, len(batches), buffers, defense, seed, knowledge.client)
+
+    @staticmethod
+    def knowing(knowledge: Knowledge, defense: Defense | None) -> Knowledge:
+        """What an attacker knows, where `client` is what the client does: how to read it.
+
+        A server undoes weight decay that it knows of, unless a defense came in between.
+        """
+        read = knowledge.client.read_as
+        return replace(knowledge, client=read if defense is not None else read.without_decay())
 
     def transcript(self) -> SimulatedTranscript:
         """The transcript that the server observes of this client."""
@@ -103,11 +112,28 @@ class Victim:
         sent = [send(client, number, plain[number - 1]) for number in range(len(parts))]
         return mean_update(sent, [len(part) for part in parts])
 
+    def gap(self, t: int) -> float | None:
+        """How far the update, without defense, is from that of the rule that attackers read it by, as a share of it.
+
+        It is measured on the private examples, and for reports alone. None: that rule is the client's own.
+        """
+        own = self.rule
+        if own is None or own.read_as == own:
+            return None
+        plain = replace(self, defense=None)
+        with torch.enable_grad():
+            sent, read = self._undecayed(plain.update(t), t), replace(plain, rule=None).update(t)
+        apart = {name: tensor - read.tensors[name] for name, tensor in sent.tensors.items()}
+        return float(norm(apart) / norm(sent.tensors))
+
+    def _undecayed(self, update: Update, t: int) -> Update:
+        if self.rule is None or self.defense is not None:
+            return update
+        return self.rule.undecayed(update, self.params, len(self.batches(t)))
+
     def _round(self, t: int) -> Round:
         batch = self.batches(t)
-        told, update = self.knowledge.told, self.update(t)
-        if self.rule is not None and self.defense is None:
-            update = self.rule.undecayed(update, self.params, len(batch))
+        told, update = self.knowledge.told, self._undecayed(self.update(t), t)
         return Round(
             t=t,
             params=self.params,

@@ -109,6 +109,11 @@ class IndexedVictim:
                 "rounds over one data set hold one update of all parties, and this client rule sums several clients' "
                 "updates; leave out client.clients"
             )
+        if self.knowledge.client.read_as != self.knowledge.client:
+            raise SeepageError(
+                "rounds over one data set are made anew from the rule that the attacker is told, and this client does "
+                "something else; use fedsgd, or fedavg without dropout"
+            )
 
     def batch(self, t: int) -> Batch:
         """The private batch of round `t`."""

@@ -18,7 +18,7 @@ from seepage.attacks.matching.adaptive import defended_rule
 from seepage.attacks.matching.directions import Direction, Gradients, Plain
 from seepage.attacks.matching.distances import Distance
 from seepage.attacks.matching.first_order import FirstOrderProblem, with_first_order_step
-from seepage.attacks.matching.labels import Auto, Joint, LabelInference
+from seepage.attacks.matching.labels import Auto, Joint, LabelInference, labels_by
 from seepage.attacks.matching.layers import LayerPrior
 from seepage.attacks.matching.objective import MatchingObjective
 from seepage.attacks.matching.optimizers import LBFGS, OptimizerSettings, Schedule
@@ -114,7 +114,7 @@ class GradientMatching(Attack):
                 prior.check(knowledge)
         self.parameters.check(knowledge)
         _check_outputs(knowledge, observed)
-        labels = self.labels(observed, knowledge)
+        labels = labels_by(self.labels, observed, knowledge)
         if labels is not None and len(labels) != observed.batch_size:
             raise Inapplicable(
                 f"the transcript tells {len(labels)} labels for {observed.batch_size} examples",
@@ -145,7 +145,9 @@ class GradientMatching(Attack):
 
     def run(self, seen: tuple[Knowledge, Round], *, seed: int, progress: Progress) -> Reconstruction:
         knowledge, observed = seen
-        run = _MatchingRun(self, self._objective(observed, knowledge), self.labels(observed, knowledge), seed)
+        run = _MatchingRun(
+            self, self._objective(observed, knowledge), labels_by(self.labels, observed, knowledge), seed
+        )
         run.select_solver()
         step = _resume(run, progress.load())
 

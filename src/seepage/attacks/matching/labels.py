@@ -48,6 +48,13 @@ class LabelInference(ABC):
         return torch.randn((n, *shape), generator=draw)
 
 
+def labels_by(rule: LabelInference, observed: Round, knowledge: Knowledge) -> Shaped[Tensor, "n ..."] | None:
+    """What a rule names; numbers that nothing looks at where each example is its own target."""
+    if knowledge.client.target == "input":
+        return torch.zeros(_batch_size(observed), dtype=torch.int64)
+    return rule(observed, knowledge)
+
+
 def _batch_size(observed: Round) -> int:
     if observed.batch_size is None:
         raise Inapplicable("the batch size is unknown", "name it with --batch-size")
