@@ -186,7 +186,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "certified": any(row.certified_examples for row in run.rows),
         "targets": {cell.target for cell in run.cells},
         "tuned": [row.words for row in run.result.tuned],
-        "promises": guarantee_lines(run.cells),
+        "promises": guarantee_lines(run.result.judged),
         "doubts": doubt_lines(run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
