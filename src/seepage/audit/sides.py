@@ -230,7 +230,8 @@ def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]
     ]
     verdict = "; ".join([*worst.contradicted, *held]) or "nothing is claimed"
     over = f"over {worst.rounds} round{'' if worst.rounds == 1 else 's'} at delta {worst.delta:g}"
-    words = f"{worst.words.removeprefix('measured epsilon ')}; {verdict}; {over}, on {headings[worst.cell]}"
+    own = worst.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
+    words = f"{own}; {verdict}; {over}, on {headings[worst.cell]}"
     return Side(
         name="measured_epsilon",
         tried=True,

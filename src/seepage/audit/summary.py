@@ -247,6 +247,8 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
+    if any(row.certified is not None and row.certified.wrong for row in rows):
+        cell = cell.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
     if source.recipe is None:
         cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"), said)})
     return CellSummary(cell, rows, flags, lines, look)

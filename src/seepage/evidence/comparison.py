@@ -182,12 +182,13 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
               if cell.inconclusive is not None]  # fmt: skip
     old, new = _judged(old), _judged(new)
     before, after, remarks = _comparable(_counts(old), _counts(new))
-    _add_closed_forms(before, after, old, new)
     common = before.keys() & after.keys()
     # An attack that both tried, and that gave a result in one of them alone, is compared too: it is lost, or new.
     tried = [{(row.cell, row.attack) for row in run.rows} for run in (old, new)]
     if not common and not tried[0] & tried[1]:
         raise SeepageError("the two runs have no case and attack in common; compare runs of the same recipe")
+    _add_closed_forms(before, after, old, new)
+    common = before.keys() & after.keys()
     shares = sum(before[key].of is not None and after[key].of is not None for key in common)
     titles = {**old.titles, **new.titles}
     changes = []

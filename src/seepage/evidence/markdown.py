@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from seepage.audit.row import counted_features, counted_guesses
 from seepage.evidence.findings import Found
-from seepage.evidence.statement import Evidence
+from seepage.evidence.statement import Evidence, counted_given
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
 
@@ -112,6 +112,8 @@ def _risks(evidence: Evidence) -> list[str]:
         certified = sum(case.certified for case in evidence.judged)
         features = sum(case.certified_features for case in evidence.judged)
         proofs = [counted_guesses(certified)] * bool(certified) + [counted_features(features)] * bool(features)
+        given = max((case.given_away or 0 for case in evidence.judged), default=0)
+        proofs += [counted_given(given)] * bool(given and not certified)
         without = f" What proves itself: {'; '.join(proofs)}." if proofs else ""
         why = evidence.unscored.capitalize() or "There is no case"
         return [f"{why}, so no share of private examples can be given.{without}"]

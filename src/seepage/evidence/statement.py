@@ -72,6 +72,15 @@ AUDIT_AGAIN = [
 """What ends the validity of a finding."""
 
 
+def counted_given(n: int) -> str:
+    """Examples that are given away without an attack, in words.
+
+    >>> counted_given(1), counted_given(2)
+    ('1 example given away exactly in closed form', '2 examples given away exactly in closed form')
+    """
+    return f"{n} example{'' if n == 1 else 's'} given away exactly in closed form"
+
+
 class Share(Proportion):
     """A share of private examples with its 95 % interval by Clopper and Pearson."""
 
@@ -201,6 +210,8 @@ class CaseEvidence(JsonRecord):
             return f"{self.recovered.words}; {named}" if self.named_tokens else self.recovered.words
         if self.certified:
             return f"not scored; {counted_guesses(self.certified)}"
+        if self.given_away:
+            return f"not scored; {counted_given(self.given_away)}"
         if self.named_tokens:
             return named
         return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
@@ -451,7 +462,7 @@ def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
         recovered=_most(rows, "recovered", cell),
         exact=_most(rows, "exact", cell),
-        unscored=None if rows or cell.given_away else _unscored(run.rows_of(cell), cell),
+        unscored=None if rows or (cell.given_away and cell.baselines) else _unscored(run.rows_of(cell), cell),
         certified=max((row.certified_examples for row in run.rows_of(cell)), default=0),
         certified_features=max((row.certified_features for row in run.rows_of(cell)), default=0),
         tokens=_tokens(run.rows_of(cell)),
@@ -535,7 +546,7 @@ def _strength(row: Row) -> tuple[float, float, int, float]:
 def _most(rows: Sequence[Row], share: str, cell: Cell) -> Share | None:
     """The largest share of examples that an attack brought back, or that is given away in closed form."""
     counts = [(row.count(share), row.examples) for row in rows]
-    counts += [cell.closed_form] if cell.given_away else []
+    counts += [cell.closed_form] if cell.given_away and (rows or cell.baselines) else []
     whole = [(hits, of) for hits, of in counts if hits is not None and of]
     return Share.count(*max(whole, key=lambda pair: pair[0] / pair[1])) if whole else None
 
