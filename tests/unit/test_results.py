@@ -188,6 +188,8 @@ def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_findi
     )  # fmt: skip
     assert met(result, Condition("recovered", ">", 0.0)) == []
     assert result.sides[0].value == 0.0
+    unsure = [cell.model_copy(update={"inconclusive": "why"} if not cell.control else {}) for cell in cells]
+    assert sides(rows, [], [], [], unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
     assert met(result.model_copy(update={"rows": [leak.model_copy(update={"cell": "a"})]}), Condition("exact", ">", 0))
 
 

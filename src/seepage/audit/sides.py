@@ -33,12 +33,15 @@ def sides(
     headings = {cell.name: cell.heading for cell in cells}
     controls = {cell.name for cell in cells if cell.control}
     rows = [row for row in rows if row.cell not in controls]
+    doubtful = any(cell.inconclusive is not None for cell in cells)
     found = [
         came_back(rows, headings, [cell for cell in cells if not cell.control]),
         _asked(named(members, headings), "membership" in asked, _untested(cells)),
         cannot_exceed(bounds, headings),
         _asked(measured_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
+    if doubtful and found[0].value == 0:
+        found[0] = found[0].model_copy(update={"words": f"inconclusive: {found[0].words}"})
     if not captured:
         return found
     words = [(side, side.words.rpartition("ask with ")[2]) for side in found]

@@ -77,8 +77,8 @@ def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
     scored = [row for row in rows if row.scored and row.cell in {cell.name for cell in controls}]
     best = [max(own, key=_strength) for cell in controls if (own := [row for row in scored if row.cell == cell.name])]
     leaking = [row for row in best if row.leaks]
-    if not best or not leaking:
-        return "Without the defense these attacks recovered nothing either." if best else ""
+    if not leaking:
+        return ""  # then it is said why nothing came back
     most = max(leaking, key=_strength)
     if len(controls) == 1:
         return f"Without the defense {most.attack} rebuilt {_share(most)}."

@@ -85,7 +85,7 @@ def _system(evidence: Evidence) -> dict[str, dict[str, list[str]]]:
     facts: dict[str, Callable[[CaseEvidence], str]] = {
         "Model": lambda case: case.model_words,
         "Data": lambda case: case.data_words,
-        "Client": lambda case: case.client or "not known",
+        "Client algorithm": lambda case: case.client or "not known",
         "Defense": lambda case: case.defense_words,
         "Training stage": lambda case: case.stage or "not known",
     }

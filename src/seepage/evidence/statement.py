@@ -32,6 +32,7 @@ from seepage.metrics.membership import Rate
 from seepage.registry import attacks as known_attacks
 from seepage.registry import membership_tests
 from seepage.report.leakage import open_exposed
+from seepage.report.page import accuracy_words
 from seepage.report.run import RunFolder
 
 OWN_CODE = "the auditor's own code"
@@ -115,7 +116,7 @@ class CaseEvidence(JsonRecord):
         source: Where the data come from.
         model: Name of the model.
         parameters: Number of its parameters.
-        stage: How far the model was trained, in words.
+        stage: How far the model was trained, in words, and how well it does on unseen examples.
         client: The client's rule.
         defense: The defense; None: none, or not known.
         examples: Private examples that were attacked.
@@ -456,7 +457,7 @@ def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
         source=cell.data_source,
         model=cell.model,
         parameters=cell.parameters,
-        stage=cell.history,
+        stage="; ".join(filter(None, (cell.history, accuracy_words(cell)))) or None,
         client=cell.client,
         defense=cell.defense,
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.audit.cell import Kind
 from seepage.audit.row import PASSED_OVER, Cell, Diagnostic, Row
-from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons
+from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
 from seepage.recipe.places import shown_recipe
@@ -36,6 +36,7 @@ LEVELS = {
     "recognizable": "Recognizable copies",
     "traces": "Traces only",
     "nothing": "Nothing recovered",
+    "inconclusive": "Inconclusive",
 }
 """The verdict in words; any other level means that nothing could be scored."""
 
@@ -176,7 +177,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     exposed, level = open_exposed(run.folder), run.result.verdict_level
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
-    tokens = any(row.named_tokens for row in run.rows)
+    tokens = any(row.named_tokens for row in run.result.judged_rows)
     return {
         "run": run,
         "pictures": pictures,
@@ -188,6 +189,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "tuned": [row.words for row in run.result.tuned],
         "promises": guarantee_lines(run.result.judged),
         "doubts": doubt_lines(run.cells),
+        "warning_lines": warning_lines(run.flags, run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
@@ -272,7 +274,7 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
     further = further_metrics(tried)
     return Section(
         cell=cell,
-        accuracy=_accuracy(cell),
+        accuracy=accuracy_words(cell),
         told=[item for item in told if all(item in map(str, row.told) for row in tried)],
         told_more=any(row.told_extra for row in tried),
         rows=[RowTexts.of(row, further) for row in tried],
@@ -295,7 +297,8 @@ def _kind(rows: list[Row], strips: bool, records: bool) -> Kind:
     return "records" if not strips and (flat or records) else "pictures"
 
 
-def _accuracy(cell: Cell) -> str:
+def accuracy_words(cell: Cell) -> str:
+    """How well the model does; empty where it was measured on too few examples."""
     examples = cell.accuracy_examples or 0
     if cell.accuracy is None or examples < FEWEST_TESTED:
         return ""
