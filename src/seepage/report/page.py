@@ -171,6 +171,7 @@ def _render(run: RunFolder, pictures: bool) -> str:
 
 
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
+    beside = {cell.name for cell in run.cells if cell.control}
     common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
     kinds = {section.kind for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
@@ -209,7 +210,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "remarks": _remarks(run, common),
         "common": common,
         "findings": _findings(run),
-        "warnings": len({flag.message for flag in run.flags if flag.severity == "warning"}),
+        "warnings": len({flag.message for flag in run.flags if flag.severity == "warning" and flag.cell not in beside}),
         "with_options": words.with_options,
         "is_muted": is_muted,
         "headings": HEADINGS,
