@@ -56,8 +56,12 @@ _ASIDE = ("expect", "small", "frontier", "utility")
 _KEYS = [*_PLAIN, "data", "model", "client", "partition", *_TABLES, "defense", "attack", "grid", "case", *_ASIDE]
 
 
-def cells(tables: Mapping[str, Any]) -> list[Recipe]:
+def cells(tables: Mapping[str, Any], *, controls: bool = False) -> list[Recipe]:
     """The audit cells of a recipe: one per combination of its grid, in order.
+
+    Args:
+        tables: The recipe's tables.
+        controls: Whether the cells that `undefended` asks for follow: those with a defense, without it.
 
     Raises:
         Problems: With every mistake in the recipe.
@@ -82,25 +86,25 @@ def cells(tables: Mapping[str, Any]) -> list[Recipe]:
             recipes.append(_numbered(recipe, recipes))
     if problems:
         raise Problems("the recipe has mistakes:", dict.fromkeys(problems))
-    return _with_twins(recipes)
+    return _with_twins(recipes, controls=controls)
 
 
-def _with_twins(recipes: Sequence[Recipe]) -> list[Recipe]:
+def _with_twins(recipes: Sequence[Recipe], *, controls: bool) -> list[Recipe]:
     """The cells, each with a defense beside its name without one: a cell of the recipe, or else one that is added."""
     plain = {_undefended(recipe): recipe.cell for recipe in recipes if not recipe.defense}
-    found, controls = [], list[Recipe]()
+    found, added = [], list[Recipe]()
     for recipe in recipes:
         same = _undefended(recipe)
-        if recipe.defense and recipe.undefended and same not in plain:
+        if controls and recipe.defense and recipe.undefended and same not in plain:
             told = Told(told=[item for item in recipe.knowledge.told if item != "defense"])
             control = replace(
                 recipe, cell=f"{recipe.cell[:68]}_undefended", varied=recipe.varied | {"defense"}, defense=(),
                 knowledge=told, membership=None, bounds=None, epsilon=None, control=True,
             )  # fmt: skip
-            controls.append(_numbered(control, [*recipes, *controls]))
-            plain[same] = controls[-1].cell
+            added.append(_numbered(control, [*recipes, *added]))
+            plain[same] = added[-1].cell
         found.append(replace(recipe, twin=plain.get(same)) if recipe.defense else recipe)
-    return found + controls
+    return found + added
 
 
 def _undefended(recipe: Recipe) -> str:
