@@ -63,7 +63,7 @@ def findings(result: Result) -> list[Found]:
 
 def _opened(cell: Cell, found: list[Found]) -> list[Found]:
     """Findings on the attacks of a case, where nothing is known of it as open ones."""
-    states = {one.state for one in found}
+    states, change = {one.state for one in found}, tuple[State, ...]()
     if cell.inconclusive is not None:
         change, why = ("quiet", "unjudged"), f"inconclusive: {cell.inconclusive}"
     elif cell.given_away or states & {"leaks", "quiet"}:
