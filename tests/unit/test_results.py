@@ -204,6 +204,9 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     assert (side.value, side.tried) == (0.75, True)
     for score in ("recovered", "exact", "certified"):
         assert [(one.name, one.value) for one in met(result, Condition(score, ">", 0.5))] == [("closed form", 0.75)]
+    assert [(one.rule, one.state, one.severity) for one in findings(result)] == [
+        ("dlg", "quiet", "note"), ("closed_form", "leaks", "error")
+    ]  # fmt: skip
     exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
     assert verdict([exact], given)[0] == "exact"
     assert "closed form" not in verdict([exact], given)[1], "the attack says the same"
