@@ -207,6 +207,8 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
     assert [(one.rule, one.state, one.severity) for one in findings(result)] == [
         ("dlg", "quiet", "note"), ("closed_form", "leaks", "error")
     ]  # fmt: skip
+    defended = Cell(name="b", title="other", defense="noise")
+    assert "INCONCLUSIVE: In 1 audited case (other) these attacks" in verdict([row(), row(cell="b")], [*given, defended])[1]
     exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
     assert verdict([exact], given)[0] == "exact"
     assert "closed form" not in verdict([exact], given)[1], "the attack says the same"

@@ -41,11 +41,13 @@ def verdict(
         leaks = level in ("exact", "recognizable", "certified")
         text = " ".join(filter(None, (text, tokens) if leaks else (tokens, text)))
         level = level if leaks else "traces"
-    level, text = _with_closed_forms(level, text, rows, judged)
+    level, text = _with_closed_forms(level, text, rows, judged, _doubt(doubtful, named))
     return level, " ".join(filter(None, (text, _unaware(every, named), beside)))
 
 
-def _with_closed_forms(level: str, text: str, rows: Sequence[Row], cells: Sequence[Cell]) -> tuple[str, str]:
+def _with_closed_forms(
+    level: str, text: str, rows: Sequence[Row], cells: Sequence[Cell], doubt: str
+) -> tuple[str, str]:
     """Level and text with what is given away exactly where no attack of this run shows it: a proof, whoever looks."""
     shown = {row.cell for row in rows if row.mean("exact") or row.certified_examples}
     given = [cell for cell in cells if cell.given_away and cell.name not in shown]
@@ -62,7 +64,11 @@ def _with_closed_forms(level: str, text: str, rows: Sequence[Row], cells: Sequen
         return "certified", f"{text} {said}"
     none = "The attacks of this run recovered none of them" if any(row.gave_result for row in rows) else ""
     advice = "; an attack that reads closed forms, such as linear, shows them."
-    return "certified", f"LEAKS, BY ITS OWN PROOF. {said} {none or 'No attack of this run gave a result'}{advice}"
+    beside = f" INCONCLUSIVE: {doubt}" if doubt else ""  # of other cases
+    return (
+        "certified",
+        f"LEAKS, BY ITS OWN PROOF. {said} {none or 'No attack of this run gave a result'}{advice}{beside}",
+    )
 
 
 def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
