@@ -32,7 +32,7 @@ def test_taking_the_noise_away_is_worse(noisy: Path, bare: Path, cli: Cli) -> No
     found = cli("compare", noisy, bare)
     assert found.code == 1, found
     assert "recovered 0 of 8 -> 8 of 8" in found.out
-    assert "WORSE in 2 of 2" in found.out
+    assert "WORSE in 2 of 3" in found.out, "and of one example in closed form nobody can tell"
     back = cli("compare", bare, noisy)
     assert (back.code, "NOT WORSE" in back.out, "better:" in back.out) == (0, True, True)
     assert "none -> GaussianNoise" in back.out

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -309,7 +310,7 @@ def test_metrics_are_read_by_prometheus(pack: Path) -> None:
     }
     assert found["seepage_maximum_risk"][0].value == 1.0
     assert {sample.labels["state"]: sample.value for sample in found["seepage_findings"]} == {
-        "leaks": 1, "quiet": 0, "unjudged": 0, "skipped": 0, "unneeded": 1, "untried": 0,
+        "leaks": 1, "quiet": 0, "unjudged": 0, "skipped": 0, "unneeded": 1, "untried": 0, "open": 0,
     }  # fmt: skip
 
 
@@ -403,22 +404,24 @@ def test_the_annex_names_the_rate_the_loss_and_that_the_update_looks_clipped(hom
         assert "looks clipped: the norm of the update is 0.5" in page
 
 
-LEAST = ("--model", "convnet", "--set", "batch.count=1", "--set", "training.steps=0", "--jobs", 1, "--out", "unread")
+LEAST = ("--model", "convnet", "--set", "batch.count=1", "--set", "training.steps=0", "--out", "unread")
 
 
 @pytest.mark.parametrize(
     ("captured", "why", "head"),
     [(True, "no truth was at hand", "NOT SCORED."), (False, "no attack gave a result", "NO RESULT.")],
 )
-def test_what_could_not_be_scored_says_why_and_says_it_once(
-    captured: bool, why: str, head: str, run: Path, cli: Cli
-) -> None:
+def test_what_could_not_be_scored_says_why_and_says_it_once(captured: bool, why: str, head: str, cli: Cli) -> None:
+    assert cli("record", "tiny.toml", *LEAST[:-1], "recorded").code == 0
     found = (
-        cli("attack", run / "observed", "--use", "dlg:steps=2", "--out", "unread", "--jobs", 1)
+        cli("attack", "recorded/observed", "--use", "dlg:steps=2", "--out", "unread", "--jobs", 1)
         if captured
         else cli("audit", "tiny.toml", "--attack", "linear", *LEAST)
     )
-    assert found.code == 0, found
+    assert found.code == 2, found
+    assert "--allow-inconclusive" in found.err
+    again = ("score", "unread", "--allow-inconclusive")
+    assert (cli(*again[:2]).code, cli(*again).code) == (2, 0)
     assert cli("evidence", "unread", "--out", "pack").code == 0
     pages = {path.name: path.read_text() for path in Path("pack").iterdir()}
     evidence = json.loads(pages["evidence.json"])
@@ -430,6 +433,10 @@ def test_what_could_not_be_scored_says_why_and_says_it_once(
     assert f"{why.capitalize()}, so" in pages["bom.cdx.json"]
     assert not [item for item in evidence["not_tried"] if "not tried" in item or "not known" in item]
     assert ("no attack had a result" in pages["annex.html"]) is not captured
+    assert [one["unknown_on"] for one in evidence["attacks"]] == [evidence["attacks"][0]["ran_on"]]
+    assert "<td>not known</td>" in pages["annex.html"], "on how many cases it leaks"
+    suites = ET.fromstring(pages["junit.xml"])
+    assert (suites.get("errors"), suites.get("failures"), suites.get("skipped")) == ("1", "0", "0")
 
 
 def test_a_share_that_no_guess_can_reach_is_no_gate(observed: Path, refused: Refused) -> None:

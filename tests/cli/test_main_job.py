@@ -95,7 +95,7 @@ LINEAR = ("--attack=linear", "--json", "--jobs=1")
 
 def test_a_defense_by_name_is_that_of_a_recipe(cli: Cli) -> None:
     chosen = ("--defense=sparsify", "--defense=gaussian_noise", "--set=defense.sigma=1.0", "--set=defense.keep=0.5")
-    named = cli("audit", "tiny.toml", *chosen, *LINEAR, "--out=named").json
+    named = cli("audit", "tiny.toml", *chosen, *LINEAR, "--no-undefended", "--out=named").json
     assert named["rows"][0]["psnr"] < 20 < cli("audit", "tiny.toml", *LINEAR, "--out=bare").json["rows"][0]["psnr"]
     assert named["cells"][0]["defense"].startswith("Compose(parts=(Sparsify(keep=0.5), GaussianNoise(sigma=1.0")
     written = Path("tiny.toml").read_text() + '[[defense]]\nuse = "sparsify"\nkeep = 0.5\n'

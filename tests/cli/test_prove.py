@@ -68,6 +68,18 @@ def test_a_defense_is_measured_beside_what_is_computed(
     assert "contradicted > 0" in said.err
 
 
+def test_a_claim_that_the_calls_could_not_contradict_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = ("--defense", "gaussian_noise:sigma=1,clip=1", "--calls", "1500")
+    assert ran(monkeypatch, *noise, "--epsilon", "10") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "warning: The stated epsilon is 10 and 1,500 calls could show" in shown
+    assert "lower bound" in shown
+    assert ran(monkeypatch, *noise, "--epsilon", "2", "--quiet") == 0
+    assert "warning" not in capsys.readouterr().out
+
+
 def test_the_gate_measures_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("--defense", "gaussian_noise:sigma=3,clip=1", "--calls", "1500", "--quiet")
     assert ran(monkeypatch, *words, "--fail-if", "contradicted") == 0

@@ -179,13 +179,14 @@ ROW: dict[str, Any] = {
 NULLS = dict.fromkeys(("recovered", "psnr", "psnr_median", "psnr_low", "psnr_high", "ssim", "seconds"))
 
 
-def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], **options: Any) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], warnings: Any = (), **options: Any) -> list[str]:
     base = {name: {"psnr": psnr} for name, psnr in (("mean_color", 13.83), ("grey", None), ("random", 8.7))}
     other = [{"name": "b", "title": "fc2, batch 16", "baselines": None}] * any(row["cell"] == "b" for row in rows)
     result = {
         "verdict": "LEAKS. [bold]no markup[/bold]", "verdict_level": "exact", "rows": list(rows),
         "cells": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": base}, *other],
         "thresholds": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0},
+        "warnings": list(warnings),
     }  # fmt: skip
     print_result(terminal.Path("run"), Result.model_validate(result), **{"quiet": False, **options})
     return capsys.readouterr().out.splitlines()
@@ -203,16 +204,36 @@ def test_a_row_has_its_numbers_in_words_and_digits(capsys: pytest.CaptureFixture
 def test_what_does_not_apply_is_a_dash_and_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     why = {"status": "inapplicable", "reason": "no bias; use dlg", "outcome": "does not apply"}
     row = {**ROW, **NULLS, "attack": "linear", **why}
-    lines = printed(capsys, ROW, row)
+    lines = printed(capsys, ROW, row, {**row, "attack": "rgap"})
+    assert "2 attacks do not apply to this model (--why)" in lines
+    assert not any(name in line for line in lines for name in ("linear", "rgap", "no bias"))
+    lines = printed(capsys, ROW, row, why=True)
     (found,) = [line for line in lines if line.startswith("linear ")]
     assert found.split() == ["linear", "-", "-", "-", "-", "-", "does", "not", "apply"]
     (alone,) = [line for line in printed(capsys, row) if line.startswith("linear ")]
     assert alone.split() == ["linear", "-", "does", "not", "apply"]  # without columns of scores that nothing has
     assert "linear, does not apply: no bias; use dlg" in lines
-    lines = printed(capsys, row, {**row, "cell": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"})
+    lines = printed(
+        capsys, row, {**row, "cell": "b"}, {**ROW, "attack": "dlg", "reason": "on 1 of 2 batches: x"}, why=True
+    )
     assert sum("no bias" in line for line in lines) == 1, "what is true of both cases is said once"
     assert "linear, does not apply (2 of 2 cases): no bias; use dlg" in lines
     assert "dlg, no result (fc2, [red]batch[/red] 8): on 1 of 2 batches: x" in lines
+
+
+def test_verdict_warnings_and_table_come_in_this_order(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [
+        {"cell": "a", "attack": name, "name": kind, "severity": severity, "message": f"{name} {kind}."}
+        for name, kind, severity in (
+            ("dlg", "failed", "warning"),
+            ("sapag", "failed", "warning"),
+            ("x", "told", "note"),
+        )
+    ]
+    lines = printed(capsys, ROW, warnings=flags)
+    places = [lines.index(line) for line in ("LEAKS. [bold]no markup[/bold]", "fc2, [red]batch[/red] 8")]
+    assert lines.index("warning: dlg failed. 1 more warning of this kind: flags.json.") in range(*places)
+    assert not any("told" in line for line in lines), "a note is no warning"
 
 
 def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture[str]) -> None:

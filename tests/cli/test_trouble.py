@@ -186,21 +186,54 @@ def test_an_attack_that_fails_is_a_row_and_the_others_go_on(how: str, own: str, 
 
 def test_a_run_in_which_nothing_works_does_not_call_itself_safe(own: str, cli: Cli) -> None:
     result = cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--json").json
-    assert result["verdict_level"] == "unscored"
-    assert result["verdict"].startswith("NO RESULT")
-    assert "no proof of safety" in result["verdict"]
+    assert result["verdict_level"] == "certified"
+    assert "No attack of this run gave a result" in result["verdict"]
+    assert "gives away its one example exactly" in result["verdict"], "in closed form, whatever attack fails"
+    noise = ("--defense=gaussian_noise:sigma=1,clip=1", "--no-undefended", "--out=noisy")
+    noisy = cli("audit", "tiny.toml", "--attack", own, *noise, "--jobs", 1, "--json")
+    assert (noisy.code, noisy.json["verdict_level"]) == (2, "unscored")
+    assert noisy.json["verdict"].startswith("NO RESULT")
+    assert "no proof of safety" in noisy.json["verdict"]
     assert cli("audit", "tiny.toml", "--attack", own, "--jobs", 1, "--fail-if", "psnr>20").code == 2
+
+
+NOISE = ("--attack", "linear", "--defense", "gaussian_noise", "--set", "defense.sigma=10.0", "--jobs", 1)
 
 
 @pytest.mark.parametrize("told", [(), ("--told", "defense")])
 def test_terminal_and_report_say_that_attackers_did_not_know_of_the_defense(cli: Cli, told: tuple[str, ...]) -> None:
-    noise = ("--defense", "gaussian_noise", "--set", "defense.sigma=10.0")
-    found = cli("audit", "tiny.toml", "--attack", "linear", *noise, *told, "--jobs", 1, "--out", "run")
+    found = cli("audit", "tiny.toml", *NOISE, *told, "--out", "run")
     assert found.code == 0, found.err
     for shown in (found.out, Path("run/report.html").read_text()):
         words = " ".join(shown.split())
-        assert ("The attackers did not know of the defense, and no case of this run without" in words) is (not told)
-        assert ("run the same command without --defense" in words) is (not told)
+        assert ("The attackers did not know of the defense." in words) is (not told)
+        assert "Without the defense linear rebuilt 2 of 2 examples exactly." in words
+        assert "NOTHING RECOGNIZABLE" in words
+
+
+def test_without_the_undefended_case_nobody_can_say_that_the_defense_helps(cli: Cli) -> None:
+    """It runs beside the defended one by default, and reddens no gate: what it gives back is no finding."""
+    found = cli("audit", "tiny.toml", *NOISE, "--out", "both", "--fail-if", "recovered>0", "--json")
+    assert found.code == 0, found.err
+    assert [(cell["name"], cell.get("control", False)) for cell in found.json["cells"]] == [
+        ("cell", False), ("cell_undefended", True)
+    ]  # fmt: skip
+    assert [row["recovered"] for row in found.json["rows"]] == [0.0, 1.0]
+    assert found.json["sides"][0]["words"].startswith("0 of 2 examples")
+    again = cli("audit", "both/recipe.toml", "--out", "again", "--json").json
+    assert [row["psnr"] for row in again["rows"]] == [row["psnr"] for row in found.json["rows"]]
+    alone = cli("audit", "tiny.toml", *NOISE, "--out", "alone", "--fail-if", "recovered>0", "--no-undefended")
+    assert (alone.code, "--allow-inconclusive" in alone.err) == (2, True)
+    assert alone.out.startswith("INCONCLUSIVE. No case of this run without the defense shows that these attacks work")
+    assert cli("compare", "alone", "both").code == 0, "the case beside it is in no comparison"
+    assert cli("evidence", "both", "--out", "pack").code == 0
+    evidence = json.loads(Path("pack/evidence.json").read_text())
+    assert evidence["maximum_risk"]["hits"] == evidence["average_risk"]["hits"] == 0
+    assert [one["leaked_on"] for one in evidence["attacks"]] == [[]]
+    assert 'failures="0" errors="0"' in Path("pack/junit.xml").read_text()
+    cli("evidence", "alone", "--out", "other")
+    assert 'failures="0" errors="1"' in Path("other/junit.xml").read_text()
+    assert "<strong>INCONCLUSIVE.</strong>" in Path("other/annex.html").read_text()
 
 
 def test_ctrl_c_is_130(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

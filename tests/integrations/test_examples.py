@@ -60,6 +60,7 @@ def test_the_commands_of_the_workflow_fail_a_build(
 ) -> None:
     """Those of the page, as they stand there: they fail where examples leak, and pass where noise hides them."""
     recipe = f"""
+        undefended = true
         data = {{ use = "digits" }}
         model = {{ use = "fc2" }}
         batch = {{ size = 2 }}

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from seepage.core.storage import write_lines, write_tensors
-from seepage.report import write_grid, write_report
+from seepage.report import grid, write_grid, write_report
 from seepage.transcript.truth import save_truth
 from seepage.types import Batch
 
@@ -49,6 +49,28 @@ def test_the_grid_shows_what_was_recovered_best(tmp_path: Path, build_run: Build
     write_lines(run / "scores.jsonl", [line | {"value": -line["value"]} for line in lines])
     red = (np.asarray(picture(write_grid(run)).convert("RGB")) == (255, 0, 0)).all(axis=-1)
     assert red.sum() == 0
+
+
+def test_titles_say_what_differs_between_the_cases_on_two_lines_at_the_most(
+    tmp_path: Path, build_run: Build, change: Change, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = build_run(tmp_path, cells=("a", "b"), attacks=("dlg",), shape=(1, 8, 8), batches=(2,))
+    parts = ["convnet(width=4, depth=2)", "batch 1", "freshly initialized"]
+    defenses = ("no defense", "gaussian_noise(sigma=0.01, clip=1) and much more of what no line has the room for")
+
+    def named(result: Any) -> None:
+        for cell, defense in zip(result["cells"], defenses, strict=True):
+            cell.update(title_parts=[*parts, defense], title=", ".join([*parts, defense]))
+
+    change(run, named)
+    written: list[str] = []
+    monkeypatch.setattr(grid, "_text", lambda axes, x, y, text, **_: written.append(text))
+    write_grid(run)
+    bold = [text for text in written if "defense" in text or "gaussian" in text]
+    assert bold[0] == "no defense"
+    assert bold[1].replace("\n", " ").startswith("gaussian_noise(sigma=0.01, clip=1)")
+    assert bold[1].count("\n") == 1
+    assert any(f"All of: {', '.join(parts)}." in text.replace("\n", " ") for text in written), "the footer"
 
 
 def test_a_narrow_grid_has_room_for_its_last_words(tmp_path: Path, build_run: Build, picture: Picture) -> None:

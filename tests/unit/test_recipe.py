@@ -191,3 +191,28 @@ def test_an_attack_is_called_by_its_label() -> None:
             cells({"attack": [{"use": "dlg", "label": bad}]})
     with pytest.raises(Problems, match="label"):
         cells({"attack": [{"use": "dlg"}], "model": {"use": "fc2", "label": "x"}})
+
+
+def test_a_case_with_a_defense_knows_its_twin_and_is_given_one_where_the_run_asks() -> None:
+    noise, plain = {"use": "gaussian_noise", "sigma": 1.0}, {"use": "linear"}
+    both = {"attack": [plain], "grid": {"defense": [[], [noise]]}, "undefended": True}
+    assert [(one.cell, one.twin, one.control) for one in cells(both, controls=True)] == [
+        ("defense-none", None, False),
+        (cells(both)[1].cell, "defense-none", False),
+    ]
+    alone = {
+        "attack": [plain], "defense": [noise], "undefended": True, "membership": {}, "knowledge": {"told": ["defense"]},
+        "grid": {"batch.size": [1, 2]},
+    }  # fmt: skip
+    assert [(one.cell, one.twin) for one in cells(alone)] == [("size-1", None), ("size-2", None)], "unless it asks"
+    found = cells(alone, controls=True)
+    assert [(one.cell, one.twin, one.control) for one in found] == [
+        ("size-1", "size-1_undefended", False),
+        ("size-2", "size-2_undefended", False),
+        ("size-1_undefended", None, True),
+        ("size-2_undefended", None, True),
+    ]
+    assert [(one.defense, one.membership, one.knowledge.told, one.batch.size) for one in found[2:]] == [
+        ((), None, (), 1), ((), None, (), 2)
+    ]  # fmt: skip
+    assert all(one.twin is None for one in cells({**alone, "undefended": False}, controls=True))

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
-from seepage.audit.gate import Condition, parse_condition, side_violations, violations
-from seepage.audit.row import SCORE_NAMES, Cell, Outcome, Result, Row, Thresholds
+from seepage.audit.conclusive import UNTRUSTED
+from seepage.audit.gate import Condition, met, parse_condition, side_violations, violations
+from seepage.audit.row import SCORE_NAMES, Cell, Diagnostic, Outcome, Result, Row, Thresholds
 from seepage.audit.score import skipped_row, worst_status
-from seepage.audit.sides import came_back
+from seepage.audit.sides import came_back, sides
 from seepage.audit.verdict import named_members, reasons, verdict
 from seepage.core.schema import Summary, parse
 from seepage.errors import SeepageError
@@ -134,36 +135,98 @@ UNTOLD = "he attackers did not know of the defense"
 
 
 @pytest.mark.parametrize(
-    ("rows", "defenses", "remedy", "named"),
+    ("rows", "defenses", "untold", "doubt"),
     [
-        ([row()], {"a": "noise"}, "--defense", False),
-        ([row(gain_db=1.0)], {"a": "noise"}, "--defense", False),
-        ([row(recovered=0.5)], {"a": "noise"}, "", False),
-        ([row(**NO_SCORE)], {"a": "noise"}, "", False),
-        ([row(told_extra=["labels"])], {"a": "noise"}, "--defense", False),
-        ([row(told_extra=["defense"])], {"a": "noise"}, None, False),
-        ([row()], {"a": None}, None, False),
-        ([row()], {}, None, False),
-        ([row(), row(cell="b")], {"a": "noise", "b": "more"}, "--defense", False),
-        ([row(), row(cell="b")], {"b": "noise"}, "attack.steps", True),
-        ([row(recovered=1.0), row(cell="b")], {"a": None, "b": "noise"}, "", True),
-        ([row(recovered=1.0), row(cell="b", attack="linear")], {"a": None, "b": "noise"}, "attack.steps", True),
-        ([row(recovered=1.0), row(cell="b")], {"a": "weak noise", "b": "noise"}, "", False),
-        ([row(status="error", **NO_SCORE)], {"a": "noise"}, None, False),
+        ([row()], {"a": "noise"}, True, "--no-undefended"),
+        ([row(gain_db=1.0)], {"a": "noise"}, True, "--no-undefended"),
+        ([row(recovered=0.5)], {"a": "noise"}, True, ""),
+        ([row(**NO_SCORE)], {"a": "noise"}, True, ""),
+        ([row(told_extra=["labels"])], {"a": "noise"}, True, "--no-undefended"),
+        ([row(told_extra=["defense"])], {"a": "noise"}, False, "--no-undefended"),
+        ([row()], {"a": None}, False, ""),
+        ([row()], {}, False, ""),
+        ([row(), row(cell="b")], {"a": "noise", "b": "more"}, True, "--no-undefended"),
+        ([row(), row(cell="b")], {"b": "noise"}, True, "attack.steps"),
+        ([row(recovered=1.0), row(cell="b")], {"a": None, "b": "noise"}, True, ""),
+        ([row(recovered=1.0), row(cell="b", attack="linear")], {"a": None, "b": "noise"}, True, "attack.steps"),
+        ([row(recovered=1.0), row(cell="b")], {"a": "weak noise", "b": "noise"}, True, ""),
+        ([row(status="error", **NO_SCORE)], {"a": "noise"}, False, ""),
     ],
 )
-def test_attackers_who_did_not_know_of_the_defense_are_told_of(
-    rows: list[Row], defenses: dict[str, str | None], remedy: str | None, named: bool
+def test_nothing_behind_a_defense_is_inconclusive_unless_the_attacks_are_shown_to_work(
+    rows: list[Row], defenses: dict[str, str | None], untold: bool, doubt: str
 ) -> None:
-    """With what would show that they work here, where no case does; the case is named where only some had one."""
+    """With what would show it; the case is named where only some have a defense. That no attacker knew is said too."""
     titles = TITLES if len(rows) > 1 else {"a": "case A"}
     level, text = verdict(rows, cells_of(titles, defenses))
     plain, without = verdict(rows, cells_of(titles))
-    assert (level, UNTOLD in without) == (plain, False)
-    _, said, after = text.partition(UNTOLD)
-    assert bool(said) == (remedy is not None)
-    assert [option for option in ("--defense", "attack.steps") if option in after] == ([remedy] if remedy else [])
-    assert (f"(case B) t{UNTOLD}" in text) == named
+    assert (UNTOLD in without, UNTOLD in text) == (False, untold)
+    assert [option for option in ("--no-undefended", "attack.steps") if option in text] == ([doubt] if doubt else [])
+    leaks = plain in ("exact", "recognizable")
+    assert level == ("inconclusive" if doubt and not leaks else plain)
+    assert ("INCONCLUSIVE" in text) == bool(doubt)
+    some = untold and len(rows) > 1 and not defenses.get("a")
+    assert (f"(case B) t{UNTOLD}" in text) == some
+
+
+def test_a_case_run_beside_a_defense_shows_that_the_attacks_work_and_is_no_finding() -> None:
+    """It is in no count of cases, and neither reddens the gate nor makes the verdict; without it nobody could tell."""
+    defended = Cell(name="a", title="net, noise", defense="noise", undefended="b")
+    control = Cell(name="b", title="net, no defense", control=True)
+    leak = row(cell="b", exact=1.0, recovered=1.0, gain_db=60.0)
+    rows, cells = [row(), leak], [defended, control]
+    level, text = verdict(rows, cells)
+    assert (level, text.partition(".")[0]) == ("nothing", "NOTHING RECOGNIZABLE")
+    assert "In 1 audited case" in text
+    assert text.endswith("Without the defense dlg rebuilt 8 of 8 examples exactly.")
+    level, text = verdict([row(), row(cell="b")], cells)
+    assert level == "inconclusive"
+    assert "recover nothing without the defense either" in text
+    result = Result(
+        verdict=text, verdict_level=level, rows=rows, cells=cells, thresholds=Thresholds(),
+        sides=sides(rows, [], [], [], cells),
+    )  # fmt: skip
+    assert met(result, Condition("recovered", ">", 0.0)) == []
+    assert result.sides[0].value == 0.0
+    unsure = [cell.model_copy(update={"inconclusive": "why"} if not cell.control else {}) for cell in cells]
+    assert sides(rows, [], [], [], unsure)[0].words.startswith("inconclusive: 0 of 8 examples")
+    assert met(result.model_copy(update={"rows": [leak.model_copy(update={"cell": "a"})]}), Condition("exact", ">", 0))
+
+
+def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run() -> None:
+    given = [Cell(name="a", title="net", given_away=3, given_of=4)]
+    result = Result(verdict="", verdict_level="nothing", rows=[row()], cells=given, thresholds=Thresholds())
+    level, text = verdict(result.rows, given)
+    assert (level, text.partition(".")[0]) == ("certified", "LEAKS, BY ITS OWN PROOF")
+    assert "gives away 3 of its 4 examples exactly" in text
+    side = sides(result.rows, [], [], [], given)[0]
+    assert side.words.startswith("3 of 4 examples exactly")
+    assert (side.value, side.tried) == (0.75, True)
+    for score in ("recovered", "exact", "certified"):
+        assert [(one.name, one.value) for one in met(result, Condition(score, ">", 0.5))] == [("closed form", 0.75)]
+    assert [(one.rule, one.state, one.severity) for one in findings(result)] == [
+        ("dlg", "quiet", "note"), ("closed_form", "leaks", "error")
+    ]  # fmt: skip
+    defended = Cell(name="b", title="other", defense="noise")
+    assert "INCONCLUSIVE: In 1 audited case (other) these attacks" in verdict([row(), row(cell="b")], [*given, defended])[1]
+    exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
+    assert verdict([exact], given)[0] == "exact"
+    assert "closed form" not in verdict([exact], given)[1], "the attack says the same"
+    assert sides([exact], [], [], [], given)[0].value == 1.0
+
+
+@pytest.mark.parametrize("name", [*UNTRUSTED, "objective-limits"])
+def test_a_count_of_nothing_beside_a_warning_that_it_cannot_be_trusted_is_inconclusive(name: str) -> None:
+    """Not beside any: where a better fit than the truth was found, the attack did what it can."""
+    cells = cells_of({"a": "case A"})
+    flag = Diagnostic(cell="a", attack="dlg", name=name, severity="warning", message="So it is.")
+    level, text = verdict([row()], cells, [flag])
+    assert (level == "inconclusive") == (name in UNTRUSTED)
+    assert text.startswith("INCONCLUSIVE. ") == (name in UNTRUSTED)
+    assert verdict([row(recovered=1.0)], cells, [flag])[0] == "recognizable"
+    assert verdict([row()], cells, [flag.model_copy(update={"severity": "note"})])[0] == "nothing"
+    untried = row(attack="dlg", status="not_tried", **NO_SCORE)
+    assert verdict([row(), untried], cells)[0] == "inconclusive", "it was left out for want of time"
 
 
 def test_scores_without_a_mean_color_can_be_put_in_words() -> None:
@@ -408,7 +471,7 @@ def test_certified_features_are_no_certified_examples_anywhere(beside: list[Row]
     assert violations(rows, parse_condition("certified>0")) == []
     result = Result(rows=[features], cells=cells_of(TITLES), verdict=text, verdict_level=level, thresholds=Thresholds())
     finding = findings(result)[0]
-    assert (finding.state, finding.severity) == ("unjudged", "note")
+    assert (finding.state, finding.severity) == ("open", "warning"), "nobody knows what comes back here"
     assert "inner feature" in finding.words
     assert "guess" not in finding.words
     entry = MatrixEntry.of(features)

@@ -59,6 +59,12 @@ class Cell(JsonRecord):
             measured on the private examples; None where they read it as it is.
         promise: The differential-privacy guarantee of the defense.
         exposure: One line on what the update reveals without an attack.
+        given_away: Private examples that the first update gives away exactly in closed form, without an attack; None
+            where that was not looked at.
+        given_of: Examples behind that update, where known.
+        undefended: Name of the cell that is this one without its defense.
+        control: It was run for the sake of such a cell alone, to show that the attacks work: no finding of the run.
+        inconclusive: Why it does not say anything that nothing came back here; None where that does, or something came.
         skipped: Why the cell could not be recorded.
         membership_skipped: Why its membership could not be tested.
         refusals: Attacks of this package that nobody asked for and that cannot say anything of this update, to the
@@ -99,6 +105,11 @@ class Cell(JsonRecord):
     read_as: str | None = None
     promise: Guarantee | None = None
     exposure: str | None = None
+    given_away: int | None = None
+    given_of: int | None = None
+    undefended: str | None = None
+    control: bool = False
+    inconclusive: str | None = None
     skipped: str | None = None
     membership_skipped: str | None = None
     refusals: dict[str, str] | None = None
@@ -110,6 +121,16 @@ class Cell(JsonRecord):
         """What `accuracy` is a share of: tokens for a model of the next token, else what is trained towards."""
         text = self.baseline("frequent", "rouge_1") is not None
         return "token" if text and not self.classes else self.target
+
+    @property
+    def closed_form(self) -> tuple[int, int]:
+        """Examples that are given away in closed form, of how many.
+
+        >>> Cell(name="a", given_away=2, given_of=4).closed_form, Cell(name="a").closed_form
+        ((2, 4), (0, 0))
+        """
+        given = self.given_away or 0
+        return given, max(given, self.given_of or 0)
 
     @property
     def heading(self) -> str:

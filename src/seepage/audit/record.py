@@ -247,7 +247,9 @@ def named_cell(recipe: Recipe) -> Cell:
         use = recipe.auxiliary.use
         source = str(recipe.auxiliary) if use is None or recipe.score.names else kind_of(use)
         words.append(f"auxiliary images of {source}")
-    return Cell(schema=SCHEMA, name=recipe.cell, title=", ".join(words), title_parts=words, baselines=None)
+    beside: dict[str, Any] = {"control": True} if recipe.control else {}
+    beside |= {} if recipe.twin is None else {"undefended": recipe.twin}
+    return Cell(schema=SCHEMA, name=recipe.cell, title=", ".join(words), title_parts=words, baselines=None, **beside)
 
 
 def _client_words(part: Spec) -> str:

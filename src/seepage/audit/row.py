@@ -408,8 +408,9 @@ class Result(JsonRecord):
         schema_version: 1. Keys may be added to that version; none is removed or changes its meaning.
         run: The path of the run folder as it was given, or its name where that is absolute.
         verdict: Summary of the run in plain words.
-        verdict_level: `exact`, `recognizable`, `traces` or `nothing`; without a truth `certified`, where any attack
-            certifies an example, `nothing`, where mixtures alone were found, or `unscored`.
+        verdict_level: `exact`, `recognizable`, `traces` or `nothing`; `certified`, where a closed form gives an example
+            away exactly or, without a truth, an attack certifies one; `inconclusive`, where nothing came back and that
+            says nothing; or `unscored`.
         rows: One per attack and cell, in the recipe's order of attacks.
         cells: One per client setting.
         thresholds: The thresholds for "recovered" and "exact".
@@ -419,6 +420,7 @@ class Result(JsonRecord):
         epsilons: The measured privacy of each cell's defense.
         tuned: Options that were chosen on other batches than the scored ones, one per attack that took any.
         budget: The minutes of the run, where they were too few for something; else None.
+        warnings: The diagnostics by which a number of this run may mislead; `flags.json` has the notes as well.
     """
 
     schema_version: int = Field(default=1, alias="schema")
@@ -434,10 +436,28 @@ class Result(JsonRecord):
     epsilons: list[EpsilonRow] = []
     tuned: list[TunedRow] = []
     budget: Budget | None = None
+    warnings: list[Diagnostic] = []
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""
         return [row for row in self.rows if row.cell == cell.name]
+
+    @property
+    def judged(self) -> list[Cell]:
+        """The cells that were asked for, without those that only show that the attacks work."""
+        return [cell for cell in self.cells if not cell.control]
+
+    @property
+    def judged_rows(self) -> list[Row]:
+        """Their rows."""
+        names = {cell.name for cell in self.judged}
+        return [row for row in self.rows if row.cell in names]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nobody can say from this run what comes back. An update of zeros alone holds nothing."""
+        empty = {row.outcome for row in self.judged_rows} == {Outcome.ZERO_UPDATE}
+        return self.verdict_level in ("inconclusive", "unscored") and not empty
 
     @property
     def titles(self) -> dict[str, str]:
@@ -460,6 +480,7 @@ class Result(JsonRecord):
             "epsilons": [row.model_dump(mode="json") for row in self.epsilons],
             "tuned": [row.model_dump(mode="json") for row in self.tuned],
             "budget": None if self.budget is None else self.budget.model_dump(mode="json"),
+            "warnings": [flag.model_dump(mode="json") for flag in self.warnings],
         }
 
 

@@ -1,6 +1,8 @@
 """Diagnostics about a result row: what a reader must know before believing its numbers."""
 
-from seepage.audit.row import Row
+from collections.abc import Sequence
+
+from seepage.audit.row import Diagnostic, EpsilonRow, Row
 from seepage.leakage.finding import Finding, note, warning
 
 
@@ -67,3 +69,18 @@ def alignment_diagnostics(row: Row) -> list[Finding]:
         return []
     words = f"{row.attack} cannot know {row.fitted}; the score fitted it with the truth, which an attacker could not."
     return [warning("fitted", words)]
+
+
+def weak_claims(rows: Sequence[EpsilonRow]) -> list[Diagnostic]:
+    """A warning on each claim of an epsilon that the measurement could not have contradicted without an assumption."""
+    return [
+        Diagnostic(
+            cell=row.cell,
+            name="cannot-contradict",
+            severity="warning",
+            message=f"{row.short_of}.",
+            evidence={"ceiling": row.ceiling},
+        )
+        for row in rows
+        if row.short_of
+    ]

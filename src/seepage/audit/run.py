@@ -78,7 +78,7 @@ def run(
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
     """
-    recipes = cells(tables)
+    recipes = cells(tables, controls=True)
     text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
     if claim(folder, "recipe.toml", text) and not (retry_failed and failures(folder)):
@@ -104,7 +104,7 @@ def run(
             if sweep_tables is not None:
                 tried = run(sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command)
                 tuned = chosen_options(tables, recipes, tried.result)
-                recipes = cells(with_options(tables, tuned))
+                recipes = cells(with_options(tables, tuned), controls=True)
         with ready_for(recipes, folder, jobs, on) as workers:
             with undone_on_mistake(made):
                 record_cells(recipes, folder, show)
@@ -144,7 +144,7 @@ def run_attack(
             attack that the recipe does not have.
         KeyboardInterrupt: After Ctrl-C.
     """
-    recipes = cells(tables)
+    recipes = cells(tables, controls=True)
     recipe = next((recipe for recipe in recipes if recipe.cell == cell), None)
     if recipe is None or attack not in attack_names(recipe.attack):
         raise SeepageError(f"the recipe has no {attack} on {cell}; name an attack and a cell that it has")

@@ -1,5 +1,6 @@
 """Rows of a result beside those of attacks: who was named, what none can exceed, the measured epsilon, the verdict."""
 
+import math
 from typing import Literal
 
 from seepage.core.schema import JsonRecord
@@ -166,6 +167,26 @@ class EpsilonRow(JsonRecord):
     words: str = ""
     reason: str | None = None
 
+    @property
+    def short_of(self) -> str:
+        """That the calls could not have contradicted a claim without an assumption; empty where they could.
+
+        >>> EpsilonRow(cell="a", stated=10.0, ceiling=7.06, calls=12000).short_of
+        'The stated epsilon is 10 and 12,000 calls could show 7.06 at the most: without assumptions they cannot \
+contradict it'
+        """
+        claims = [("stated", self.stated), ("computed", self.computed)]
+        beyond = [(what, value) for what, value in claims if value is not None and value >= (self.ceiling or math.inf)]
+        return "" if not beyond or self.contradicted else ceiling_words(*beyond[0], self.ceiling or 0.0, self.calls)
+
+
+def ceiling_words(what: str, claimed: float, ceiling: float, calls: int) -> str:
+    """That so many calls of a defense cannot contradict a claimed epsilon without an assumption."""
+    return (
+        f"The {what} epsilon is {claimed:.3g} and {calls:,} calls could show {ceiling:.3g} at the most: without "
+        "assumptions they cannot contradict it"
+    )
+
 
 # --- the sides of a verdict --------------------------------------------------------------------------------------
 
@@ -198,4 +219,4 @@ class Side(JsonRecord):
     @property
     def title(self) -> str:
         """The name for people."""
-        return self.name.replace("_", " ")
+        return "lower bound on epsilon" if self.name == "measured_epsilon" else self.name.replace("_", " ")

@@ -31,12 +31,17 @@ def sides(
         captured: Whether somebody else recorded the updates, so that no option of an audit helps.
     """
     headings = {cell.name: cell.heading for cell in cells}
+    controls = {cell.name for cell in cells if cell.control}
+    rows = [row for row in rows if row.cell not in controls]
+    doubtful = any(cell.inconclusive is not None for cell in cells)
     found = [
-        came_back(rows, headings),
+        came_back(rows, headings, [cell for cell in cells if not cell.control]),
         _asked(named(members, headings), "membership" in asked, _untested(cells)),
         cannot_exceed(bounds, headings),
         _asked(measured_epsilon(epsilons, headings), "epsilon" in asked, NO_DEFENSE),
     ]
+    if doubtful and found[0].value == 0:
+        found[0] = found[0].model_copy(update={"words": f"inconclusive: {found[0].words}"})
     if not captured:
         return found
     words = [(side, side.words.rpartition("ask with ")[2]) for side in found]
@@ -45,6 +50,9 @@ def sides(
         for side, option in words
     ]
 
+
+NO_ATTACK = ", by any attack in any case"
+"""Behind a count of nothing."""
 
 ELSEWHERE = {
     "--membership": "seepage membership OBSERVED --candidates FILE --public FILE",
@@ -68,8 +76,8 @@ def _untested(cells: Sequence[Cell]) -> str:
     return next((cell.membership_skipped for cell in cells if cell.membership_skipped), "no case could be tested")
 
 
-def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
-    """The largest share of private examples that an attack rebuilt.
+def came_back(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[Cell] = ()) -> Side:
+    """The largest share of private examples that an attack rebuilt, or that is given away in closed form.
 
     Exact ones count where there are any, else recognizable ones. The interval is Clopper and Pearson's, which takes
     the examples for independent; those of one batch are not quite.
@@ -79,6 +87,34 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     >>> came_back([row], {"a": "net"}).words
     '4 of 4 examples exactly [40 %, 100 %], by x on net'
     """
+    side, given = _attacked(rows, headings), max(cells, key=_given_share, default=None)
+    exact = max((row.mean("exact") or 0.0 for row in rows if row.scored), default=0.0)
+    proved = not any(row.scored for row in rows) and any(row.certified_examples for row in rows)
+    if given is None or _given_share(given) <= exact or proved:
+        return side
+    rate = Rate(*given.closed_form)
+    low, high = rate.interval
+    closed = f"{rate.hits} of {rate.trials} examples exactly {_range(low, high)}, in closed form, on {given.heading}"
+    return side.model_copy(
+        update={
+            "tried": True,
+            "words": f"{closed}; by attacks: {side.words.removesuffix(NO_ATTACK)}",
+            "cell": given.name,
+            "value": rate.share,
+            "low": low,
+            "high": high,
+        }
+    )
+
+
+def _given_share(cell: Cell) -> float:
+    """The share of examples that a cell's first update gives away in closed form."""
+    away, of = cell.closed_form
+    return away / of if of else 0.0
+
+
+def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
+    """What the attacks rebuilt."""
     scored = [row for row in rows if row.scored and row.examples]
     proofs = ("certified_examples", "certified_features", "named_tokens")
     best = max(rows, key=lambda row: [getattr(row, proof) for proof in proofs], default=None)
@@ -97,7 +133,7 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     rate = Rate(worst.count("exact" if exact else "recovered") or 0, worst.examples)
     low, high = rate.interval
     how = "exactly" if exact else "recognizably"
-    by = f", by {worst.attack} on {headings[worst.cell]}" if rate.hits else ", by any attack in any case"
+    by = f", by {worst.attack} on {headings[worst.cell]}" if rate.hits else NO_ATTACK
     tokens = max(rows, key=lambda row: row.named_tokens)
     beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.cell]}" if tokens.named_tokens else ""
     words = f"{rate.hits} of {rate.trials} examples {how} {_range(low, high)}{by}{beside}"
@@ -197,7 +233,8 @@ def measured_epsilon(epsilons: Sequence[EpsilonRow], headings: Mapping[str, str]
     ]
     verdict = "; ".join([*worst.contradicted, *held]) or "nothing is claimed"
     over = f"over {worst.rounds} round{'' if worst.rounds == 1 else 's'} at delta {worst.delta:g}"
-    words = f"{worst.words.removeprefix('measured epsilon ')}; {verdict}; {over}, on {headings[worst.cell]}"
+    own = worst.words.removeprefix("measured epsilon ").removeprefix("lower bound on epsilon ")
+    words = f"{own}; {verdict}; {over}, on {headings[worst.cell]}"
     return Side(
         name="measured_epsilon",
         tried=True,

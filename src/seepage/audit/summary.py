@@ -1,6 +1,6 @@
 """Score the outcomes of a run, raise its diagnostics, and write its results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,14 @@ from seepage.audit.bounded import bound_diagnostics, bound_rows
 from seepage.audit.budget import read_budget
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.cell import Kind
+from seepage.audit.conclusive import inconclusive
 from seepage.audit.doubts import doubts, taken_for
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
-from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
+from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics, weak_claims
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
 from seepage.audit.untried import refusals
@@ -36,6 +37,7 @@ from seepage.data.npz import load_tokens
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
 from seepage.leakage.finding import Finding
+from seepage.leakage.fingerprints import CHANGES_VALUES
 from seepage.metrics import Alignment, Scores, is_image
 from seepage.metrics.text import TextAlignment
 from seepage.privacy.guarantee import guarantee_of
@@ -91,9 +93,7 @@ def summarize(
         show(i, len(sources), Doing(source.name if len(sources) > 1 else "", Phase.SCORING))
         found.append(_skipped_cell(source, recipe) if source.skipped else _summarize_cell(source, recipe, folder))
     places = _places(sources, recipes, folder)
-    flags = without_places([flag.model_dump(mode="json") for part in found for flag in part.diagnostics], places)
     write_lines(folder / "scores.jsonl", [line for part in found for line in part.lines])
-    write_json(folder / "flags.json", {"schema": SCHEMA, "flags": flags})
     exposures = [part.exposure for part in found if part.exposure is not None]
     write_json(folder / "exposure.json", {"schema": SCHEMA, "cells": without_places(exposures, places)})
     rows, cells = [row for part in found for row in part.rows], [_with_files(part.cell, files) for part in found]
@@ -103,11 +103,17 @@ def summarize(
     bounds = [row for source, recipe in zip(sources, recipes, strict=True) for row in bound_rows(source, recipe)]
     measured = (epsilon_row(source, recipe, folder) for source, recipe in zip(sources, recipes, strict=True))
     epsilons = [row for row in measured if row is not None]
-    level, words = verdict(rows, cells, own_code=_takes_own_code(sources, recipes))
-    said = named_members(members, cells)
+    flags = [*(flag for part in found for flag in part.diagnostics), *weak_claims(epsilons)]
+    said_of = without_places([flag.model_dump(mode="json") for flag in flags], places)
+    write_json(folder / "flags.json", {"schema": SCHEMA, "flags": said_of})
+    warnings = [flag for flag in flags if flag.severity == "warning"]
+    doubtful = inconclusive(rows, cells, warnings)
+    cells = [cell.model_copy(update={"inconclusive": doubtful.get(cell.name)}) for cell in cells]
+    level, words = verdict(rows, cells, warnings, own_code=_takes_own_code(sources, recipes))
+    said = named_members(members, [cell for cell in cells if not cell.control])
     first = level in ("exact", "recognizable", "certified") or not any(row.tells for row in members)
     words = " ".join(filter(None, (words, said) if first else (said, words)))  # what was found comes first
-    words = " ".join(filter(None, (contradicted(epsilons, cells), false_certificates(rows, cells), words)))
+    words = " ".join(filter(None, (contradicted(epsilons, cells), _false(rows, cells), words)))
     budget = read_budget(folder)
     words = " ".join(filter(None, (words, "" if budget is None else budget.words)))
     scoring = recipes[0].score
@@ -124,12 +130,19 @@ def summarize(
         epsilons=epsilons,
         tuned=list(tuned),
         budget=budget if budget is not None and budget.cut else None,
+        warnings=warnings,
     )
     # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
     text = json_text(without_places(result.record(), places))
     write_manifest(folder, {"result.json": text})
     write_whole(folder / "result.json", text)
     return result
+
+
+def _false(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+    """What was certified falsely in the cells that are judged."""
+    judged = {cell.name for cell in cells if not cell.control}
+    return false_certificates([row for row in rows if row.cell in judged], cells)
 
 
 def _with_files(cell: Cell, files: Sequence[JudgedFile]) -> Cell:
@@ -220,7 +233,8 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
     # Rounds that are made anew are slow to read, and an attack on all of them would read them all.
     tried = {part.use for part in recipe.attack}
     refused = refusals(transcript, tried) if source.kept else None
-    cell = cell.model_copy(update={**told, "kind": _kind(transcript.knowledge), "refusals": refused})
+    closed = {"given_away": _given_away(look), "given_of": look.get("batch_size") or look.get("at_least")}
+    cell = cell.model_copy(update={**told, **closed, "kind": _kind(transcript.knowledge), "refusals": refused})
     flags = [
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]
@@ -234,6 +248,8 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
+    if any(row.certified is not None and row.certified.wrong for row in rows):
+        cell = cell.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
     if source.recipe is None:
         cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"), said)})
     return CellSummary(cell, rows, flags, lines, look)
@@ -266,6 +282,14 @@ def _look(source: Source, transcript: Transcript) -> dict[str, Any]:
         return {"cell": source.name, "line": found.line, **table}
     except SeepageError as error:
         return {"cell": source.name, "failed": str(error)}
+
+
+def _given_away(look: Mapping[str, Any]) -> int | None:
+    """Examples that an update gives away in closed form; none where it looks changed, since equal rows prove less."""
+    if "failed" in look:
+        return None
+    changed = any(one["name"] in CHANGES_VALUES for one in look["defenses"])
+    return 0 if changed else int(look["examples"])
 
 
 def _cell_of(source: Source, transcript: Transcript) -> Cell:

@@ -4,40 +4,105 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from seepage.audit.cell import Kind
-from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
+from seepage.audit.conclusive import inconclusive
+from seepage.audit.row import Cell, Diagnostic, EpsilonRow, MembershipRow, Outcome, Row, counted_features, share_words
 from seepage.core.units import in_words
 
 LISTED_NAMES = 3
 """Largest number of cases or attacks that a sentence names one by one; more are counted."""
 
 
-def verdict(rows: Sequence[Row], cells: Sequence[Cell], *, own_code: bool = False) -> tuple[str, str]:
+def verdict(
+    rows: Sequence[Row], cells: Sequence[Cell], flags: Sequence[Diagnostic] = (), *, own_code: bool = False
+) -> tuple[str, str]:
     """The run in plain words: `(level, text)`.
 
-    Levels: `exact`, `recognizable`, `traces`, `nothing`; without a truth `certified` or `unscored`.
+    Levels: `exact`, `recognizable`, `traces`, `nothing`, `certified`, `inconclusive` and `unscored` (see `Result`).
+    Cells that only show that the attacks work are no finding, and are told apart.
 
     Args:
         rows: All rows.
         cells: All cells.
+        flags: The diagnostics of the run.
         own_code: Whether scoring the run later has to execute third-party code, which requires `--trust`.
     """
-    named = {cell.name: cell for cell in cells}
-    others, tokens = [row for row in rows if row.space != "token"], named_tokens(rows, cells)
+    judged = [cell for cell in cells if not cell.control]
+    named = {cell.name: cell for cell in judged}
+    doubtful = inconclusive(rows, cells, flags)
+    beside = _without_defense(rows, cells)
+    every, rows = rows, [row for row in rows if row.cell in named]
+    others, tokens = [row for row in rows if row.space != "token"], named_tokens(rows, judged)
     score = f"seepage score RUN --truth FOLDER{' --trust' if own_code else ''}"
     if tokens and not any(row.gave_result for row in others):
         level, text = "unscored", _silent(rows, named)  # of cases, not of attacks that do not apply
     else:
-        level, text = _found(others, named, score)
+        level, text = _found(others, named, score, doubtful)
     if tokens:
         leaks = level in ("exact", "recognizable", "certified")
         text = " ".join(filter(None, (text, tokens) if leaks else (tokens, text)))
         level = level if leaks else "traces"
-    unaware = _unaware(rows, named)
-    return level, f"{text.removesuffix('.')}. {unaware}" if unaware else text
+    level, text = _with_closed_forms(level, text, rows, judged, _doubt(doubtful, named))
+    return level, " ".join(filter(None, (text, _unaware(every, named), beside)))
 
 
-def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[str, str]:
-    """Level and sentences about what the attacks found; `score` is the command that compares it with a truth."""
+def _with_closed_forms(
+    level: str, text: str, rows: Sequence[Row], cells: Sequence[Cell], doubt: str
+) -> tuple[str, str]:
+    """Level and text with what is given away exactly where no attack of this run shows it: a proof, whoever looks."""
+    shown = {row.cell for row in rows if row.mean("exact") or row.certified_examples}
+    given = [cell for cell in cells if cell.given_away and cell.name not in shown]
+    if not given:
+        return level, text
+    worst = max(given, key=lambda cell: (cell.given_away or 0, -cell.closed_form[1]))
+    away, of = worst.closed_form
+    whole = f"{away} of its {of} examples" if of > 1 else "its one example"
+    more = f" So it does in {_cases(len(given) - 1, 'further')}." if len(given) > 1 else ""
+    said = f"In closed form, with no attack, the first update of {worst.heading} gives away {whole} exactly.{more}"
+    if level in ("exact", "certified"):
+        return level, f"{text} {said}"
+    if level == "recognizable":
+        return "certified", f"{text} {said}"
+    none = "The attacks of this run recovered none of them" if any(row.gave_result for row in rows) else ""
+    advice = "; an attack that reads closed forms, such as linear, shows them."
+    beside = f" INCONCLUSIVE: {doubt}" if doubt else ""  # of other cases
+    return (
+        "certified",
+        f"LEAKS, BY ITS OWN PROOF. {said} {none or 'No attack of this run gave a result'}{advice}{beside}",
+    )
+
+
+def _without_defense(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
+    """What came back in the cells that were run for the sake of defended ones, the best row of each; empty for none.
+
+    >>> row = Row(cell="b", attack="x", outcome="exact", examples=4, scores={"exact": {"mean": 1.0}, "psnr":
+    ...     {"mean": 99.0}, "recovered": {"mean": 1.0}})
+    >>> _without_defense([row], [Cell(name="a", undefended="b"), Cell(name="b", control=True)])
+    'Without the defense x rebuilt 4 of 4 examples exactly.'
+    """
+    controls = [cell for cell in cells if cell.control]
+    scored = [row for row in rows if row.scored and row.cell in {cell.name for cell in controls}]
+    best = [max(own, key=_strength) for cell in controls if (own := [row for row in scored if row.cell == cell.name])]
+    leaking = [row for row in best if row.leaks]
+    if not leaking:
+        return ""  # then it is said why nothing came back
+    most = max(leaking, key=_strength)
+    if len(controls) == 1:
+        return f"Without the defense {most.attack} rebuilt {_share(most)}."
+    return (
+        f"Without the defense examples can be read back out of {len(leaking)} of {_cases(len(best))}: "
+        f"{most.attack} rebuilt {_share(most)} at the most."
+    )
+
+
+def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful: Mapping[str, str]) -> tuple[str, str]:
+    """Level and sentences about what the attacks found.
+
+    Args:
+        rows: Rows of these cells.
+        cells: The cells.
+        score: The command that compares what was found with a truth.
+        doubtful: Cells where nothing came back, to why that says nothing.
+    """
     scored = [row for row in rows if row.scored]
     silent = _silent(rows, cells)
     kinds = list(dict.fromkeys(cells[row.cell].kind or "pictures" for row in rows if row.gave_result))
@@ -45,7 +110,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[
         return "unscored", f"NO RESULT. {silent}"
     spoke = {row.outcome for row in rows if row.gave_result}
     if not scored and spoke == {Outcome.MIXTURE_ONLY}:
-        return "nothing", (
+        return "unscored", (
             "MIXTURE ONLY. What an inner layer read of private examples was found mixed, and not separated: no guess "
             "is proved to be of one example, and none is shown to be near one. That is no proof of safety."
         )
@@ -73,7 +138,9 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[
     leaking = [row for row in best.values() if row.leaks]
     if not leaking:
         traces = any(row.outcome is Outcome.TRACES or row.visible for row in scored)
-        return ("traces" if traces else "nothing"), f"{_quiet_verdict(best, traces)} {silent}".strip()
+        doubt = _doubt(doubtful, cells)
+        level = "inconclusive" if doubt else "traces" if traces else "nothing"
+        return level, f"{_quiet_verdict(best, traces, doubt)} {silent}".strip()
     worst = max(leaking, key=_strength)
     level = "exact" if worst.mean("exact") else "recognizable"
     parts = [
@@ -90,11 +157,12 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str) -> tuple[
             f"In {_named([cells[row.cell] for row in quiet], cells)} these attacks, with the steps they were given, "
             f"recovered no example{_outlines(quiet, scored)}. That is no proof of safety."
         )
+        parts += [f"INCONCLUSIVE: {doubt}"] if (doubt := _doubt(doubtful, cells)) else []
     return level, " ".join([*parts, silent]).strip()
 
 
 def _unaware(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
-    """Warning that no attacker knew of the defense; empty if some did, or if there is no defense."""
+    """Sentence that no attacker knew of the defense; empty if some did, or if there is no defense."""
     told = {row.cell for row in rows if "defense" in row.told_extra}
     spoke = {row.cell for row in rows if row.gave_result}
     defended = {name for name, cell in cells.items() if cell.defense}
@@ -102,18 +170,18 @@ def _unaware(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
     if not unaware:
         return ""
     where = "" if len(unaware) == len(cells) else f"In {_named([cells[cell] for cell in unaware], cells)} "
-    words = f"{where}{'the' if where else 'The'} attackers did not know of the defense"
-    able = {row.attack for row in rows if row.leaks}
-    scored = [{row.attack for row in rows if row.cell == cell and row.scored} for cell in unaware]
-    if not any(attacks and not attacks & able for attacks in scored):
-        return f"{words}."
-    compared = any(row.scored and row.cell in cells.keys() - defended for row in rows)
-    remedy = (
-        "raise attack.steps or lower batch.size"
-        if compared
-        else "run the same command without --defense, or the recipe without its defense"
+    return f"{where}{'the' if where else 'The'} attackers did not know of the defense."
+
+
+def _doubt(doubtful: Mapping[str, str], cells: Mapping[str, Cell]) -> str:
+    """Sentences on where it says nothing that nothing came back, each reason once with its cases; empty for none."""
+    found: dict[str, list[Cell]] = {}
+    for name, why in doubtful.items():
+        found.setdefault(why, []).append(cells[name])
+    return " ".join(
+        (f"{why[0].upper()}{why[1:]}" if len(some) == len(cells) else f"In {_named(some, cells)} {why}") + "."
+        for why, some in found.items()
     )
-    return f"{words}, and no case of this run without the defense shows that these attacks work here; {remedy}."
 
 
 def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
@@ -286,17 +354,18 @@ _TRACES: Mapping[Kind, str] = {
 """What guesses do that are no copies, and no nothing either."""
 
 
-def _quiet_verdict(best: Mapping[str, Row], traces: bool) -> str:
+def _quiet_verdict(best: Mapping[str, Row], traces: bool, doubt: str) -> str:
+    """What to say where nothing came back, with what makes that inconclusive, if anything does."""
     if traces:
         signs = dict.fromkeys(_TRACES[_kind(row)] for row in best.values())
-        return (
-            f"TRACES. In {_cases(len(best))} no example counts as recovered, but some guesses {', or '.join(signs)}. A "
-            "stronger attack or more steps may recover more."
-        )
-    return (
-        f"NOTHING RECOGNIZABLE. In {_cases(len(best))} these attacks, with the steps they were given, recovered "
-        "nothing. That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
-    )
+        head = f"In {_cases(len(best))} no example counts as recovered, but some guesses {', or '.join(signs)}."
+        more = "A stronger attack or more steps may recover more."
+    else:
+        head = f"In {_cases(len(best))} these attacks, with the steps they were given, recovered nothing."
+        more = "That is no proof of safety: a stronger attack, more steps or an earlier round may recover more."
+    if doubt:
+        return f"INCONCLUSIVE. {doubt} {head} {more}"
+    return f"{'TRACES' if traces else 'NOTHING RECOGNIZABLE'}. {head} {more}"
 
 
 def false_certificates(rows: Sequence[Row], cells: Sequence[Cell]) -> str:
@@ -481,6 +550,31 @@ def doubt_lines(cells: Sequence[Cell]) -> list[str]:
     """
     found = [(cell, words) for cell in cells for words in cell.doubts]
     return [f"{words}{where}" for words, where in _once(found, len(cells))]
+
+
+def warning_lines(flags: Sequence[Diagnostic], cells: Sequence[Cell]) -> list[str]:
+    """The warnings by which a number may mislead, shown under the verdict: one of each kind, and how many more.
+
+    Those of cells that only show that the attacks work are left out.
+
+    >>> flags = [Diagnostic(cell=cell, name="failed", severity="warning", message=f"{cell} failed.") for cell in "ab"]
+    >>> warning_lines(flags, [Cell(name="a", title="net"), Cell(name="b", title="other")])
+    ['a failed. (net) 1 more warning of this kind: flags.json.']
+    """
+    shown = {cell.name: cell.heading for cell in cells if not cell.control}
+    kinds: dict[str, dict[str, list[str]]] = {}
+    for flag in flags:
+        if flag.severity == "warning" and (flag.cell is None or flag.cell in shown):
+            where = [] if flag.cell is None else [shown[flag.cell]]
+            kinds.setdefault(flag.name, {}).setdefault(flag.message, []).extend(where)
+    lines = []
+    for said in kinds.values():
+        (message, where), *rest = said.items()
+        titles = list(dict.fromkeys(where))
+        place = f" ({'; '.join(titles) if len(titles) <= LISTED_NAMES else f'{len(titles)} cases'})"
+        many = f" {len(rest)} more {'warning' if len(rest) == 1 else 'warnings'} of this kind: flags.json."
+        lines.append(f"{message}{place if titles and len(shown) > 1 else ''}{many if rest else ''}")
+    return lines
 
 
 def _once(said: Sequence[tuple[Cell, str]], cells: int) -> list[tuple[str, str]]:

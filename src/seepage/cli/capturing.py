@@ -12,6 +12,7 @@ from seepage.cli.completing import names_of
 from seepage.cli.options import (
     MINUTES,
     AllOption,
+    AllowOption,
     BaselineOption,
     ClientOption,
     DeviceOption,
@@ -29,11 +30,12 @@ from seepage.cli.options import (
     SetOption,
     SizeOption,
     TrustModelOption,
+    WhyOption,
     add_to_model,
     minutes_of,
     running_on,
 )
-from seepage.cli.showing import command_line, condition_of, gate, present, write_pages
+from seepage.cli.showing import command_line, conclude, condition_of, gate, present, write_pages
 from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
@@ -225,6 +227,8 @@ def attack(
     all_attacks: AllOption = False,
     minutes: MinutesOption = None,
     no_pictures: NoPicturesOption = False,
+    allow: AllowOption = False,
+    why: WhyOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -281,9 +285,10 @@ def attack(
         )
         finished = run(request=request)
         write_pages(finished.folder, show, again=finished.fresh, pictures=False if no_pictures else None)
-    present(finished.folder, finished, as_json, quiet)
+    present(finished.folder, finished, as_json, quiet, why=why)
     gate(finished.result, condition)
     hold_against(finished.result, baseline)
+    conclude(finished.result, allow=allow)
 
 
 def _tell(remark: str) -> None:

@@ -17,6 +17,7 @@ from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.membership import membership
 from seepage.cli.options import (
     AllOption,
+    AllowOption,
     AttackOption,
     BaselineOption,
     BoundsOption,
@@ -45,7 +46,9 @@ from seepage.cli.options import (
     ToldOption,
     TrustModelOption,
     TuneOption,
+    UndefendedOption,
     WeightsOption,
+    WhyOption,
     ask_for,
     minutes_of,
     running_on,
@@ -56,7 +59,7 @@ from seepage.cli.probing import probe
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
 from seepage.cli.settings_file import use_settings
-from seepage.cli.showing import check_asked, command_line, condition_of, gate, present, write_pages
+from seepage.cli.showing import check_asked, command_line, conclude, condition_of, gate, present, write_pages
 from seepage.errors import SeepageError, printable, unknown
 
 
@@ -135,13 +138,16 @@ def audit(
     membership: MembershipOption = False,
     bounds: BoundsOption = False,
     prove: ProveOption = False,
+    no_undefended: UndefendedOption = False,
     fail_if: GateOption = None,
     baseline: BaselineOption = None,
+    allow: AllowOption = False,
     all_attacks: AllOption = False,
     minutes: MinutesOption = None,
     retry_failed: RetryOption = False,
     no_pictures: NoPicturesOption = False,
     trust: TrustModelOption = False,
+    why: WhyOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -161,6 +167,10 @@ def audit(
     tune_by(tables, tune)
     if all_attacks:
         tables["all_attacks"] = True
+    if defense and not no_undefended:
+        tables["undefended"] = True
+    elif no_undefended:
+        tables.pop("undefended", None)
     own = tables.pop("minutes", None)
     given = minutes_of(minutes, own, all_attacks=all_attacks, parts=attack, settings=settings)
     if given is not None:
@@ -185,9 +195,10 @@ def audit(
         )
         again = retry_failed and finished.fresh
         write_pages(finished.folder, show, again=again, pictures=False if no_pictures else None)
-    present(finished.folder, finished, as_json, quiet)
+    present(finished.folder, finished, as_json, quiet, why=why)
     gate(finished.result, condition)
     hold_against(finished.result, baseline)
+    conclude(finished.result, allow=allow)
 
 
 @app.command()
@@ -239,6 +250,8 @@ def score(
         bool, typer.Option("--trust", help="Run the code that the run folder names; it is yours.")
     ] = False,
     fail_if: GateOption = None,
+    allow: AllowOption = False,
+    why: WhyOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -255,8 +268,9 @@ def score(
     condition = condition_of(fail_if, change({}, own) if fail_if else {})
     finished = score_run(run, truth, settings or [], trust=trust)
     write_pages(run, lambda *_: None, again=finished.fresh)
-    present(run, finished, as_json, quiet, note_old=False)
+    present(run, finished, as_json, quiet, note_old=False, why=why)
     gate(finished.result, condition)
+    conclude(finished.result, allow=allow)
 
 
 app.command()(observe)

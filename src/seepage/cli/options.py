@@ -126,6 +126,21 @@ BaselineOption = Annotated[
         "cannot be told.",
     ),
 ]
+AllowOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-inconclusive",
+        help="End with exit code 0, not 2, where nothing could be scored or the verdict is inconclusive.",
+    ),
+]
+WhyOption = Annotated[bool, typer.Option("--why", help="Also say why attacks do not apply, which is counted else.")]
+UndefendedOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-undefended",
+        help="With --defense: do not attack the case without it as well, which shows whether these attacks work here.",
+    ),
+]
 AllOption = Annotated[
     bool,
     typer.Option(

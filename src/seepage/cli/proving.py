@@ -320,6 +320,11 @@ def _present(found: "MeasuredEpsilon", *, as_json: bool, quiet: bool) -> None:
         for line in _beside(found):
             print(printable(line))
     print(printable(_verdict(found)))
+    if found.beyond is not None:
+        from seepage.audit.side_rows import ceiling_words
+
+        said = ceiling_words(*found.beyond, found.ceiling, found.calls)
+        print(printable(f"warning: {said}; give more --calls, or hold it against the Gaussian fit"))
 
 
 def _rows(found: "MeasuredEpsilon") -> Any:
@@ -336,7 +341,7 @@ def _rows(found: "MeasuredEpsilon") -> Any:
         table.add_row(name, "-" if value is None else f"{value:.4g}", "", verdict or "", style="red" if bad else "")
     hits, false = found.hits, found.false_hits
     seen = f"{hits[0]}/{hits[1]} against {false[0]}/{false[1]}; could show {found.ceiling:.3g}"
-    table.add_row("measured", f"{found.low:.4g}", f"[{found.low:.4g}, ...]", seen)
+    table.add_row("lower bound", f"{found.low:.4g}", f"[{found.low:.4g}, ...]", seen)
     fit = found.fit
     if found.deterministic:
         table.add_row("by sameness", "inf", "", "outputs of one input never differed")

@@ -60,7 +60,9 @@ def _write_both(folder: Path, *, pictures: bool) -> None:
     write_report(folder)
 
 
-def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_old: bool = True) -> None:
+def present(
+    folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_old: bool = True, why: bool = False
+) -> None:
     """Print a finished run.
 
     Args:
@@ -69,6 +71,7 @@ def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_o
         as_json: One JSON object and nothing else.
         quiet: The verdict and nothing else.
         note_old: Say where it was finished earlier.
+        why: Say why attacks do not apply.
     """
     from seepage.cli.terminal import print_result
     from seepage.core.storage import read_json
@@ -80,7 +83,7 @@ def present(folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_o
         found = {**read_json(folder / "result.json"), "run": str(folder), "finished_earlier": not finished.fresh}
         print(json.dumps(found, allow_nan=False))
     else:
-        print_result(folder, finished.result, quiet=quiet, note_old=note_old and not finished.fresh)
+        print_result(folder, finished.result, quiet=quiet, note_old=note_old and not finished.fresh, why=why)
 
 
 def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | None":
@@ -119,16 +122,32 @@ def check_asked(condition: "Condition | None", tables: Mapping[str, Any]) -> Non
 
 def gate(result: "Result", condition: "Condition | None") -> None:
     """End with exit code 1 where a row meets the condition of `--fail-if`."""
-    from seepage.audit.gate import SIDE_SCORES, judged_value, side_violations, violations
+    from seepage.audit.gate import met
 
     if condition is None:
         return
-    titles, score = result.titles, condition.score
-    told: list[tuple[str, str, float | None]] = [*side_violations(result, condition)] if score in SIDE_SCORES else []
-    if score not in SIDE_SCORES:
-        told = [(row.attack, row.cell, judged_value(row, score)) for row in violations(result.rows, condition)]
+    titles, told = result.titles, met(result, condition)
     if told:
-        worst = "; ".join(f"{name} on {titles[cell]}: {score} {value:g}" for name, cell, value in told[:3])
+        worst = "; ".join(f"{one.name} on {titles[one.cell]}: {condition.score} {one.value:g}" for one in told[:3])
         rows = "1 row has" if len(told) == 1 else f"{len(told)} rows have"
         print(f"failed: {rows} {condition}: {printable(worst)}", file=sys.stderr)
         raise typer.Exit(1)
+
+
+def conclude(result: "Result", *, allow: bool) -> None:
+    """End with exit code 2 where nobody can say from the run what comes back.
+
+    Args:
+        result: The result.
+        allow: Take that for an answer.
+
+    Raises:
+        SeepageError: Where nothing could be scored, or it says nothing that nothing came back.
+    """
+    if allow or not result.is_open:
+        return
+    why = "nothing could be scored" if result.verdict_level == "unscored" else "the run is inconclusive"
+    raise SeepageError(
+        f"{why}, so it is not known what comes back, as the verdict says; mend that, or end with 0 all the same with "
+        "--allow-inconclusive"
+    )

@@ -16,7 +16,7 @@ from rich.text import Text
 from seepage.audit.cell import Kind
 from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Side
-from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons
+from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.cli.console import open_console
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
@@ -158,30 +158,101 @@ def plain(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = False) -> None:
-    """Table, verdict and where the report lies."""
+def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = False, why: bool = False) -> None:
+    """Verdict, warnings, tables, and where the report lies.
+
+    Args:
+        folder: The run folder.
+        result: Its result.
+        quiet: The verdict and nothing else.
+        note_old: Say that the run was finished earlier.
+        why: Say why attacks do not apply, also where another one had a result.
+    """
     console = open_console()
     result = Result.model_validate(plain(result.record()))  # a stranger's words must not move the cursor
     if quiet:
         console.print(result.verdict, soft_wrap=True, highlight=False, markup=False)
         return
+    _print_verdict(console, result)
     for cell in result.cells:
         rows = result.rows_of(cell)
-        console.print(Text(cell.heading, style="bold"))
+        console.print(Text(f"{cell.heading}{CONTROL if cell.control else ''}", style="bold"))
         if cell.baselines:
             console.print(Text(_baselines(cell) + _accuracy(cell), style="dim"))
-        console.print(_table(rows, cell.kind))
-        for line in _beside(cell, rows):
+        folded = [] if why else _folded(rows)
+        if len(folded) < len(rows):
+            console.print(_table([row for row in rows if row not in folded], cell.kind))
+        for line in [*_counted(folded), *_beside(cell, rows)]:
             console.print(Text(line, style="dim"), soft_wrap=True)
         members = [row for row in result.membership if row.cell == cell.name]
         if members:
             console.print(_members_table(members))
         console.print()
+    _print_reasons(console, result, why=why)
+    unscored = (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY, Outcome.TOKENS_NAMED)
+    if any(row.scored or row.outcome in unscored for row in result.rows):
+        console.print(Text(_legend(result), style="dim"))
+        console.print()
+    if note_old:
+        console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
+    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
+    if _of_pictures(result.rows) and (folder / "grid.png").exists():
+        console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
+
+
+CONTROL = " (beside it, to show that these attacks work)"
+"""Behind the title of a case that is no finding of the run."""
+
+
+def _print_verdict(console: Console, result: Result) -> None:
+    """The verdict with all that stands beside it, the warnings, and the sides."""
+    rows = result.judged_rows
+    leaks = result.verdict_level in ("exact", "recognizable", "certified")
+    leaks = leaks or any(row.contradicted for row in result.epsilons) or any(row.named_tokens for row in rows)
+    leaks = leaks or any(row.certified is not None and row.certified.wrong for row in rows)
+    console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
+    for row in result.tuned:
+        console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)
+    for line in guarantee_lines(result.judged):
+        console.print(Text(line, style="bold"), soft_wrap=True)
+    for line in doubt_lines(result.cells):
+        console.print()
+        console.print(Text(line))
+    console.print()
+    warnings = warning_lines(result.warnings, result.cells)
+    for line in warnings:
+        console.print(Text(f"warning: {line}", style="yellow"))
+    if warnings:
+        console.print()
+    if result.sides:
+        console.print(_sides_table(result.sides))
+        console.print()
+
+
+def _folded(rows: Sequence[Row]) -> list[Row]:
+    """Rows of attacks that do not apply, where another one had a result."""
+    spoke = any(row.gave_result for row in rows)
+    return [row for row in rows if spoke and row.outcome is Outcome.INAPPLICABLE]
+
+
+def _counted(folded: Sequence[Row]) -> list[str]:
+    """A line in place of the rows of attacks that do not apply.
+
+    >>> _counted([Row(cell="a", attack="x", status="inapplicable", outcome="does_not_apply")] * 3)
+    ['3 attacks do not apply to this model (--why)']
+    """
+    one = len(folded) == 1
+    return [f"{len(folded)} attack{' does' if one else 's do'} not apply to this model (--why)"] if folded else []
+
+
+def _print_reasons(console: Console, result: Result, *, why: bool) -> None:
+    """Why attacks and membership tests have no result, but for what is folded."""
     titles = result.titles
+    folded = [] if why else [row for cell in result.cells for row in _folded(result.rows_of(cell))]
     entries = [
         (row.attack, "no result" if row.scored else row.phrase, row.reason, titles[row.cell])
         for row in result.rows
-        if row.reason
+        if row.reason and row not in folded
     ]
     for attack, words in reasons(entries, len(titles)):
         console.print(Text(f"{attack}, {words}", style="dim"))
@@ -195,30 +266,6 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         console.print(Text(f"{what}, {words}", style="dim"))
     if entries or lacking:
         console.print()
-    unscored = (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY, Outcome.TOKENS_NAMED)
-    if any(row.scored or row.outcome in unscored for row in result.rows):
-        console.print(Text(_legend(result), style="dim"))
-        console.print()
-    leaks = result.verdict_level in ("exact", "recognizable", "certified")
-    leaks = leaks or any(row.contradicted for row in result.epsilons) or any(row.named_tokens for row in result.rows)
-    leaks = leaks or any(row.certified is not None and row.certified.wrong for row in result.rows)
-    console.print(Text(result.verdict, style="bold red" if leaks else "bold"))
-    for row in result.tuned:
-        console.print(Text(f"{row.words}.", style="dim"), soft_wrap=True)
-    for line in guarantee_lines(result.cells):
-        console.print(Text(line, style="bold"), soft_wrap=True)
-    for line in doubt_lines(result.cells):
-        console.print()
-        console.print(Text(line))
-    console.print()
-    if result.sides:
-        console.print(_sides_table(result.sides))
-        console.print()
-    if note_old:
-        console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
-    console.print(f"report: {folder / 'report.html'}", highlight=False, soft_wrap=True, markup=False)
-    if _of_pictures(result.rows) and (folder / "grid.png").exists():
-        console.print(f"pictures: {folder / 'grid.png'}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _of_pictures(rows: Sequence[Row]) -> bool:

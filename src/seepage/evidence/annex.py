@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from markupsafe import Markup, escape
@@ -20,6 +21,9 @@ MOST_CASES = 6
 
 MOST_DOUBTS, LONGEST_DOUBT = 1, 250
 """Doubts in print, and characters of one where it has several sentences; `evidence.json` has all of them whole."""
+
+MOST_WARNINGS = 3
+"""Kinds of warnings in print."""
 
 NO_LABELS = "not known"
 """What is said of the labels of a case that was not recorded."""
@@ -44,8 +48,9 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
         digest: SHA-256 of the run's manifest.
         signer: Name of the key that signs the pack; None: none does.
     """
-    shown = sorted(evidence.cases, key=_risk, reverse=True)[:MOST_CASES]
-    level = "leaks" if evidence.level in STRONG else "traces" if evidence.level == "traces" else "quiet"
+    shown = sorted(sorted(evidence.cases, key=_risk, reverse=True)[:MOST_CASES], key=evidence.cases.index)
+    level = "leaks" if evidence.level in STRONG else "quiet" if evidence.level == "nothing" else "traces"
+    warnings = evidence.warning_lines
     style = Path(__file__).with_name("annex.css").read_text(encoding="utf-8")
     return (
         page_environment("evidence", filters=(duration, unbroken))
@@ -55,19 +60,36 @@ def annex(evidence: Evidence, *, digest: str, signer: str | None = None) -> str:
             cases=shown,
             left=len(evidence.cases) - len(shown),
             judged=[case for case in shown if case.files],
-            labels=by_words((case.case, case.labels or NO_LABELS) for case in evidence.cases),
-            taken=by_words((case.case, case.taken_for) for case in evidence.cases if case.taken_for),
-            signs=by_words((case.case, words) for case in shown for words in case.signs),
+            labels=by_words((case.letter, case.labels or NO_LABELS) for case in evidence.cases),
+            taken=by_words((case.letter, case.taken_for) for case in evidence.cases if case.taken_for),
+            signs=by_words((case.letter, words) for case in shown for words in case.signs),
             inferred=list(dict.fromkeys(name for case in evidence.cases for name in case.inferred)),
+            system=_system(evidence),
+            sides={name: evidence.lettered(words) for name, words in evidence.sides.items()},
+            not_tried=[evidence.lettered(words) for words in evidence.not_tried],
+            warnings=warnings[:MOST_WARNINGS],
+            warnings_left=len(warnings[MOST_WARNINGS:]),
             doubts=[_begun(words) for words in evidence.doubts[:MOST_DOUBTS]],
             doubts_left=len(evidence.doubts[MOST_DOUBTS:]),
             level=level,
-            verdict=HEAD.fullmatch(evidence.verdict),
+            verdict=HEAD.fullmatch(evidence.lettered(evidence.verdict)),
             digest=digest,
             signer=signer,
             style=style,
         )
     )
+
+
+def _system(evidence: Evidence) -> dict[str, dict[str, list[str]]]:
+    """What was audited: each fact in words, to the letters of the cases that it is one of."""
+    facts: dict[str, Callable[[CaseEvidence], str]] = {
+        "Model": lambda case: case.model_words,
+        "Data": lambda case: case.data_words,
+        "Client algorithm": lambda case: case.client or "not known",
+        "Defense": lambda case: case.defense_words,
+        "Training stage": lambda case: case.stage or "not known",
+    }
+    return {what: by_words((case.letter, said(case)) for case in evidence.cases) for what, said in facts.items()}
 
 
 def _begun(words: str) -> str:

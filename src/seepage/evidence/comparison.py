@@ -15,6 +15,7 @@ from seepage.core.storage import check_schema, read_json
 from seepage.errors import SeepageError, short
 from seepage.evidence.differences import Difference, contradictory, differences
 from seepage.evidence.pack import is_pack, refuse_changed_pack
+from seepage.evidence.statement import CLOSED_FORM
 from seepage.report.formatting import plural
 
 LEVEL = 0.05
@@ -26,6 +27,8 @@ sent before, and now it does. `lost`: the older run had a result and the newer h
 has a result and the older one did not look, so nobody can say whether that is worse."""
 
 Measure = Literal["recovered", "exact", "named", "certified", "contradicted"]
+
+Key = tuple[str, str, Measure]
 
 
 class Count(JsonRecord):
@@ -175,12 +178,17 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
     """
     if old.thresholds != new.thresholds:
         raise SeepageError("the two runs count by different thresholds; score both with the same --set score.…")
+    unsure = [f"{cell.heading}: it says nothing that nothing came back: {cell.inconclusive}" for cell in new.judged
+              if cell.inconclusive is not None]  # fmt: skip
+    old, new = _judged(old), _judged(new)
     before, after, remarks = _comparable(_counts(old), _counts(new))
     common = before.keys() & after.keys()
     # An attack that both tried, and that gave a result in one of them alone, is compared too: it is lost, or new.
     tried = [{(row.cell, row.attack) for row in run.rows} for run in (old, new)]
     if not common and not tried[0] & tried[1]:
         raise SeepageError("the two runs have no case and attack in common; compare runs of the same recipe")
+    _add_closed_forms(before, after, old, new)
+    common = before.keys() & after.keys()
     shares = sum(before[key].of is not None and after[key].of is not None for key in common)
     titles = {**old.titles, **new.titles}
     changes = []
@@ -203,8 +211,23 @@ def compare(old: Result, new: Result, *, level: float = LEVEL, meant: Iterable[s
     fewer = {change.case for change in changes if change.kind in ("better", "less")}
     found, expected = differences(old, new, fewer), frozenset(meant)
     _refuse_unknown(expected, found)
-    remarks = [*contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
+    remarks = [*unsure, *contradictory(old, new, found), *_remarks(old, new), *_dropped(old, new), *remarks]
     return Comparison(changes, level, remarks, found, expected)
+
+
+def _judged(result: Result) -> Result:
+    """A result without the cases that only show that the attacks work."""
+    return result.model_copy(update={"cells": result.judged, "rows": result.judged_rows})
+
+
+def _add_closed_forms(before: dict[Key, Count], after: dict[Key, Count], old: Result, new: Result) -> None:
+    """Add what the updates of both runs give away in closed form, of cases where both looked."""
+    then = {cell.name: cell for cell in old.cells if cell.given_away is not None and cell.given_of}
+    for cell in new.cells:
+        if cell.given_away is not None and cell.given_of and cell.name in then:
+            for counts, one in ((before, then[cell.name]), (after, cell)):
+                away, of = one.closed_form
+                counts[cell.name, CLOSED_FORM, "exact"] = Count(hits=away, of=of)
 
 
 def _refuse_unknown(meant: frozenset[str], found: Iterable[Difference]) -> None:
@@ -298,9 +321,6 @@ def _judge(old: Count, new: Count, chance: float) -> tuple[Kind, float | None, f
     # Cross-multiplied: shares of different numbers are compared without rounding.
     more = new.hits * old.of - old.hits * new.of
     return ("more" if more > 0 else "less" if more < 0 else "same"), low, high
-
-
-Key = tuple[str, str, Measure]
 
 
 def _counts(result: Result) -> dict[Key, Count]:

@@ -20,7 +20,7 @@ def cyclonedx(evidence: Evidence, weights: Mapping[str, str]) -> dict[str, Any]:
     stamp = {} if evidence.started is None else {"timestamp": evidence.started}
     claims: list[dict[str, Any]] = [
         {"bom-ref": f"claim-{i}", "target": f"model-{i}", "predicate": _predicate(case), "evidence": ["evidence"]}
-        for i, case in enumerate(evidence.cases)
+        for i, case in enumerate(evidence.judged)
     ]
     assessor = {"bom-ref": "assessor", "organization": {"name": evidence.auditor}}
     return {
@@ -38,7 +38,7 @@ def cyclonedx(evidence: Evidence, weights: Mapping[str, str]) -> dict[str, Any]:
             },
             "component": {"type": "application", "bom-ref": "subject", "name": evidence.subject},
         },
-        "components": [_model(evidence, case, i, weights.get(case.case)) for i, case in enumerate(evidence.cases)],
+        "components": [_model(evidence, case, i, weights.get(case.case)) for i, case in enumerate(evidence.judged)],
         "declarations": {
             "assessors": [assessor],
             "attestations": [
@@ -83,13 +83,20 @@ def cyclonedx(evidence: Evidence, weights: Mapping[str, str]) -> dict[str, Any]:
 def _predicate(case: CaseEvidence) -> str:
     if case.recovered is None:
         return f"{(case.unscored or 'no share is known').capitalize()}, so nothing is claimed of how much came back."
+    if case.inconclusive is not None:
+        return f"Inconclusive, so nothing is claimed of how much came back: {case.inconclusive}."
     return f"The attacks that were run recovered {case.recovered.words} private examples; no claim on other attacks."
 
 
 def _model(evidence: Evidence, case: CaseEvidence, number: int, digest: str | None) -> dict[str, Any]:
     slice_ = {} if case.data is None else {"slice": case.data}
-    metrics = [_metric("share of private examples recovered from one update", case.recovered, slice_)]
-    metrics.append(_metric("share of private examples rebuilt exactly from one update", case.exact, slice_))
+    doubtful = case.inconclusive is not None
+    metrics = [
+        _metric("share of private examples recovered from one update", case.recovered, slice_, doubtful=doubtful)
+    ]
+    metrics.append(
+        _metric("share of private examples rebuilt exactly from one update", case.exact, slice_, doubtful=doubtful)
+    )
     defense = f"The client applies {case.defense}." if case.defense else "The client applies no defense."
     return {
         "type": "machine-learning-model",
@@ -115,8 +122,8 @@ def _model(evidence: Evidence, case: CaseEvidence, number: int, digest: str | No
     }
 
 
-def _metric(kind: str, share: Share | None, slice_: Mapping[str, str]) -> dict[str, Any] | None:
-    if share is None:
+def _metric(kind: str, share: Share | None, slice_: Mapping[str, str], *, doubtful: bool) -> dict[str, Any] | None:
+    if share is None or doubtful:
         return None
     return {
         "type": kind,

@@ -1,17 +1,18 @@
 """One finding per attack and case, per membership test and per epsilon: what the exported formats are made of."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Literal
 
-from seepage.audit.row import EpsilonRow, MembershipRow, Outcome, Result, Row
-from seepage.evidence.statement import failed, leaked
+from seepage.audit.row import Cell, EpsilonRow, MembershipRow, Outcome, Result, Row
+from seepage.evidence.statement import CLOSED_FORM, failed, leaked, unjudged
 
-State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried"]
+State = Literal["leaks", "quiet", "unjudged", "skipped", "unneeded", "untried", "open"]
 """`leaks`: data came back, members were named, or a claim is contradicted. `quiet`: tried, and nothing. `unjudged`:
 guesses came back, and no truth is at hand to compare them with. `skipped`: it does not apply. `unneeded`: another
 attack had certified every example. `untried`: it was asked for and has no result, so what it would have found is not
-known."""
+known. `open`: nobody knows what comes back in its case, since nothing there could be scored, no attack applies, or it
+says nothing that nothing came back."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -50,9 +51,36 @@ class Found:
 def findings(result: Result) -> list[Found]:
     """All findings of a run, in its order."""
     titles = result.titles
-    found = [_of_attack(row, titles[row.cell]) for row in result.rows]
+    found = []
+    for cell in result.judged:
+        rows = result.rows_of(cell)
+        own = [_of_attack(row, cell.heading) for row in rows]
+        shown = any(row.mean("exact") or row.certified_examples for row in rows)
+        found += _opened(cell, own) + ([] if shown or not cell.given_away else [_of_closed_form(cell)])
     found += [_of_test(row, titles[row.cell]) for row in result.membership]
     return found + [_of_epsilon(row, titles[row.cell]) for row in result.epsilons]
+
+
+def _opened(cell: Cell, found: list[Found]) -> list[Found]:
+    """Findings on the attacks of a case, where nothing is known of it as open ones."""
+    states, change = {one.state for one in found}, tuple[State, ...]()
+    if cell.inconclusive is not None:
+        change, why = ("quiet", "unjudged"), f"inconclusive: {cell.inconclusive}"
+    elif cell.given_away or states & {"leaks", "quiet"}:
+        return found
+    else:
+        change, why = ("unjudged",) if "unjudged" in states else ("skipped",), "nothing is known of this case"
+    return [
+        replace(one, state="open", severity="warning", words=f"{one.words}; {why}") if one.state in change else one
+        for one in found
+    ]
+
+
+def _of_closed_form(cell: Cell) -> Found:
+    """What an update gives away with no attack run: a finding of its own where no attack shows as much."""
+    away, of = cell.closed_form
+    words = f"{away} of {of} examples are given away exactly, in closed form, with no attack"
+    return Found(CLOSED_FORM.replace(" ", "_"), "attack", cell.heading, cell.name, "leaks", "error", words, 0.0)
 
 
 def _of_attack(row: Row, case: str) -> Found:
@@ -60,10 +88,12 @@ def _of_attack(row: Row, case: str) -> Found:
         state: State = "untried"
     elif row.outcome is Outcome.NOT_NEEDED:
         state = "unneeded"
+    elif row.outcome is Outcome.ZERO_UPDATE:
+        state = "quiet"  # there is nothing in it
     elif not row.gave_result:
         state = "skipped"
     else:
-        state = "leaks" if leaked(row) else "quiet" if row.scored or row.returned == 0 else "unjudged"
+        state = "leaks" if leaked(row) else "unjudged" if unjudged(row) else "quiet"
     exact = bool(row.mean("exact")) or (not row.scored and state == "leaks")
     severity: Severity = "note"
     if state in ("leaks", "untried"):

@@ -11,7 +11,7 @@ SEVERITIES = {"error": "critical", "warning": "major", "note": "info"}
 
 
 def code_quality(found: Sequence[Found], *, location: str = "recipe.toml") -> list[dict[str, Any]]:
-    """The report of code quality: one entry for all that leaks, or has no result.
+    """The report of code quality: one entry for all that leaks, has no result, or is not known.
 
     Args:
         found: The findings.
@@ -26,7 +26,7 @@ def code_quality(found: Sequence[Found], *, location: str = "recipe.toml") -> li
             "location": {"path": location, "lines": {"begin": 1}},
         }
         for one in found
-        if one.state in ("leaks", "untried")
+        if one.state in ("leaks", "untried", "open")
     ]
 
 
@@ -36,11 +36,11 @@ def open_metrics(evidence: Evidence, found: Sequence[Found]) -> str:
         "# TYPE seepage_recovered_share gauge",
         "# HELP seepage_recovered_share Private examples recovered.",
     ]
-    for case in evidence.cases:
-        if case.recovered is not None:
+    for case in evidence.judged:
+        if case.recovered is not None and case.inconclusive is None:
             lines.append(f'seepage_recovered_share{{case="{_label(case.case)}"}} {_share(case.recovered)}')
     for name, share in (("maximum", evidence.maximum_risk), ("average", evidence.average_risk)):
-        if share is not None:
+        if share is not None and not evidence.risk_words(share).startswith("inconclusive"):
             lines += [f"# TYPE seepage_{name}_risk gauge", f"# HELP seepage_{name}_risk Of recovered examples."]
             lines.append(f"seepage_{name}_risk {_share(share)}")
     lines += ["# TYPE seepage_findings gauge", "# HELP seepage_findings Attacks and cases by state."]

@@ -11,11 +11,16 @@ _NOT_XML = re.compile("[^\\t\\n\\r\\u0020-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0
 """All but the characters of XML 1.0, production 2."""
 
 
+ERRORS = ("untried", "open")
+"""States of findings of which nobody knows what they would be."""
+
+
 def junit(evidence: Evidence, found: Sequence[Found]) -> str:
     """The document.
 
     A finding that leaks is a failure; one whose attack does not apply or was not needed, or whose guesses no truth
-    judges, is skipped; one that was asked for and has no result is an error: what it would have found is not known.
+    judges, is skipped where another attack says what comes back; one that was asked for and has no result is an error,
+    and so is each of a case of which nothing is known: what comes back there nobody can say.
 
     Args:
         evidence: The run's evidence.
@@ -31,8 +36,8 @@ def junit(evidence: Evidence, found: Sequence[Found]) -> str:
             element = ET.SubElement(suite, "testcase", {**names, "time": f"{one.seconds:.3f}"})
             if one.state == "leaks":
                 ET.SubElement(element, "failure", message=_plain(one.words), type=one.severity)
-            elif one.state == "untried":
-                ET.SubElement(element, "error", message=_plain(one.words), type="untried")
+            elif one.state in ERRORS:
+                ET.SubElement(element, "error", message=_plain(one.words), type=one.state)
             elif one.state in ("skipped", "unneeded", "unjudged"):
                 ET.SubElement(element, "skipped", message=_plain(one.words))
             else:
@@ -46,7 +51,7 @@ def _counts(found: Sequence[Found]) -> dict[str, str]:
     return {
         "tests": str(len(states)),
         "failures": str(states.count("leaks")),
-        "errors": str(states.count("untried")),
+        "errors": str(sum(state in ERRORS for state in states)),
         "skipped": str(sum(state in ("skipped", "unneeded", "unjudged") for state in states)),
         "time": f"{sum(one.seconds for one in found):.3f}",
     }

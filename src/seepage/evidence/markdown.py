@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from seepage.audit.row import counted_features, counted_guesses
 from seepage.evidence.findings import Found
-from seepage.evidence.statement import Evidence
+from seepage.evidence.statement import Evidence, counted_given
 
 _SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
 
@@ -16,7 +16,12 @@ WORDS = {
     "skipped": "does not apply",
     "unneeded": "not needed",
     "untried": "**no result**",
+    "open": "**not known**",
 }
+
+
+TELLING = ("leaks", "untried", "open")
+"""States that a reader must see at once."""
 
 
 def plain(text: str) -> str:
@@ -36,14 +41,15 @@ def summary(evidence: Evidence, found: Sequence[Found]) -> str:
         "",
         plain(evidence.verdict),
         "",
+        *_warnings(evidence),
         *_doubts(evidence),
         *_risks(evidence),
         "",
     ]
     lines += ["| side | finding |", "|---|---|"]
     lines += [f"| {plain(name)} | {plain(words)} |" for name, words in evidence.sides.items()]
-    telling = [one for one in found if one.state in ("leaks", "untried")]
-    rest = [one for one in found if one.state not in ("leaks", "untried")]
+    telling = [one for one in found if one.state in TELLING]
+    rest = [one for one in found if one.state not in TELLING]
     if telling:
         lines += ["", *_table(telling)]
     if rest:
@@ -71,6 +77,7 @@ def model_card(evidence: Evidence) -> str:
         "",
         plain(evidence.verdict),
         "",
+        *_warnings(evidence),
         *_doubts(evidence),
         *_risks(evidence),
         "",
@@ -78,14 +85,21 @@ def model_card(evidence: Evidence) -> str:
         "|---|---|---|---|---|---|",
     ]
     for case in evidence.cases:
-        cells = [case.case, case.defense_words, case.recovered_words]
-        cells += ["not scored" if case.exact is None else case.exact.words, case.best or "none"]
+        beside = " (no finding: it shows that these attacks work)" if case.control else ""
+        cells = [f"{case.letter}: {case.case}{beside}", case.defense_words, case.recovered_words]
+        cells += [case.exact_words, case.best or "none"]
         cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
         lines.append(f"| {' | '.join(map(plain, cells))} |")
     lines += ["", "Attacks: " + "; ".join(plain(f"{one.name} ({one.source})") for one in evidence.attacks) + "."]
     lines += ["", "### Not tried", "", *(f"- {plain(item)}" for item in evidence.not_tried)]
     lines += ["", "### When to audit again", "", *(f"- {plain(item)}" for item in evidence.audit_again)]
     return "\n".join(lines) + "\n"
+
+
+def _warnings(evidence: Evidence) -> list[str]:
+    """What limits the numbers, right under the verdict."""
+    lines = evidence.warning_lines
+    return ["**Warnings:**", "", *(f"- {plain(line)}" for line in lines), ""] if lines else []
 
 
 def _doubts(evidence: Evidence) -> list[str]:
@@ -95,15 +109,17 @@ def _doubts(evidence: Evidence) -> list[str]:
 
 def _risks(evidence: Evidence) -> list[str]:
     if evidence.maximum_risk is None or evidence.average_risk is None:
-        certified = sum(case.certified for case in evidence.cases)
-        features = sum(case.certified_features for case in evidence.cases)
+        certified = sum(case.certified for case in evidence.judged)
+        features = sum(case.certified_features for case in evidence.judged)
         proofs = [counted_guesses(certified)] * bool(certified) + [counted_features(features)] * bool(features)
+        given = max((case.given_away or 0 for case in evidence.judged), default=0)
+        proofs += [counted_given(given)] * bool(given and not certified)
         without = f" What proves itself: {'; '.join(proofs)}." if proofs else ""
         why = evidence.unscored.capitalize() or "There is no case"
         return [f"{why}, so no share of private examples can be given.{without}"]
     return [
-        f"Maximum risk, in the worst case: {plain(evidence.maximum_risk.words)} private examples recovered. "
-        f"Average over all cases: {plain(evidence.average_risk.words)}."
+        f"Maximum risk, in the worst case: {plain(evidence.risk_words(evidence.maximum_risk))} private examples "
+        f"recovered. Average over all cases: {plain(evidence.risk_words(evidence.average_risk))}."
     ]
 
 

@@ -12,7 +12,7 @@ SCHEMA_URL = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/os/schemas/sarif-sc
 
 KINDS = {
     "leaks": "fail", "quiet": "pass", "unjudged": "review", "skipped": "notApplicable", "unneeded": "informational",
-    "untried": "open",
+    "untried": "open", "open": "open",
 }  # fmt: skip
 """What SARIF calls the state of a finding; only a `fail` has a level."""
 
@@ -59,6 +59,8 @@ def _rule(name: str, told: AttackEvidence | None) -> dict[str, Any]:
     about = entry.about if entry is not None else "A measurement or attack of the auditor's own."
     if name == "epsilon":
         about = "The epsilon of the defense that really runs, measured by calling it, beside the one that is claimed."
+    if name == "closed_form":
+        about = "What the update gives away exactly by itself, read off its layers with no attack run."
     source = "" if told is None else f" Published: {told.source}."
     return {
         "id": f"seepage/{name}",

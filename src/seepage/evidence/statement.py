@@ -14,6 +14,7 @@ from seepage.attacks.agreement import MULTIPLE
 from seepage.audit.row import (
     PASSED_OVER,
     Cell,
+    Diagnostic,
     Outcome,
     Proportion,
     Result,
@@ -21,6 +22,7 @@ from seepage.audit.row import (
     counted_features,
     counted_guesses,
 )
+from seepage.audit.verdict import warning_lines
 from seepage.core.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
 from seepage.core.schema import JsonRecord
 from seepage.core.storage import read_json
@@ -30,9 +32,13 @@ from seepage.metrics.membership import Rate
 from seepage.registry import attacks as known_attacks
 from seepage.registry import membership_tests
 from seepage.report.leakage import open_exposed
+from seepage.report.page import accuracy_words
 from seepage.report.run import RunFolder
 
 OWN_CODE = "the auditor's own code"
+
+CLOSED_FORM = "closed form"
+"""What stands in the place of an attack where an update gives examples away exactly by itself."""
 
 GENERATIVE = frozenset({"ggl", "cpa_fia"})
 """Attacks that bring a network or statistics learned from images like the private ones."""
@@ -67,6 +73,15 @@ AUDIT_AGAIN = [
 """What ends the validity of a finding."""
 
 
+def counted_given(n: int) -> str:
+    """Examples that are given away without an attack, in words.
+
+    >>> counted_given(1), counted_given(2)
+    ('1 example given away exactly in closed form', '2 examples given away exactly in closed form')
+    """
+    return f"{n} example{'' if n == 1 else 's'} given away exactly in closed form"
+
+
 class Share(Proportion):
     """A share of private examples with its 95 % interval by Clopper and Pearson."""
 
@@ -90,9 +105,18 @@ class CaseEvidence(JsonRecord):
     """One audited setting.
 
     Attributes:
+        letter: What it is called on the annex: A, B, ...
         case: Its title.
+        cell: Its name in the run, which stays the same where the title is worded anew.
+        control: It was run to show that the attacks work without the defense of another case: no finding.
+        inconclusive: Why it says nothing that nothing came back; None where it does, or something came.
+        given_away: Examples that its first update gives away exactly in closed form, without an attack; None where
+            that was not looked at.
         data: Name of the data set.
+        source: Where the data come from.
         model: Name of the model.
+        parameters: Number of its parameters.
+        stage: How far the model was trained, in words, and how well it does on unseen examples.
         client: The client's rule.
         defense: The defense; None: none, or not known.
         examples: Private examples that were attacked.
@@ -120,9 +144,17 @@ class CaseEvidence(JsonRecord):
         files: What was judged: the captured files, or those of the recording.
     """
 
+    letter: str = ""
     case: str
+    cell: str = ""
+    control: bool = False
+    inconclusive: str | None = None
+    given_away: int | None = None
     data: str | None
+    source: str | None = None
     model: str | None
+    parameters: int | None = None
+    stage: str | None = None
     client: str | None
     defense: str | None
     examples: int | None
@@ -145,18 +177,42 @@ class CaseEvidence(JsonRecord):
     files: list[JudgedFile] = Field(default_factory=list)
 
     @property
+    def model_words(self) -> str:
+        """The model with its size, for people."""
+        size = "" if self.parameters is None else f", {self.parameters:,} parameters"
+        return f"{self.model or 'not known'}{size}"
+
+    @property
+    def data_words(self) -> str:
+        """The data with the place they come from, for people."""
+        if self.data is None:
+            return "not known: the updates were captured"
+        return f"{self.data} ({self.source})" if self.source else self.data
+
+    @property
     def defense_words(self) -> str:
         """The defense, for people: of updates that somebody else recorded it is not known."""
         return self.defense or ("none" if self.data else "not known")
 
     @property
+    def exact_words(self) -> str:
+        """What came back exactly, for people."""
+        if self.exact is None:
+            return "not scored"
+        return f"inconclusive ({self.exact.words})" if self.inconclusive is not None else self.exact.words
+
+    @property
     def recovered_words(self) -> str:
         """What came back, for people: without a truth what is certified, and of what."""
         named = f"{self.tokens.words if self.tokens else f'{self.named_tokens:,}'} distinct tokens named"
+        if self.inconclusive is not None and self.recovered is not None:
+            return f"inconclusive ({self.recovered.words})"
         if self.recovered is not None:
             return f"{self.recovered.words}; {named}" if self.named_tokens else self.recovered.words
         if self.certified:
             return f"not scored; {counted_guesses(self.certified)}"
+        if self.given_away:
+            return f"not scored; {counted_given(self.given_away)}"
         if self.named_tokens:
             return named
         return f"not scored; {counted_features(self.certified_features)}" if self.certified_features else "not scored"
@@ -172,6 +228,8 @@ class AttackEvidence(JsonRecord):
         options: Every option, where all cases have the same; else empty.
         ran_on: Cases with a result.
         leaked_on: Those of them where it recovered, certified or named anything.
+        unknown_on: Those of them where what it returned could not be scored, or where it says nothing that nothing came
+            back.
         not_on: Cases without a result, each with the reason.
         seconds: Its wall time over all cases.
     """
@@ -182,8 +240,24 @@ class AttackEvidence(JsonRecord):
     options: str
     ran_on: list[str]
     leaked_on: list[str]
+    unknown_on: list[str] = Field(default_factory=list)
     not_on: dict[str, str]
     seconds: float
+
+    @property
+    def leaks_words(self) -> str:
+        """On how many cases it leaks, for people: what is not known is no zero.
+
+        >>> facts = dict(name="x", source="", year=None, options="", leaked_on=[], not_on={}, seconds=1.0)
+        >>> AttackEvidence(ran_on=["a"], unknown_on=["a"], **facts).leaks_words
+        'not known'
+        >>> AttackEvidence(ran_on=["a", "b"], unknown_on=["a"], **facts).leaks_words
+        '0; not known of 1'
+        """
+        unknown = len(self.unknown_on)
+        if not self.leaked_on and unknown == len(self.ran_on):
+            return "not known"
+        return f"{len(self.leaked_on)}{f'; not known of {unknown}' if unknown else ''}"
 
 
 class Evidence(JsonRecord):
@@ -201,7 +275,8 @@ class Evidence(JsonRecord):
         seed: The seed of all randomness.
         command: The command, where it was recorded.
         verdict: In plain words.
-        level: `exact`, `recognizable`, `traces`, `nothing`, `certified` or `unscored`.
+        level: `exact`, `recognizable`, `traces`, `nothing`, `certified`, `inconclusive` or `unscored`.
+        warnings: The diagnostics by which a number may mislead.
         sides: What came back, who was named, what none can exceed, and the measured epsilon: in words.
         maximum_risk: Of the case from which most came back: the share of its examples that the best attack recovered.
         average_risk: Over all cases: the examples that the best attack of each case recovered.
@@ -226,6 +301,7 @@ class Evidence(JsonRecord):
     command: str | None
     verdict: str
     level: str
+    warnings: list[Diagnostic] = Field(default_factory=list)
     sides: dict[str, str]
     maximum_risk: Share | None
     average_risk: Share | None
@@ -238,9 +314,33 @@ class Evidence(JsonRecord):
     audit_again: list[str]
 
     @property
+    def judged(self) -> list[CaseEvidence]:
+        """The cases that were asked for, without those that only show that the attacks work."""
+        return [case for case in self.cases if not case.control]
+
+    @property
+    def warning_lines(self) -> list[str]:
+        """The warnings in words, with the cases by their letters."""
+        named = [Cell(name=one.cell, title=f"case {one.letter}", control=one.control) for one in self.cases]
+        return warning_lines(self.warnings, named)
+
+    def risk_words(self, share: Share | None) -> str:
+        """A share of all cases for people: of nothing, where that says nothing, it is no finding."""
+        if share is None:
+            return f"not scored: {self.unscored}"
+        doubtful = not share.hits and any(case.inconclusive is not None for case in self.judged)
+        return f"inconclusive ({share.words})" if doubtful else share.words
+
+    def lettered(self, words: str) -> str:
+        """Words in which each case is called by its letter in place of its title."""
+        for case in sorted(self.cases, key=lambda one: -len(one.case)):
+            words = re.sub(rf"(?<!\w){re.escape(case.case)}(?!\w)", f"case {case.letter}", words)
+        return words
+
+    @property
     def unscored(self) -> str:
         """Why no share can be given of any case, each reason once."""
-        return " and ".join(dict.fromkeys(case.unscored for case in self.cases if case.unscored))
+        return " and ".join(dict.fromkeys(case.unscored for case in self.judged if case.unscored))
 
     @property
     def doubts(self) -> list[str]:
@@ -276,7 +376,8 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         auditor: Who audited; empty: said to be not stated.
     """
     result = run.result
-    cases = [_case(run, cell) for cell in result.cells]
+    cases = [_case(run, cell, _letter(place)) for place, cell in enumerate(result.cells)]
+    judged = [case for case in cases if not case.control]
     tried = [*_attacks(run), *_tests(result)]
     told = list(dict.fromkeys(word for row in result.rows for word in row.told))
     extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
@@ -296,8 +397,9 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
         verdict=result.verdict,
         level=result.verdict_level,
         sides={side.title: side.words for side in result.sides},
-        maximum_risk=_maximum(cases),
-        average_risk=_average(cases),
+        warnings=[flag for flag in run.flags if flag.severity == "warning"],
+        maximum_risk=_maximum(judged),
+        average_risk=_average(judged),
         cases=cases,
         attacks=tried,
         threat_model=threat_model(told, extra, learned_from_alike=alike),
@@ -327,25 +429,46 @@ def _year_after(started: str | None) -> str:
 # --- cases -------------------------------------------------------------------------------------------------------
 
 
-def _case(run: RunFolder, cell: Cell) -> CaseEvidence:
+def _letter(place: int) -> str:
+    """A, B, ..., Z, AA, AB, ...
+
+    >>> _letter(0), _letter(25), _letter(26), _letter(701), _letter(702)
+    ('A', 'Z', 'AA', 'ZZ', 'AAA')
+    """
+    letters = ""
+    while place >= 0:
+        place, last = divmod(place, 26)
+        letters, place = f"{chr(ord('A') + last)}{letters}", place - 1
+    return letters
+
+
+def _case(run: RunFolder, cell: Cell, letter: str) -> CaseEvidence:
     rows = [row for row in run.rows_of(cell) if row.scored and row.examples]
     best = max(run.rows_of(cell), key=_strength, default=None)
     sent, private = _sent(run.folder, cell), _private(run.folder, cell)
     return CaseEvidence(
+        letter=letter,
         case=cell.heading,
+        cell=cell.name,
+        control=cell.control,
+        inconclusive=cell.inconclusive,
+        given_away=cell.given_away,
         data=cell.data,
+        source=cell.data_source,
         model=cell.model,
+        parameters=cell.parameters,
+        stage="; ".join(filter(None, (cell.history, accuracy_words(cell)))) or None,
         client=cell.client,
         defense=cell.defense,
         examples=next((row.examples for row in run.rows_of(cell) if row.examples), None),
-        recovered=_most(rows, "recovered"),
-        exact=_most(rows, "exact"),
-        unscored=None if rows else _unscored(run.rows_of(cell), cell),
+        recovered=_most(rows, "recovered", cell),
+        exact=_most(rows, "exact", cell),
+        unscored=None if rows or (cell.given_away and cell.baselines) else _unscored(run.rows_of(cell), cell),
         certified=max((row.certified_examples for row in run.rows_of(cell)), default=0),
         certified_features=max((row.certified_features for row in run.rows_of(cell)), default=0),
         tokens=_tokens(run.rows_of(cell)),
         named_tokens=max((row.named_tokens for row in run.rows_of(cell)), default=0),
-        best=best.attack if best is not None and leaked(best) else None,
+        best=best.attack if best is not None and leaked(best) else CLOSED_FORM if cell.given_away else None,
         sent=sent,
         private=private,
         ratio=None if not sent or not private else round(sent / private, 4),
@@ -421,8 +544,10 @@ def _strength(row: Row) -> tuple[float, float, int, float]:
     )
 
 
-def _most(rows: Sequence[Row], share: str) -> Share | None:
+def _most(rows: Sequence[Row], share: str, cell: Cell) -> Share | None:
+    """The largest share of examples that an attack brought back, or that is given away in closed form."""
     counts = [(row.count(share), row.examples) for row in rows]
+    counts += [cell.closed_form] if cell.given_away and (rows or cell.baselines) else []
     whole = [(hits, of) for hits, of in counts if hits is not None and of]
     return Share.count(*max(whole, key=lambda pair: pair[0] / pair[1])) if whole else None
 
@@ -506,12 +631,19 @@ def _published(use: str, registry: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _attacks(run: RunFolder) -> list[AttackEvidence]:
-    uses = _uses(run)
+    uses, doubtful = _uses(run), {cell.name for cell in run.cells if cell.inconclusive is not None}
     tried = [
         _Tried(
-            row.attack, row.cell, row.options, row.gave_result, leaked(row), row.reason or row.phrase, row.cost.seconds
+            name=row.attack,
+            cell=row.cell,
+            options=row.options,
+            ran=row.gave_result,
+            leaked=leaked(row),
+            unknown=not leaked(row) and (row.cell in doubtful or unjudged(row)),
+            otherwise=row.reason or row.phrase,
+            seconds=row.cost.seconds,
         )
-        for row in run.rows
+        for row in run.result.judged_rows
     ]
     published = {name: _published(_use(name, uses), known_attacks) for name in run.attacks}
     return _by_name(tried, published, run.result.titles)
@@ -522,9 +654,23 @@ def leaked(row: Row) -> bool:
     return row.leaks or row.named_tokens > 0 or (not row.scored and row.certified_examples > 0)
 
 
+def unjudged(row: Row) -> bool:
+    """Whether an attack returned something that nothing could be compared with."""
+    return row.gave_result and not row.scored and row.returned != 0 and not leaked(row)
+
+
 def _tests(result: Result) -> list[AttackEvidence]:
     tried = [
-        _Tried(row.test, row.cell, row.options, row.status == "ok", row.tells, row.reason or row.status, row.seconds)
+        _Tried(
+            name=row.test,
+            cell=row.cell,
+            options=row.options,
+            ran=row.status == "ok",
+            leaked=row.tells,
+            unknown=False,
+            otherwise=row.reason or row.status,
+            seconds=row.seconds,
+        )
         for row in result.membership
     ]
     published = {row.test: _published(row.test, membership_tests) for row in result.membership}
@@ -539,6 +685,7 @@ class _Tried(NamedTuple):
     options: str
     ran: bool
     leaked: bool
+    unknown: bool
     otherwise: str
     seconds: float | None
 
@@ -559,6 +706,7 @@ def _by_name(
                 options=options.pop() if len(options) == 1 else "",
                 ran_on=[titles[one.cell] for one in own if one.ran],
                 leaked_on=[titles[one.cell] for one in own if one.leaked],
+                unknown_on=[titles[one.cell] for one in own if one.ran and one.unknown],
                 not_on={titles[one.cell]: one.otherwise for one in own if not one.ran},
                 seconds=round(sum(one.seconds or 0.0 for one in own), 3),
             )
@@ -574,9 +722,10 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     spoke = any(row.gave_result for row in result.rows)  # then what came back was tried, though it is not known
     lacking = [side for side in result.sides if not side.tried and not (spoke and side.name == "came_back")]
     found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {LACKING.sub('', side.words, 1)}" for side in lacking]
+    found += [f"{cell.heading}: {cell.inconclusive}" for cell in result.cells if cell.inconclusive is not None]
     found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]
     titles = result.titles
-    for row in filter(failed, result.rows):
+    for row in filter(failed, result.judged_rows):
         how = "was not tried" if row.outcome is Outcome.NOT_TRIED else "failed"
         found.append(f"{row.attack} on {titles[row.cell]} {how}: {row.reason}")
     passed_over = {row.attack for row in result.rows if row.status in PASSED_OVER}

@@ -4,6 +4,7 @@
     seed = 0
     minutes = 10                               what the attacks may take: searches are cut to fit; default: no limit
     all_attacks = false                        whether attacks also run where all examples are certified already
+    undefended = true                          whether each case with a defense is attacked without it as well
     [data]      use = "album"                  a name or a path, and the options of `data.load`
     [model]     use = "fc2"                    a name or `module:factory`, and its options
     [training]  steps = 200                    `plans.Training`: how the model got where it is
@@ -134,6 +135,7 @@ class Recipe:
     device: str = "cpu"
     all_attacks: bool = False
     minutes: float | None = None
+    undefended: bool = False
     data: Spec = Spec("album")  # noqa: RUF009
     model: Spec = Spec("fc2")  # noqa: RUF009
     client: Spec = Spec("fedsgd")  # noqa: RUF009
@@ -151,9 +153,11 @@ class Recipe:
     bounds: BoundsPlan | None = None
     epsilon: EpsilonPlan | None = None
     tune: TunePlan | None = None
-    # These two say which of a recipe's cells this is, and are not written down.
+    # These say which of a recipe's cells this is, and are not written down.
     cell: str = "cell"
     varied: frozenset[str] = frozenset()  # the tables that the grid chose for it
+    twin: str | None = None  # the cell that is this one without its defense
+    control: bool = False  # run for the sake of such a cell alone: what is found here is no finding
 
     def __post_init__(self) -> None:
         check_minutes(self.minutes, "minutes")

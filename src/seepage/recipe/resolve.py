@@ -43,18 +43,25 @@ _TABLES: dict[str, type] = {
     "tune": TunePlan,
     "score": Scoring,
 }
-_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool, "minutes": float}
+_PLAIN: dict[str, type] = {"name": str, "seed": int, "device": str, "all_attacks": bool, "minutes": float,
+                           "undefended": bool}  # fmt: skip
 _LABEL = re.compile(r"[A-Za-z0-9_][\w.-]{0,59}", re.ASCII)
 """Folders are called by labels."""
 MOST_CELLS = 10_000
 """Combinations of a grid; more are taken for a mistake."""
+_OF_CELL = ("cell", "varied", "twin", "control")
+"""Fields of a `Recipe` that say which cell it is."""
 _ASIDE = ("expect", "small", "frontier", "utility")
 """What an audit leaves alone: what `seepage reproduce` reads, and what `seepage frontier` sweeps and trains."""
 _KEYS = [*_PLAIN, "data", "model", "client", "partition", *_TABLES, "defense", "attack", "grid", "case", *_ASIDE]
 
 
-def cells(tables: Mapping[str, Any]) -> list[Recipe]:
+def cells(tables: Mapping[str, Any], *, controls: bool = False) -> list[Recipe]:
     """The audit cells of a recipe: one per combination of its grid, in order.
+
+    Args:
+        tables: The recipe's tables.
+        controls: Whether the cells that `undefended` asks for follow: those with a defense, without it.
 
     Raises:
         Problems: With every mistake in the recipe.
@@ -79,7 +86,36 @@ def cells(tables: Mapping[str, Any]) -> list[Recipe]:
             recipes.append(_numbered(recipe, recipes))
     if problems:
         raise Problems("the recipe has mistakes:", dict.fromkeys(problems))
-    return recipes
+    return _with_twins(recipes, controls=controls)
+
+
+def _with_twins(recipes: Sequence[Recipe], *, controls: bool) -> list[Recipe]:
+    """The cells, each with a defense beside its name without one: a cell of the recipe, or else one that is added."""
+    plain = {_undefended(recipe): recipe.cell for recipe in recipes if not recipe.defense}
+    found, added = [], list[Recipe]()
+    for recipe in recipes:
+        same = _undefended(recipe)
+        if controls and recipe.defense and recipe.undefended and same not in plain:
+            told = Told(told=[item for item in recipe.knowledge.told if item != "defense"])
+            control = replace(
+                recipe, cell=f"{recipe.cell[:68]}_undefended", varied=recipe.varied | {"defense"}, defense=(),
+                knowledge=told, membership=None, bounds=None, epsilon=None, control=True,
+            )  # fmt: skip
+            added.append(_numbered(control, [*recipes, *added]))
+            plain[same] = added[-1].cell
+        found.append(replace(recipe, twin=plain.get(same)) if recipe.defense else recipe)
+    return found + added
+
+
+def _undefended(recipe: Recipe) -> str:
+    """What two cells have in common that differ in their defense alone, and in what is measured beside the attacks."""
+    told = Told(told=[item for item in recipe.knowledge.told if item != "defense"])
+    return repr(
+        replace(
+            recipe, cell="", varied=frozenset(), defense=(), knowledge=told, membership=None, bounds=None,
+            epsilon=None, undefended=False,
+        )
+    )  # fmt: skip
 
 
 def _base(tables: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +276,7 @@ def _part(table: Any, key: str, problems: list[str], default: str | None = None)
 def resolved(tables: Mapping[str, Any], recipes: Sequence[Recipe]) -> str:
     """The recipe as TOML with every default written out, so that the file alone repeats the run."""
     first = recipes[0]
-    out = {f.name: _written(getattr(first, f.name)) for f in fields(first) if f.name not in ("cell", "varied")}
+    out = {f.name: _written(getattr(first, f.name)) for f in fields(first) if f.name not in _OF_CELL}
     if first.federation is None:  # by whom the data are held
         del out["partition"]
     for head, option in _swept(tables.get("grid", {})):

@@ -3,7 +3,8 @@
 import io
 import textwrap
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ LARGEST_FILE = 1_000_000
 """Largest size of the picture in bytes, so that it can be embedded in a README or an issue."""
 
 # Inches: side of a picture, height of the line under it, and the margins around a block of pictures.
-SIDE, UNDER, GAP, HEAD, MARGIN, FOOT = 0.9, 0.19, 0.08, 0.66, 0.25, 0.3
+SIDE, UNDER, GAP, HEAD, MARGIN, FOOT = 0.9, 0.19, 0.08, 0.78, 0.25, 0.3
 LETTER, SMALL_LETTER, LINE = 0.09, 0.06, 0.13
 """Inches: mean width of a letter in a heading and in the footer, and the height of the footer's lines."""
 INK, QUIET, HATCH, FLAT = "#1b2430", "#535f6d", "#b4bcc5", "#edf0f2"
@@ -121,8 +122,21 @@ def _blocks(run: RunFolder) -> list[GridBlock]:
     blocks = []
     for cell, pictures in found:
         own = {row.attack for row in run.rows_of(cell)}
-        blocks.append(_block(run, cell, pictures, [attack for attack in attacks if attack in own], per_cell, held))
+        block = _block(run, cell, pictures, [attack for attack in attacks if attack in own], per_cell, held)
+        blocks.append(replace(block, title=what_differs(cell, [one for one, _ in found])))
     return blocks
+
+
+def what_differs(cell: Cell, cells: Sequence[Cell]) -> str:
+    """The parts of a case's title that not all cases share; all of it where none differs.
+
+    >>> cells = [Cell(name=name, title_parts=["fc2", "batch 1", name]) for name in ("no defense", "noise")]
+    >>> [what_differs(cell, cells) for cell in cells]
+    ['no defense', 'noise']
+    """
+    shared = set.intersection(*(set(one.title_parts) for one in cells))
+    own = [part for part in cell.title_parts if part not in shared]
+    return ", ".join(own) or cell.heading
 
 
 def _block(run: RunFolder, cell: Cell, pictures: Pictures, attacks: list[str], examples: int, held: bool) -> GridBlock:
@@ -162,6 +176,10 @@ def _footer(run: RunFolder) -> str:
     parts = ["Private data: handle like the data themselves."]
     if run.scored:
         parts.append("PSNR under each picture. The best recovered examples are shown, not typical ones.")
+    if len(run.cells) > 1:
+        shared = set.intersection(*(set(cell.title_parts) for cell in run.cells))
+        common = [part for part in run.cells[0].title_parts if part in shared]
+        parts += [f"All of: {', '.join(common)}."] if common else []
     if len(run.cells) > MOST_CELLS:
         parts.append(f"{MOST_CELLS} of {len(run.cells)} cases.")
     return " ".join(parts)
@@ -198,7 +216,7 @@ def _figure(blocks: list[GridBlock], footer: str) -> "Figure":
 
 def _draw(axes: "Axes", block: GridBlock, left: float, top: float, room: float) -> None:
     """Draw a block with its top left corner at `(left, top)`, in inches from the bottom left."""
-    title = _short(block.title, int((room - MARGIN) / LETTER))
+    title = "\n".join(two_lines(block.title, int((room - MARGIN) / LETTER)))
     _text(axes, left, top - 0.1, title, size=9.5, weight="bold", ha="left")
     for column, name in enumerate(block.columns):
         x = left + column * (SIDE + GAP) + SIDE / 2
@@ -243,6 +261,16 @@ def _text(
 ) -> None:
     # Names may come from foreign files; an unescaped dollar sign would start a matplotlib formula.
     axes.text(x, y, text, fontsize=size, color=color, fontweight=weight, ha=ha, va=va, parse_math=False)
+
+
+def two_lines(text: str, most: int) -> list[str]:
+    """A text on one or two lines of at most `most` characters, broken between words where there are any.
+
+    >>> two_lines("gaussian_noise(sigma=1, clip=1), batch 8", 24)
+    ['gaussian_noise(sigma=1,', 'clip=1), batch 8']
+    """
+    first, *rest = textwrap.wrap(" ".join(text.split()), max(most, 2)) or [""]
+    return [first, _short(" ".join(rest), most)] if rest else [first]
 
 
 def _short(text: str, most: int) -> str:

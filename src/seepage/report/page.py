@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seepage.audit.cell import Kind
 from seepage.audit.row import PASSED_OVER, Cell, Diagnostic, Row
-from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons
+from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
 from seepage.recipe.places import shown_recipe
@@ -36,6 +36,7 @@ LEVELS = {
     "recognizable": "Recognizable copies",
     "traces": "Traces only",
     "nothing": "Nothing recovered",
+    "inconclusive": "Inconclusive",
 }
 """The verdict in words; any other level means that nothing could be scored."""
 
@@ -170,13 +171,14 @@ def _render(run: RunFolder, pictures: bool) -> str:
 
 
 def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
+    beside = {cell.name for cell in run.cells if cell.control}
     common, sections = _common_notes(run), [_section(run, cell, pictures) for cell in run.cells]
     kinds = {section.kind for section in sections}
     kind = next((one for one in ("pictures", "records", "texts") if one in kinds), "pictures")
     exposed, level = open_exposed(run.folder), run.result.verdict_level
     titles, members = run.result.titles, any(row.tells for row in run.result.membership)
     wrong = any(row.contradicted for row in run.result.epsilons)
-    tokens = any(row.named_tokens for row in run.rows)
+    tokens = any(row.named_tokens for row in run.result.judged_rows)
     return {
         "run": run,
         "pictures": pictures,
@@ -186,8 +188,9 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "certified": any(row.certified_examples for row in run.rows),
         "targets": {cell.target for cell in run.cells},
         "tuned": [row.words for row in run.result.tuned],
-        "promises": guarantee_lines(run.cells),
+        "promises": guarantee_lines(run.result.judged),
         "doubts": doubt_lines(run.cells),
+        "warning_lines": warning_lines(run.flags, run.cells),
         "exposed": [(titles.get(one.cell, one.cell), one) for one in exposed],
         "told_of": [(titles.get(one.cell, one.cell), one) for one in exposed if one.giving],
         "normed": any(one.norms for one in exposed),
@@ -207,7 +210,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "remarks": _remarks(run, common),
         "common": common,
         "findings": _findings(run),
-        "warnings": len({flag.message for flag in run.flags if flag.severity == "warning"}),
+        "warnings": len({flag.message for flag in run.flags if flag.severity == "warning" and flag.cell not in beside}),
         "with_options": words.with_options,
         "is_muted": is_muted,
         "headings": HEADINGS,
@@ -272,7 +275,7 @@ def _section(run: RunFolder, cell: Cell, shown: bool) -> Section:
     further = further_metrics(tried)
     return Section(
         cell=cell,
-        accuracy=_accuracy(cell),
+        accuracy=accuracy_words(cell),
         told=[item for item in told if all(item in map(str, row.told) for row in tried)],
         told_more=any(row.told_extra for row in tried),
         rows=[RowTexts.of(row, further) for row in tried],
@@ -295,7 +298,8 @@ def _kind(rows: list[Row], strips: bool, records: bool) -> Kind:
     return "records" if not strips and (flat or records) else "pictures"
 
 
-def _accuracy(cell: Cell) -> str:
+def accuracy_words(cell: Cell) -> str:
+    """How well the model does; empty where it was measured on too few examples."""
     examples = cell.accuracy_examples or 0
     if cell.accuracy is None or examples < FEWEST_TESTED:
         return ""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from seepage.audit.row import Outcome, Row
 from seepage.core.units import in_words
-from seepage.metrics import Risk, default_metrics, risk
+from seepage.metrics import default_metrics
 from seepage.report.formatting import NONE, count_of, duration, number, percent, plural, signed
 
 STATUSES = {
@@ -98,12 +98,6 @@ class RowTexts:
             told=", ".join(row.told_extra),
             more=[_further(row, name, brief) for name in further],
         )
-
-    @property
-    def risk(self) -> Risk | None:
-        """The risk tier of an attack on pictures; None where it was not scored."""
-        psnr, gain = self.row.mean("psnr"), self.row.mean("gain_db")
-        return None if psnr is None or gain is None or "ssim" not in self.row.scores else risk(psnr, gain)
 
 
 def _labels(row: Row) -> str:

@@ -412,7 +412,8 @@ class _FastRun:
 
     def _notes(self, r: int, certified: Tensor | None) -> Sequence[str]:
         told = self.observed.batch_size
-        notes = [f"{r} of {'an unknown number of' if told is None else told} examples stand clear of the noise"]
+        of = "" if told is None else f", of a batch of {told}"
+        notes = [f"by its own statistic {r} signals lie above the noise of the update{of}; that is no example rebuilt"]
         if told is None:
             notes.append(f"the spectrum says {self.spectrum.rank} examples{self._or_more()}")
         elif r < told:

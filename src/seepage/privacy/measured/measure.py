@@ -129,6 +129,16 @@ class MeasuredEpsilon:
         return any(found not in (None, "not contradicted") for found in (self.stated_verdict, self.computed_verdict))
 
     @property
+    def beyond(self) -> tuple[str, float] | None:
+        """A claim that so many calls could not have contradicted without an assumption; None where they could.
+
+        Of a filter whose outputs never differ sameness tells, whatever is claimed.
+        """
+        claims = (("stated", self.stated), ("computed", self.computed))
+        told = [(what, claimed) for what, claimed in claims if claimed is not None and claimed >= self.ceiling]
+        return told[0] if told and not self.contradicted else None
+
+    @property
     def line(self) -> str:
         """One sentence for a log or a report."""
         fit = self.fit
@@ -141,7 +151,7 @@ class MeasuredEpsilon:
         else:
             beside = f"by Gaussian fit {fit.epsilon[1]:.3g}, 95 % interval [{fit.epsilon[0]:.3g}, {fit.epsilon[2]:.3g}]"
         return (
-            f"measured epsilon at least {self.low:.3g} (95 %, no assumption; {self.calls} calls could show "
+            f"lower bound on epsilon {self.low:.3g} (95 %, no assumption; {self.calls} calls could show "
             f"{self.ceiling:.3g}); {beside}"
         )
 
