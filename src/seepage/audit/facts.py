@@ -228,7 +228,7 @@ class _Reader:
             why = "such steps hide it" if self.signs is not None else "no tensor is large enough to show it"
             return self._seen("noise", why, "unknown")
         many = "1 tensor" if tell == 1 else f"{tell} tensors"
-        return self._seen("noise", f"none in the {many} that would show a hundredth of an entry", "guessed")
+        return self._seen("noise", f"none of a hundredth of an entry or more, by {many}", "guessed")
 
     def _compression(self) -> Iterator[Fact]:
         for one in self.look.defenses:
