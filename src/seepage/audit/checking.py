@@ -31,6 +31,7 @@ from seepage.errors import Inapplicable, SeepageError
 from seepage.leakage import Exposure, UpdateAnalysis, landscape
 from seepage.leakage.inference import infer_sizes
 from seepage.leakage.landscape import DEFAULT_NOISES, PROBE_NOISE, Outlook, outlook
+from seepage.models.trial import own_faults
 from seepage.models.vertical import VerticalModel
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import cells
@@ -154,7 +155,7 @@ def check_capture(capture: Capture, request: AttackRequest, look: Look, *, named
     Raises:
         SeepageError: For files that contradict the model or the stated facts.
     """
-    with scratch() as place:
+    with scratch() as place, own_faults(capture.architecture.use):
         capture.observe(place / "observed")
         told = capture.told | ({"model"} if named else set())
         source = Source("cell", place / "observed", None, trust=True)

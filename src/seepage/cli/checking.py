@@ -306,11 +306,7 @@ def _matching_words(found: "Matching") -> str:
     made_up = ", on a made-up batch in place of the client's" if found.made_up else ""
     words = f"gradient matching {MEANING[found.outlook]}{made_up} (cosine {near.cosine:.2f} at noise {near.noise:g}"
     more = [f"{at.cosine:.2f} at {at.noise:g}" for at in found.cosines if at is not near]
-    return (
-        f"{words}; {', '.join(more)}; by chance {found.chance:.3f})"
-        if more
-        else f"{words}; by chance {found.chance:.3f})"
-    )
+    return "; ".join([words, *more, f"by chance {found.chance:.3f})"])
 
 
 def _print_exposure(one: "Check", console: "Console") -> None:
