@@ -199,7 +199,7 @@ class Estimate(JsonRecord):
         """In words.
 
         >>> Estimate(seconds=100.0, searches={"gradient_matching": 95.0, "idlg": 5.0}, minutes=10).line
-        'its searches take about 2 minutes (gradient_matching 2 minutes, idlg 5 s)'
+        'its searches take about 2 minutes (gradient_matching 2 minutes, idlg 5 s), less where one ends early'
         >>> Estimate(seconds=3000.0, searches={"gradient_matching": 3000.0}, minutes=10).line
         'its searches would take about 50 minutes (gradient_matching 50 minutes), and are cut to 10 minutes: --minutes'
         >>> Estimate(seconds=0.0).line
@@ -211,7 +211,11 @@ class Estimate(JsonRecord):
         each = ", ".join(f"{name} {time_words(seconds)}" for name, seconds in dearest)
         cut = self.minutes is not None and self.seconds > 60 * self.minutes
         words = f"its searches {'would ' * cut}take about {time_words(self.seconds)} ({each})"
-        return f"{words}, and are cut to {minutes_words(60 * (self.minutes or 0))}: --minutes" if cut else words
+        return (
+            f"{words}, and are cut to {minutes_words(60 * (self.minutes or 0))}: --minutes"
+            if cut
+            else f"{words}, less where one ends early"
+        )
 
 
 def estimated(stages: Sequence[Sequence[Searching]], jobs: int, soon: float = 0.0) -> tuple[float, dict[str, float]]:
