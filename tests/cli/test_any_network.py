@@ -437,7 +437,7 @@ def test_a_folder_cannot_say_that_its_network_is_trusted(cli: Cli, refused: Refu
     assert cli("observe", *ASKED[1:5], "--batch-size=1", "--model=net.pt", "--trust", "--out=seen").code == 0
     told = json.loads(Path("seen/knowledge.json").read_text())["architecture"]
     assert told == {"use": "net.pt", "options": {"trust": True}}
-    for line in (("attack", "seen", "--use=linear"), ("exposure", "seen"), ("exposure", "seen", "--model=net.pt")):
+    for line in (("attack", "seen", "--use=linear"), ("check", "seen"), ("check", "seen", "--model=net.pt")):
         assert "--trust" in refused(*line)
     assert cli("attack", "seen", "--use=linear", "--trust", "--out=run", "--jobs=1").code == 0
 

@@ -225,7 +225,7 @@ def test_a_batch_size_that_the_rank_contradicts_is_said_once_where_people_look(
     assert "--batch-size" in out
     page = " ".join((home / "run" / "report.html").read_text().split())
     assert page.count(words) == 1
-    assert words in " ".join(cli("exposure", "run/observed").out.split())
+    assert words in " ".join(cli("check", "run/observed").out.split())
     assert "Contradicted" not in cli(*asked, "--batch-size=3", "--out=right").out
 
 

@@ -217,7 +217,7 @@ def test_a_client_rule_of_ones_own_is_recorded_by_its_path_and_run_only_where_it
     (home / "ran").unlink()
     assert "not run unasked" in refused("attack", "run/observed", "--use", "linear", "--jobs", 1)
     assert "not run unasked" in refused("validate", "run/observed")
-    assert "not run unasked" in refused("exposure", "run/observed")
+    assert "not run unasked" in refused("check", "run/observed")
     assert "somebody's own code" in refused("validate", "run/recipe.toml")
     assert not (home / "ran").exists()
     assert cli("attack", "run/observed", "--use", "linear", "--jobs", 1, "--trust", "--out", "blind").code == 0

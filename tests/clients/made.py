@@ -43,6 +43,7 @@ class Client:
         sized: The batch size is found or told.
         near: PSNR of the one image that comes back, in dB, at the least; None: none does.
         lacking: Weights of the network are in no file.
+        outlook: Of gradient matching, beside the client's own batch; None: that cannot be told without it.
     """
 
     name: str
@@ -63,6 +64,12 @@ class Client:
     sized: bool = False
     near: float | None = None
     lacking: bool = False
+    outlook: str | None = None
+
+    @property
+    def hides(self) -> frozenset[str]:
+        """What keeps the last layer from telling of weight decay."""
+        return frozenset({"signs"} if self.signs else ()) | self.asks & {"noise", "low precision"}
 
 
 @cache

@@ -45,19 +45,24 @@ class Reading:
         return exposure(self.transcript)
 
 
-def read(client: Client, home: Path, attacks: tuple[str, ...] = CHEAP) -> Reading:
-    before, after, inputs, labels = client.make()
-    torch.save(before, home / "before.pt")
-    torch.save(after, home / "after.pt")
+def capture_of(client: Client, home: Path) -> Capture:
+    """The two files that `read` wrote, and what is told of them."""
     told = {"client": Spec("fedsgd"), **client.told}
     lr = told.pop("lr", None)
-    capture = Capture(
+    return Capture(
         files=Files(before=home / "before.pt", after=home / "after.pt", lr=lr),
         architecture=Architecture(f"upstream_networks:{client.network}"),
         input_shape=client.shape,
         num_classes=client.classes,
         **told,
     )
+
+
+def read(client: Client, home: Path, attacks: tuple[str, ...] = CHEAP) -> Reading:
+    before, after, inputs, labels = client.make()
+    torch.save(before, home / "before.pt")
+    torch.save(after, home / "after.pt")
+    capture = capture_of(client, home)
     request = AttackRequest(attacks=[{"use": name} for name in attacks], out=home / "run", jobs=1)
     run = attack_captured(capture, request)
     return Reading(run.result, run.folder, inputs, labels)

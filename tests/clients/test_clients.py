@@ -9,11 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.clients.made import Client
-from tests.clients.run import Reading, read
+from tests.clients.run import Reading, capture_of, read
 from tests.clients.upstream import CLIENTS
+from torch import nn
 
+from seepage.audit import checking
+from seepage.audit.checking import Look, check_capture
 from seepage.audit.doubts import WITHOUT_RUN, causes
+from seepage.audit.facts import Fact
 from seepage.audit.outcome import Outcome
+from seepage.audit.recorded import AttackRequest
 from seepage.leakage import Exposure
 from seepage.transcript.foreign import read_facts
 
@@ -124,3 +129,86 @@ def test_images_are_as_near_as_said(told: Told) -> None:
 def test_frozen_weights_that_are_in_no_file_are_named(told: Told) -> None:
     client, found, _ = told
     assert ("weights" in said(found)) is client.lacking
+
+
+@pytest.fixture(scope="module")
+def facts(told: Told) -> dict[str, Fact]:
+    """What `seepage check` says of the client before any attack."""
+    client, found, _ = told
+    request = AttackRequest(attacks=[], trust=True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(checking, "MOST_SECONDS", float("inf"))  # on a busy machine, too
+        checked = check_capture(capture_of(client, found.folder.parent), request, Look(timed=False))
+    (cell,) = checked.cells
+    # The outlook beside a made-up batch is that beside the client's own, where the client's rule is what was told.
+    assert cell.matching.made_up
+    assert cell.matching.outlook == client.outlook
+    return {fact.name: fact for fact in cell.facts}
+
+
+def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
+    told: Told, facts: dict[str, Fact], subtests: pytest.Subtests
+) -> None:
+    client, found, look = told
+    origins = {name: fact.origin for name, fact in facts.items()}
+    with subtests.test("what is stated is told, and needs no option"):
+        assert {fact.option for fact in facts.values() if fact.origin in ("told", "read")} == {""}
+        stated = {"lr": "learning rate", "steps": "local steps", "batch_size": "batch size"}
+        for option, name in stated.items():
+            told_of = option in client.told and not (client.signs and name == "learning rate")
+            assert name not in origins or (origins[name] == "told") is told_of
+        assert origins["input shape"] == "told"
+    with subtests.test("keys"):
+        parameters = dict(found.transcript.knowledge.model.named_parameters())
+        assert facts["keys"].value.startswith(f"{len(found.transcript[0].params)} of the network's {len(parameters)}")
+        assert ("weights" in facts) is client.lacking
+        assert ("sent" in facts) is client.lacking
+    with subtests.test("optimizer"):
+        assert (origins["optimizer"] == "read") is client.signs
+        assert facts["optimizer"].value.startswith("SGD") is not client.signs
+    with subtests.test("batch size"):
+        size = facts["batch size"]
+        if size.origin == "guessed":
+            assert size.value.split(" ")[0] == str(client.size)
+    with subtests.test("weight decay"):
+        decay = facts["weight decay"]
+        if client.decay is not None:
+            assert decay.origin == "read"
+            assert float(decay.value.split(" ")[0]) == pytest.approx(client.decay, rel=0.02)
+        else:
+            assert (decay.origin, client.hides) in (("guessed", frozenset()), ("unknown", client.hides))
+    with subtests.test("noise and half precision"):
+        assert (origins["noise"] == "read") is ("noised" in client.looks)
+        assert facts["half precision"].value.startswith("as under autocast") is ("low precision" in client.asks)
+    with subtests.test("batch norm"):
+        norms = sum(isinstance(one, nn.modules.batchnorm._BatchNorm) for one in parts_of(found))
+        assert origins["batch norm"] == "read"
+        assert facts["batch norm"].value.startswith("train mode") is (norms > 0)
+        assert ("passes" in facts["batch norm"].value) is ("several passes" in client.asks)
+    with subtests.test("dropout"):
+        drops = sum("drop" in type(one).__name__.lower() and is_on(one) for one in parts_of(found))
+        assert (origins["dropout"] == "unknown") is (drops > 0)
+    with subtests.test("classes and labels"):
+        if client.network == "vae":
+            assert facts["classes"].value.startswith("none")
+            assert origins["loss"] == "unknown"
+        assert (origins.get("labels") == "read") is not client.nameless
+    with subtests.test("tokens"):
+        assert ("tokens" in facts) is (client.network == "bert")
+        if "tokens" in facts:
+            count = int(facts["tokens"].value.split(" ")[0].replace(",", ""))
+            assert 0.99 * len(found.inputs.unique()) < count <= len(found.inputs.unique())
+    with subtests.test(
+        "a span of inner vectors is not wider than the batch, and one is said to be unmixable if it is so"
+    ):
+        assert all(
+            layer.examples == client.size for layer in look.layers if layer.unmixable and layer.reads != "positions"
+        )
+
+
+def parts_of(found: Reading) -> list[nn.Module]:
+    return list(found.transcript.knowledge.model.modules())
+
+
+def is_on(module: nn.Module) -> bool:
+    return getattr(module, "drop_prob", getattr(module, "p", 0.0)) > 0

@@ -201,11 +201,11 @@ SMALL = {"lr": 0.1, "steps": 1}
 CLIENTS = [
     Client(
         name="flower-quickstart-4", network="lenet", shape=CIFAR, size=4, make=partial(quickstart_pytorch, 4),
-        told=SMALL, level="nothing", counted=True, sized=True,
+        told=SMALL, level="nothing", counted=True, sized=True, outlook="open",
     ),
     Client(
         name="flower-quickstart-32", network="lenet", shape=CIFAR, size=32, make=partial(quickstart_pytorch, 32),
-        told=SMALL, level="nothing", counted=True, sized=True,
+        told=SMALL, level="nothing", counted=True, sized=True, outlook="not expected",
     ),
     Client(name="nvflare-hello-pt", network="lenet", shape=CIFAR, size=200, make=hello_pt, told={"lr": 0.01}),
     Client(
@@ -222,11 +222,11 @@ CLIENTS = [
     ),
     Client(
         name="flower-fedbn", network="fedbn", shape=CIFAR, size=32, make=partial(fedbn, 32, 1),
-        told={"lr": 0.01, "steps": 1}, sized=True,
+        told={"lr": 0.01, "steps": 1}, sized=True, outlook="not expected",
     ),
     Client(
         name="flower-fedbn-10", network="fedbn", shape=CIFAR, size=298, make=partial(fedbn, 298, 10),
-        told={"lr": 0.01, "steps": 10, "batch_size": 298}, sized=True,
+        told={"lr": 0.01, "steps": 10, "batch_size": 298}, sized=True, outlook="not expected",
     ),
     Client(
         name="opacus-cifar10", network="opacus_net", shape=CIFAR, size=64, make=opacus_cifar10,
@@ -243,7 +243,7 @@ CLIENTS = [
     ),
     Client(
         name="examples-imagenet", network="imagenet", shape=(3, 64, 64), classes=100, size=4, make=examples_imagenet,
-        told=SMALL | {"batch_size": 4}, decay=1e-5, level="nothing", sized=True,
+        told=SMALL | {"batch_size": 4}, decay=1e-5, level="nothing", sized=True, outlook="not expected",
     ),
     Client(
         name="pytorch-cifar", network="resnet", shape=CIFAR, size=16, make=partial(pytorch_cifar, autocast=False),
@@ -257,13 +257,13 @@ CLIENTS = [
     Client(
         name="timm-vit", network="timm_vit", shape=(3, 64, 64), size=1, make=partial(timm_vit, "timm_vit", 64),
         told={"lr": 0.05, "steps": 1}, decay=1.9e-6, spared=("pos_embed", "cls_token", "norm.weight", "head.bias"),
-        asks=frozenset({"dropout", "rate"}), sized=True, near=55,
+        asks=frozenset({"dropout", "rate"}), sized=True, near=55, outlook="not expected",
     ),
     Client(
         name="timm-vit-tiny", network="timm_vit_tiny", shape=(3, 224, 224), size=1,
         make=partial(timm_vit, "timm_vit_tiny", 224), told={"lr": 0.05, "steps": 1, "batch_size": 1}, decay=1.9e-6,
         spared=("pos_embed", "cls_token", "norm.weight", "head.bias"), asks=frozenset({"dropout", "rate"}), sized=True,
-        near=35,
+        near=35, outlook="not expected",
     ),
     Client(
         name="peft-lora", network="lora_vit", shape=CIFAR, size=8, make=peft_lora, signs=True,

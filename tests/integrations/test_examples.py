@@ -71,7 +71,7 @@ def test_the_commands_of_the_workflow_fail_a_build(
     (tmp_path / "audit.toml").write_text("\n".join(line.strip() for line in recipe.splitlines()))
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"- run: seepage (.+)", WORKFLOW.read_text())
-    assert [shlex.split(command)[0] for command in commands] == ["exposure", "audit"]
+    assert [shlex.split(command)[0] for command in commands] == ["check", "audit"]
     for command in commands:
         monkeypatch.setattr(sys, "argv", ["seepage", *shlex.split(command)])
         try:

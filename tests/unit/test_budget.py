@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from seepage import Architecture, Batch, build, record
 from seepage.attacks import Attack
 from seepage.audit import budget
 from seepage.audit import run as audit
-from seepage.audit.budget import Planner, Searching, fitting, recorded_plan, timed, update_seconds
+from seepage.audit.budget import Planner, Searching, estimated, fitting, recorded_plan, timed, update_seconds
 from seepage.audit.cell import Budget
 from seepage.audit.row import Outcome, Result
 from seepage.cli.options import minutes_of
@@ -17,6 +19,7 @@ from seepage.errors import SeepageError
 from seepage.evidence.findings import findings
 from seepage.recipe.files import BUILT_IN, read_recipe
 from seepage.transcript.recorded import open_transcript
+from seepage.types import Transcript
 
 TABLES: dict[str, Any] = {
     "data": {"use": "faces", "size": 8},
@@ -173,3 +176,47 @@ def test_minutes_are_of_a_whole_run_and_of_recipes_that_say_so() -> None:
         cells({**TABLES, "minutes": "ten"})
     with pytest.raises(SeepageError, match="cannot set minutes"):
         cells({**TABLES, "case": [{"name": "x", "minutes": 3}]})
+
+
+def test_what_searches_take_is_told_stage_by_stage_and_long_ones_by_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Search(Attack):
+        passes = 100  # type: ignore[assignment]
+
+        def __init__(self, steps: int, *, fits: bool = True) -> None:
+            self.steps, self.fits = steps, fits
+
+        def examine(self, transcript: Any) -> None:
+            if not self.fits:
+                raise SeepageError("not for this one")
+
+        def run(self, *_: Any, **__: Any) -> Any: ...
+
+    seen = open_seen()
+
+    def of(name: str, attack: Search) -> Searching:
+        return Searching("cell", name, attack, 1, 0, lambda: seen, lambda _: attack)
+
+    timed_ones: list[str] = []
+
+    def took(search: Searching, steps: int = 3) -> float:
+        timed_ones.append(search.name)
+        return 20.0
+
+    monkeypatch.setattr(budget, "timed", took)
+    monkeypatch.setattr(budget, "update_seconds", lambda _: 0.1)  # so that each takes 100 s at the most
+    stages = [
+        [of("first", Search(100))],
+        [of("second", Search(10)), of("third", Search(10)), of("no", Search(9, fits=False))],
+    ]
+    total, seconds = estimated(stages, jobs=2)
+    assert timed_ones == ["first"], "the others have longer steps, and the same evaluations"
+    assert {key: round(took, 6) for key, took in seconds.items()} == {
+        "cell/first": 20.0, "cell/second": 20.0, "cell/third": 20.0, "cell/no": 0.0,
+    }  # fmt: skip
+    assert total == pytest.approx(20.0 + (20.0 + 20.0) / 2)
+    assert estimated(stages, jobs=2, soon=1000.0) == (0.0, {})
+
+
+def open_seen() -> Transcript:
+    model = build(Architecture("fc2", {"hidden": 4}), (1, 4, 4), 3)
+    return record(model, Batch(torch.rand(1, 1, 4, 4), torch.tensor([1])))

@@ -15,7 +15,7 @@ from seepage.registry import attacks
 from seepage.types import ClientUpdate, Knowledge, Reconstruction, Round, Tensors, Transcript
 
 MIN_AGREEING_ROWS = 3
-"""Rows with one quotient that make an example, where nothing is known of the loss; as in `seepage exposure`."""
+"""Rows with one quotient that make an example, where nothing is known of the loss; as in `seepage check`."""
 MIN_LABEL_SHARE = 1e-3
 """Of the last bias gradient's largest entry: what is less below zero is taken for rounding, and for no label."""
 

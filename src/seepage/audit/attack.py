@@ -4,7 +4,7 @@ import json
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +15,7 @@ import torch
 
 from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
-from seepage.audit.budget import Planner, Searching, read_budget
+from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, read_budget
 from seepage.audit.candidates import FILE
 from seepage.audit.cell import Budget
 from seepage.audit.decided import decided_by, in_stages, not_needed
@@ -382,6 +382,7 @@ def attack_cells(
     *,
     on: Executor | None = None,
     only: str | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> Plan:
     """Run every attack on every round of every cell that has no outcome yet.
 
@@ -393,6 +394,8 @@ def attack_cells(
         show: Called with progress messages.
         on: Executor that runs the attacks; None: worker processes on this machine.
         only: Name of the one attack to run (see `attack_names`); None: all.
+        tell: Called, before the attacks begin, with how long their searches take, where that is over some seconds;
+            None: that is not looked at.
 
     Returns:
         Number of attacks that ran in parallel on the device of the first cell.
@@ -401,17 +404,18 @@ def attack_cells(
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
     """
-    # Each attack is constructed once, not once per cell.
-    made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
-    attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
-    pairs = [(source, recipe) for source, recipe in zip(sources, recipes, strict=True) if not source.skipped]
-    queues = [_CellQueue.of(source, recipe, attacks, folder, only) for source, recipe in pairs]
+    queues = _queues(sources, recipes, folder, only)
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
     executor = on or LocalExecutor()
     # Cells are grouped by device; the groups run in turn, each with the parallelism that suits its device.
     devices = dict.fromkeys(recipe.device for recipe in recipes)
     counts = {device: sum(task.device == device for task in todo) for device in devices}
     plans = {device: executor.plan(jobs, count, device) for device, count in counts.items()}
+    known: dict[str, float] = {}
+    if todo and tell is not None:
+        found, known = _estimate(queues, plans[recipes[0].device].jobs, recipes[0].minutes, SOON)
+        if found.seconds > SOON:
+            tell(found.line)
     if todo:
         meter = _Meter(todo, folder / "progress.jsonl", show)
         with meter.watched():
@@ -420,11 +424,48 @@ def attack_cells(
                 planner = None
                 if recipes[0].minutes is not None and only is None:
                     budget = read_budget(folder) or Budget(minutes=recipes[0].minutes)
-                    planner = Planner(budget, folder, plan.jobs)
+                    planner = Planner(budget, folder, plan.jobs, known)
                 with executor.kept(plan) as runner:
                     for stage in _stages(group, planner, meter.finish):
                         runner.run(_dearest_first(stage) if plan.jobs > 1 else stage, plan, folder, meter.finish)
     return plans[recipes[0].device]
+
+
+def estimate(
+    sources: Sequence[Source], recipes: Sequence[Recipe], jobs: int | None = None, on: Executor | None = None
+) -> Estimate:
+    """How long the searches of `attack_cells` would take; arguments as there. Nothing is attacked or written."""
+    with scratch() as folder:
+        queues = _queues(sources, recipes, folder)
+        count = sum(len(stage) for queue in queues for stage in queue.stages)
+        plan = (on or LocalExecutor()).plan(jobs, count, recipes[0].device)
+        return _estimate(queues, plan.jobs, recipes[0].minutes)[0]
+
+
+def _estimate(
+    queues: Sequence["_CellQueue"], jobs: int, minutes: float | None, soon: float = 0.0
+) -> tuple[Estimate, dict[str, float]]:
+    """How long the searches that are yet to run take, together and by attack; and each by its key."""
+    stages = [
+        _searches(task for queue, place in own for task in queue.stages[place] if not task.done)
+        for own in _places(queues)
+    ]
+    total, seconds = estimated(stages, jobs, soon)
+    names: dict[str, float] = {}
+    for one in (one for stage in stages for one in stage if seconds.get(one.key)):
+        names[one.name] = names.get(one.name, 0.0) + seconds[one.key]
+    found = {name: round(took, 1) for name, took in names.items()}
+    return Estimate(seconds=round(total, 1), searches=found, minutes=minutes), seconds
+
+
+def _queues(
+    sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, only: str | None = None
+) -> list["_CellQueue"]:
+    # Each attack is constructed once, not once per cell.
+    made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
+    attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
+    pairs = [(source, recipe) for source, recipe in zip(sources, recipes, strict=True) if not source.skipped]
+    return [_CellQueue.of(source, recipe, attacks, folder, only) for source, recipe in pairs]
 
 
 @dataclass(frozen=True)
@@ -487,17 +528,22 @@ class _CellQueue:
         return [task for task in tasks if task not in needless]
 
 
-def _stages(
-    queues: Sequence[_CellQueue], planner: Planner | None, finish: Callable[[Task], None]
-) -> Iterator[list[Task]]:
-    """The tasks of all cells, stage by stage; each is looked at when those before it are done.
+def _places(queues: Sequence[_CellQueue]) -> list[list[tuple[_CellQueue, int]]]:
+    """For each stage of a run the cells that are in it, and which of their own stages it is.
 
     A cell with fewer stages joins at the end, where the dear attacks are.
     """
     most = max((len(queue.stages) for queue in queues), default=0)
-    for number in range(most):
-        own = [(queue, number - most + len(queue.stages)) for queue in queues]
-        tasks = [task for queue, place in own if place >= 0 for task in queue.left(place, finish)]
+    own = [[(queue, number - most + len(queue.stages)) for queue in queues] for number in range(most)]
+    return [[(queue, place) for queue, place in stage if place >= 0] for stage in own]
+
+
+def _stages(
+    queues: Sequence[_CellQueue], planner: Planner | None, finish: Callable[[Task], None]
+) -> Iterator[list[Task]]:
+    """The tasks of all cells, stage by stage; each is looked at when those before it are done."""
+    for own in _places(queues):
+        tasks = [task for queue, place in own for task in queue.left(place, finish)]
         if planner is not None:
             tasks = _within(planner, tasks, finish)
         if tasks:
@@ -506,12 +552,7 @@ def _stages(
 
 def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], None]) -> list[Task]:
     """The tasks that the minutes are enough for, with so many steps; for the others it is written down why not."""
-    by_attack: dict[tuple[str, str], list[Task]] = {}
-    for task in tasks:
-        # Rounds that are made anew for each attack cannot be looked at here.
-        if task.is_attack and task.source.kept:
-            by_attack.setdefault((task.cell, task.name), []).append(task)
-    planner.plan([_searching(own) for own in by_attack.values()])
+    planner.plan(_searches(tasks))
     found = []
     for task in tasks:
         cut = planner.budget.of(task.cell, task.name) if task.is_attack else None
@@ -526,6 +567,16 @@ def _within(planner: Planner, tasks: Sequence[Task], finish: Callable[[Task], No
             save_attempt(Attempt("not_tried", repr(ATTACKS.build(task.part)), None, reason), task.outcome)
             finish(task)
     return found
+
+
+def _searches(tasks: Iterable[Task]) -> list[Searching]:
+    """The attacks of these tasks, for the planner."""
+    by_attack: dict[tuple[str, str], list[Task]] = {}
+    for task in tasks:
+        # Rounds that are made anew for each attack cannot be looked at here.
+        if task.is_attack and task.source.kept:
+            by_attack.setdefault((task.cell, task.name), []).append(task)
+    return [_searching(own) for own in by_attack.values()]
 
 
 def _searching(tasks: Sequence[Task]) -> Searching:

@@ -11,17 +11,19 @@ The plan depends on the speed of the machine. So it is written down, in `plan.js
 runs: a run that goes on, and one that is made again from the folder's recipe, keep to it, with the same bits.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from pydantic import Field
 
 from seepage.attacks import Attack
 from seepage.attacks.base import Silent
-from seepage.audit.cell import Budget, Cut
-from seepage.core.schema import parse
+from seepage.audit.cell import Budget, Cut, minutes_words
+from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
 from seepage.types import Batch, Transcript
@@ -34,6 +36,11 @@ TIMED_STEPS = 3
 """Steps of a search that are timed; the first of them may be slower."""
 PASS = 5.0
 """Client's updates whose time one evaluation of a search takes, roughly at most: it differentiates twice."""
+SOON = 10.0
+"""Seconds that searches may take without anybody being told beforehand."""
+LONG_STEP, PATIENCE = 0.3, 5.0
+"""Seconds that a step may take at most for a few steps of each search to be timed, and not two of one search; and what
+all this timing may take before cells that are left are estimated by others."""
 SETUP = 100
 """Evaluations whose time a search takes before its first step, such as to fit a decoder, roughly and at most."""
 
@@ -101,6 +108,7 @@ class Planner:
         budget: The plan so far.
         folder: The run folder.
         jobs: Searches that run side by side.
+        known: Seconds of searches that were timed already, by their keys.
         clock: Seconds, from any start.
         started: When the attacks began.
     """
@@ -108,6 +116,7 @@ class Planner:
     budget: Budget
     folder: Path
     jobs: int
+    known: Mapping[str, float] = field(default_factory=dict)
     clock: Callable[[], float] = time.perf_counter
     started: float = field(default_factory=time.perf_counter)
 
@@ -116,12 +125,16 @@ class Planner:
         new = [one for one in searches if one.key not in self.budget.planned and one.steps]
         if not new:
             return
-        seconds = self._at_most(new)
+        seconds = {
+            **at_most(new, updates_of(new)),
+            **{one.key: self.known[one.key] for one in new if one.key in self.known},
+        }
         for one in sorted(new, key=lambda one: seconds[one.key], reverse=True):
             # Those that seem dearest are timed, until all others fit even if they take as long as they ever may.
             if sum(seconds.values()) / self.jobs <= self._left:
                 break
-            seconds[one.key] = timed(one) * one.rounds
+            if one.key not in self.known:
+                seconds[one.key] = timed(one) * one.rounds
         shares = fitting({key: cost / self.jobs for key, cost in seconds.items()}, self._left)
         cuts = [
             Cut(
@@ -144,13 +157,101 @@ class Planner:
         """Seconds that are left."""
         return 60 * self.budget.minutes - (self.clock() - self.started)
 
-    def _at_most(self, searches: Sequence[Searching]) -> dict[str, float]:
-        """Seconds that each search takes at most, by the time of one update of its cell's client."""
-        updates: dict[str, float] = {}
-        for one in searches:
-            if one.cell not in updates:
-                updates[one.cell] = update_seconds(one.opened())
-        return {one.key: PASS * updates[one.cell] * (SETUP + one.attack.passes) * one.rounds for one in searches}
+
+def updates_of(searches: Sequence[Searching]) -> dict[str, float]:
+    """Seconds of one update of each cell's client."""
+    found: dict[str, float] = {}
+    for one in searches:
+        if one.cell not in found:
+            found[one.cell] = update_seconds(one.opened())
+    return found
+
+
+def at_most(searches: Sequence[Searching], updates: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that each search takes at most, by the time of one update of its cell's client."""
+    return {one.key: PASS * updates[one.cell] * (SETUP + one.attack.passes) * one.rounds for one in searches}
+
+
+def time_words(seconds: float) -> str:
+    """A time in words: in seconds below a minute and a half.
+
+    >>> time_words(0.2), time_words(80.0), time_words(100.0)
+    ('1 s', '80 s', '2 minutes')
+    """
+    return f"{max(1, round(seconds))} s" if seconds < 90 else minutes_words(seconds)
+
+
+class Estimate(JsonRecord):
+    """How long the searches of a run take, told before they begin. Closed forms are not timed.
+
+    Attributes:
+        seconds: All of them together, as many at a time as run side by side, if none is cut.
+        searches: Seconds of each by its name, over all cells and rounds.
+        minutes: What the attacks may take; None: no limit.
+    """
+
+    seconds: float
+    searches: dict[str, float] = Field(default_factory=dict)
+    minutes: float | None = None
+
+    @property
+    def line(self) -> str:
+        """In words.
+
+        >>> Estimate(seconds=100.0, searches={"gradient_matching": 95.0, "idlg": 5.0}, minutes=10).line
+        'its searches take about 2 minutes (gradient_matching 2 minutes, idlg 5 s), less where one ends early'
+        >>> Estimate(seconds=3000.0, searches={"gradient_matching": 3000.0}, minutes=10).line
+        'its searches would take about 50 minutes (gradient_matching 50 minutes), and are cut to 10 minutes: --minutes'
+        >>> Estimate(seconds=0.0).line
+        'none of its searches applies as it stands; closed forms are not timed'
+        """
+        if not self.searches:
+            return "none of its searches applies as it stands; closed forms are not timed"
+        dearest = sorted(self.searches.items(), key=lambda item: -item[1])
+        each = ", ".join(f"{name} {time_words(seconds)}" for name, seconds in dearest)
+        cut = self.minutes is not None and self.seconds > 60 * self.minutes
+        words = f"its searches {'would ' * cut}take about {time_words(self.seconds)} ({each})"
+        return (
+            f"{words}, and are cut to {minutes_words(60 * (self.minutes or 0))}: --minutes"
+            if cut
+            else f"{words}, less where one ends early"
+        )
+
+
+def estimated(stages: Sequence[Sequence[Searching]], jobs: int, soon: float = 0.0) -> tuple[float, dict[str, float]]:
+    """Seconds of all searches, stage after stage, and of each by its key: by its first steps on its cell.
+
+    Args:
+        stages: Searches; those of one stage run side by side.
+        jobs: How many at a time.
+        soon: Seconds up to which nobody asks: then nothing is timed, and the two are 0 and empty.
+    """
+    every = [one for stage in stages for one in stage if one.steps]
+    updates = updates_of(every)
+    seconds = at_most(every, updates)
+    if sum(seconds.values()) <= soon:
+        return 0.0, {}
+    started, ratios = time.perf_counter(), dict[str, float]()
+    # Where steps are long, or cells many, searches are estimated by what others took of the most that they may take.
+    for one in sorted(every, key=lambda one: one.attack.passes / one.steps):
+        most, late = seconds[one.key], time.perf_counter() - started > PATIENCE
+        slow = PASS * updates[one.cell] * one.attack.passes / one.steps > LONG_STEP
+        known = next((ratios[key] for key in (one.name, one.cell) if key in ratios), None)
+        if not applies(one):
+            seconds[one.key] = 0.0
+        elif (slow or late) and known is not None and most < math.inf:
+            seconds[one.key] = known * most
+        else:
+            seconds[one.key] = timed(one, 2 if slow else TIMED_STEPS) * one.rounds
+            if 0 < seconds[one.key] < most < math.inf:
+                ratios[one.name] = ratios[one.cell] = seconds[one.key] / most
+    total = 0.0
+    for stage in stages:
+        own = [(seconds[one.key], one.rounds) for one in stage if one.steps]
+        # One that is longer than the others together keeps one of the jobs busy to the end.
+        longest = max((cost / rounds for cost, rounds in own), default=0.0)
+        total += max(longest, sum(cost for cost, _ in own) / jobs)
+    return total, seconds
 
 
 def fitting(seconds: Mapping[str, float], left: float) -> dict[str, float]:
@@ -170,6 +271,15 @@ def fitting(seconds: Mapping[str, float], left: float) -> dict[str, float]:
     return {key: share if key in kept else 0.0 for key in seconds}
 
 
+def applies(search: Searching) -> bool:
+    """Whether a search can say anything about its cell; one of somebody's own that fails is left to its row."""
+    try:
+        search.attack.check(search.opened())
+    except Exception:
+        return False
+    return True
+
+
 class _Stopwatch(Silent):
     """Notes when each step was reported."""
 
@@ -180,12 +290,12 @@ class _Stopwatch(Silent):
         self.at.append((done, time.perf_counter()))
 
 
-def timed(search: Searching) -> float:
+def timed(search: Searching, steps: int = TIMED_STEPS) -> float:
     """Seconds that a search takes on one round, from a few of its steps; 0 where it does not apply, or fails at once.
 
     What it does before its first step is counted as it is.
     """
-    few = search.fewer(min(TIMED_STEPS, search.steps))
+    few = search.fewer(min(steps, search.steps))
     if few is None:
         return 0.0
     watch, started = _Stopwatch(), time.perf_counter()

@@ -62,6 +62,27 @@ class Capture:
                 target=self.target,
             )
 
+    @property
+    def told(self) -> frozenset[str]:
+        """Names of the facts that are stated here, as `seepage check` calls them, but for the model."""
+        files, rule = self.files, self.client.options
+        whole = self.client.use != "fedsgd"  # a rule with a rate, steps and an optimizer of its own
+        stated = {
+            "input shape": self.input_shape is not None,
+            "classes": self.num_classes is not None,
+            "normalization": "normalize" in self.architecture.options,
+            "loss": "loss" in rule,
+            "optimizer": whole,
+            "learning rate": files.lr is not None or whole,
+            "local steps": self.steps is not None or whole,
+            "batch size": self.batch_size is not None,
+            "weight decay": files.weight_decay is not None or "weight_decay" in rule,
+            "clipping": bool({"clip_norm", "clip_value"} & set(rule)),
+            "batch norm": "mode" in rule,
+            "dropout": "mode" in rule,
+        }
+        return frozenset(name for name, is_told in stated.items() if is_told)
+
     def names_code_of(self, observed: Path) -> bool:
         """Whether all code that its `observed/` folder names was named here, where the client's rule has such code."""
         typed = {*own_code({"client": self.client.table()}), self.architecture.use}
@@ -168,7 +189,7 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
             with undone_on_mistake(made):
                 write_whole(folder / "captured.json", text)
                 for remark in capture.observe(observed):
-                    if remark.startswith(TOLD_FIRST):
+                    if request.tell is not None and remark.startswith(TOLD_FIRST):
                         request.tell(remark)
         trust = request.trust or capture.names_code_of(observed)
         return attack_only(

@@ -111,7 +111,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
         )
     if "passes" in said:
         found["several passes"] = f"several batches in one step, or several steps ({said['passes']}): --steps"
-    dropped = _dropped(knowledge.model) if knowledge.client.mode == "train" else 0
+    dropped = dropping_layers(knowledge.model) if knowledge.client.mode == "train" else 0
     if dropped:
         found["dropout"] = (
             f"dropout ({dropped} of the network's layers drop values or paths in training, by chance, and the attacks "
@@ -130,7 +130,7 @@ def causes(transcript: Transcript, said: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _dropped(model: nn.Module) -> int:
+def dropping_layers(model: nn.Module) -> int:
     """Layers that drop values or paths in train mode; libraries have a dropout of paths of their own."""
     shares = (getattr(module, "drop_prob", getattr(module, "p", 0.0)) for module in model.modules() if _drops(module))
     return sum(1 for share in shares if isinstance(share, float | int) and share > 0)

@@ -61,7 +61,7 @@ class AttackRequest:
         show: Called with progress messages.
         command: The command line, stored with the run.
         trust: Whether to execute model code that the folder names; only for folders from a trusted source.
-        tell: Called with what to know before the attacks begin.
+        tell: Called with what to know before the attacks begin; None: nobody listens, so that nothing is timed for it.
         all_attacks: Whether attacks also run where all examples are certified already.
         minutes: What the attacks may take, to which searches are cut; None: no limit.
     """
@@ -75,7 +75,7 @@ class AttackRequest:
     show: ProgressCallback = no_progress
     command: str = ""
     trust: bool = False
-    tell: Callable[[str], None] = lambda _: None
+    tell: Callable[[str], None] | None = None
     default: bool = False
     all_attacks: bool = False
     minutes: float | None = None
@@ -84,6 +84,10 @@ class AttackRequest:
     def specs(self) -> tuple[Spec, ...]:
         """The attacks."""
         return tuple(map(Spec.of, self.attacks))
+
+    def of_texts(self) -> "AttackRequest":
+        """The same where all examples are texts: with attacks of these, if nobody chose any."""
+        return replace(self, attacks=[{"use": name} for name in OF_TEXT]) if self.default else self
 
     def check(self) -> None:
         """Raise `SeepageError` for a device that cannot be used, unknown attacks and options that do not fit them."""
@@ -140,37 +144,38 @@ def attack_only(
         transcript = source.open("cpu")
         _read_through(transcript)
         texts = texts and vocabulary_of(transcript.knowledge.model) is not None
-    if request.default and texts:
-        request = replace(request, attacks=[{"use": name} for name in OF_TEXT])
-        recorded = replace(recorded, attacks=[dict(table) for table in request.attacks])
+    request = request.of_texts() if texts else request
+    recorded = replace(recorded, attacks=[dict(table) for table in request.attacks])
     recorded = replace(recorded, content=fingerprint([source.observed for source in sources]))
     text = recorded.text
     folder = request.out or Path("runs") / run_name(text, "attack")
     if claim(folder, "attack.json", text, beside):
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
-    recipes = [
-        Recipe(
-            name="attack",
-            seed=request.seed,
-            device=request.device,
-            all_attacks=request.all_attacks,
-            minutes=request.minutes,
-            attack=request.specs,
-            cell=source.name,
-        )
-        for source in sources
-    ]
+    recipes = [recipe_of(source, request) for source in sources]
     with locked(folder):
         if claim(folder, "attack.json", text, beside, sweeps=True):  # by another process, meanwhile
             return Run(folder, read_result(folder), fresh=False)
         write_whole(folder / "attack.json", text)
-        plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on)
+        plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on, tell=request.tell)
         found = environment(request.command, started, request.device, plan.jobs)
         judged = files or judged_files({one.name: one.observed for one in sources})
         noted = [one.model_dump() for one in judged]
         write_json(folder / "env.json", found | {"threads": plan.threads, "files": noted})
         return Run(folder, summarize(sources, recipes, folder, request.show, files=judged), fresh=True)
+
+
+def recipe_of(source: Source, request: AttackRequest) -> Recipe:
+    """The recipe of a cell that another run recorded, or that was captured."""
+    return Recipe(
+        name="attack",
+        seed=request.seed,
+        device=request.device,
+        all_attacks=request.all_attacks,
+        minutes=request.minutes,
+        attack=request.specs,
+        cell=source.name,
+    )
 
 
 OPTIONAL = ("sizes", "contents", "all_attacks", "minutes")

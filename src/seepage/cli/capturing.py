@@ -79,13 +79,14 @@ DecayOption = Annotated[
         help="Weight decay of that SGD, which is taken out of the update; default: inferred for cross-entropy, else 0.",
     ),
 ]
+GradientOption = Annotated[Path | None, typer.Option("--gradient", help="The gradient that came back.")]
 AfterArgument = Annotated[Path | None, typer.Argument(help="Weights that came back, after one file of weights.")]
 
 
 def observe(
     before: Annotated[Path, typer.Argument(help="Weights that the server sent out: .safetensors, or a state_dict.")],
     after: AfterArgument = None,
-    gradient: Annotated[Path | None, typer.Option("--gradient", help="The gradient that came back.")] = None,
+    gradient: GradientOption = None,
     model: ModelOption = None,
     normalize: NormalizeOption = None,
     shape: ShapeOption = None,
@@ -104,16 +105,16 @@ def observe(
     """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
     from seepage.recipe.overrides import change
 
-    tables = change(_named(model or "fc2", client or "fedsgd", loss, normalize, trust=trust), settings or [])
+    tables = change(named_tables(model or "fc2", client or "fedsgd", loss, normalize, trust=trust), settings or [])
     if set(tables) - {"model", "client"}:
         raise SeepageError("seepage observe takes --set model.OPTION=VALUE and --set client.OPTION=VALUE")
-    files = _files(before, after, gradient, lr, weight_decay)
-    for remark in _capture(files, tables, shape, classes, steps, batch_size, target).observe(out):
+    files = files_of(before, after, gradient, lr, weight_decay)
+    for remark in capture_of(files, tables, shape, classes, steps, batch_size, target).observe(out):
         print(remark)
     print(f"observed: {out}; attack it with: seepage attack {out}")
 
 
-def _named(
+def named_tables(
     model: str | None, client: str | None, loss: str | None, normalize: str | None, *, trust: bool
 ) -> dict[str, dict[str, Any]]:
     """The tables of the model and the client where they are named; a loss is the client's."""
@@ -128,7 +129,7 @@ def _named(
     return tables
 
 
-def _files(
+def files_of(
     before: Path, after: Path | None, gradient: Path | None, lr: float | None, weight_decay: float | None
 ) -> "Files":
     from seepage.audit.observe import Files
@@ -136,7 +137,7 @@ def _files(
     return Files(before=before, after=after, gradient=gradient, lr=lr, weight_decay=weight_decay)
 
 
-def _capture(
+def capture_of(
     files: "Files",
     tables: Mapping[str, Any],
     shape: str | None,
@@ -246,19 +247,16 @@ def attack(
     files = not captured.is_dir()
     told = (after, params, normalize, shape, classes, client, loss, target, lr, steps, weight_decay)
     if not files and any(x is not None for x in told):
-        raise SeepageError(
-            f"{captured} is a folder, in which all was recorded; leave out AFTER, --params, --normalize, --shape, "
-            "--classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
-        )
-    named = _named(
+        raise recorded_already(captured, "--params")
+    named = named_tables(
         model or ("fc2" if files else None), client or ("fedsgd" if files else None), loss, normalize, trust=trust
     )
-    tables = _tables(use, named, settings)
+    tables = attack_tables(use, named, settings)
     if files:
         _check_files(captured, after, params)
         gradient = None if params is None else captured
-        read = _files(params or captured, after, gradient, lr, weight_decay)
-        run = partial(attack_captured, _capture(read, tables, shape, classes, steps, batch_size, target))
+        read = files_of(params or captured, after, gradient, lr, weight_decay)
+        run = partial(attack_captured, capture_of(read, tables, shape, classes, steps, batch_size, target))
     else:
         run = partial(
             attack_folder,
@@ -281,7 +279,7 @@ def attack(
             trust=trust,
             all_attacks=all_attacks,
             minutes=minutes_of(minutes, MINUTES, all_attacks=all_attacks, parts=use, settings=settings),
-            tell=(lambda _: None) if as_json or quiet else _tell,
+            tell=None if as_json or quiet else _tell,
         )
         finished = run(request=request)
         write_pages(finished.folder, show, again=finished.fresh, pictures=False if no_pictures else None)
@@ -289,6 +287,14 @@ def attack(
     gate(finished.result, condition)
     hold_against(finished.result, baseline)
     conclude(finished.result, allow=allow)
+
+
+def recorded_already(folder: Path, weights: str) -> SeepageError:
+    """The error for facts of files beside a folder, which states them; `weights` is the option beside a gradient."""
+    return SeepageError(
+        f"{folder} is a folder, in which all was recorded; leave out AFTER, {weights}, --normalize, --shape, "
+        "--classes, --client, --loss, --target, --lr, --steps and --weight-decay, which are for files"
+    )
 
 
 def _tell(remark: str) -> None:
@@ -305,7 +311,7 @@ def _check_files(captured: Path, after: Path | None, params: Path | None) -> Non
         )
 
 
-def _tables(
+def attack_tables(
     use: Sequence[str] | None, named: Mapping[str, dict[str, Any]], settings: Sequence[str] | None
 ) -> dict[str, Any]:
     """The tables of the attacks, beside those of the model and the client where they are named."""

@@ -9,9 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from seepage.cli.capturing import attack, observe
+from seepage.cli.checking import check
 from seepage.cli.comparing import compare, hold_against
 from seepage.cli.evidence import evidence, keygen, verify
-from seepage.cli.exposing import exposure
 from seepage.cli.frontier import frontier
 from seepage.cli.judging import JudgementsOption, count_judgements, judge
 from seepage.cli.membership import membership
@@ -55,7 +55,6 @@ from seepage.cli.options import (
     tables_of,
     tune_by,
 )
-from seepage.cli.probing import probe
 from seepage.cli.proving import prove
 from seepage.cli.reproducing import reproduce
 from seepage.cli.settings_file import use_settings
@@ -71,7 +70,19 @@ class NobodyReads(Exception):
     """A broken pipe, under a name that typer does not end with 1 for, which is a gate's."""
 
 
+GONE = {
+    "exposure": "seepage check FOLDER, or seepage check --recipe NAME",
+    "probe": "seepage check --recipe NAME, or seepage check --data FOLDER",
+}
+"""Verbs that there were, and what does their work."""
+
+
 class _Commands(TyperGroup):
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in GONE:
+            raise SeepageError(f"seepage {cmd_name} is a part of seepage check now; type {GONE[cmd_name]}")
+        return super().get_command(ctx, cmd_name)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -273,13 +284,12 @@ def score(
     conclude(finished.result, allow=allow)
 
 
+app.command()(check)
 app.command()(observe)
 app.command()(attack)
 app.command()(judge)
 app.command()(frontier)
 app.command()(reproduce)
-app.command()(exposure)
-app.command()(probe)
 app.command()(membership)
 app.command()(prove)
 app.command()(evidence)

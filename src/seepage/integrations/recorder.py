@@ -74,7 +74,7 @@ def _straight(step: Step, work: Callable[[], T]) -> T | None:
 
 @dataclass(frozen=True)
 class Recorder:
-    """Writes updates as folders `ROUND-client-NUMBER`, each of which `seepage attack` and `seepage exposure` read.
+    """Writes updates as folders `ROUND-client-NUMBER`, each of which `seepage attack` and `seepage check` read.
 
     Args:
         folder: Where to write the folders. Only the owner can read it.

@@ -339,9 +339,9 @@ class UpdateAnalysis:
         rule = self.knowledge.client
         if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
-        if self.signs and not self._makes_examples:
+        if self.signs and not self.makes_examples:
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
-        if self._makes_examples:
+        if self.makes_examples:
             return None
         size = self.observed.batch_size if scaled and self.explained_step else None
         rounding = self._label_rounding() if scaled else 0.0
@@ -355,7 +355,7 @@ class UpdateAnalysis:
         return read_facts(self.seen.folder).said if isinstance(self.seen, RecordedTranscript) else ()
 
     @property
-    def _makes_examples(self) -> bool:
+    def makes_examples(self) -> bool:
         """Whether the network has as many outputs as an example has values: it makes examples and tells no classes."""
         values = math.prod(self.knowledge.input_shape)
         return values >= FEWEST_VALUES and self.knowledge.num_outputs == values
@@ -440,7 +440,7 @@ class UpdateAnalysis:
     def exposure(self) -> Exposure:
         """All of it together."""
         knowledge, update = self.knowledge, self.observed.update
-        layers = tuple(map(self._certified, self.layers))
+        layers = tuple(replace(self._certified(layer), believed=not self.changed) for layer in self.layers)
         norms = self._batch_norms()
         features, unsolved = self._head_features()
         count, uncounted = self._equation_count(features)

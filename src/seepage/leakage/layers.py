@@ -49,6 +49,7 @@ class LayerLeak:
         last: It is the layer of the classes, where one neuron's row is minus the sum of the others.
         centered: A batch norm in train mode reads its outputs and takes their mean away: the slopes of each neuron add
             up to zero over the batch, which is one rank less than there are examples and no gradient of the bias.
+        believed: Nothing speaks of noise, rounding or another loss, which change what the rank says of examples.
     """
 
     layer: str
@@ -63,6 +64,7 @@ class LayerLeak:
     error: float | None
     last: bool
     centered: bool = False
+    believed: bool = True
 
     @property
     def examples(self) -> int:
@@ -75,7 +77,7 @@ class LayerLeak:
 
         Not where they mix positions, nor where no gradient of the bias says how much of each input is in them.
         """
-        return self.reads != "positions" and self.rank > 1 and not self.full and not self.centered
+        return self.believed and self.reads != "positions" and self.rank > 1 and not self.full and not self.centered
 
     @property
     def noisy(self) -> bool:

@@ -1,0 +1,293 @@
+"""What of a client was told, what of it the files say, what is guessed and what stays open: a fact a line."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Literal
+
+from torch import nn
+
+from seepage.attacks.text.token_set import TokenSet
+from seepage.audit.doubts import OPTIMIZERS, dropping_layers
+from seepage.clients import FedAvg
+from seepage.core.nn import has_batch_norm
+from seepage.core.schema import JsonRecord
+from seepage.errors import SeepageError
+from seepage.leakage import Exposure, UpdateAnalysis
+from seepage.leakage.fingerprints import MIN_TAIL_VALUES
+from seepage.leakage.inference import infer_size
+from seepage.models.naming import known_names, renamed, tied_names
+from seepage.models.weights import read_state
+from seepage.transcript.simulated import OneRound
+
+Origin = Literal["told", "read", "guessed", "unknown"]
+
+ADAPTIVE = "--client fedavg:optimizer"
+
+
+class Fact(JsonRecord):
+    """One line on the client.
+
+    Attributes:
+        name: What it is about.
+        value: What it is, or is taken for.
+        origin: `told`: by the user or the recording. `read`: the files determine it. `guessed`: it is the likeliest, or
+            what is taken where nothing speaks against it. `unknown`: nothing tells it.
+        option: The option that states it; empty where none does, or nobody need.
+    """
+
+    name: str
+    value: str
+    origin: Origin
+    option: str = ""
+
+
+def facts_of(
+    look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], told: Collection[str] | None
+) -> list[Fact]:
+    """The facts of one round, in the order in which a client is described.
+
+    Args:
+        look: The round.
+        exposure: What it gives away.
+        said: What was inferred of it, by name.
+        told: Names of what the user stated of captured files; None: a recording, which states what was not inferred.
+    """
+    return list(_Reader(look, exposure, said, told).facts())
+
+
+def keys_fact(before: Path, model: nn.Module) -> Fact:
+    """How the names in the file of weights that were sent out meet the network's."""
+    names, own = set(read_state(before)), {name for name, _ in model.named_parameters()}
+    other = renamed(names, known_names(model), tied_names(model))
+    found = {other.get(name, name) for name in names} & own
+    words = f"{len(found)} of the network's {len(own)} parameters are in the files"
+    if other:
+        first, place = next(iter(other.items()))
+        words += f", {len(other)} of them under another name ({first} is {place})"
+    return Fact(name="keys", value=words, origin="read")
+
+
+class _Reader:
+    def __init__(
+        self, look: UpdateAnalysis, exposure: Exposure, said: Mapping[str, str], told: Collection[str] | None
+    ) -> None:
+        self.look, self.exposure, self.said, self.told = look, exposure, said, told
+        self.knowledge, self.observed = look.knowledge, look.observed
+        self.rule, self.update = look.knowledge.client, look.observed.update
+        self.signs = next((one for one in look.defenses if one.name == "adaptive"), None)
+        # A gradient has no steps, rate and decay of its own; two checkpoints do.
+        self.moved = self.update.kind == "delta" or self.update.rate is not None
+
+    def facts(self) -> Iterator[Fact]:
+        yield from self._network()
+        yield self._loss()
+        yield self._optimizer()
+        if self.moved:
+            yield self._rate()
+            yield self._steps()
+        yield self._batch_size()
+        if self.moved:
+            yield self._decay()
+        yield self._clipping()
+        yield self._noise()
+        yield from self._compression()
+        yield self._precision()
+        yield self._batch_norm()
+        yield self._dropout()
+        yield from self._labels()
+
+    def _fact(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
+        """A fact that is told where the user or the recording states it."""
+        stated = name not in self.said if self.told is None else name in self.told
+        return self._seen(name, value, "told" if stated else origin, option)
+
+    def _seen(self, name: str, value: str, origin: Origin, option: str = "") -> Fact:
+        """A fact that nobody states; what the files determine needs no option."""
+        return Fact(name=name, value=value, origin=origin, option=option if origin in ("guessed", "unknown") else "")
+
+    def _network(self) -> Iterator[Fact]:
+        knowledge, sent = self.knowledge, self.exposure.sent
+        use = knowledge.architecture.use if knowledge.architecture else "the model"
+        words = f"{use}: {sent.of_tensors} tensors, {sent.of_numbers:,} numbers"
+        yield self._fact("model", words, "guessed", "--model")
+        if "weights" in self.said:
+            yield self._seen("weights", self.said["weights"], "guessed", "--model")
+        if not sent.whole:
+            yield self._seen("sent", sent.line.removeprefix("sent: "), "read")
+        shape = ",".join(map(str, knowledge.input_shape))
+        yield self._fact("input shape", self.said.get("input shape", shape), "guessed", "--shape")
+        outputs = f"{knowledge.num_outputs}"
+        if self.look.makes_examples:
+            words = f"none: {outputs} outputs, as many as an example has values"
+            yield self._seen("classes", words, "read")
+        elif self.rule.one_logit:
+            yield self._fact("classes", "2, by one logit", "read")
+        else:
+            yield self._fact("classes", self.said.get("classes", outputs), "read", "--classes")
+        if len(knowledge.input_shape) == 3:
+            own = None if knowledge.architecture is None else knowledge.architecture.options.get("normalize")
+            words = "none but the network's own" if own is None else str(own)
+            yield self._fact("normalization", words, "unknown", "--normalize")
+
+    def _loss(self) -> Fact:
+        words, labels = str(self.rule.loss), self.look.labels
+        words += {"map": " at each pixel", "value": " of values"}.get(self.knowledge.target, "")
+        if "outputs" in self.said:
+            words += f"; the outputs are {self.said['outputs']}"
+        if self.look.makes_examples:
+            words = f"taken for {words}, though the network makes examples"
+            return self._fact("loss", words, "unknown", "--loss, --target")
+        told = self.told is None or "loss" in self.told
+        if labels is not None and self.knowledge.softmax_labels and not (self.signs or told):
+            words += (
+                ", as the last bias adds up to zero: so it does for every loss of the softmax"
+                if labels.sound
+                else "; its last bias would add up to zero without noise and in float32, and does not"
+            )
+        return self._fact("loss", words, "guessed", "--loss")
+
+    def _optimizer(self) -> Fact:
+        if not self.moved:
+            return self._seen("optimizer", "none: a gradient was sent", "read")
+        if self.signs is not None:
+            kind = (
+                "leaves signs alone: Adam, AdamW or RMSprop at its first step"
+                if self.signs.evidence["signs"]
+                else "holds all entries to one size: Adadelta, RMSprop, or clipping by value"
+            )
+            return self._seen("optimizer", kind, "read", ADAPTIVE)
+        words = str(self.rule) if self.update.rate is None else "SGD"
+        if isinstance(self.rule, FedAvg):
+            words = OPTIMIZERS[self.rule.optimizer]
+            words += f" with momentum {self.rule.momentum:g}" if self.rule.momentum else ""
+        if self.told is not None and "optimizer" not in self.told:
+            words += ", as entries have many sizes; momentum does not show in one step"
+        return self._fact("optimizer", words, "guessed", ADAPTIVE)
+
+    def _rate(self) -> Fact:
+        known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
+        if self.signs is not None and self.rule.signs_alone:
+            return self._seen("learning rate", f"{known:.3g} is the size of its entries", "guessed", ADAPTIVE)
+        words = self.said.get("learning rate", "not known" if known is None else f"{known:.3g}")
+        if "told rate" in self.said:
+            words += f"; but {self.said['told rate']}"
+        return self._fact("learning rate", words, "unknown" if known is None else "guessed", "--lr")
+
+    def _steps(self) -> Fact:
+        rule = self.rule
+        count = f"{rule.steps}" if isinstance(rule, FedAvg) and rule.steps else "1"
+        if isinstance(rule, FedAvg) and not rule.steps:
+            count = f"{rule.epochs} epoch{'' if rule.epochs == 1 else 's'}"
+        words = self.said.get("local steps", count)
+        origin: Origin = "guessed"
+        if "local steps" not in self.said and "learning rate" in self.said:
+            words, origin = f"taken for {count}", "unknown"
+        return self._fact("local steps", words, origin, "--steps")
+
+    def _batch_size(self) -> Fact:
+        size = self.observed.batch_size
+        if size is None:
+            why = infer_size(self.look)[1]
+            return self._seen("batch size", why, "unknown", "--batch-size")
+        return self._fact("batch size", self.said.get("batch size", str(size)), "guessed", "--batch-size")
+
+    def _decay(self) -> Fact:
+        name, shares = "weight decay", self.update.decayed
+        if self.signs is not None or not self.rule.linear_in_gradient:
+            option = "--client fedavg:weight_decay"
+            return self._fact(name, "such a step does not tell it", "unknown", option)
+        if name in self.said:
+            return self._seen(name, self.said[name], "read")
+        if shares:
+            return self._fact(name, f"{max(shares.values()):.3g} of the weights, taken out", "read")
+        if self.rule.loss != "cross_entropy":
+            return self._fact(name, f"the loss {self.rule.loss} does not tell it", "unknown", "--weight-decay")
+        if self.look.labels is None or not self.look.labels.sound or self.look.low_precision:
+            return self._fact(name, "the last layer does not tell it", "unknown", "--weight-decay")
+        return self._fact(name, "none that the last layer shows", "guessed", "--weight-decay")
+
+    def _clipping(self) -> Fact:
+        found = next((one for one in self.look.defenses if one.name == "clipped"), None)
+        option = "--client fedavg:clip_norm" if self.moved else ""
+        own = {name: getattr(self.rule, name, None) for name in ("clip_norm", "clip_value")}
+        if any(own.values()):
+            words = ", ".join(f"{name} {value:g}" for name, value in own.items() if value)
+            return self._fact("clipping", words, "guessed", option)
+        if found is not None:
+            return self._seen("clipping", found.message, "guessed", option)
+        return self._seen("clipping", f"the update's norm of {self.look.norm:.3g} tells none", "unknown", option)
+
+    def _noise(self) -> Fact:
+        found = next((one for one in self.look.defenses if one.name == "noised"), None)
+        if found is not None:
+            return self._seen("noise", found.message, "read")
+        shapes = [(one.shape[0], math.prod(one.shape[1:])) for one in self.look.fingerprints if len(one.shape) > 1]
+        tell = sum(min(shape) >= 2 * MIN_TAIL_VALUES for shape in shapes)
+        if self.signs is not None or not tell:
+            why = "such steps hide it" if self.signs is not None else "no tensor is large enough to show it"
+            return self._seen("noise", why, "unknown")
+        many = "1 tensor" if tell == 1 else f"{tell} tensors"
+        return self._seen("noise", f"none of a hundredth of an entry or more, by {many}", "guessed")
+
+    def _compression(self) -> Iterator[Fact]:
+        for one in self.look.defenses:
+            if one.name in ("quantized", "sparsified"):
+                yield self._seen("compression", one.message, "guessed")
+
+    def _precision(self) -> Fact:
+        name, labels = "half precision", self.look.labels
+        found = next((one for one in self.look.defenses if one.name == "rounded"), None)
+        if found is not None:
+            return self._seen(name, found.message, "guessed")
+        if self.look.low_precision:
+            words = "as under autocast: the last bias adds up to zero but for a thousandth"
+            return self._seen(name, words, "guessed")
+        told = labels is not None and labels.sound and not self.signs and self.update.kind == "gradient"
+        if told and not self.rule.one_logit:
+            return self._seen(name, "none: the last bias adds up to zero as float32 does", "guessed")
+        return self._seen(name, "nothing tells it", "unknown")
+
+    def _batch_norm(self) -> Fact:
+        name = "batch norm"
+        if not has_batch_norm(self.knowledge.model):
+            return self._seen(name, "none in this network", "read")
+        if name in self.said:
+            words = f"train mode: {self.said[name]}"
+            words += f"; passes: {self.said['passes']}" if "passes" in self.said else ""
+            return self._seen(name, words, "read")
+        modes = sorted({norm.mode for norm in self.exposure.norms})
+        if modes:
+            read, channels = (
+                sum(getattr(norm, key) for norm in self.exposure.norms) for key in ("variances", "channels")
+            )
+            words = (
+                f"{' and '.join(modes)} mode, by the gradient; {read} of {channels} variances of the batch can be read"
+            )
+            return self._seen(name, words, "read" if "unclear" not in modes else "guessed")
+        option = "--client fedsgd:mode=eval"
+        return self._fact(name, f"{self.rule.mode} mode", "guessed", option)
+
+    def _dropout(self) -> Fact:
+        count = dropping_layers(self.knowledge.model)
+        if not count:
+            return self._seen("dropout", "no layer drops anything", "read")
+        layers = "1 layer drops" if count == 1 else f"{count} layers drop"
+        if self.rule.mode == "eval":
+            return self._fact("dropout", f"off, though {layers} values or paths in training", "guessed")
+        words = f"{layers} values or paths in training; attacks have them off"
+        return self._seen("dropout", words, "unknown", "--client fedsgd:mode=eval")
+
+    def _labels(self) -> Iterator[Fact]:
+        try:
+            found = TokenSet().prepare(OneRound(self.look.seen, self.look.t))
+            count = int(found.rows.moved.sum())
+            yield self._seen("tokens", f"{count:,} distinct ones, by the rows of {found.name} that moved", "read")
+        except SeepageError:
+            pass  # no texts, or a table whose rows do not tell
+        labels = self.look.labels
+        source = None if labels is None else labels.source
+        if source is not None:
+            yield self._seen("labels", f"at least {source}", "read")
+        elif self.knowledge.target == "class" and not self.look.makes_examples:
+            yield self._seen("labels", "the last bias names none", "unknown")

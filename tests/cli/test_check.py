@@ -1,0 +1,221 @@
+"""`seepage check`: what is known of a client, what its update gives away, and what to type, before any attack."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.cli.conftest import Cli
+
+from seepage import Architecture, Batch, build, record
+from seepage.audit.checking import Check, Matching
+from seepage.cli.checking import _print_exposure
+from seepage.cli.console import open_console
+from seepage.leakage import exposure, landscape
+from seepage.leakage.landscape import EXPECTED_FROM, OPEN_FROM, outlook
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def captured(home: Path) -> None:
+    """Two checkpoints of `fc2`, one step of SGD at 0.1 on one example, and its gradient."""
+    torch.manual_seed(0)
+    model = build(Architecture("fc2", {"hidden": 24}), (1, 8, 8), 10)
+    torch.save(model.state_dict(), home / "before.pt")
+    F.cross_entropy(model(torch.rand(1, 1, 8, 8)), torch.tensor([2])).backward()
+    torch.save({name: p.grad for name, p in model.named_parameters()}, home / "gradient.pt")
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), home / "after.pt")
+
+
+def facts(found: Any) -> dict[str, tuple[str, str, str]]:
+    (cell,) = found.json["cells"]
+    return {fact["name"]: (fact["value"], fact["origin"], fact["option"]) for fact in cell["facts"]}
+
+
+MODEL = ("--model=fc2", "--set=model.hidden=24", "--shape=1,8,8")
+
+
+def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -> None:
+    found = cli("check", "before.pt", "after.pt", *MODEL, "--lr=0.1", "--json")
+    assert found.code == 0, found.err
+    said = facts(found)
+    assert said["learning rate"] == ("0.1", "told", "")
+    assert said["input shape"] == ("1,8,8", "told", "")
+    assert said["keys"] == ("4 of the network's 4 parameters are in the files", "read", "")
+    assert said["classes"][1:] == ("read", "")
+    assert said["batch size"][0].startswith("1 or more")
+    assert said["batch size"][1:] == ("guessed", "--batch-size")
+    assert said["normalization"][1:] == ("unknown", "--normalize")
+    assert said["labels"][1] == "read"
+    assert "class 2" in said["labels"][0]
+    (cell,) = found.json["cells"]
+    assert cell["gives_away"]["examples"] == 1
+    assert cell["matching"]["made_up"]
+    assert cell["matching"]["outlook"] == "expected"
+
+
+def test_what_is_stated_is_no_longer_guessed(cli: Cli, captured: None) -> None:
+    told = ("--batch-size=1", "--steps=1", "--lr=0.1", "--loss=cross_entropy", "--classes=10", "--weight-decay=0")
+    said = facts(cli("check", "before.pt", "after.pt", *MODEL, *told, "--json"))
+    for name in ("batch size", "local steps", "loss", "classes", "weight decay"):
+        assert said[name][1] == "told", name
+
+
+def test_a_gradient_has_no_rate_and_no_steps(cli: Cli, captured: None) -> None:
+    found = cli("check", "before.pt", "--gradient=gradient.pt", *MODEL, "--json")
+    assert found.code == 0, found.err
+    said = facts(found)
+    assert said["optimizer"][0] == "none: a gradient was sent"
+    assert not {"learning rate", "local steps", "weight decay"} & set(said)
+    assert found.json["command"].startswith("seepage attack gradient.pt --params before.pt --model fc2")
+
+
+def test_the_command_that_is_printed_is_one_to_type(cli: Cli, captured: None, home: Path) -> None:
+    asked = ("check", "before.pt", "after.pt", *MODEL, "--lr=0.1", "--steps=1")
+    found = cli(*asked)
+    assert found.code == 0, found.err
+    assert "No attack was run" in found.out
+    assert re.search(r"^time: its searches take about \d+ ", found.out, re.M)
+    (line,) = re.findall(r"^  (seepage attack .*)$", found.out, re.M)
+    assert "--batch-size" in found.out.partition("with what you know of the rest: ")[2]
+    assert not list(home.glob("runs*"))
+    run = cli(*shlex.split(line)[1:], "--use=linear", "--out=run", "--json", "--jobs=1")
+    assert run.code == 0, run.err
+    assert run.json["verdict_level"] == "certified"
+
+
+def test_the_time_is_told_before_the_attacks_begin(cli: Cli, captured: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is that of the look before."""
+    from seepage.audit import budget
+
+    monkeypatch.setattr(budget, "update_seconds", lambda _: 1.0)
+    monkeypatch.setattr(budget, "timed", lambda search, steps=3: 30.0)
+    asked = ("before.pt", "after.pt", *MODEL, "--lr=0.1", "--steps=1")
+    (before,) = re.findall(r"^time: (its searches take about .*)", cli("check", *asked).out, re.M)
+    assert cli("attack", *asked, "--jobs=2", "--out=run", "--no-pictures").err.splitlines()[0] == before
+    assert "its searches" not in cli("attack", *asked, "--jobs=2", "--out=again", "--quiet").err
+    cut = cli("attack", *asked, "--jobs=2", "--out=cut", "--no-pictures", "--minutes=0.1").err.splitlines()[0]
+    assert cut.endswith("are cut to 1 minute: --minutes")
+
+
+def test_a_folder_is_looked_at(cli: Cli, observed: Path) -> None:
+    found = cli("check", observed)
+    assert found.code == 0, found.err
+    assert "gives away 1 of 1 example exactly" in found.out
+    assert "; 1 label\n" in found.out
+    assert "2.weight" in found.out
+    assert f"seepage attack {observed}" in found.out
+
+
+def test_json_and_the_gate(cli: Cli, observed: Path) -> None:
+    found = cli("check", observed, "--json", "--fail-above", "0", "--round", "1")
+    assert found.code == 1
+    assert "more than 0 examples" in found.err
+    (cell,) = found.json["cells"]
+    given = cell["gives_away"]
+    assert (given["examples"], given["t"]) == (1, 1)
+    assert {says["name"] for says in given["tensors"]} == {"2.weight", "2.bias", "4.weight", "4.bias"}
+    assert cli("check", observed, "--quiet", "--fail-above", "1").code == 0
+
+
+def test_a_recipe_is_recorded_and_looked_at(cli: Cli, home: Path) -> None:
+    found = cli("check", "--recipe", "tiny.toml", "--defense=gaussian_noise", "--set=defense.sigma=1", "--quiet")
+    assert found.code == 0, found.err
+    assert "gives away 0 of 1 example exactly" in found.out
+    assert not list(home.glob("runs*"))
+
+
+def test_a_layer_in_front_is_expected_to_leak_and_the_cosine_is_the_library_s(cli: Cli, home: Path) -> None:
+    options = ("--data=digits", "--model=fc2", "--batch-size=1", "--set=training.steps=0", "--seed=3")
+    options += ("--set=batch.count=1",)
+    found = cli("check", *options, "--json")
+    assert found.code == 0, found.err
+    (cell,) = found.json["cells"]
+    assert (cell["matching"]["outlook"], cell["matching"]["made_up"]) == ("expected", False)
+    assert found.json["command"].startswith("seepage audit --data digits --model fc2 --batch-size 1")
+    again = cli("record", *options, "--out=run", "--quiet")
+    assert again.code == 0, again.err
+    from seepage.attacks.matching.distances import Cosine
+    from seepage.attacks.matching.problem import Problem
+    from seepage.transcript.recorded import open_transcript
+    from seepage.transcript.truth import open_truth
+
+    seen, truth = open_transcript(home / "run/observed"), open_truth(home / "run/private").of_round(0)
+    problem = Problem.of(seen[0], seen.knowledge, Cosine(), None)
+    means = landscape(problem, truth.inputs, truth.labels, draws=6, seed=3).means
+    assert [at["cosine"] for at in cell["matching"]["cosines"]] == pytest.approx(means, abs=2e-4)
+    assert not list(home.glob("runs*"))
+    # A run folder has its truth beside, and observed/ alone has none.
+    whole, alone = (cli("check", place, "--json").json["cells"][0]["matching"] for place in ("run", "run/observed"))
+    assert (whole["made_up"], alone["made_up"]) == (False, True)
+    assert whole["outlook"] == alone["outlook"] == "expected"
+
+
+def test_batch_norm_is_read_and_what_cannot_be_matched_says_why(cli: Cli) -> None:
+    settings = ("--set=model.batch_norm=true", "--set=training.steps=0", "--set=batch.count=1")
+    found = cli("check", "--data=digits", "--model=convnet", "--batch-size=4", *settings)
+    assert found.code == 0, found.err
+    assert "gradient matching" in found.out
+    assert "batch norm: train mode" in found.out
+    assert "no outlook says that data are safe" in found.out
+    whole = cli("check", "--recipe=cafe/few-rounds", "--quiet", "--set=rounds.count=2")
+    assert whole.code == 0, whole.err
+    assert "no outlook, since its parties hold parts of an example" in whole.out
+
+
+def test_noise_hides_the_way_back(cli: Cli) -> None:
+    plain = ("check", "--data=digits", "--model=fc2", "--batch-size=2", "--set=training.steps=0", "--json")
+    noise = ("--defense=gaussian_noise", "--set=defense.sigma=1", "--set=defense.clip=1")
+    few = ("--set=batch.count=1",)
+    clear, hidden = (cli(*plain, *few, *more).json["cells"][0]["matching"] for more in ((), noise))
+    assert clear["outlook"] == "expected"
+    assert hidden["outlook"] == "not expected"
+    assert abs(hidden["cosines"][0]["cosine"]) < 10 * hidden["chance"]
+
+
+def test_mistakes_are_one_sentence(refused: Refused, observed: Path, captured: None) -> None:
+    assert "nothing to look at" in refused("check")
+    assert "nosuch" in refused("check", "--model=nosuch")
+    assert "--lr is for captured files" in refused("check", "--data=digits", "--lr=0.1")
+    assert "--recipe is for a batch of your own" in refused("check", observed, "--recipe", "tiny.toml")
+    assert "--data is for a batch of your own" in refused("check", "before.pt", "after.pt", "--data=digits")
+    assert "looked at as it is" in refused("check", observed, "--set", "data.size=8")
+    assert "in which all was recorded" in refused("check", observed, "--lr=0.1")
+    assert "no round 9" in refused("check", observed, "--round", "9")
+    assert "either the weights that came back" in refused("check", "before.pt")
+    assert "does not exist" in refused("check", "nowhere.pt", "after.pt")
+
+
+@pytest.mark.parametrize("verb", ["exposure", "probe"])
+def test_verbs_that_went_name_the_one_that_does_their_work(refused: Refused, verb: str) -> None:
+    assert "seepage check" in refused(verb, "observed")
+    assert "seepage check" in refused(verb)
+
+
+def test_the_outlook_rises_with_the_cosine() -> None:
+    words = [outlook(value) for value in torch.linspace(-1, 1, 41).tolist()]
+    assert words == sorted(words, key=["not expected", "open", "expected"].index)
+    assert (outlook(OPEN_FROM), outlook(EXPECTED_FROM)) == ("open", "expected")
+
+
+def test_tensors_and_layers_that_say_nothing_share_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A vision transformer of five blocks had 70 lines, of which four said something."""
+    model = build(Architecture("vit", {"patch": 4, "width": 32, "depth": 5, "heads": 2, "hidden": 32}), (3, 16, 16), 5)
+    found = exposure(record(model, Batch(torch.rand(1, 3, 16, 16), torch.tensor([3]))))
+    _print_exposure(Check(cell="vit", title="vit", facts=(), exposure=found, matching=Matching()), open_console())
+    said = [says.name for says in found.tensors if says.withhold]
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(name in line for line in lines) for name in said)
+    (rest,) = [line for line in lines if "no closed form found" in line]
+    assert rest.startswith(f"further {len(found.tensors) - len(said)} tensors ")
+    (inner,) = [line for line in lines if "positions" in line]
+    assert inner.startswith("10 further layers")
+    # Nothing is said of unmixing layers that read positions: it would find mixtures of these.
+    assert not any("cocktail_party" in (says.gives or "") for says in found.tensors)
+    assert len(lines) < 25
