@@ -51,7 +51,10 @@ def _moves() -> Tensor:
 
 
 @metrics.register(
-    "likeness", images_only=True, about="how much more like the truth than like slightly moved copies of it; exact = 1"
+    "likeness",
+    images_only=True,
+    by_default=True,
+    about="how much more like the truth than like slightly moved copies of it; exact = 1",
 )
 def likeness(guesses: Tensor, truth: Tensor) -> Tensor:
     """How much more a guess is like its image than like copies of it that are slightly moved, turned or stretched.
