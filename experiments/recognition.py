@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -103,7 +104,8 @@ def measured(guesses: Tensor, images: Tensor) -> Tensor:
 def correlations(guesses: Tensor, images: Tensor) -> Tensor:
     """`[k, n]` size of the correlation of every guess with every image, beside the mean of each channel."""
     g, x = (F.normalize((t - t.mean((2, 3), keepdim=True)).double().flatten(1), dim=1) for t in (guesses, images))
-    return (g @ x.T).abs()
+    found: Tensor = (g @ x.T).abs()
+    return found
 
 
 def identified(guesses: Tensor, images: Tensor, chance: torch.Generator) -> Tensor:
@@ -218,7 +220,7 @@ def others_study() -> None:
 
 
 REBUILT: tuple[tuple[str, int, int], ...] = (("digits", 28, 4), ("digits", 14, 4), ("faces", 25, 2), ("cifar10", 32, 2))
-BEHIND: dict[str, dict[str, float]] = {
+BEHIND: dict[str, dict[str, Any]] = {
     "sparsify keep 0.1": {"use": "sparsify", "keep": 0.1},
     "sparsify keep 0.01": {"use": "sparsify", "keep": 0.01},
     "quantize to 1 bit": {"use": "quantize", "bits": 1},
@@ -246,7 +248,7 @@ def rebuilt_study(folder: Path, batches: int = 12) -> None:
             own, all_others = correlations(guesses, batch.inputs).diagonal(), correlations(guesses, gallery)
             known.append(own > all_others.max(1).values)
         shown, told = torch.cat(alike) >= LIKENESS, torch.cat(known)
-        row = {"agreement": float((shown == told).double().mean()), "recognized": float(shown.double().mean())}
+        row: Row = {"agreement": float((shown == told).double().mean()), "recognized": float(shown.double().mean())}
         row |= {
             "identified": float(told.double().mean()),
             "images": len(told),
