@@ -82,7 +82,8 @@ def pruned(images: Tensor, _: torch.Generator, share: float) -> Tensor:
 
 
 def quantized(images: Tensor, _: torch.Generator, bits: int) -> Tensor:
-    return (images * (2**bits - 1)).round() / (2**bits - 1)
+    steps = 2**bits - 1
+    return (images * steps).round() / steps
 
 
 COPIES: dict[str, Copy] = {
