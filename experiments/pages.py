@@ -21,6 +21,7 @@ import pages_fedleak_relu
 import pages_landscape
 import pages_matching
 import pages_membership
+import pages_recognition
 import pages_rows
 import pages_runs
 import pages_safety
@@ -43,6 +44,7 @@ PARTS: dict[str, Part] = {
     **pages_landscape.PARTS,
     **pages_matching.PARTS,
     **pages_membership.PARTS,
+    **pages_recognition.PARTS,
     **pages_rows.PARTS,
     **pages_runs.PARTS,
     **pages_safety.PARTS,

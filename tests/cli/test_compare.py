@@ -190,7 +190,7 @@ def test_pyproject_may_hold_them(home: Path, cli: Cli) -> None:
         ('set = ["score.recovered_gain_db=60"]', "score.recovered_gain_db"),
         ('set = ["score.names=true"]', "score.names"),
         ('recipe = "lenient.toml"', "case.score.exact_db"),
-        ('recipe = "grid.toml"', "grid.score.recovered_ssim"),
+        ('recipe = "grid.toml"', "grid.score.recovered_likeness"),
         ("jobs = [1, 2]", "is one value"),
         ("fail_if = { a = 1 }", "is one value"),
         ("x = ", "is not valid TOML"),
@@ -200,7 +200,7 @@ def test_a_strangers_folder_runs_nothing_and_writes_nowhere(line: str, said: str
     (home / "theirs.py").write_text("raise SystemExit('ran')")
     (home / "own.toml").write_text('[model]\nuse = "theirs:Net"\n')
     (home / "lenient.toml").write_text('[[case]]\nname = "a"\nscore = { exact_db = 59.0 }\n')
-    (home / "grid.toml").write_text('[grid]\n"score.recovered_ssim" = [0.9, 1.0]\n')
+    (home / "grid.toml").write_text('[grid]\n"score.recovered_likeness" = [0.9, 1.0]\n')
     (home / "link").symlink_to(home.parent)
     (home / "seepage.toml").write_text(line + "\n")
     assert said in refused("audit")

@@ -97,7 +97,13 @@ def test_thresholds_can_be_changed_when_scoring(cli: Cli, run: Path, refused: Re
     assert cli("attack", run / "observed", *rough).code == 0
     found = [cli("score", "rough", *truth, "--set", f"score.exact_db={db}", "--json").json for db in (149, 0)]
     assert [one["rows"][0]["exact"] for one in found] == [0, 1]
-    for beyond in ("exact_db=1000", "exact_db=-1", "recovered_ssim=7", "recovered_ssim=-1", "recovered_gain_db=-3"):
+    for beyond in (
+        "exact_db=1000",
+        "exact_db=-1",
+        "recovered_likeness=7",
+        "recovered_likeness=-1",
+        "recovered_gain_db=-3",
+    ):
         assert beyond.partition("=")[0] in refused("score", "blind", *truth, "--set", f"score.{beyond}")
     assert "did you mean 'exact_db'" in refused("score", "blind", *truth, "--set", "score.exact=4")
     assert "score.KEY" in refused("score", "blind", *truth, "--set", "attack.steps=4")

@@ -10,7 +10,7 @@ from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
 from seepage.audit.row import Row
-from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics
+from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics
 from seepage.core.nn import generator, state_of
 from seepage.leakage import diagnostics
 from seepage.privacy.guarantee import guarantee_of
@@ -92,11 +92,9 @@ def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
     assert all("dlg" in flag.message for flag in flags)
 
 
-def test_what_a_score_fitted_and_what_the_eye_may_see() -> None:
+def test_what_a_score_fitted() -> None:
     assert alignment_diagnostics(row(alignment="hungarian")) == []
     assert "cannot know scale" in alignment_diagnostics(row(alignment="hungarian+scale"))[0].message
-    assert outline_diagnostics(row()) == outline_diagnostics(row(visible=0)) == []
-    assert "3 of 8 guesses" in outline_diagnostics(row(visible=3))[0].message
 
 
 def test_a_metric_that_cannot_be_measured_is_said_with_what_would_help(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from seepage.errors import SeepageError
 from seepage.metrics import (
     METRICS,
+    Limits,
     Scores,
     baselines,
     bootstrap_interval,
@@ -126,35 +127,43 @@ def test_the_mean_color_itself_recovers_nothing() -> None:
     assert found.exact == 0.0
 
 
-def test_recovered_needs_gain_ssim_and_a_guess() -> None:
-    truth = batch(4)
-    mean = baselines(truth.inputs, seed=0)["mean_color"]
+def test_recovered_needs_likeness_and_a_guess() -> None:
+    truth = Batch(images(4), torch.arange(4), indices=torch.arange(4))
     guesses = truth.inputs.clone()
-    guesses[1] = 0.9 * mean[1] + 0.1 * guesses[1]  # right color, hardly any structure
+    guesses[1] = guesses[1].mean() + 0.01 * torch.rand(guesses[1].shape, generator=torch.Generator().manual_seed(1))
     guesses[2] = torch.nan
-    found = score(Reconstruction(guesses), truth)
+    known = Reconstruction(guesses, indices=torch.arange(4), ambiguity=frozenset())
+    found = score(known, truth)
     assert found.recovered_each is not None
     assert found.recovered_each.tolist() == [True, False, False, True]
     assert found.exact == 0.5
     assert found.matched.tolist() == [True, True, False, True]
     assert float(found.matched.double().mean()) == 0.75
-    loose = score(Reconstruction(guesses), truth, recovered_ssim=-1, recovered_gain_db=0.5)
+    loose = score(known, truth, limits=Limits(likeness=-9))
     assert loose.recovered == 0.75
-    strict = score(Reconstruction(guesses), truth, recovered_gain_db=200)
+    strict = score(known, truth, limits=Limits(likeness=1.1, gain_db=200))
     assert strict.recovered == 0.0
-    anything = score(Reconstruction(guesses), truth, recovered_ssim=-1, recovered_gain_db=-999, exact_db=-999)
+    anything = score(known, truth, limits=Limits(likeness=-9), exact_db=-999)
     assert anything.recovered == anything.exact == float(anything.matched.double().mean())
 
 
 def test_the_right_shading_without_the_texture_is_not_recovered() -> None:
+    """It is no more like the picture than like the picture moved by a pixel."""
     ramp = torch.linspace(0.1, 0.9, 32).expand(1, 3, 32, 32)
     texture = 0.1 * (1 - 2 * ((torch.arange(32)[:, None] + torch.arange(32)) % 2))
     found = score(Reconstruction(ramp), Batch(ramp + texture, torch.zeros(1)))
     assert found.gain_db is not None
     assert found.gain_db > 3
-    assert found.ssim is not None
-    assert found.ssim < 0.6
     assert found.recovered == 0.0
+
+
+def test_an_exact_copy_of_a_picture_that_is_nearly_flat_is_recovered() -> None:
+    truth = Batch(0.5 + 0.02 * images(1), torch.zeros(1))
+    flat = baselines(truth.inputs, seed=0)["mean_color"]
+    near = score(Reconstruction(0.8 * truth.inputs + 0.2 * flat), truth, limits=Limits(likeness=1.1))
+    assert (near.exact, near.recovered) == (1.0, 1.0)
+    plain = score(Reconstruction(flat), truth, exact_db=20)
+    assert (plain.exact, plain.recovered) == (1.0, 0.0)  # the flat square is near enough, and shows nothing
 
 
 def test_an_example_without_a_guess_scores_as_mid_grey_and_its_label_not_at_all() -> None:
@@ -233,10 +242,10 @@ def test_tabular_examples_have_no_ssim_and_are_recovered_by_gain_alone() -> None
     assert [row.value for row in found.rows if row.metric != "psnr"] == [None] * 8
 
 
-def test_without_ssim_recovered_images_are_unknown_not_zero() -> None:
+def test_whether_images_are_recovered_is_known_whatever_is_measured() -> None:
     truth = batch(2)
     found = score(Reconstruction(truth.inputs), truth, metrics=("psnr",))
-    assert found.recovered is None
+    assert found.recovered == 1.0
     assert found.exact == 1.0
 
 

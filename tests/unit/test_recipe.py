@@ -103,7 +103,7 @@ def test_every_default_is_written_out() -> None:
         "training": {"steps": 0, "lr": 0.02, "batch_size": 32, "optimizer": "sgd", "init": "default"},
         "batch": {"size": 1, "count": 1},
         "knowledge": {"told": []},
-        "score": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0, "lpips": False},
+        "score": {"recovered_likeness": 0.4, "recovered_gain_db": 9.0, "exact_db": 40.0, "lpips": False},
         "attack": [{"use": "linear"}],
     }
 

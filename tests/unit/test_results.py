@@ -2,7 +2,6 @@
 
 import math
 import re
-from dataclasses import replace
 from statistics import median_low
 from typing import Any
 
@@ -208,7 +207,8 @@ def test_what_is_given_away_in_closed_form_is_a_leak_whatever_attacks_were_run()
         ("dlg", "quiet", "note"), ("closed_form", "leaks", "error")
     ]  # fmt: skip
     defended = Cell(name="b", title="other", defense="noise")
-    assert "INCONCLUSIVE: In 1 audited case (other) these attacks" in verdict([row(), row(cell="b")], [*given, defended])[1]
+    both = verdict([row(), row(cell="b")], [*given, defended])[1]
+    assert "INCONCLUSIVE: In 1 audited case (other) these attacks" in both
     exact = row(exact=1.0, recovered=1.0, gain_db=60.0)
     assert verdict([exact], given)[0] == "exact"
     assert "closed form" not in verdict([exact], given)[1], "the attack says the same"
@@ -283,18 +283,6 @@ def scores_of(values: list[float]) -> Scores:
         baseline_values={}, matched=torch.ones(count, dtype=torch.bool), recovered_each=None, exact_each=None,
         batches=torch.zeros(count, dtype=torch.int64), label_shares=torch.full((1,), math.nan),
     )  # fmt: skip
-
-
-def test_outlines_that_the_eye_sees_are_traces() -> None:
-    assert verdict([row(visible=2)], cells_of({"a": "case A"}))[0] == "traces"
-
-
-def test_rows_of_a_table_show_no_outlines() -> None:
-    """Rows correlate with one another where their columns have the same means."""
-    near = {"psnr": torch.tensor([9.0]), "correlation": torch.tensor([0.95])}
-    rows = replace(scores_of([9.0]), values=near, recovered_each=torch.tensor([False]))
-    assert rows.visible == 0
-    assert replace(rows, values={**near, "ssim": torch.tensor([0.1])}).visible == 1
 
 
 @pytest.mark.parametrize(

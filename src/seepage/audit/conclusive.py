@@ -9,7 +9,6 @@ from seepage.audit.row import Outcome, Row
 UNTRUSTED = {
     "failed": "{attack} failed",
     "diverged": "{attack} diverged",
-    "outlines-visible": "guesses of {attack} follow their private examples closely",
     "confident-examples": "the model is already sure of examples, whose part of the update is next to nothing",
 }
 """Warnings with which a count of nothing is no finding, in words for the headline."""

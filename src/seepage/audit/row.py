@@ -140,7 +140,8 @@ class Row(JsonRecord):
             named, and `token_precision`, the share of the named ones that the examples hold, with the interval of
             Clopper and Pearson.
         baselines: Name of a guess without an attack, to metric, to its mean.
-        visible: Number of guesses that do not count as recovered but correlate with their example by more than 0.8.
+        visible: Null; in files of earlier versions the number of guesses that did not count as recovered and yet
+            correlated with their example by more than 0.8.
         certified: Guesses that the attack certifies as exact; with the space `feature` or `token` they are no examples.
         inner: Relative error of each intermediate quantity that the attack estimates.
         objective: Mean value of the objective that the attack reached.

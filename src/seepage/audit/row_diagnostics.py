@@ -52,17 +52,6 @@ def _objective_diagnostics(row: Row) -> list[Finding]:
     return []
 
 
-def outline_diagnostics(row: Row) -> list[Finding]:
-    """A finding where guesses below the thresholds of PSNR and SSIM still correlate with their examples."""
-    if not row.visible:
-        return []
-    words = (
-        f"{row.visible} of {row.examples} guesses of {row.attack} are not counted as recovered and yet follow their "
-        "private example closely but for brightness and contrast (correlation over 0.8). Look at them."
-    )
-    return [warning("outlines-visible", words, guesses=row.visible)]
-
-
 def alignment_diagnostics(row: Row) -> list[Finding]:
     """A finding where the score fitted a quantity, such as a scale, that the attack cannot determine."""
     if not row.fitted:

@@ -100,8 +100,7 @@ def score_attempts(
             batch,
             value_range=value_range,
             metrics=metrics_for(scoring, tuple(batch.inputs.shape[1:])),
-            recovered_ssim=scoring.recovered_ssim,
-            recovered_gain_db=scoring.recovered_gain_db,
+            limits=scoring.limits,
             exact_db=scoring.exact_db,
             aligned=aligned,
             gallery=gallery,
@@ -259,7 +258,6 @@ def make_row(
         alignment=None if scores is None else scores.alignment,
         scores=summaries,
         baselines=baselines,
-        visible=None if scores is None else scores.visible,
         certified=certified,
         inner={}
         if scored is None or truth is None

@@ -23,7 +23,7 @@ from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
-from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, outline_diagnostics, weak_claims
+from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, weak_claims
 from seepage.audit.score import make_row, score_attempts, skipped_row
 from seepage.audit.sides import sides
 from seepage.audit.untried import refusals
@@ -244,7 +244,7 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         row, scores = _score_attack(own, transcript, truth, recipe)
         row = row.model_copy(update={"told": [item for item in row.told if item not in said]})
         rows.append(row)
-        findings = [*attack_diagnostics(row), *outline_diagnostics(row), *alignment_diagnostics(row)]
+        findings = [*attack_diagnostics(row), *alignment_diagnostics(row)]
         findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []

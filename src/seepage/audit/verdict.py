@@ -137,7 +137,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
     }
     leaking = [row for row in best.values() if row.leaks]
     if not leaking:
-        traces = any(row.outcome is Outcome.TRACES or row.visible for row in scored)
+        traces = any(row.outcome is Outcome.TRACES for row in scored)
         doubt = _doubt(doubtful, cells)
         level = "inconclusive" if doubt else "traces" if traces else "nothing"
         return level, f"{_quiet_verdict(best, traces, doubt)} {silent}".strip()
@@ -155,7 +155,7 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
     if quiet:
         parts.append(
             f"In {_named([cells[row.cell] for row in quiet], cells)} these attacks, with the steps they were given, "
-            f"recovered no example{_outlines(quiet, scored)}. That is no proof of safety."
+            "recovered no example. That is no proof of safety."
         )
         parts += [f"INCONCLUSIVE: {doubt}"] if (doubt := _doubt(doubtful, cells)) else []
     return level, " ".join([*parts, silent]).strip()
@@ -229,13 +229,6 @@ def _features(rows: Sequence[Row]) -> str:
     if not best.certified_features:
         return ""
     return f" Of {best.attack}: {counted_features(best.certified_features)}."
-
-
-def _outlines(quiet: Sequence[Row], scored: Sequence[Row]) -> str:
-    """Sentence on guesses with visible outlines (high correlation) that the thresholds do not count as recovered."""
-    cells = {row.cell for row in quiet}
-    most = sum(max(row.visible or 0 for row in scored if row.cell == cell) for cell in cells)
-    return f", but {most} guess{'es show' if most > 1 else ' shows'} outlines of theirs" if most else ""
 
 
 def _silent(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
@@ -347,7 +340,7 @@ def _kind(row: Row) -> Kind:
 
 
 _TRACES: Mapping[Kind, str] = {
-    "pictures": "come closer than a flat color or show outlines; look at the pictures",
+    "pictures": "come closer than a flat color; look at the pictures",
     "records": "come closer than the means that need no update; look at the records",
     "texts": "hold more than half of the tokens of a private text; look at the texts",
 }

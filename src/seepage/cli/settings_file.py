@@ -22,7 +22,7 @@ OPTIONS = (
 )  # fmt: skip
 """What it may set, by the name of the parameter. Not `--on`: to join a cluster is to run its code."""
 
-TYPED_ONLY = {"recovered_ssim", "recovered_gain_db", "exact_db", "names"}
+TYPED_ONLY = {"recovered_likeness", "recovered_gain_db", "exact_db", "names"}
 """Keys of [score] that such a file may not set."""
 
 SAID = 400

@@ -295,11 +295,10 @@ def _legend(result: Result) -> str:
             "ROUGE-1, ROUGE-2: share of tokens, and of neighboring pairs of tokens, in common (F measure)."
         )
         return f"{words} {tokens}".strip()
-    similar = f"SSIM of at least {limits.recovered_ssim:g} and " if pictures else ""
-    own = "the example's own mean color" if pictures else "the example's own mean"
-    own += " and that of other rows" if any("typical" in row.baselines for row in scored) else ""
+    own = "the example's own mean" + " and that of other rows" * any("typical" in row.baselines for row in scored)
+    rule = limits.of_pictures if pictures else f"{limits.recovered_gain_db:g} dB over {own}"
     words = (
-        f"found: recovered of all examples; recovered is {similar}{limits.recovered_gain_db:g} dB over {own}. "
+        f"found: recovered of all examples; recovered is {rule}. "
         f"exact: over {limits.exact_db:g} dB. "
         "median, mean: PSNR in dB over all examples; equal ones count 150, which draws a mean up. "
         "[low, high]: 95 % interval of the mean."

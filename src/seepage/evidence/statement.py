@@ -408,9 +408,9 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
             epsilon=bool(result.epsilons) or any(cell.promise is not None for cell in result.cells),
         ),
         thresholds={
-            "recovered_ssim": result.thresholds.recovered_ssim,
-            "recovered_gain_db": result.thresholds.recovered_gain_db,
-            "exact_db": result.thresholds.exact_db,
+            name: value
+            for name in ("recovered_likeness", "recovered_gain_db", "recovered_ssim", "exact_db")
+            if (value := getattr(result.thresholds, name)) is not None
         },
         not_tried=_not_tried(run, tried),
         audit_again=[*AUDIT_AGAIN, f"a year has passed: from {_year_after(run.env.started)} on in any case"],

@@ -1,5 +1,6 @@
 """How much came back: alignment, metrics, baselines and intervals. Opens the truth; attacks never do."""
 
+from seepage.core.limits import Limits
 from seepage.metrics.align import METHODS, Alignment, align
 from seepage.metrics.baselines import baselines
 from seepage.metrics.features import feature_distance, feature_network
@@ -20,6 +21,7 @@ from seepage.metrics.image import (
 from seepage.metrics.interval import bootstrap_interval
 from seepage.metrics.labels import label_accuracy, label_hits
 from seepage.metrics.metric import Metric, default_metrics, find_metric
+from seepage.metrics.recognize import likeness
 from seepage.metrics.risk import Risk, risk
 from seepage.metrics.score import align_guess, score
 from seepage.metrics.scores import Score, Scores
@@ -33,6 +35,7 @@ __all__ = [
     "METRICS",
     "Alignment",
     "Gallery",
+    "Limits",
     "Metric",
     "Risk",
     "Score",
@@ -53,6 +56,7 @@ __all__ = [
     "is_image",
     "label_accuracy",
     "label_hits",
+    "likeness",
     "lpips",
     "lpips_help",
     "lpips_missing",

@@ -51,7 +51,7 @@ def mse(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> mse(torch.zeros(2, 3), torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.5]]))
     tensor([1.0000, 0.0833], dtype=torch.float64)
     """
-    return _in_pieces(lambda a, b: (a.double() - b.double()).square().flatten(1).mean(1), guesses, truth, _PIECE)
+    return in_pieces(lambda a, b: (a.double() - b.double()).square().flatten(1).mean(1), guesses, truth, _PIECE)
 
 
 @metrics.register("psnr", unit="dB", by_default=True, about="peak signal-to-noise ratio per example; exact = 150")
@@ -119,10 +119,10 @@ def ssim(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> ssim(image, image)
     tensor([1.], dtype=torch.float64)
     """
-    _check_images(guesses, truth)
+    check_images(guesses, truth)
     window = ssim_window(truth.shape[2], truth.shape[3])
     sigma = SSIM_SIGMA * window / SSIM_WINDOW
-    return _in_pieces(lambda a, b: _ssim(a, b, sigma, window), guesses, truth, _SSIM_PIECE)
+    return in_pieces(lambda a, b: _ssim(a, b, sigma, window), guesses, truth, _SSIM_PIECE)
 
 
 def _ssim(guesses: Tensor, truth: Tensor, sigma: float, window: int) -> Tensor:
@@ -174,11 +174,11 @@ def lpips(guesses: Tensor, truth: Tensor, net: LpipsNet = "vgg") -> Tensor | Non
     >>> lpips(torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 8)) is None
     True
     """
-    _check_images(guesses, truth)
+    check_images(guesses, truth)
     if lpips_missing(tuple(truth.shape[1:]), net) is not None:
         return None
     backbone = _lpips_net(net).to(truth.device)
-    return _in_pieces(lambda a, b: _lpips(backbone, a, b), guesses, truth, _PIECE)
+    return in_pieces(lambda a, b: _lpips(backbone, a, b), guesses, truth, _PIECE)
 
 
 def _lpips(backbone: nn.Module, guesses: Tensor, truth: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ def correlation(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> correlation(0.4 + 0.1 * picture, picture).round(decimals=4)
     tensor([1.], dtype=torch.float64)
     """
-    return _in_pieces(_correlation, guesses, truth, _PIECE)
+    return in_pieces(_correlation, guesses, truth, _PIECE)
 
 
 def _correlation(guesses: Tensor, truth: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def cosine(guesses: Tensor, truth: Tensor) -> Tensor:
     >>> cosine(torch.tensor([[1.0, 0.0]]), torch.tensor([[2.0, 2.0]]))
     tensor([0.7071], dtype=torch.float64)
     """
-    return _in_pieces(_cosine, guesses, truth, _PIECE)
+    return in_pieces(_cosine, guesses, truth, _PIECE)
 
 
 def _cosine(guesses: Tensor, truth: Tensor) -> Tensor:
@@ -308,7 +308,8 @@ def _check_net(net: str) -> None:
         raise unknown("LPIPS network", net, _SMALLEST_LPIPS_SIDE)
 
 
-def _check_images(guesses: Tensor, truth: Tensor) -> None:
+def check_images(guesses: Tensor, truth: Tensor) -> None:
+    """Raise `SeepageError` for tensors of different shapes, and for what is no image."""
     _check_shapes(guesses, truth)
     if not is_image(tuple(truth.shape[1:])):
         raise SeepageError(
@@ -325,7 +326,7 @@ def _check_shapes(guesses: Tensor, truth: Tensor) -> None:
         )
 
 
-def _in_pieces(measure: Callable[[Tensor, Tensor], Tensor], guesses: Tensor, truth: Tensor, values: int) -> Tensor:
+def in_pieces(measure: Callable[[Tensor, Tensor], Tensor], guesses: Tensor, truth: Tensor, values: int) -> Tensor:
     """Apply `measure` to a few examples at a time, about `values` numbers each, and join the results."""
     _check_shapes(guesses, truth)
     if not len(truth):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from seepage.core.limits import Limits
 from seepage.core.units import Units
 from seepage.errors import SeepageError
 from seepage.metrics import image
@@ -29,8 +30,7 @@ def score(
     value_range: tuple[float, float] = (0.0, 1.0),
     metrics: Sequence[str] = ("mse", "psnr", "ssim"),
     method: str | None = None,
-    recovered_ssim: float = 0.6,
-    recovered_gain_db: float = 3.0,
+    limits: Limits | None = None,
     exact_db: float = 40.0,
     aligned: Alignment | None = None,
     gallery: Gallery | None = None,
@@ -42,11 +42,10 @@ def score(
 ) -> Scores:
     """Match guesses with examples and measure each pair, beside three guesses that need no attack.
 
-    Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An example counts as
-    recovered when it has a guess, its SSIM is at least `recovered_ssim` and its PSNR at least
-    `recovered_gain_db` above that of its own mean color; for examples that are not images only the gain
-    counts, and where a typical example is given, that over its PSNR as well. (An example of one flat color can
-    therefore never count as recovered.)
+    Truth and guesses are mapped from `value_range` to [0, 1] and the guesses clamped. An image counts as
+    recovered when it has a guess in which somebody would recognize it (`likeness`), or an exact one; for examples
+    that are not images the gain over the PSNR of their own mean counts, and where a typical example is given, that
+    over its PSNR as well. (An example of one flat color can therefore never count as recovered.)
 
     For a reconstruction in feature space `truth.inputs` must hold the true features. Value range, baselines
     and the image metrics do not apply there; guesses are matched by cosine, and `cosine` is the only metric.
@@ -56,12 +55,11 @@ def score(
         truth: The private batch.
         value_range: Smallest and largest value an input can take.
         metrics: Names from `METRICS`, or `module:function` of one's own. MSE and PSNR are always measured, the names
-            say which rows come out; `label` is added where labels were guessed. Without `ssim`, `recovered` of images
-            is None.
+            say which rows come out; `label` is added where labels were guessed. Of images `likeness` is measured
+            too, on which `recovered` rests.
         method: `identity`, `hungarian` or `nearest` (see `align`); None: identity where both sides carry
             indices and the attack knows which guess is whose, else hungarian.
-        recovered_ssim: SSIM from which an image counts as recovered.
-        recovered_gain_db: Gain over the own mean color in dB from which an example counts as recovered.
+        limits: From where on an example counts as recovered; None: the calibrated limits.
         exact_db: PSNR in dB above which an example counts as exact.
         aligned: What `align_guess` made of the two, where it is known already.
         gallery: What `identified` and `person` rank guesses against; without one they are not measured.
@@ -95,10 +93,11 @@ def score(
         return replace(blank, values={"cosine": cosines, **blank.values}, notes=(_FEATURE_NOTE,))
     guesses, inputs = (_to_unit(t, value_range) for t in (aligned.guesses, inputs))
     beyond = None if typical is None else _to_unit(typical.detach().cpu(), value_range)
-    limits = Limits(recovered_ssim, recovered_gain_db, exact_db)
     of_class = truth.labels.ndim == 1 or (truth.labels.ndim == 2 and truth.labels.shape[1] > 1)
     own = None if gallery is None else gallery.of(truth.labels) if of_class else gallery
-    return _with_inputs(blank, guesses, inputs, wanted, limits, seed, Beside(own, network), beyond)
+    return _with_inputs(
+        blank, guesses, inputs, wanted, limits or Limits(), exact_db, seed, Beside(own, network), beyond
+    )
 
 
 def align_guess(
@@ -162,28 +161,21 @@ class Beside:
     network: nn.Module | None = None
 
 
-@dataclass(frozen=True)
-class Limits:
-    """From where on an example counts as recovered or exact; see `score`."""
-
-    ssim: float
-    gain_db: float
-    exact_db: float
-
-
 def _with_inputs(
     blank: Scores,
     guesses: Tensor,
     truth: Tensor,
     wanted: Mapping[str, Metric],
     limits: Limits,
+    exact_db: float,
     seed: int,
     beside: Beside,
     typical: Tensor | None,
 ) -> Scores:
     """Add what is measured on inputs `[n, *shape]` in [0, 1], beside the baselines."""
     shape = tuple(truth.shape[1:])
-    always = {name: find_metric(name) for name in ("mse", "psnr")}
+    pictures = image.is_image(shape)
+    always = {name: find_metric(name) for name in ("mse", "psnr", *(("likeness",) if pictures else ()))}
     rest = [metric for metric in wanted.values() if metric.name not in always]
     values = _measure(guesses, truth, [*always.values(), *rest], beside)
     ranked = [metric for metric in rest if metric.gallery and metric.name in values]
@@ -201,15 +193,16 @@ def _with_inputs(
             metric.name: torch.full((len(truth),), gallery.chance(metric.name, matched), dtype=torch.float64)
             for metric in ranked
         }
-    recovered = blank.matched & (values["psnr"] - floor_of(floors) >= limits.gain_db)
-    if "ssim" in values:
-        recovered &= values["ssim"] >= limits.ssim
+    exact = values["psnr"] > exact_db
+    seen = values["psnr"] - floor_of(floors) >= limits.gain_db
+    if pictures:  # of one that is nearly flat an exact copy may have no likeness left
+        seen = (values["likeness"] >= limits.likeness) | (exact & seen)
     return replace(
         blank,
         values={**values, **blank.values},
         baseline_values={**floors, **blank.baseline_values},
-        recovered_each=None if image.is_image(shape) and "ssim" not in values else recovered,
-        exact_each=blank.matched & (values["psnr"] > limits.exact_db),
+        recovered_each=blank.matched & seen,
+        exact_each=blank.matched & exact,
         notes=_notes(blank.metrics, values, shape, beside),
     )
 

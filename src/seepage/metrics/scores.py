@@ -22,9 +22,6 @@ BASELINE_NAMES = ("mean_color", "grey", "random")
 _SHARES = frozenset({"recovered", "exact", "gain_db", "label_accuracy"})
 _OF_LABELS = frozenset({"label", "target_error"})
 
-VISIBLE_CORRELATION = 0.8
-"""Correlation over which outlines are plain to the eye, by looking at pictures of the default audit."""
-
 
 @dataclass(frozen=True)
 class Score:
@@ -188,17 +185,6 @@ class Scores:
     def _names(self) -> frozenset[str]:
         """Metrics that a score can be asked of."""
         return frozenset(metrics) | frozenset(self.metrics) | frozenset(self.values)
-
-    @property
-    def visible(self) -> int:
-        """Pictures not counted as recovered whose guess correlates with them by more than 0.8.
-
-        Of rows of a table it says nothing: any row correlates so with any other whose columns have the same means.
-        """
-        found, recovered = self.values.get("correlation"), self.recovered_each
-        if found is None or recovered is None or "ssim" not in self.values:
-            return 0
-        return int(((found > VISIBLE_CORRELATION) & self.matched & ~recovered).sum())
 
     @property
     def _gains(self) -> Tensor | None:

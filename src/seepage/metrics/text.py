@@ -15,14 +15,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from seepage.core.limits import ROUGE_2
 from seepage.core.schema import Summary
 from seepage.errors import SeepageError
 from seepage.metrics.membership import Rate
 from seepage.metrics.scores import Scores
 from seepage.types import Batch, Reconstruction
 
-RECOVERED = 0.5
-"""ROUGE-2 from which a text counts as recovered: half of the neighboring pairs of tokens."""
 NAMES = ("rouge_1", "rouge_2")
 
 
@@ -151,7 +150,7 @@ def score_text(reconstruction: Reconstruction, truth: Batch, aligned: TextAlignm
         values=values,
         baseline_values={},
         matched=matched,
-        recovered_each=exact | (rouges[1] >= RECOVERED),
+        recovered_each=exact | (rouges[1] >= ROUGE_2),
         exact_each=exact,
         batches=torch.zeros(len(truth), dtype=torch.int64),
         label_shares=torch.tensor([share], dtype=torch.float64),

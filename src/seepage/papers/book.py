@@ -49,7 +49,9 @@ Rows are numbers and have no verdict. Those in brackets are the interval over th
 most of several seeds; in FedLeak's Figures 1 and 6 of several images, in its Figure 9 the mean and one deviation.
 Where a paper takes the best guess for each image, the same attack scored with one guess for one image stands below,
 with the share of examples recovered and the PSNR of a flat square of the example's own mean color: what finds
-nothing can still have more dB than the paper's.
+nothing can still have more dB than the paper's. *Recovered* is counted there by the rule of earlier versions, an
+SSIM of at least 0.6 and 3 dB over that square; by today's rule ([recognized](../concepts/verdict.md#recognized)) many
+more would count.
 """
 
 SMALL = {

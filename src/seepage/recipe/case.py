@@ -21,7 +21,7 @@
     [bounds]    where = "all"                  `plans.BoundsPlan`: what no attacker can exceed is bounded as well
     [epsilon]   stated = 8.0                   `plans.EpsilonPlan`: the defense's epsilon is measured by calling it
     [tune]      options = {"attack.tv" = [...]} `plans.TunePlan`: options chosen on other batches than the scored
-    [score]     recovered_ssim = 0.6           `Scoring`: thresholds, further metrics
+    [score]     recovered_likeness = 0.4       `Scoring`: thresholds, further metrics
     [grid]      "model.use" = ["fc2", "convnet"]   one audit cell per combination
     [[case]]    name = "vertical", ...         one more cell: the tables above, changed by these
 
@@ -34,6 +34,7 @@ from pathlib import Path
 
 from seepage.attacks.base import Attack
 from seepage.clients import make_client
+from seepage.core.limits import GAIN_DB, LIKENESS, Limits
 from seepage.defenses import joined
 from seepage.errors import SeepageError, unknown
 from seepage.recipe.auxiliary import Auxiliary
@@ -71,7 +72,11 @@ class Told:
                 raise unknown("thing to tell in knowledge.told", item, _TELLABLE)
 
 
-SCORING_RANGES = {"recovered_ssim": (0.0, 1.0), "recovered_gain_db": (0.0, 60.0), "exact_db": (0.0, 149.0)}
+SCORING_RANGES = {
+    "recovered_likeness": (0.0, 1.0),
+    "recovered_gain_db": (0.0, 60.0),
+    "exact_db": (0.0, 149.0),
+}
 """Least and largest value of each threshold: beyond, a gate would be open or closed whatever came back."""
 
 
@@ -80,8 +85,8 @@ class Scoring:
     """Thresholds of the summary.
 
     Args:
-        recovered_ssim: SSIM from which an example can count as recovered.
-        recovered_gain_db: Decibels over its own mean-color image that it needs besides.
+        recovered_likeness: Likeness to the guess from which an image counts as recovered.
+        recovered_gain_db: Decibels over its own mean from which what is no image counts as recovered.
         exact_db: PSNR over which an example counts as exact.
         lpips: Also compute LPIPS, where its weights are on this machine.
         metrics: Further metrics, each by its name or as `module:function` of one's own.
@@ -90,8 +95,8 @@ class Scoring:
             of files and folders, and may say who the examples are.
     """
 
-    recovered_ssim: float = 0.6
-    recovered_gain_db: float = 3.0
+    recovered_likeness: float = LIKENESS
+    recovered_gain_db: float = GAIN_DB
     exact_db: float = 40.0
     lpips: bool = False
     metrics: Sequence[str] = field(default=(), metadata={"quiet": True})
@@ -113,6 +118,11 @@ class Scoring:
 
             for use in self.metrics:
                 find_metric(use)  # a mistake is said before anything is computed
+
+    @property
+    def limits(self) -> Limits:
+        """From where on an example counts as recovered."""
+        return Limits(self.recovered_likeness, self.recovered_gain_db)
 
 
 def check_minutes(minutes: float | None, what: str) -> None:

@@ -41,7 +41,7 @@ LEVELS = {
 """The verdict in words; any other level means that nothing could be scored."""
 
 GLOSSARY = {
-    "recovered": "so like a private example that it passes for a copy, by the limits named under the tables",
+    "recovered": "so like a private example that it would be recognized, by the limits named under the tables",
     "exact": "as good as equal to a private example: within about 1 % of the value range, by the limit named there too",
     "traces": "closer to a private example than what needs no update, and not recovered",
     "certified": "an attack proved, without the private examples, that only they fit what was sent",
@@ -58,7 +58,6 @@ GLOSSARY = {
 
 OF_PICTURES = {
     "traces": "closer to a private example than a flat square of its mean color, and not recovered",
-    "outlines": "too far off to count, but brighter and darker where the private example is",
 }
 """What is to be looked up where the examples are pictures."""
 
