@@ -25,6 +25,7 @@ from seepage.cli.options import (
     OnOption,
     OutOption,
     QuietOption,
+    ReuseOption,
     SeedOption,
     SetOption,
     SizeOption,
@@ -221,6 +222,7 @@ def attack(
     baseline: BaselineOption = None,
     all_attacks: AllOption = False,
     minutes: MinutesOption = None,
+    reuse: ReuseOption = False,
     no_pictures: NoPicturesOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
@@ -273,6 +275,7 @@ def attack(
             command=command_line(),
             trust=trust,
             all_attacks=all_attacks,
+            reuse=reuse or (condition is None and baseline is None),
             minutes=minutes_of(minutes, MINUTES, all_attacks=all_attacks, parts=use, settings=settings),
             tell=(lambda _: None) if as_json or quiet else _tell,
         )

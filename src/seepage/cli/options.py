@@ -126,6 +126,13 @@ BaselineOption = Annotated[
         "cannot be told.",
     ),
 ]
+ReuseOption = Annotated[
+    bool,
+    typer.Option(
+        "--reuse",
+        help="Judge a run that is there already although nothing shows that you made it, as one from another machine.",
+    ),
+]
 AllOption = Annotated[
     bool,
     typer.Option(
