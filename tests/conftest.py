@@ -2,11 +2,15 @@
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 # Before torch is imported, and for every process that a test starts: their threads would wait for one another's cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A user of their own, whose key is not that of who runs the tests.
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="seepage-tests-state-")
 
 import pytest
 import torch

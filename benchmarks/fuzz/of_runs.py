@@ -17,6 +17,7 @@ from watch import answered, check_markdown, check_page, ran
 from seepage.audit.candidates import open_candidates, open_members
 from seepage.audit.unseen import open_unseen
 from seepage.cli.options import tables_of
+from seepage.core.manifest import write_manifest
 from seepage.core.storage import read_tensors
 from seepage.papers import book
 from seepage.papers.items import list_items
@@ -71,8 +72,11 @@ class _OfRun(Reader):
 
     def prepare(self) -> None:
         shutil.copytree(self.shared / self.source, self.home)
-        for vouches in self.home.rglob("manifest.*"):
-            vouches.unlink()  # a stranger's folder has none, or one that fits
+
+    def vouch(self) -> None:
+        """Write a manifest that fits, as a stranger can."""
+        for path in self.home.rglob("manifest.json"):
+            write_manifest(path.parent)
 
     def pages(self) -> None:
         """What the commands wrote: no stranger's words may act in it."""
@@ -138,7 +142,9 @@ class Run(_OfRun):
         self.command: tuple[str, ...] = ("report",)
 
     def outcome(self) -> str:
+        self.vouch()
         word, *more = self.command
+        more += ["--reuse"] * ("--fail-if" in more)
         if word == "judge":
             more = ["--out", str(self.place / "judge.html"), "--pairs", "20"]
         elif more == ["--sheet"]:
@@ -187,6 +193,7 @@ class Private(_OfRun):
         self.put(name, spoiled_file(rng, read_tensors(self.home / name)))
 
     def outcome(self) -> str:
+        self.vouch()
         found = answered(self._members)
         return (
             ran("score", str(self.home / "run"), "--truth", str(self.home / "private"), "--quiet")
@@ -241,6 +248,7 @@ class Scored(_OfRun):
             self.put("run/attack.json", as_json(rng, found))
 
     def outcome(self) -> str:
+        self.vouch()
         found = ran("score", str(self.home / "run"), "--truth", str(self.home / "private"))
         self.pages()
         return found
@@ -268,6 +276,7 @@ class Judgements(_OfRun):
         self.twice = False
 
     def outcome(self) -> str:
+        self.vouch()
         more = ("--judgements", str(self.home / "answers.json")) * (1 + self.twice)
         found = ran("score", str(self.home), *more)
         self.pages()

@@ -2,6 +2,7 @@
 
 from base import Reader
 from of_data import Archive, Images, Npz, Table, Text
+from of_folders import Baseline, Pack, Printed, SettingsFile
 from of_observed import Captured, FactsOfRounds, Ledger, Privacy, Recorded, Rounds, State, Tensors
 from of_runs import Judgements, Private, Records, Run, Scored
 from of_words import Recipe, Settings, TomlBytes, Words
@@ -29,6 +30,10 @@ ALL: tuple[type[Reader], ...] = (
     Images,
     Table,
     Text,
+    SettingsFile,
+    Baseline,
+    Pack,
+    Printed,
 )
 
 READERS = {reader.name: reader for reader in ALL}

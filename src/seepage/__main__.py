@@ -1,4 +1,8 @@
-"""`python -m seepage` is `seepage`: what lies in the working folder is not imported in place of what is installed."""
+"""`python -m seepage` is `seepage`, for a working folder that is one's own.
+
+Python itself imports from there before this file can take it off the path. In a folder that may be a stranger's, only
+the command `seepage` and `python -P -m seepage` import nothing of it.
+"""
 
 import sys
 from pathlib import Path

@@ -540,6 +540,9 @@ def _rank(cost: str) -> list[int]:
     return [_TIMES.index(word) for word in re.findall(r"[a-z]+", str(cost)) if word in _TIMES] or [len(_TIMES)]
 
 
+FETCHED = "downloaded by torchvision"
+"""Origin of the data sets that a network is used for where they are not on this machine."""
+
 attacks: Registry[Any] = Registry("attack", "seepage.attacks", "attacks", base="seepage.attacks.base:Attack")
 defenses: Registry[Any] = Registry("defense", "seepage.defenses", "defenses", base="seepage.types:Defense")
 clients: Registry[Any] = Registry("client", "seepage.clients", "clients", base="seepage.types:ClientUpdate")

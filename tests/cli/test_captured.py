@@ -15,6 +15,7 @@ from tests.cli.conftest import Cli
 from torch import Tensor, nn
 
 from seepage.core.lock import LOCK
+from seepage.core.manifest import renew
 from seepage.metrics import psnr
 from seepage.models import fc2
 
@@ -309,7 +310,7 @@ def test_the_report_captions_each_picture_without_a_truth_by_what_is_proved_of_i
     tensors = load_file(path)
     tensors["000000/certified"][1] = False
     save_file(tensors, path)
-    (home / "run" / "manifest.json").unlink()
+    renew(home / "run", [path.relative_to(home / "run").as_posix()])
     assert cli("report", "run").code == 0
     page = (home / "run" / "report.html").read_text()
     assert (page.count('96"><small>certified</small>'), page.count('96"><small>not certified</small>')) == (2, 1)

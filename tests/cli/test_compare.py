@@ -39,7 +39,7 @@ def test_taking_the_noise_away_is_worse(noisy: Path, bare: Path, cli: Cli) -> No
 
 
 def test_json_counts_what_is_worse(noisy: Path, bare: Path, cli: Cli) -> None:
-    found = cli("compare", noisy, bare / "result.json", "--json")
+    found = cli("compare", noisy, bare / "result.json", "--json", "--reuse")
     assert (found.code, found.json["worse"], found.json["lost"]) == (1, 2, 0)
     assert {change["measure"] for change in found.json["changes"]} == {"recovered", "exact"}
 
@@ -70,16 +70,16 @@ def test_an_attack_that_the_baseline_did_not_try_is_no_worse_and_no_pass(bare: P
     record = json.loads((bare / "result.json").read_text())
     record["rows"].append(record["rows"][0] | {"attack": "dlg"})
     Path("new.json").write_text(json.dumps(record))
-    found = cli("compare", bare, "new.json")
+    found = cli("compare", bare, "new.json", "--reuse")
     assert (found.code, "worse:" in found.out) == (2, False)
     assert "recovered 8 of 8 (not tried in the older run)" in found.out
     assert "baseline" in found.err
-    told = cli("compare", bare, "new.json", "--json").json
+    told = cli("compare", bare, "new.json", "--json", "--reuse").json
     assert (told["worse"], told["leaks_alone"]) == (0, 2)
     assert {change["lacking"] for change in told["changes"]} == {None, "not tried in the older run"}
     record["rows"][0]["attack"] = "idlg"
     Path("old.json").write_text(json.dumps({**record, "rows": record["rows"][:1]}))
-    both = cli("compare", "old.json", "new.json")
+    both = cli("compare", "old.json", "new.json", "--reuse")
     assert (both.code, "no case and attack in common" in both.err) == (2, True)
 
 

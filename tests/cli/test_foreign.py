@@ -128,7 +128,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "a model option that is none": (facts(architecture=fc2(depth=3)), "no option 'depth'"),
     "a width below zero": (facts(architecture=fc2(hidden=-16)), "at least 1"),
     "a width of a trillion": (facts(architecture=fc2(hidden=10**12)), "(1000000000000,)"),
-    "a width of 10**30": (facts(architecture=fc2(hidden=10**30)), "cannot be built"),
+    "a width of 10**18": (facts(architecture=fc2(hidden=10**18)), "cannot be built"),
     "a trillion classes": (facts(num_classes=10**12), "1000000000000 classes"),
     "a million classes": (facts(num_classes=999_999), "does not fit"),
     "no classes": (facts(num_classes=0), "0 classes"),

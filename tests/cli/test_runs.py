@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from seepage.core import manifest
+
 Cli = Callable[..., Any]
 Refused = Callable[..., str]
 
@@ -254,9 +256,9 @@ def test_a_damaged_result_is_refused(what: str, run: Path, refused: Refused) -> 
 def test_a_damaged_request_is_refused(cli: Cli, run: Path, refused: Refused) -> None:
     assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
     asked = json.loads(Path("blind/attack.json").read_text())
-    Path("blind/manifest.json").unlink()  # which would say that the file was changed
     for change in ({"schema": 2}, {"attacks": 3}, {"attacks": [3]}, {"observed": 3}, {"seed": "x"}, {"seed": 2**64}):
         Path("blind/attack.json").write_text(json.dumps({**asked, **change}))
+        manifest.renew(Path("blind"), ["attack.json"])  # which would say that the file was changed
         assert "attack.json" in refused("score", "blind", "--truth", run / "private")
     assert "2**63" in refused("attack", run / "observed", "--use", "linear", "--seed", 2**64, "--jobs", 1)
 

@@ -53,7 +53,7 @@ def test_the_hooks_are_a_manifest_that_pre_commit_takes_and_name_commands() -> N
 
     commands = {command.callback.__name__ for command in app.registered_commands if command.callback is not None}
     for hook in read(".pre-commit-hooks.yaml"):
-        program, command, *_ = hook["entry"].split()
+        program, command = [word for word in hook["entry"].split() if word != "--no-settings"][:2]
         assert (program, command in commands) == ("seepage", True)
 
 
@@ -123,7 +123,7 @@ def test_inputs_of_the_action_are_words_whatever_stands_in_them(tmp_path: Path, 
         "OUT": "no",
     }
     assert run_step("audit", tmp_path, runner, **asked).returncode == 2
-    words = ["audit", asked["RECIPE"], "; touch pwned", "--set=a b", "--fail-if", asked["FAIL_IF"]]
+    words = ["--no-settings", "audit", asked["RECIPE"], "; touch pwned", "--set=a b", "--fail-if", asked["FAIL_IF"]]
     assert (tmp_path / "words").read_text().splitlines() == [*words, "--no-pictures", "--out", "no"]
     assert run_step("findings", tmp_path, runner, OUT="no", RECIPE="").returncode == 0
     assert not (tmp_path / "pwned").exists()
@@ -160,3 +160,19 @@ def test_changelog_and_citation_are_of_this_version_and_in_their_forms() -> None
     }  # fmt: skip
     assert re.search(r"^## \[Unreleased\]$", changes, re.MULTILINE)
     assert read("CITATION.cff")["version"] == PROJECT["version"]
+
+
+def test_the_action_judges_no_folder_that_is_there(tmp_path: Path, runner: dict[str, str]) -> None:
+    """A checkout that brings a finished run would be judged in place of an audit; nothing of it is shown, either."""
+    (tmp_path / "bin" / "seepage").write_text("#!/bin/sh\ntouch asked\nexit 0\n")
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "result.json").touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    for name in ("there", "link"):
+        found = run_step("audit", tmp_path, runner, RECIPE="", FAIL_IF="recovered>0", ARGS="", OUT=name)
+        assert (found.returncode, "is there already" in found.stderr) == (2, True)
+    assert "run=" not in (tmp_path / "output").read_text()
+    assert run_step("findings", tmp_path, runner, OUT="", RECIPE="").returncode == 0
+    assert not (tmp_path / "asked").exists()
+    run_step("audit", tmp_path, runner, RECIPE="", FAIL_IF="recovered>0", ARGS="", OUT="fresh")
+    assert (tmp_path / "asked").exists()

@@ -41,7 +41,7 @@ def test_a_run_writes_the_folder_of_the_design(tmp_path: Path) -> None:
     files = {str(path.relative_to(run.folder)) for path in run.folder.rglob("*") if path.is_file()}
     assert files == {
         "recipe.toml", "env.json", "result.json", "flags.json", "scores.jsonl", "exposure.json",
-            "manifest.json", "manifest.key",
+            "manifest.json", "manifest.key", "owner.mac",
         "observed/knowledge.json", "observed/model.safetensors", "observed/rounds/000000.safetensors",
         "private/truth.safetensors", "private/cell.json",
         "attacks/cell/linear/000000.json", "attacks/cell/linear/000000.safetensors",

@@ -77,10 +77,10 @@ def test_the_sandbox_sees_what_is_planted(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_reader_answers_forty_spoiled_inputs() -> None:
-    """A minute of two cores: 22 readers in a process each. `python benchmarks/fuzz --inputs 20000` takes hours."""
+    """A minute of two cores: 26 readers in a process each. `python benchmarks/fuzz --inputs 20000` takes hours."""
     done = subprocess.run(
         [sys.executable, str(FUZZ), "--inputs", "40", "--jobs", "2"],
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout[-6000:]}{done.stderr[-3000:]}"
-    assert "inputs 880, crashes 0, hangs 0, deaths 0, code 0, processes 0, network 0, writes 0" in done.stdout
+    assert "inputs 1040, crashes 0, hangs 0, deaths 0, code 0, processes 0, network 0, writes 0" in done.stdout

@@ -5,13 +5,13 @@ import json
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from seepage.audit.folder import Run, claim, undone_on_mistake
+from seepage.audit.folder import Run, claim, take, undone_on_mistake
 from seepage.audit.network import TAKEN_FOR
 from seepage.audit.observe import SIZE_UNKNOWN, Files, observe_files
 from seepage.audit.recorded import AttackRequest, attack_only, request_contents
 from seepage.core.lock import locked
 from seepage.core.manifest import JudgedFile
-from seepage.core.storage import SCHEMA, write_whole
+from seepage.core.storage import SCHEMA
 from seepage.errors import SeepageError
 from seepage.leakage.inference import infer_sizes
 from seepage.models.trial import own_faults
@@ -181,13 +181,13 @@ def attack_captured(capture: Capture, request: AttackRequest) -> Run:
         ]
     )
     folder = request.out or Path("runs") / run_name(f"{text}{asked}", "attack")
-    claim(folder, "captured.json", text)
+    claim(folder, "captured.json", text, reuse=request.reuse)
     observed = folder / "observed"
     with locked(folder) as made:
-        claim(folder, "captured.json", text, sweeps=True)
+        claim(folder, "captured.json", text, sweeps=True, reuse=request.reuse)
         if not (observed / "knowledge.json").exists():
             with undone_on_mistake(made):
-                write_whole(folder / "captured.json", text)
+                take(folder, "captured.json", text)
                 for remark in capture.observe(observed):
                     if request.tell is not None and remark.startswith(TOLD_FIRST):
                         request.tell(remark)

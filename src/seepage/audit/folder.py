@@ -18,7 +18,18 @@ from seepage.core.executor import threads_for
 from seepage.core.lock import LOCK
 from seepage.core.manifest import refuse_changed
 from seepage.core.schema import parse
-from seepage.core.storage import SCHEMA, TEMPORARY, check_schema, read_json, refuse_links, sweep
+from seepage.core.storage import (
+    LARGEST_JSON,
+    SCHEMA,
+    TEMPORARY,
+    check_regular,
+    check_schema,
+    read_json,
+    refuse_links,
+    sweep,
+    write_whole,
+)
+from seepage.core.vouching import OWNER, begin, refuse_foreign
 from seepage.errors import SeepageError
 from seepage.recipe.contents import MARK, split_text
 
@@ -44,7 +55,9 @@ class Run:
     fresh: bool
 
 
-def claim(folder: Path, name: str, text: str, beside: Collection[str] = (), *, sweeps: bool = False) -> bool:
+def claim(
+    folder: Path, name: str, text: str, beside: Collection[str] = (), *, sweeps: bool = False, reuse: bool = True
+) -> bool:
     """Check that a folder is free for a run, or belongs to it already; returns whether the run there is finished.
 
     Args:
@@ -53,6 +66,7 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = (), *, s
         text: Content that the file must have.
         beside: Further entries that are allowed in a folder without that file.
         sweeps: Whether to remove what a killed writer left; only while the folder is `locked`.
+        reuse: Whether what somebody else's seepage made is gone on from, or taken as it is.
 
     Raises:
         SeepageError: Where the folder holds something else, or a link that leads out of it.
@@ -61,7 +75,10 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = (), *, s
         raise SeepageError(f"{folder} is a file; choose another folder with --out")
     refuse_links(folder)
     finished = (folder / "result.json").exists()
+    if not reuse:
+        refuse_foreign(folder)
     if (folder / name).exists():
+        check_regular(folder / name, LARGEST_JSON)
         found = (folder / name).read_text(encoding="utf-8", errors="replace")
         if found != text:
             state = "a finished" if finished else "an unfinished"
@@ -70,11 +87,17 @@ def claim(folder: Path, name: str, text: str, beside: Collection[str] = (), *, s
             sweep(folder, older=STALE_SECONDS if finished else 0.0)
         return finished
     found_names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if {one for one in found_names if not one.startswith((TEMPORARY, LOCK))} - set(beside):
+    if {one for one in found_names if not one.startswith((TEMPORARY, LOCK))} - {OWNER, *beside}:
         raise SeepageError(f"{folder} is not empty and holds no run of this; choose another folder with --out")
     if sweeps:  # what was killed in its very first write
         sweep(folder)
     return False
+
+
+def take(folder: Path, name: str, text: str) -> None:
+    """Say what a folder that was claimed is of, and first whose it is."""
+    begin(folder, text)
+    write_whole(folder / name, text)
 
 
 def _other(found: str, text: str) -> str:
@@ -100,7 +123,8 @@ def undone_on_mistake(made: Path | None) -> Iterator[None]:
 def read_result(folder: Path) -> Result:
     """The content of `result.json` in a run folder, checked against the folder's manifest and the schema."""
     path = folder / "result.json"
-    refuse_changed(folder, path.name)
+    if path.exists():
+        refuse_changed(folder, path.name)
     found = read_json(path)
     check_schema(found, path)
     return parse(Result, found, str(path))

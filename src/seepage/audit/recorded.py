@@ -11,9 +11,10 @@ from typing import Any
 
 from seepage.attacks import ATTACKS
 from seepage.audit.attack import Source, attack_cells
-from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result
+from seepage.audit.folder import MIN_FREE_BYTES, Run, check_device, claim, environment, read_result, take
 from seepage.audit.summary import summarize
 from seepage.core.executor import Executor
+from seepage.core.hashing import Hasher
 from seepage.core.lock import held, locked
 from seepage.core.manifest import RECORDED_FILES, JudgedFile, digest_of, refuse_changed
 from seepage.core.nn import vocabulary_of
@@ -29,7 +30,6 @@ from seepage.core.storage import (
     read_json,
     refuse_links,
     write_json,
-    write_whole,
 )
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe, Scoring, check_minutes
@@ -64,6 +64,7 @@ class AttackRequest:
         tell: Called with what to know before the attacks begin; None: nobody listens, so that nothing is timed for it.
         all_attacks: Whether attacks also run where all examples are certified already.
         minutes: What the attacks may take, to which searches are cut; None: no limit.
+        reuse: Whether a run in the folder that this user's seepage did not make is returned, or gone on from.
     """
 
     attacks: Sequence[Mapping[str, Any]]
@@ -79,6 +80,7 @@ class AttackRequest:
     default: bool = False
     all_attacks: bool = False
     minutes: float | None = None
+    reuse: bool = True
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -149,14 +151,16 @@ def attack_only(
     recorded = replace(recorded, content=fingerprint([source.observed for source in sources]))
     text = recorded.text
     folder = request.out or Path("runs") / run_name(text, "attack")
-    if claim(folder, "attack.json", text, beside):
+    if claim(folder, "attack.json", text, beside, reuse=request.reuse):
         return Run(folder, read_result(folder), fresh=False)
     check_space(folder, MIN_FREE_BYTES)
     recipes = [recipe_of(source, request) for source in sources]
     with locked(folder):
-        if claim(folder, "attack.json", text, beside, sweeps=True):  # by another process, meanwhile
+        if claim(
+            folder, "attack.json", text, beside, sweeps=True, reuse=request.reuse
+        ):  # by another process, meanwhile
             return Run(folder, read_result(folder), fresh=False)
-        write_whole(folder / "attack.json", text)
+        take(folder, "attack.json", text)
         plan = attack_cells(sources, recipes, folder, request.jobs, request.show, on=request.on, tell=request.tell)
         found = environment(request.command, started, request.device, plan.jobs)
         judged = files or judged_files({one.name: one.observed for one in sources})
@@ -318,12 +322,11 @@ def fingerprint(folders: Sequence[Path]) -> str:
     Raises:
         SeepageError: For tensors that are less, or more, than their file's head says.
     """
-    digest = hashlib.sha256()
+    digest, hasher = hashlib.sha256(), Hasher()
     for folder in folders:
         for file in _files_of(folder):
             digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode())
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
+            digest.update(bytes.fromhex(hasher.digest(file)))
     return digest.hexdigest()[:16]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from seepage.core.manifest import refuse_changed
 from seepage.core.storage import read_json
+from seepage.core.vouching import staying_own
 
 
 def forget_failures(folder: Path) -> int:
@@ -15,7 +16,8 @@ def forget_failures(folder: Path) -> int:
     failed = failures(folder)
     if failed:
         # First the result: a run that is killed in between is an unfinished one, and goes on.
-        (folder / "result.json").unlink()
+        with staying_own(folder, finished=False):
+            (folder / "result.json").unlink()
         for path in failed:
             path.with_suffix(".safetensors").unlink(missing_ok=True)
             path.unlink()

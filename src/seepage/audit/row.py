@@ -373,7 +373,10 @@ def _nested(found: Mapping[str, Any]) -> dict[str, Any]:
             continue  # the summaries are complete without the flat keys
         place = row
         for part in path[:-1]:
-            place[part] = dict(place.get(part) or {})
+            inside = place.get(part) or {}
+            if not isinstance(inside, Mapping):
+                raise PydanticCustomError("damaged", "{words}", {"words": f"{part!r} cannot be {inside!r:.40}"})
+            place[part] = dict(inside)
             place = place[part]
         place.setdefault(path[-1], value)
     # A summary without a mean is dropped: an interval alone is no score.
@@ -438,6 +441,16 @@ class Result(JsonRecord):
     tuned: list[TunedRow] = []
     budget: Budget | None = None
     warnings: list[Diagnostic] = []
+
+    @model_validator(mode="after")
+    def _of_known_cells(self) -> "Result":
+        """Whatever speaks of a cell speaks of one that is there."""
+        known = {cell.name for cell in self.cells}
+        parts = (self.rows, self.membership, self.bounds, self.epsilons)
+        odd = next((row.cell for part in parts for row in part if row.cell not in known), None)
+        if odd is not None:
+            raise PydanticCustomError("damaged", "{words}", {"words": f"a row is of the unknown cell {odd!r:.40}"})
+        return self
 
     def rows_of(self, cell: Cell) -> list[Row]:
         """The rows of one cell, in the order of the file."""

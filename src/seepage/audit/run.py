@@ -27,6 +27,7 @@ from seepage.audit.folder import (
     claim,
     environment,
     read_result,
+    take,
     undone_on_mistake,
 )
 from seepage.audit.measured import measure_cells
@@ -38,11 +39,7 @@ from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_optio
 from seepage.core.executor import Executor
 from seepage.core.lock import locked
 from seepage.core.progress import ProgressCallback, no_progress
-from seepage.core.storage import (
-    check_space,
-    write_json,
-    write_whole,
-)
+from seepage.core.storage import check_space, write_json
 from seepage.errors import SeepageError
 from seepage.privacy.accounting import check_installed
 from seepage.recipe.case import Recipe
@@ -61,6 +58,7 @@ def run(
     command: str = "",
     retry_failed: bool = False,
     budget: Budget | None = None,
+    reuse: bool = True,
 ) -> Run:
     """Audit: record every cell of a recipe, run every attack on it, score, and write the run folder.
 
@@ -74,6 +72,7 @@ def run(
         command: The command line, stored with the run.
         retry_failed: Whether what failed in a finished run is run again.
         budget: The plan of an earlier run of the same recipe, to keep to; None: one is made where minutes are given.
+        reuse: Whether a run in the folder that this user's seepage did not make is returned, or gone on from.
 
     Raises:
         SeepageError: For mistakes in the recipe or the data, and where the folder holds another run.
@@ -81,7 +80,7 @@ def run(
     recipes = cells(tables, controls=True)
     text = run_text(tables, recipes)
     folder = out or Path("runs") / run_name(text, _name_of(recipes[0]))
-    if claim(folder, "recipe.toml", text) and not (retry_failed and failures(folder)):
+    if claim(folder, "recipe.toml", text, reuse=reuse) and not (retry_failed and failures(folder)):
         return Run(folder, read_result(folder), fresh=False)
     sweep_tables = None if recipes[0].tune is None else tuning_tables(tables, recipes)
     if sweep_tables is not None:
@@ -93,16 +92,18 @@ def run(
     started = time.time()
     check_space(folder, MIN_FREE_BYTES)
     with locked(folder) as made:
-        finished = claim(folder, "recipe.toml", text, sweeps=True)  # by another process, meanwhile
+        finished = claim(folder, "recipe.toml", text, sweeps=True, reuse=reuse)  # by another process, meanwhile
         if finished and not (retry_failed and forget_failures(folder)):
             return Run(folder, read_result(folder), fresh=False)
         with undone_on_mistake(made):
-            write_whole(folder / "recipe.toml", text)
+            take(folder, "recipe.toml", text)
             if budget is not None and budget.minutes == recipes[0].minutes and read_budget(folder) is None:
                 write_budget(folder, budget)
             tuned: list[TunedRow] = []
             if sweep_tables is not None:
-                tried = run(sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command)
+                tried = run(
+                    sweep_tables, out=folder / TUNING, jobs=jobs, on=on, show=show, command=command, reuse=reuse
+                )
                 tuned = chosen_options(tables, recipes, tried.result)
                 recipes = cells(with_options(tables, tuned), controls=True)
         with ready_for(recipes, folder, jobs, on) as workers:
@@ -160,7 +161,7 @@ def run_attack(
     with locked(out) as made:
         claim(out, "recipe.toml", text, sweeps=True)
         with undone_on_mistake(made):
-            write_whole(out / "recipe.toml", text)
+            take(out, "recipe.toml", text)
             record_cells(recipes, out, show)
         source = own_source(recipe, recipes, out)
         attack_cells([source], [recipe], out, 1, show, only=attack)
@@ -179,7 +180,7 @@ def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: Pro
     with locked(folder) as made:
         claim(folder, "recipe.toml", text, sweeps=True)
         with undone_on_mistake(made):
-            write_whole(folder / "recipe.toml", text)
+            take(folder, "recipe.toml", text)
             record_cells(recipes, folder, show, keep=sys.maxsize)
     return folder
 

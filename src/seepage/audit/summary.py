@@ -33,6 +33,7 @@ from seepage.core.nn import vocabulary_of
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.core.schema import Guarantee
 from seepage.core.storage import SCHEMA, json_text, write_json, write_lines, write_tensors, write_whole
+from seepage.core.vouching import staying_own
 from seepage.data.npz import load_tokens
 from seepage.errors import SeepageError
 from seepage.leakage import diagnostics, exposure
@@ -134,8 +135,9 @@ def summarize(
     )
     # By its result a run counts as finished, so that is written last: the manifest tells what it will be.
     text = json_text(without_places(result.record(), places))
-    write_manifest(folder, {"result.json": text})
-    write_whole(folder / "result.json", text)
+    with staying_own(folder):
+        write_manifest(folder, {"result.json": text})
+        write_whole(folder / "result.json", text)
     return result
 
 

@@ -26,6 +26,7 @@ from seepage.cli.options import (
     OnOption,
     OutOption,
     QuietOption,
+    ReuseOption,
     SeedOption,
     SetOption,
     SizeOption,
@@ -227,6 +228,7 @@ def attack(
     baseline: BaselineOption = None,
     all_attacks: AllOption = False,
     minutes: MinutesOption = None,
+    reuse: ReuseOption = False,
     no_pictures: NoPicturesOption = False,
     allow: AllowOption = False,
     why: WhyOption = False,
@@ -278,6 +280,7 @@ def attack(
             command=command_line(),
             trust=trust,
             all_attacks=all_attacks,
+            reuse=reuse or (condition is None and baseline is None),
             minutes=minutes_of(minutes, MINUTES, all_attacks=all_attacks, parts=use, settings=settings),
             tell=None if as_json or quiet else _tell,
         )

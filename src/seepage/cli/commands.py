@@ -40,6 +40,7 @@ from seepage.cli.options import (
     QuietOption,
     RecipeArgument,
     RetryOption,
+    ReuseOption,
     SeedOption,
     SetOption,
     SizeOption,
@@ -156,6 +157,7 @@ def audit(
     all_attacks: AllOption = False,
     minutes: MinutesOption = None,
     retry_failed: RetryOption = False,
+    reuse: ReuseOption = False,
     no_pictures: NoPicturesOption = False,
     trust: TrustModelOption = False,
     why: WhyOption = False,
@@ -203,6 +205,7 @@ def audit(
             command=command_line(),
             retry_failed=retry_failed,
             budget=recorded_plan(recipe),
+            reuse=reuse or (condition is None and baseline is None),
         )
         again = retry_failed and finished.fresh
         write_pages(finished.folder, show, again=again, pictures=False if no_pictures else None)
@@ -263,11 +266,13 @@ def score(
     fail_if: GateOption = None,
     allow: AllowOption = False,
     why: WhyOption = False,
+    reuse: ReuseOption = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Score a run that was attacked without the truth, show an audit's scores again, or count what people judged."""
     from seepage.audit.recorded import score_run
+    from seepage.core.vouching import refuse_foreign
     from seepage.recipe.overrides import change
 
     if judgements:
@@ -277,6 +282,8 @@ def score(
         return
     own = [setting for setting in settings or [] if setting.strip().startswith("score.")]
     condition = condition_of(fail_if, change({}, own) if fail_if else {})
+    if condition is not None and not reuse:
+        refuse_foreign(run)
     finished = score_run(run, truth, settings or [], trust=trust)
     write_pages(run, lambda *_: None, again=finished.fresh)
     present(run, finished, as_json, quiet, note_old=False, why=why)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seepage.cli.options import JsonOption
+from seepage.cli.options import JsonOption, ReuseOption
 from seepage.errors import SeepageError, printable
 
 if TYPE_CHECKING:
@@ -32,11 +32,15 @@ def compare(
             "or meant. Repeatable.",
         ),
     ] = None,
+    reuse: ReuseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Say what got worse from one run to another, beyond chance: exit code 1 if anything did, 2 if nobody can tell."""
+    from seepage.core.vouching import refuse_foreign
     from seepage.evidence import comparison
 
+    if not reuse:  # the older one is the bar, which is set by naming it; the newer one is judged
+        refuse_foreign(new)
     found = comparison.compare(comparison.open_result(old), comparison.open_result(new), meant=meant or ())
     if as_json:
         print(json.dumps(found.record()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from seepage.cli.options import JsonOption
+from seepage.cli.options import JsonOption, ReuseOption
 from seepage.errors import SeepageError, printable, unknown
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def evidence(
     location: Annotated[
         str, typer.Option("--location", help="File of your repository that findings are shown at.")
     ] = "recipe.toml",
+    reuse: ReuseOption = False,
     only: Annotated[
         str | None,
         typer.Option(
@@ -36,6 +37,7 @@ def evidence(
     ] = None,
 ) -> None:
     """Write what an auditor files: findings, formats for pipelines, an annex to print, digests, a signature."""
+    from seepage.core.vouching import refuse_foreign
     from seepage.evidence import FORMATS, PackRequest, export, write_pack
 
     request = PackRequest(subject=subject, auditor=auditor, key=sign, pdf=pdf, location=location)
@@ -44,6 +46,9 @@ def evidence(
             raise unknown("format", only, FORMATS)
         if out is not None or sign is not None or pdf:
             raise SeepageError("--print writes one format to the terminal; leave out --out, --sign and --pdf")
+    if not reuse:
+        refuse_foreign(run)
+    if only is not None:
         sys.stdout.write(export(run, only, request))
         return
     folder = write_pack(run, out or Path(f"{run.resolve()}-evidence"), request)
@@ -84,6 +89,7 @@ def verify(
             "good": checked.good,
             "files": checked.files,
             "signer": checked.signer,
+            "key": checked.key,
             "differences": [one.model_dump() for one in checked.differences],
             "problems": [*checked.problems, *(checked.misfits or [])],
             "run": None if run is None else {"path": str(run), "matches": not checked.misfits},

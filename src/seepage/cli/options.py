@@ -141,6 +141,13 @@ UndefendedOption = Annotated[
         help="With --defense: do not attack the case without it as well, which shows whether these attacks work here.",
     ),
 ]
+ReuseOption = Annotated[
+    bool,
+    typer.Option(
+        "--reuse",
+        help="Judge a run that is there already although nothing shows that you made it, as one from another machine.",
+    ),
+]
 AllOption = Annotated[
     bool,
     typer.Option(

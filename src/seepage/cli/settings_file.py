@@ -11,22 +11,26 @@ from typing import Any
 
 import typer
 
-from seepage.errors import SeepageError, printable, unknown
+from seepage.errors import SeepageError, printable, short, unknown
+from seepage.registry import FETCHED, datasets
+from seepage.signatures import describe
 
 FILES = (("seepage.toml", ()), ("pyproject.toml", ("tool", "seepage")))
 """Names of files, the first that is there counts; and the path to the table in it."""
 
-OPTIONS = (
-    "recipe", "data", "model", "weights", "client", "batch_size", "attack", "defense", "told", "seed", "device",
-    "settings", "tune", "out", "jobs", "membership", "bounds", "prove", "fail_if", "baseline", "no_pictures",
-)  # fmt: skip
-"""What it may set, by the name of the parameter. Not `--on`: to join a cluster is to run its code."""
+OPTIONS: Mapping[str, type] = {
+    "recipe": str, "data": str, "model": str, "weights": str, "client": str, "batch_size": int, "attack": str,
+    "defense": str, "told": str, "seed": int, "device": str, "settings": str, "tune": str, "out": str, "jobs": int,
+    "membership": bool, "bounds": bool, "prove": bool, "fail_if": str, "baseline": str, "no_pictures": bool,
+}  # fmt: skip
+"""What it may set, by the name of the parameter, and of what type. Not `--on`: to join a cluster is to run its code;
+not `--reuse`: whose a run is, only who types the command can say."""
 
 TYPED_ONLY = {"recovered_likeness", "recovered_gain_db", "exact_db", "names"}
 """Keys of [score] that such a file may not set."""
 
-SAID = 400
-"""Letters of the line that says what was taken from the file."""
+LONGEST, MOST = 200, 16
+"""Letters of one text, and texts of one option: all that is taken from the file is printed, and nothing cut."""
 
 SPELLED = {"set": "settings"}
 SPELLED_BACK = {new: old for old, new in SPELLED.items()}
@@ -64,14 +68,26 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(name: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise SeepageError(f"{name} holds no table of options; correct it")
     found = {SPELLED.get(key, key.replace("-", "_")): value for key, value in table.items()}
     for key, value in found.items():
         if key not in OPTIONS:
             raise unknown(f"option in {name}", key, [option.replace("_", "-") for option in OPTIONS])
+        spelled = SPELLED_BACK.get(key, key.replace("_", "-"))
         if isinstance(value, dict) or (isinstance(value, list) and key not in REPEATABLE):
-            raise SeepageError(f"{key.replace('_', '-')} in {name} is one value, as on the command line; correct it")
-        if key in REPEATABLE and not isinstance(value, list):
-            found[key] = [value]
+            raise SeepageError(f"{spelled} in {name} is one value, as on the command line; correct it")
+        values = value if isinstance(value, list) else [value]
+        wrong = next((one for one in values if type(one) is not OPTIONS[key]), None)
+        if wrong is not None:
+            raise SeepageError(f"{spelled} in {name} must be {describe(OPTIONS[key])}, not {short(wrong)}; correct it")
+        if len(values) > MOST or any(len(str(one)) > LONGEST or "\0" in str(one) for one in values):
+            raise SeepageError(
+                f"{spelled} in {name} has more than {MOST} values, or one of more than {LONGEST} letters or with "
+                "a character that no name has, which nobody would read; give it on your own command line or in a recipe"
+            )
+        if key in REPEATABLE:
+            found[key] = values
     out = found.get("out")
     here = Path.cwd().resolve()
     if out is not None and not (here / str(out)).resolve().is_relative_to(here):  # through a link, too
@@ -92,15 +108,17 @@ def use_settings(context: typer.Context) -> None:
     if options:
         pairs = ((SPELLED_BACK.get(key, key.replace("_", "-")), value) for key, value in options.items())
         said = ", ".join(f"{key} = {value}" for key, value in pairs)
-        print(printable(f"using {name}: {said}")[:SAID], file=sys.stderr)
+        print(printable(f"using {name}: {said}"), file=sys.stderr)
 
 
 def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
     """Raise where the options of a file, or the recipe that they name, take what only who types the command may give.
 
-    That is: code to run, what counts as recovered (which would open a gate), and that names of data are written down.
+    That is: code to run, what counts as recovered (which would open a gate), that names of data are written down, a
+    folder that data sets are kept in, and whatever has to be fetched.
     """
     from seepage.cli.options import tables_of
+    from seepage.recipe.contents import texts_in
     from seepage.recipe.trust import own_code
 
     taken = {"recipe", "data", "model", "weights", "client", "batch_size", "seed", "device", "told", "settings"}
@@ -114,12 +132,26 @@ def _refuse_power(name: str, options: Mapping[str, Any]) -> None:
             f"{name} names code to run ({printable(found[0])[:80]}), which only your own command line may; leave "
             "it out there, and name the recipe or --model yourself"
         )
+    fetched = next((f"{place} = {text}" for place, text in texts_in(tables) if _reaches_out(place, text)), None)
+    if fetched is not None:
+        raise SeepageError(
+            f"{name} sets {printable(fetched)[:80]}, which only your own command line may: it writes outside of this "
+            "folder or uses the network; leave it out there, and give the recipe, --data or --weights yourself"
+        )
     moved = [key for key in _scoring(tables) if key.rpartition(".")[2] in TYPED_ONLY]
     if moved:
         raise SeepageError(
             f"{name} sets {printable(moved[0])[:80]}, which only your own command line may: it decides what a gate "
             "sees or what a result names; leave it out there, and give the recipe or --set yourself"
         )
+
+
+def _reaches_out(place: str, text: str) -> bool:
+    """Whether a text of a recipe names a folder to keep data sets in, or what is fetched where it is missing."""
+    head, _, key = place.rpartition(".")
+    fetched = text in datasets and datasets[text].facts.get("origin") == FETCHED
+    of_data = place in ("data", "auxiliary") or (head in ("data", "auxiliary") and key == "use")
+    return key == "root" or text == "pretrained" or (of_data and fetched)
 
 
 def _scoring(tables: Any, place: str = "") -> Iterator[str]:

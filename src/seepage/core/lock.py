@@ -70,13 +70,18 @@ def held(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def scratch() -> Iterator[Path]:
+def scratch(beside: Path | None = None, prefix: str = SCRATCH) -> Iterator[Path]:
     """A temporary folder, which only its owner can open and which is removed at the end.
 
     A process that is killed cannot remove its own. The next one does: it removes those that nobody has locked.
+
+    Args:
+        beside: Where it is made; None: where the system has such folders.
+        prefix: What its name begins with, and those of the ones that are removed.
     """
-    _sweep_scratch(Path(tempfile.gettempdir()))
-    place, lock = _claimed()
+    parent = Path(tempfile.gettempdir()) if beside is None else beside
+    _sweep_scratch(parent, prefix)
+    place, lock = _claimed(parent, prefix)
     try:
         yield place
     finally:
@@ -85,14 +90,14 @@ def scratch() -> Iterator[Path]:
         shutil.rmtree(place, ignore_errors=True)
 
 
-def _claimed() -> tuple[Path, BaseFileLock]:
+def _claimed(parent: Path, prefix: str) -> tuple[Path, BaseFileLock]:
     """A new temporary folder and its lock.
 
     Between making the lock's file and locking it, another process can take the folder for one that was left behind,
     lock it first and remove it. Then a further one is made.
     """
     while True:
-        place = Path(tempfile.mkdtemp(prefix=SCRATCH))
+        place = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         lock = FileLock(place / LOCK, timeout=0, mode=0o600, thread_local=False)
         with suppress(Timeout):
             lock.acquire()
@@ -101,8 +106,8 @@ def _claimed() -> tuple[Path, BaseFileLock]:
             lock.release()
 
 
-def _sweep_scratch(place: Path) -> None:
-    for left in place.glob(f"{SCRATCH}*"):
+def _sweep_scratch(place: Path, prefix: str) -> None:
+    for left in [path for path in place.iterdir() if path.name.startswith(prefix)]:
         with suppress(OSError, Timeout):
             found = left.lstat()
             mine = not hasattr(os, "getuid") or found.st_uid == os.getuid()

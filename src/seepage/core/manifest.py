@@ -6,34 +6,45 @@ HMAC-SHA-256 with a key that stays in the run folder. A plain digest of a label 
 shown the manifest whether a guess at it is right.
 
 A manifest alone shows accidents and careless edits: who can edit the folder can write a manifest that fits. Against
-others it must be signed, or its digest kept elsewhere.
+others it must be signed, its digest kept elsewhere, or the folder be one's own (`vouching`).
 """
 
 import hashlib
 import hmac
 import json
+import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
+from seepage.core.hashing import Hasher
 from seepage.core.lock import LOCK
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import (
     OWNER_ONLY,
     SCHEMA,
+    TEMPORARY,
     check_regular,
     check_schema,
     read_json,
     refuse_links,
+    walk,
     write_json,
     write_whole,
 )
+from seepage.core.vouching import OWNER, staying_own
 from seepage.errors import SeepageError, short
 
 FILE = "manifest.json"
 KEY_FILE = "manifest.key"
 KEY_BYTES = 32
+
+LARGEST = 2**24
+"""Bytes of a manifest: some 80,000 files."""
+
+UNLISTED = (FILE, KEY_FILE, LOCK, OWNER)
+"""Files of a run that its manifest does not list."""
 
 UNSEALED_FOLDERS = frozenset({"observed"})
 """Folders of a run whose files have plain digests: what the server saw."""
@@ -113,7 +124,8 @@ def write_manifest(folder: Path, coming: Mapping[str, str] | None = None) -> Non
     """
     key = _key(folder, make=True)
     about = {path: text.encode() for path, text in (coming or {}).items()}
-    files = {path: _digest_of_file(folder, path, key) for path in _paths(folder) if path not in about}
+    hasher = Hasher(own=True)
+    files = {path: _digest_of_file(folder, path, key, hasher) for path in _paths(folder) if path not in about}
     files |= {path: _digest_of_bytes(path, content, key) for path, content in about.items()}
     _write(folder, files)
 
@@ -127,12 +139,13 @@ def renew(folder: Path, paths: Iterable[str]) -> None:
     """
     if not (folder / FILE).exists():
         return
-    files, key = dict(read_manifest(folder).files), _key(folder, make=True)
+    files, key, hasher = dict(read_manifest(folder).files), _key(folder, make=True), Hasher(own=True)
     for path in paths:
         files.pop(path, None)
         if (folder / path).is_file():
-            files[path] = _digest_of_file(folder, path, key)
-    _write(folder, files)
+            files[path] = _digest_of_file(folder, path, key, hasher)
+    with staying_own(folder):
+        _write(folder, files)
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -144,7 +157,7 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / FILE
     if not path.exists():
         raise SeepageError(f"{folder} has no {FILE}, so nothing is known of what its files were; audit again")
-    found = read_json(path)
+    found = read_json(path, LARGEST)
     check_schema(found, path)
     return parse(Manifest, {"schema_version": SCHEMA, "files": found.get("files")}, str(path))
 
@@ -156,20 +169,22 @@ def differences(folder: Path) -> list[Difference]:
         SeepageError: Where there is no manifest, or the key of its sealed digests is gone.
     """
     refuse_links(folder)
-    known, key = read_manifest(folder).files, _key(folder)
-    there = set(_paths(folder))
+    known, key, hasher = read_manifest(folder).files, _key(folder), Hasher()
+    there, strange = set(_paths(folder)), unlisted(folder, {*known, *UNLISTED})
     if key is None and any(one.sealed for one in known.values()):
         raise SeepageError(f"{folder} has no {KEY_FILE}, without which its sealed files cannot be compared; restore it")
     found = [Difference(path=path, what="missing") for path in known.keys() - there]
-    found += [Difference(path=path, what="added") for path in there - known.keys()]
+    found += [Difference(path=path, what="added") for path in strange]
     found += [
-        Difference(path=path, what="changed") for path in known.keys() & there if not _fits(folder, path, known, key)
+        Difference(path=path, what="changed")
+        for path in sorted(known.keys() & there)
+        if not _fits(folder, path, known, key, hasher)
     ]
     return sorted(found, key=lambda one: one.path)
 
 
 def refuse_changed(folder: Path, path: str | None = None) -> None:
-    """Raise where a file differs from the manifest. A folder without one passes: older versions wrote none.
+    """Raise where a file differs from the manifest, or where there is none: then nothing is known of what it was.
 
     Args:
         folder: The run folder.
@@ -178,13 +193,11 @@ def refuse_changed(folder: Path, path: str | None = None) -> None:
     Raises:
         SeepageError: With the file's name.
     """
-    if not (folder / FILE).exists():
-        return
     if path is None:
         wrong = next((one.path for one in differences(folder) if one.what != "added"), None)
     else:
         known = read_manifest(folder).files
-        wrong = path if path in known and not _fits(folder, path, known, _key(folder)) else None
+        wrong = path if path not in known or not _fits(folder, path, known, _key(folder), Hasher()) else None
     if wrong is not None:
         raise SeepageError(
             f"{folder / wrong} is not what the run wrote: its digest differs from that in {FILE}; "
@@ -192,10 +205,21 @@ def refuse_changed(folder: Path, path: str | None = None) -> None:
         )
 
 
+def unlisted(folder: Path, known: Container[str]) -> list[str]:
+    """Whatever lies in a folder beside these files and the folders that lead to them, whether it is a file or not."""
+    found, needed = list[str](), set[str]()
+    for entry in walk(folder):
+        path = Path(os.path.relpath(entry.path, folder)).as_posix()
+        if path in known and entry.is_file():
+            needed.update(parent.as_posix() for parent in Path(path).parents)
+        else:
+            found.append(path)
+    return [path for path in found if path not in needed]
+
+
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """SHA-256 of one file, in hexadecimal."""
+    return Hasher().digest(path)
 
 
 # --- digests -----------------------------------------------------------------------------------------------------
@@ -203,10 +227,10 @@ def digest_of(path: Path) -> str:
 
 def _paths(folder: Path) -> Iterator[str]:
     """All files that a manifest lists: not the lock, nor what is just being written."""
-    for path in sorted(folder.rglob("*")):
-        inside = path.relative_to(folder)
-        if path.is_file() and inside.as_posix() not in (FILE, KEY_FILE, LOCK) and not path.name.startswith(".writing-"):
-            yield inside.as_posix()
+    for entry in walk(folder):
+        inside = Path(os.path.relpath(entry.path, folder)).as_posix()
+        if entry.is_file() and inside not in UNLISTED and not entry.name.startswith(TEMPORARY):
+            yield inside
 
 
 def _is_sealed(path: str) -> bool:
@@ -214,14 +238,10 @@ def _is_sealed(path: str) -> bool:
     return first not in (UNSEALED_FOLDERS if rest else UNSEALED_FILES)
 
 
-def _digest_of_file(folder: Path, path: str, key: bytes | None) -> Digest:
+def _digest_of_file(folder: Path, path: str, key: bytes | None, hasher: Hasher) -> Digest:
     file = folder / path
-    check_regular(file)
-    seal = hmac.new(key, digestmod="sha256") if key is not None and _is_sealed(path) else hashlib.sha256()
-    with file.open("rb") as stream:
-        while block := stream.read(2**20):
-            seal.update(block)
-    return Digest(sha256=seal.hexdigest(), size=file.stat().st_size, sealed=_is_sealed(path))
+    seal = hmac.new(key, digestmod="sha256") if key is not None and _is_sealed(path) else None
+    return Digest(sha256=hasher.digest(file, seal), size=file.stat().st_size, sealed=_is_sealed(path))
 
 
 def _digest_of_bytes(path: str, content: bytes, key: bytes | None) -> Digest:
@@ -230,11 +250,11 @@ def _digest_of_bytes(path: str, content: bytes, key: bytes | None) -> Digest:
     return Digest(sha256=found.hex(), size=len(content), sealed=sealed)
 
 
-def _fits(folder: Path, path: str, known: Mapping[str, Digest], key: bytes | None) -> bool:
-    # The size first: no reader should have to hash terabytes to learn that a file is another.
-    if (folder / path).stat().st_size != known[path].size:
+def _fits(folder: Path, path: str, known: Mapping[str, Digest], key: bytes | None, hasher: Hasher) -> bool:
+    # The size first: no reader should have to hash a file to learn that it is another.
+    if not (folder / path).is_file() or (folder / path).stat().st_size != known[path].size:
         return False
-    return hmac.compare_digest(_digest_of_file(folder, path, key).sha256, known[path].sha256)
+    return hmac.compare_digest(_digest_of_file(folder, path, key, hasher).sha256.encode(), known[path].sha256.encode())
 
 
 def _key(folder: Path, *, make: bool = False) -> bytes | None:

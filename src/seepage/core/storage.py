@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import secrets
 import shutil
 import time
@@ -35,8 +36,26 @@ LONGEST_LINE = 2**24
 LARGEST_TENSORS = 2**36
 """Bytes of one file of tensors, where no closer limit is known."""
 
+MOST_TENSORS = 20_000
+"""Tensors of one file: each takes time, however small it is."""
+
 LARGEST_HEAD = 2**24
-"""Bytes of the table at the head of a file of tensors: 100,000 of them."""
+"""Bytes of the table at the head of a file of tensors."""
+
+DEEPEST_JSON = 64
+"""Tables and lists within one another in one JSON file; nothing that is written has more than a few."""
+
+MOST_TABLES = 2**21
+"""Tables and lists of one JSON file."""
+
+MOST_DIGITS = 19
+"""Digits of a whole number in a JSON file: more no count has, and some no float can hold."""
+
+DEEPEST_FOLDER = 64
+"""Folders within one another; nothing that is written has more than a few."""
+
+MOST_ENTRIES = 500_000
+"""Files and folders below one folder."""
 
 DTYPES = {
     torch.float64: "F64",
@@ -65,6 +84,7 @@ LARGEST_TEXT = 2**28
 """Bytes of a file of somebody's own texts or rows; more is refused before it is read."""
 
 FEWER_ROWS = "the most that is read; keep fewer of its rows"
+FEWER_FILES = "the most that is looked through; name a folder with fewer"
 NO_SUCH_FILE = "which no such file is; check the path, or make it again"
 """What is said of a file that is too large."""
 
@@ -111,10 +131,10 @@ def sweep(folder: Path, *, older: float = 0.0) -> None:
         folder: The folder.
         older: Seconds since the last change, from which a file is taken for left, where somebody may be writing.
     """
-    for left in folder.rglob(f"{TEMPORARY}*"):
+    for left in walk(folder):
         with suppress(OSError):  # whoever writes it may just have renamed it
-            if not older or time.time() - left.stat().st_mtime > older:
-                left.unlink(missing_ok=True)
+            if left.name.startswith(TEMPORARY) and (not older or time.time() - left.stat().st_mtime > older):
+                Path(left.path).unlink(missing_ok=True)
 
 
 OWNER_ONLY = 0o600
@@ -168,14 +188,53 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_json(path: Path, largest: int = LARGEST_JSON) -> Any:
-    """Read a JSON file; `SeepageError` where it is missing, no JSON, or has numbers that JSON has no word for."""
+    """Read a JSON file; `SeepageError` where it is missing, or is no JSON as `parse_json` has it."""
     check_regular(path, largest)
     try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_finite, parse_float=_finite)
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SeepageError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     except (ValueError, RecursionError) as error:
         raise SeepageError(f"{path} is not valid JSON ({str(error)[:120]}); record it again") from error
+
+
+def parse_json(text: str) -> Any:
+    r"""What a stranger's JSON text holds.
+
+    Raises:
+        ValueError: Where it is no JSON; for numbers that JSON has no word for, whole ones of more than `MOST_DIGITS`
+            digits, half characters (which no file can hold as UTF-8), and more than `DEEPEST_JSON` levels.
+        RecursionError: For thousands of levels.
+
+    >>> parse_json('{"a": [1, 2.5]}')
+    {'a': [1, 2.5]}
+    >>> parse_json('"\\ud800"')
+    Traceback (most recent call last):
+    ValueError: a text has half a character
+    """
+    if text.count("[") + text.count("{") > MOST_TABLES:  # each takes a hundred bytes, and time
+        raise ValueError(f"it has more than {MOST_TABLES:,} tables and lists")
+    found = json.loads(text, parse_constant=_finite, parse_float=_finite)
+    digits = _LONG.search(text) is not None  # of a whole number or of a fraction; a look at each number takes seconds
+    level: list[Any] = [[found]]
+    for _ in range(DEEPEST_JSON + 1):
+        parts = [values.values() if isinstance(values, dict) else values for values in level]
+        if digits and any(type(value) is int and abs(value) >= 10**MOST_DIGITS for part in parts for value in part):
+            raise ValueError(f"a whole number has more than {MOST_DIGITS} digits")
+        level = [value for part in parts for value in part if type(value) in (dict, list)]
+        if not level:
+            break
+    if level:
+        raise ValueError(f"it has more than {DEEPEST_JSON} levels")
+    if _HALF.search(text) and _HALF_ALONE.search(json.dumps(found, ensure_ascii=False)):
+        raise ValueError("a text has half a character")
+    return found
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+_HALF_ALONE = re.compile("[\ud800-\udfff]")
+_LONG = re.compile(rf"\d{{{MOST_DIGITS + 1}}}", re.ASCII)
+"""Half a character as JSON spells it, one without its other half, and more digits than a whole number may have."""
 
 
 def _finite(text: str) -> float:
@@ -212,13 +271,43 @@ def refuse_links(folder: Path) -> None:
     The folder itself may be reached through one.
     """
     root = folder.resolve()
-    for parent, folders, names in os.walk(folder):
-        for path in (Path(parent, name) for name in (*folders, *names)):
-            if path.is_symlink() and not _leads_below(path, root):
-                raise SeepageError(
-                    f"{folder} holds a link that leads out of it ({short(str(path.relative_to(folder)))}), which is "
-                    "not followed; put the file itself there, if it is yours"
-                )
+    for entry in walk(folder):
+        if entry.is_symlink() and not _leads_below(Path(entry.path), root):
+            raise SeepageError(
+                f"{folder} holds a link that leads out of it ({short(os.path.relpath(entry.path, folder))}), which is "
+                "not followed; put the file itself there, if it is yours"
+            )
+
+
+def walk(folder: Path, *, hidden: bool = True, most: int | None = MOST_ENTRIES) -> "Iterator[os.DirEntry[str]]":
+    """Everything below a folder that may be a stranger's, in the order of the names; links are not followed.
+
+    Args:
+        folder: The folder; one that is not there, or that cannot be opened, has nothing in it.
+        hidden: Whether names that begin with a dot count, and what is below them.
+        most: Files and folders that there may be; None: any number, as of one's own pictures.
+
+    Raises:
+        SeepageError: Where there are more, or folders more than `DEEPEST_FOLDER` deep.
+    """
+    left, count = [(os.fspath(folder), 0)], 0
+    while left:  # a stack of our own: `os.walk` and `Path.rglob` call themselves, once for each folder
+        place, depth = left.pop()
+        if depth > DEEPEST_FOLDER:
+            raise SeepageError(
+                f"{folder} has folders more than {DEEPEST_FOLDER} deep, which nothing is read of; move what is yours up"
+            )
+        found = []
+        with suppress(OSError), os.scandir(place) as entries:
+            for entry in entries:
+                count += 1
+                if most is not None and count > most:
+                    raise SeepageError(f"{folder} holds more than {most:,} files and folders, {FEWER_FILES}")
+                if hidden or not entry.name.startswith("."):
+                    found.append(entry)
+        found.sort(key=lambda entry: entry.name)
+        yield from found
+        left += [(entry.path, depth + 1) for entry in reversed(found) if entry.is_dir(follow_symlinks=False)]
 
 
 def _leads_below(path: Path, root: Path) -> bool:
@@ -249,11 +338,11 @@ def each_line(path: Path) -> Iterator[dict[str, Any]]:
             try:
                 if len(line) > LONGEST_LINE:
                     raise ValueError(f"it is longer than {LONGEST_LINE >> 20} MiB")
-                found = json.loads(line.decode("utf-8", "replace"))
+                found = parse_json(line.decode("utf-8", "replace"))
                 if not isinstance(found, dict):
                     raise ValueError(f"it holds a {type(found).__name__} and no table")
             except (ValueError, RecursionError) as error:
-                if not file.read(1):
+                if len(line) <= LONGEST_LINE and not line.endswith(b"\n"):  # cut short by a kill
                     return
                 reason = str(error)[:120]
                 raise SeepageError(
@@ -374,22 +463,40 @@ def read_tensors(path: Path, names: Collection[str] | None = None, *, most: int 
     Raises:
         SeepageError: For a missing, truncated or too large file, and for pickles, which can run code when loaded.
     """
-    refuse_pickle(path)
     check_regular(path, most)
+    there = set(tensor_names(path))
     try:
-        _check_head(path)
         # Copies: views into the file are not aligned in memory, and kernels then round differently.
         if names is None:
             found = {name: tensor.clone() for name, tensor in load_file(path).items()}
         else:
             with safe_open(path, framework="pt") as file:
-                found = {name: file.get_tensor(name).clone() for name in names if name in file.keys()}  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise SeepageError(f"{path} does not exist; check the path") from error
+                found = {name: file.get_tensor(name).clone() for name in names if name in there}
     except (SafetensorError, OSError, ValueError) as error:
         raise _not_whole(path, error) from error
     check_kinds(found, path)
     return found
+
+
+def tensor_names(path: Path) -> list[str]:
+    """The names in a safetensors file, by its head alone.
+
+    Raises:
+        SeepageError: For a file that is missing, not whole, or of absurd size or number of tensors.
+    """
+    refuse_pickle(path)
+    check_regular(path, LARGEST_TENSORS)
+    try:
+        _check_head(path)
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+        if len(names) > MOST_TENSORS:
+            raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
+    except FileNotFoundError as error:
+        raise SeepageError(f"{path} does not exist; check the path") from error
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _not_whole(path, error) from error
+    return names
 
 
 def check_kinds(tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -407,13 +514,7 @@ def check_whole(path: Path) -> None:
     Raises:
         SeepageError: For such a file, and for one of absurd size.
     """
-    check_regular(path, LARGEST_TENSORS)
-    try:
-        _check_head(path)
-        with safe_open(path, framework="pt"):
-            pass
-    except (SafetensorError, OSError, ValueError) as error:
-        raise _not_whole(path, error) from error
+    tensor_names(path)
 
 
 def _not_whole(path: Path, error: Exception) -> SeepageError:
@@ -424,8 +525,8 @@ def _check_head(path: Path) -> None:
     """Raise `ValueError` where the head of a safetensors file names a table of absurd size."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-    if size > LARGEST_HEAD:
-        raise ValueError(f"its head of {size} bytes is larger than {LARGEST_HEAD >> 20} MiB")
+        if size > LARGEST_HEAD:
+            raise ValueError(f"its head of {size} bytes is larger than {LARGEST_HEAD >> 20} MiB")
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from seepage.core.storage import walk
 from seepage.data.dataset import Options, divide
 from seepage.data.files import FileDataset, shape_of
 from seepage.errors import SeepageError
@@ -91,12 +92,10 @@ def _sub_folders(root: Path) -> list[Path]:
 def _images_below(folder: Path, root: Path) -> list[str]:
     """Paths of the images below a class folder, relative to the root, sorted."""
     found = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        for name in names:
-            path = Path(parent, name)
-            if not name.startswith(".") and path.suffix.lower() in SUFFIXES and _is_inside(path, root):
-                found.append(str(path.relative_to(root)))
+    for entry in walk(folder, hidden=False, most=None):
+        path = Path(entry.path)
+        if path.suffix.lower() in SUFFIXES and _is_inside(path, root):
+            found.append(str(path.relative_to(root)))
     return sorted(found)
 
 

@@ -16,13 +16,10 @@ from seepage.data.arrays import ArrayDataset
 from seepage.data.dataset import Dataset, Options, check_labels
 from seepage.data.files import RESIZE, FileDataset
 from seepage.errors import SeepageError
-from seepage.registry import datasets
+from seepage.registry import FETCHED, datasets
 
 _TRAIN_FLAG = ({"train": True}, {"train": False})
 _SPLIT_WORD = ({"split": "train"}, {"split": "test"})
-
-
-_ORIGIN = "downloaded by torchvision"
 
 
 @dataclass(frozen=True)
@@ -63,46 +60,46 @@ class TorchvisionSet:
         return ArrayDataset(self.name, source, images, labels, classes, train, private, options.size, options.channels)
 
 
-cifar10 = datasets.register("cifar10", about="60,000 small color photographs in 10 classes, 32x32", origin=_ORIGIN)(
+cifar10 = datasets.register("cifar10", about="60,000 small color photographs in 10 classes, 32x32", origin=FETCHED)(
     TorchvisionSet("cifar10", "CIFAR10", _TRAIN_FLAG)
 )
-cifar100 = datasets.register("cifar100", about="60,000 small color photographs in 100 classes, 32x32", origin=_ORIGIN)(
+cifar100 = datasets.register("cifar100", about="60,000 small color photographs in 100 classes, 32x32", origin=FETCHED)(
     TorchvisionSet("cifar100", "CIFAR100", _TRAIN_FLAG)
 )
 country211 = datasets.register(
-    "country211", about="52,750 photographs from 211 countries; needs data.size", origin=_ORIGIN
+    "country211", about="52,750 photographs from 211 countries; needs data.size", origin=FETCHED
 )(TorchvisionSet("country211", "Country211", in_files=True))
-dtd = datasets.register("dtd", about="3,760 photographs of 47 textures; needs data.size", origin=_ORIGIN)(
+dtd = datasets.register("dtd", about="3,760 photographs of 47 textures; needs data.size", origin=FETCHED)(
     TorchvisionSet("dtd", "DTD", in_files=True)
 )
 fashion_mnist = datasets.register(
-    "fashion_mnist", about="70,000 grey pictures of clothes in 10 classes, 28x28", origin=_ORIGIN
+    "fashion_mnist", about="70,000 grey pictures of clothes in 10 classes, 28x28", origin=FETCHED
 )(TorchvisionSet("fashion_mnist", "FashionMNIST", _TRAIN_FLAG))
 fgvc_aircraft = datasets.register(
-    "fgvc_aircraft", about="10,000 photographs of 100 kinds of aircraft; needs data.size", origin=_ORIGIN
+    "fgvc_aircraft", about="10,000 photographs of 100 kinds of aircraft; needs data.size", origin=FETCHED
 )(TorchvisionSet("fgvc_aircraft", "FGVCAircraft", ({"split": "trainval"}, {"split": "test"}), in_files=True))
-flowers102 = datasets.register("flowers102", about="7,169 photographs of 102 flowers; needs data.size", origin=_ORIGIN)(
+flowers102 = datasets.register("flowers102", about="7,169 photographs of 102 flowers; needs data.size", origin=FETCHED)(
     TorchvisionSet("flowers102", "Flowers102", in_files=True)
 )
-food101 = datasets.register("food101", about="101,000 photographs of 101 dishes; needs data.size", origin=_ORIGIN)(
+food101 = datasets.register("food101", about="101,000 photographs of 101 dishes; needs data.size", origin=FETCHED)(
     TorchvisionSet("food101", "Food101", in_files=True)
 )
 imagenette = datasets.register(
-    "imagenette", about="13,394 ImageNet photographs in 10 easy classes; needs data.size", origin=_ORIGIN
+    "imagenette", about="13,394 ImageNet photographs in 10 easy classes; needs data.size", origin=FETCHED
 )(TorchvisionSet("imagenette", "Imagenette", ({"split": "train"}, {"split": "val"}), in_files=True))
 kmnist = datasets.register(
-    "kmnist", about="70,000 grey handwritten Japanese characters in 10 classes, 28x28", origin=_ORIGIN
+    "kmnist", about="70,000 grey handwritten Japanese characters in 10 classes, 28x28", origin=FETCHED
 )(TorchvisionSet("kmnist", "KMNIST", _TRAIN_FLAG))
-mnist = datasets.register("mnist", about="70,000 grey handwritten digits, 28x28", origin=_ORIGIN)(
+mnist = datasets.register("mnist", about="70,000 grey handwritten digits, 28x28", origin=FETCHED)(
     TorchvisionSet("mnist", "MNIST", _TRAIN_FLAG)
 )
-stl10 = datasets.register("stl10", about="13,000 color photographs in 10 classes, 96x96", origin=_ORIGIN)(
+stl10 = datasets.register("stl10", about="13,000 color photographs in 10 classes, 96x96", origin=FETCHED)(
     TorchvisionSet("stl10", "STL10")
 )
-svhn = datasets.register("svhn", about="99,289 color photographs of house-number digits, 32x32", origin=_ORIGIN)(
+svhn = datasets.register("svhn", about="99,289 color photographs of house-number digits, 32x32", origin=FETCHED)(
     TorchvisionSet("svhn", "SVHN")
 )
-usps = datasets.register("usps", about="9,298 grey handwritten digits, 16x16", origin=_ORIGIN)(
+usps = datasets.register("usps", about="9,298 grey handwritten digits, 16x16", origin=FETCHED)(
     TorchvisionSet("usps", "USPS", _TRAIN_FLAG)
 )
 

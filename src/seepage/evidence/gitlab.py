@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, get_args
 
+from seepage.core.words import for_label
 from seepage.evidence.findings import Found, State
 from seepage.evidence.statement import Evidence, Share
 
@@ -38,7 +39,7 @@ def open_metrics(evidence: Evidence, found: Sequence[Found]) -> str:
     ]
     for case in evidence.judged:
         if case.recovered is not None and case.inconclusive is None:
-            lines.append(f'seepage_recovered_share{{case="{_label(case.case)}"}} {_share(case.recovered)}')
+            lines.append(f'seepage_recovered_share{{case="{for_label(case.case)}"}} {_share(case.recovered)}')
     for name, share in (("maximum", evidence.maximum_risk), ("average", evidence.average_risk)):
         if share is not None and not evidence.risk_words(share).startswith("inconclusive"):
             lines += [f"# TYPE seepage_{name}_risk gauge", f"# HELP seepage_{name}_risk Of recovered examples."]
@@ -51,7 +52,3 @@ def open_metrics(evidence: Evidence, found: Sequence[Found]) -> str:
 
 def _share(share: Share) -> str:
     return f"{share.hits / share.of:.6g}"
-
-
-def _label(text: str) -> str:
-    return " ".join(text.split()).replace("\\", "\\\\").replace('"', '\\"')

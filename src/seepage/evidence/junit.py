@@ -1,15 +1,11 @@
 """JUnit XML: one test case per finding, so that a build shows what leaks and what was not tried."""
 
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
+from seepage.core.words import for_xml
 from seepage.evidence.findings import Found
 from seepage.evidence.statement import Evidence
-
-_NOT_XML = re.compile("[^\\t\\n\\r\\u0020-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
-"""All but the characters of XML 1.0, production 2."""
-
 
 ERRORS = ("untried", "open")
 """States of findings of which nobody knows what they would be."""
@@ -29,19 +25,19 @@ def junit(evidence: Evidence, found: Sequence[Found]) -> str:
     root = ET.Element("testsuites", {"name": "seepage", **_counts(found)})
     for case in dict.fromkeys(one.case for one in found):
         inside = [one for one in found if one.case == case]
-        stamp = {} if evidence.started is None else {"timestamp": evidence.started.removesuffix("Z")}
-        suite = ET.SubElement(root, "testsuite", {"name": _plain(case), **stamp, **_counts(inside)})
+        stamp = {} if evidence.started is None else {"timestamp": for_xml(evidence.started.removesuffix("Z"))}
+        suite = ET.SubElement(root, "testsuite", {"name": for_xml(case), **stamp, **_counts(inside)})
         for one in inside:
-            names = {"name": _plain(one.rule), "classname": _plain(f"seepage.{one.kind}.{one.cell}")}
+            names = {"name": for_xml(one.rule), "classname": for_xml(f"seepage.{one.kind}.{one.cell}")}
             element = ET.SubElement(suite, "testcase", {**names, "time": f"{one.seconds:.3f}"})
             if one.state == "leaks":
-                ET.SubElement(element, "failure", message=_plain(one.words), type=one.severity)
+                ET.SubElement(element, "failure", message=for_xml(one.words), type=one.severity)
             elif one.state in ERRORS:
-                ET.SubElement(element, "error", message=_plain(one.words), type=one.state)
+                ET.SubElement(element, "error", message=for_xml(one.words), type=one.state)
             elif one.state in ("skipped", "unneeded", "unjudged"):
-                ET.SubElement(element, "skipped", message=_plain(one.words))
+                ET.SubElement(element, "skipped", message=for_xml(one.words))
             else:
-                ET.SubElement(element, "system-out").text = _plain(one.words)
+                ET.SubElement(element, "system-out").text = for_xml(one.words)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
@@ -55,12 +51,3 @@ def _counts(found: Sequence[Found]) -> dict[str, str]:
         "skipped": str(sum(state in ("skipped", "unneeded", "unjudged") for state in states)),
         "time": f"{sum(one.seconds for one in found):.3f}",
     }
-
-
-def _plain(text: str) -> str:
-    r"""Without characters that XML 1.0 has no place for; names of cases and reasons may be a stranger's.
-
-    >>> _plain("a\x00b\ud800")
-    'ab'
-    """
-    return _NOT_XML.sub("", text)

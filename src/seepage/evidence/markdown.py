@@ -1,13 +1,11 @@
 """Markdown: a summary for the page of a build or of a merge request, and a section for a model card."""
 
-import re
 from collections.abc import Sequence
 
 from seepage.audit.row import counted_features, counted_guesses
+from seepage.core.words import for_markdown
 from seepage.evidence.findings import Found
 from seepage.evidence.statement import Evidence, counted_given
-
-_SPECIAL = re.compile(r"([\\`*_\[\]|~$#])")
 
 WORDS = {
     "leaks": "**leaks**",
@@ -24,22 +22,12 @@ TELLING = ("leaks", "untried", "open")
 """States that a reader must see at once."""
 
 
-def plain(text: str) -> str:
-    r"""Text that Markdown shows as it is: a case's name may be a stranger's.
-
-    >>> plain("<img src=x>|[a](b)")
-    '&lt;img src=x&gt;\\|\\[a\\](b)'
-    """
-    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", text)
-
-
 def summary(evidence: Evidence, found: Sequence[Found]) -> str:
     """What `$GITHUB_STEP_SUMMARY`, or a comment on a merge request, shows of a run."""
     lines = [
         "# seepage: what the updates give back",
         "",
-        plain(evidence.verdict),
+        for_markdown(evidence.verdict),
         "",
         *_warnings(evidence),
         *_doubts(evidence),
@@ -47,7 +35,7 @@ def summary(evidence: Evidence, found: Sequence[Found]) -> str:
         "",
     ]
     lines += ["| side | finding |", "|---|---|"]
-    lines += [f"| {plain(name)} | {plain(words)} |" for name, words in evidence.sides.items()]
+    lines += [f"| {for_markdown(name)} | {for_markdown(words)} |" for name, words in evidence.sides.items()]
     telling = [one for one in found if one.state in TELLING]
     rest = [one for one in found if one.state not in TELLING]
     if telling:
@@ -60,7 +48,7 @@ def summary(evidence: Evidence, found: Sequence[Found]) -> str:
             *_table(rest),
         ]
         lines += ["", "</details>"]
-    lines += ["", "**Not tried:**", "", *(f"- {plain(item)}" for item in evidence.not_tried)]
+    lines += ["", "**Not tried:**", "", *(f"- {for_markdown(item)}" for item in evidence.not_tried)]
     return "\n".join(lines) + "\n"
 
 
@@ -70,12 +58,12 @@ def model_card(evidence: Evidence) -> str:
     lines = [
         "## Privacy of updates in federated learning",
         "",
-        f"Audited on {plain(date)} with {plain(evidence.tool)} by {plain(evidence.auditor)}:",
-        f"{plain(evidence.subject)}.",
+        f"Audited on {for_markdown(date)} with {for_markdown(evidence.tool)} by {for_markdown(evidence.auditor)}:",
+        f"{for_markdown(evidence.subject)}.",
         f"The attacker is an honest-but-curious server (threat model {evidence.threat_model.letter}, "
-        f"{plain(evidence.threat_model.name)}, of {plain(evidence.threat_model.source)}).",
+        f"{for_markdown(evidence.threat_model.name)}, of {for_markdown(evidence.threat_model.source)}).",
         "",
-        plain(evidence.verdict),
+        for_markdown(evidence.verdict),
         "",
         *_warnings(evidence),
         *_doubts(evidence),
@@ -89,22 +77,22 @@ def model_card(evidence: Evidence) -> str:
         cells = [f"{case.letter}: {case.case}{beside}", case.defense_words, case.recovered_words]
         cells += [case.exact_words, case.best or "none"]
         cells += ["not known" if case.ratio is None else f"{case.ratio:g}"]
-        lines.append(f"| {' | '.join(map(plain, cells))} |")
-    lines += ["", "Attacks: " + "; ".join(plain(f"{one.name} ({one.source})") for one in evidence.attacks) + "."]
-    lines += ["", "### Not tried", "", *(f"- {plain(item)}" for item in evidence.not_tried)]
-    lines += ["", "### When to audit again", "", *(f"- {plain(item)}" for item in evidence.audit_again)]
+        lines.append(f"| {' | '.join(map(for_markdown, cells))} |")
+    lines += ["", "Attacks: " + "; ".join(for_markdown(f"{one.name} ({one.source})") for one in evidence.attacks) + "."]
+    lines += ["", "### Not tried", "", *(f"- {for_markdown(item)}" for item in evidence.not_tried)]
+    lines += ["", "### When to audit again", "", *(f"- {for_markdown(item)}" for item in evidence.audit_again)]
     return "\n".join(lines) + "\n"
 
 
 def _warnings(evidence: Evidence) -> list[str]:
     """What limits the numbers, right under the verdict."""
     lines = evidence.warning_lines
-    return ["**Warnings:**", "", *(f"- {plain(line)}" for line in lines), ""] if lines else []
+    return ["**Warnings:**", "", *(f"- {for_markdown(line)}" for line in lines), ""] if lines else []
 
 
 def _doubts(evidence: Evidence) -> list[str]:
     """A paragraph for each doubt."""
-    return [line for words in evidence.doubts for line in (plain(words), "")]
+    return [line for words in evidence.doubts for line in (for_markdown(words), "")]
 
 
 def _risks(evidence: Evidence) -> list[str]:
@@ -118,11 +106,13 @@ def _risks(evidence: Evidence) -> list[str]:
         why = evidence.unscored.capitalize() or "There is no case"
         return [f"{why}, so no share of private examples can be given.{without}"]
     return [
-        f"Maximum risk, in the worst case: {plain(evidence.risk_words(evidence.maximum_risk))} private examples "
-        f"recovered. Average over all cases: {plain(evidence.risk_words(evidence.average_risk))}."
+        f"Maximum risk, in the worst case: {for_markdown(evidence.risk_words(evidence.maximum_risk))} private examples "
+        f"recovered. Average over all cases: {for_markdown(evidence.risk_words(evidence.average_risk))}."
     ]
 
 
 def _table(found: Sequence[Found]) -> list[str]:
-    rows = ((plain(one.case), plain(one.rule), WORDS[one.state], plain(one.words)) for one in found)
+    rows = (
+        (for_markdown(one.case), for_markdown(one.rule), WORDS[one.state], for_markdown(one.words)) for one in found
+    )
     return ["| case | attack | state | finding |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]

@@ -6,19 +6,30 @@ junit.xml  results.sarif  bom.cdx.json  gitlab-code-quality.json  metrics.txt
 manifest.json  [manifest.json.sig  signer.pub]
 """
 
-import secrets
-import shutil
+import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from seepage.audit import row as rows
 from seepage.core import manifest
+from seepage.core.hashing import MOST_OF_PACK, Hasher
+from seepage.core.lock import scratch
 from seepage.core.manifest import Difference, Digest
 from seepage.core.schema import JsonRecord, parse
-from seepage.core.storage import check_regular, check_schema, json_text, read_json, refuse_links, write_whole
-from seepage.errors import SeepageError
+from seepage.core.storage import (
+    TEMPORARY,
+    check_regular,
+    check_schema,
+    json_text,
+    read_json,
+    refuse_links,
+    walk,
+    write_whole,
+)
+from seepage.core.words import all_spelled
+from seepage.errors import SeepageError, short
 from seepage.evidence import statement
 from seepage.evidence.annex import annex, print_page
 from seepage.evidence.cyclonedx import cyclonedx
@@ -55,6 +66,14 @@ FORMATS: Mapping[str, Callable[[Evidence, list[Found], str], str]] = {
     "evidence": lambda evidence, found, _: json_text(evidence.model_dump(mode="json")),
 }
 """What a pipeline can ask for by itself, by name."""
+
+
+NAMES = frozenset({
+    "evidence.json", "evidence.schema.json", "result.json", "result.schema.json", "annex.html", "annex.pdf",
+    "model-card.md", "summary.md", "junit.xml", "results.sarif", "bom.cdx.json", "gitlab-code-quality.json",
+    "metrics.txt", manifest.FILE, SIGNATURE, SIGNER,
+})  # fmt: skip
+"""All that a pack may hold."""
 
 
 class PackManifest(JsonRecord):
@@ -119,28 +138,38 @@ def write_pack(run: Path, out: Path, request: PackRequest | None = None) -> Path
     signer = None if key is None else key_name(key.public_key())
     digest = manifest.digest_of(run / manifest.FILE)
     files = _files(opened, request, digest, signer)
-    temporary = out.parent / f".writing-{secrets.token_hex(8)}"
     try:
-        temporary.mkdir(parents=True)
-        for name, content in files.items():
-            write_whole(temporary / name, content)
-        if request.pdf:
-            print_page(temporary / "annex.html", temporary / "annex.pdf")
-        if key is not None:
-            write_whole(temporary / SIGNER, public_text(key.public_key()))
-        text = json_text(_manifest(opened, temporary, digest))
-        write_whole(temporary / manifest.FILE, text)
-        if key is not None:
-            write_whole(temporary / SIGNATURE, sign(text.encode(), key))
-        shutil.rmtree(out, ignore_errors=True)
-        temporary.rename(out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with scratch(out.parent, f"{TEMPORARY}{out.name}-") as place:
+            new, old = place / "new", place / "old"
+            new.mkdir()
+            for name, content in files.items():
+                write_whole(new / name, content)
+            if request.pdf:
+                print_page(new / "annex.html", new / "annex.pdf")
+            if key is not None:
+                write_whole(new / SIGNER, public_text(key.public_key()))
+            text = json_text(_manifest(opened, new, digest))
+            write_whole(new / manifest.FILE, text)
+            if key is not None:
+                write_whole(new / SIGNATURE, sign(text.encode(), key))
+            if out.exists():
+                out.rename(old)  # which goes with the temporary folder, once the new one has its name
+            _put(new, out, old)
     except OSError as error:
         raise SeepageError(
             f"cannot write {out}: {error.strerror or error}; choose another folder with --out"
         ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return out
+
+
+def _put(new: Path, out: Path, old: Path) -> None:
+    try:
+        new.rename(out)
+    except OSError:
+        if old.exists():
+            old.rename(out)
+        raise
 
 
 def export(run: Path, name: str, request: PackRequest | None = None) -> str:
@@ -152,17 +181,22 @@ def export(run: Path, name: str, request: PackRequest | None = None) -> str:
     request = request or PackRequest()
     manifest.refuse_changed(run, "result.json")
     opened = open_run(run)
-    evidence = statement.state(opened, subject=request.subject, auditor=request.auditor)
-    return FORMATS[name](evidence, findings(opened.result), request.location)
+    return FORMATS[name](*_stated(opened, request), request.location)
+
+
+def _stated(run: RunFolder, request: PackRequest) -> tuple[Evidence, list[Found]]:
+    """The evidence and the findings, in words that act nowhere: many of them are a stranger's."""
+    evidence = statement.state(run, subject=request.subject, auditor=request.auditor)
+    found = [replace(one, **all_spelled(asdict(one))) for one in findings(run.result)]
+    return Evidence.model_validate(all_spelled(evidence.model_dump())), found
 
 
 def _files(run: RunFolder, request: PackRequest, digest: str, signer: str | None) -> dict[str, str]:
-    evidence = statement.state(run, subject=request.subject, auditor=request.auditor)
-    found = findings(run.result)
+    evidence, found = _stated(run, request)
     return {
         "evidence.json": json_text(evidence.model_dump(mode="json")),
         "evidence.schema.json": json_text(statement.json_schema()),
-        "result.json": (run.folder / "result.json").read_text(encoding="utf-8"),
+        "result.json": json_text(read_json(run.folder / "result.json")),  # byte by byte, unless a stranger wrote it
         "result.schema.json": json_text(rows.json_schema()),
         "annex.html": annex(evidence, digest=digest, signer=signer),
         "model-card.md": model_card(evidence),
@@ -188,7 +222,8 @@ def _weights(run: RunFolder) -> dict[str, str]:
 
 
 def _manifest(run: RunFolder, pack: Path, digest: str) -> dict[str, Any]:
-    own = {path.name: _digest(path) for path in sorted(pack.iterdir())}
+    hasher = Hasher(own=True)
+    own = {path.name: _digest(path, hasher) for path in sorted(pack.iterdir())}
     return {
         "schema": 1,
         "kind": "evidence",
@@ -199,15 +234,24 @@ def _manifest(run: RunFolder, pack: Path, digest: str) -> dict[str, Any]:
     }
 
 
-def _digest(path: Path) -> Digest:
-    return Digest(sha256=manifest.digest_of(path), size=path.stat().st_size)
+def _digest(path: Path, hasher: Hasher) -> Digest:
+    return Digest(sha256=hasher.digest(path), size=path.stat().st_size)
 
 
 def _check_free(out: Path) -> None:
+    """Raise unless a folder is free, or holds nothing but what a pack is made of: it is replaced as a whole."""
     if out.is_symlink() or (out.exists() and not out.is_dir()):
         raise SeepageError(f"{out} is no folder; choose another with --out")
-    if out.exists() and any(out.iterdir()) and not is_pack(out):
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not is_pack(out):
         raise SeepageError(f"{out} is not empty and no evidence pack; choose another folder with --out")
+    other = next((path.name for path in sorted(out.iterdir()) if path.name not in NAMES or not path.is_file()), None)
+    if other is not None:
+        raise SeepageError(
+            f"{out} is an evidence pack with something beside it ({short(other)}), which would go with the old pack; "
+            "move it, or choose another folder with --out"
+        )
 
 
 # --- checking ----------------------------------------------------------------------------------------------------
@@ -221,6 +265,7 @@ class Checked:
         differences: Files that are not as the manifest says.
         files: Number of files that were compared.
         signer: Name of the key whose signature is good; None: not signed, or not well.
+        key: Whose key that is: `named` by who asks, or the pack's `its own`, which anybody can make; None: no signer.
         problems: What is wrong with the signature.
         misfits: Why the run that was named is not the pack's; empty where it is, None where no run was named.
     """
@@ -230,6 +275,7 @@ class Checked:
     signer: str | None
     problems: list[str]
     misfits: list[str] | None = None
+    key: Literal["named", "its own"] | None = None
 
     @property
     def unchanged(self) -> bool:
@@ -247,7 +293,7 @@ def is_pack(folder: Path) -> bool:
     path = folder / manifest.FILE
     if not path.is_file():
         return False
-    found = read_json(path)
+    found = read_json(path, manifest.LARGEST)
     return isinstance(found, dict) and found.get("kind") == "evidence"
 
 
@@ -273,21 +319,25 @@ def verify_pack(folder: Path, *, key: Path | None = None, run: Path | None = Non
     """
     refuse_links(folder)
     path = folder / manifest.FILE
-    record = read_json(path)
+    record = read_json(path, manifest.LARGEST)
     check_schema(record, path)
     found = parse(PackManifest, {"schema_version": 1, **record}, str(path))
-    there = {one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.is_file()}
+    there = {os.path.relpath(one.path, folder).replace(os.sep, "/") for one in walk(folder) if one.is_file()}
     there -= {manifest.FILE, SIGNATURE}
+    hasher = Hasher(MOST_OF_PACK)
     wrong = [Difference(path=name, what="missing") for name in found.files.keys() - there]
-    wrong += [Difference(path=name, what="added") for name in there - found.files.keys()]
+    strange = manifest.unlisted(folder, {*found.files, manifest.FILE, SIGNATURE})
+    wrong += [Difference(path=name, what="added") for name in strange]
     wrong += [
         Difference(path=name, what="changed")
-        for name in found.files.keys() & there
-        if (folder / name).stat().st_size != found.files[name].size or _digest(folder / name) != found.files[name]
+        for name in sorted(found.files.keys() & there)
+        if (folder / name).stat().st_size != found.files[name].size
+        or _digest(folder / name, hasher) != found.files[name]
     ]
     signer, problems = _signature(folder, path, key)
     misfits = None if run is None else _misfits(run, found)
-    return Checked(sorted(wrong, key=lambda one: one.path), len(found.files), signer, problems, misfits)
+    whose: Literal["named", "its own"] | None = None if signer is None else "its own" if key is None else "named"
+    return Checked(sorted(wrong, key=lambda one: one.path), len(found.files), signer, problems, misfits, whose)
 
 
 def refuse_changed_pack(folder: Path) -> None:
@@ -312,6 +362,7 @@ def _signature(folder: Path, path: Path, key: Path | None) -> tuple[str | None, 
     if key is None and not own.is_file():
         return None, [f"it is signed and has no {SIGNER}, so say by whom with --key"]
     public = open_public_key(key) if key is not None else parse_public_key(own.read_bytes(), str(own))
+    check_regular(path, manifest.LARGEST)
     if is_signed(path.read_bytes(), place.read_bytes(), public):
         return key_name(public), []
     whose = "that of --key" if key is not None else "the one in the pack"

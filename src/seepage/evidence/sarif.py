@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from seepage.core.words import for_sarif
 from seepage.evidence.findings import Found
 from seepage.evidence.statement import AttackEvidence, Evidence
 from seepage.registry import attacks as known_attacks
@@ -36,7 +37,7 @@ def sarif(evidence: Evidence, found: Sequence[Found], *, location: str = "recipe
     lacking = [one for one in found if one.state == "untried"]
     if lacking:
         invocation["toolExecutionNotifications"] = [
-            {"level": "error", "message": {"text": f"{one.rule} on {one.case} has no result. {_sentence(one.words)}"}}
+            {"level": "error", "message": {"text": _sentence(f"{one.rule} on {one.case} has no result. {one.words}")}}
             for one in lacking
         ]
     return {
@@ -61,7 +62,7 @@ def _rule(name: str, told: AttackEvidence | None) -> dict[str, Any]:
         about = "The epsilon of the defense that really runs, measured by calling it, beside the one that is claimed."
     if name == "closed_form":
         about = "What the update gives away exactly by itself, read off its layers with no attack run."
-    source = "" if told is None else f" Published: {told.source}."
+    source = "" if told is None else f" Published: {for_sarif(told.source)}."
     return {
         "id": f"seepage/{name}",
         "name": "".join(part.capitalize() for part in name.replace("-", "_").replace(".", "_").split("_")),
@@ -82,7 +83,7 @@ def _result(one: Found, index: int, location: str) -> dict[str, Any]:
         "ruleIndex": index,
         "kind": KINDS[one.state],
         "level": one.severity if one.state == "leaks" else "none",
-        "message": {"text": f"On {one.case}: {_sentence(one.words)}"},
+        "message": {"text": _sentence(f"On {one.case}: {one.words}")},
         "locations": [
             {"physicalLocation": {"artifactLocation": {"uri": location}, "region": {"startLine": 1}}},
         ],
@@ -92,5 +93,5 @@ def _result(one: Found, index: int, location: str) -> dict[str, Any]:
 
 
 def _sentence(text: str) -> str:
-    text = " ".join(text.split())
+    text = for_sarif(" ".join(text.split()))
     return text if text.endswith((".", "!", "?")) else f"{text}."

@@ -91,7 +91,24 @@ def parse_public_key(text: bytes, where: str) -> "Ed25519PublicKey":
         raise SeepageError(f"{where} is no public key in PEM; pass the .pub file of seepage keygen") from error
     if not isinstance(key, Ed25519PublicKey):
         raise SeepageError(f"{where} is no Ed25519 key; pass the .pub file of seepage keygen")
+    if has_small_order(key.public_bytes_raw()):
+        raise SeepageError(f"{where} is a key under which anybody can sign anything; ask the auditor for theirs")
     return key
+
+
+def has_small_order(raw: bytes) -> bool:
+    """Whether 8 times the point of a public key is the neutral one: then one signature fits any content.
+
+    On -x^2 + y^2 = 1 + d x^2 y^2 these points have y = 1 or -1 (order 1 and 2), y = 0 (order 4), or x^2 = -y^2, as
+    their double has y = 0 (order 8), which gives d y^4 + 2 y^2 - 1 = 0. The sign of x, the top bit, does not matter.
+
+    >>> has_small_order(bytes(32)), has_small_order(bytes([9, *31 * [0]]))
+    (True, False)
+    """
+    p = 2**255 - 19
+    d = -121665 * pow(121666, -1, p) % p
+    square = (int.from_bytes(raw, "little") % 2**255) ** 2 % p
+    return square in (0, 1) or (d * square * square + 2 * square - 1) % p == 0
 
 
 def public_text(key: "Ed25519PublicKey") -> bytes:

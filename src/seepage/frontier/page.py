@@ -15,6 +15,7 @@ from seepage.core.storage import write_whole
 from seepage.frontier.advising import untried
 from seepage.frontier.rows import DefenseRow, pareto, points_of
 from seepage.report import formatting as words
+from seepage.report.drawing import import_matplotlib
 from seepage.report.templates import page_environment
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def _groups(rows: Sequence[DefenseRow], best: set[str]) -> list[dict[str, Any]]:
 
 def draw(rows: Sequence[DefenseRow]) -> bytes:
     """The plot as a PNG: each defense by its number in the table, and the line of Pareto-optimal defenses."""
+    import_matplotlib()
     import matplotlib
     from matplotlib.figure import Figure
 

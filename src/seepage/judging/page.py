@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from seepage.core.lock import held
 from seepage.core.manifest import renew
 from seepage.core.storage import OWNER_ONLY, SCHEMA, make_private, write_whole
+from seepage.core.words import for_page
 from seepage.errors import SeepageError
 from seepage.judging.machine import machine_answers, write_machine_answers
 from seepage.judging.pairs import Pair, choose_pairs, open_albums, returned
@@ -136,7 +137,10 @@ def _render(page: str, pictures: list[dict[str, str]]) -> str:
     import jinja2
 
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("seepage", "judging"), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("seepage", "judging"),
+        autoescape=True,
+        finalize=for_page,
+        undefined=jinja2.StrictUndefined,
     )
     script = Path(__file__).with_name("judge.js").read_text(encoding="utf-8")
     # The page's content security policy allows only the script with this digest.

@@ -30,6 +30,9 @@ from seepage.signatures import bind
 MODELS: Registry[nn.Module] = models
 """Every network that has a name."""
 
+DEEPEST = 256
+"""Blocks of a network of this package, and its parties: each takes time to make, however small it is."""
+
 MOST_WARNED = 160
 """Letters of a factory's warning that are shown."""
 
@@ -154,3 +157,5 @@ def _check_sizes(spec: Spec, factory: Callable[..., Any]) -> None:
     for name, value in spec.options.items():
         if inspect.signature(factory).parameters[name].annotation is int and value < 1:
             raise SeepageError(f"model {spec.use!r}: {name} must be at least 1, got {value}; correct the recipe")
+        if name in ("depth", "parties") and value > DEEPEST:
+            raise SeepageError(f"model {spec.use!r}: {name} is at most {DEEPEST}, got {value}; correct the recipe")

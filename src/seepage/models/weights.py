@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from seepage.core.storage import PICKLE_SUFFIXES, check_kinds, check_regular, check_whole, read_tensors
+from seepage.core.storage import MOST_TENSORS, PICKLE_SUFFIXES, check_kinds, check_regular, check_whole, read_tensors
 from seepage.core.zip_safety import DAMAGED, refuse_expansion
 from seepage.errors import SeepageError, printable, short
 from seepage.models.naming import in_own_names
@@ -22,6 +22,8 @@ PREFIXES = ("module.", "_orig_mod.", "_module.")
 T = TypeVar("T")
 MOST_SHARED = 8
 """Times its size that a file's tensors may have together, where several share their values."""
+LARGEST_NAMES = 2**23
+"""Bytes of the names, shapes and places of a file's tensors, as `torch.save` writes them."""
 LARGEST = 2**36
 """Bytes of one file of weights; more is refused before it is read."""
 
@@ -76,6 +78,10 @@ def _check_packing(path: Path) -> None:
             return
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
+            if len(members) > 2 * MOST_TENSORS or any(
+                member.filename.endswith("data.pkl") and member.file_size > LARGEST_NAMES for member in members
+            ):
+                raise SeepageError(f"{path} has more than {MOST_TENSORS:,} tensors; save the model's alone")
             refuse_expansion(members, path, ratio=1)
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):
                 raise SeepageError(f"{path} is compressed, which no file of torch.save is; save it again")
@@ -104,6 +110,8 @@ def _tensors(content: Any, path: Path) -> Tensors:
             if isinstance(content.get(key), Mapping):
                 return _tensors(content[key], path)
         found = {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
+        if len(found) > MOST_TENSORS:
+            raise SeepageError(f"{path} has more than {MOST_TENSORS:,} tensors; save the model's alone")
         if found and all(isinstance(name, str) for name in found):
             _check_sizes(found.values(), path)
             check_kinds(found, path)

@@ -9,6 +9,7 @@ from seepage.errors import printable
 from seepage.papers.items import Item
 from seepage.papers.lines import Line
 from seepage.papers.records import Record
+from seepage.report.drawing import import_matplotlib
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,6 +25,7 @@ def draw(item: Item, lines: Sequence[tuple[Line, Sequence[Record]]], size: str) 
         lines: Its rows, with our records.
         size: For the title.
     """
+    import_matplotlib()
     from matplotlib.figure import Figure  # by itself: the backend of a notebook stays as it is
 
     if not any(record.value is not None for _, records in lines for record in records):

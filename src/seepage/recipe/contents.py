@@ -20,6 +20,7 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
 
+from seepage.core.storage import walk
 from seepage.errors import SeepageError
 from seepage.recipe.case import Recipe
 from seepage.recipe.resolve import resolved
@@ -75,7 +76,7 @@ def contents(tables: Any) -> dict[str, str]:
         for name in own_code(tables):
             file = is_network_file(name) and os.path.isfile(name)
             found[name] = digest_of(Path(name)) if file else _digest_of_code(name.partition(":")[0])
-        for place, text in _texts(tables):
+        for place, text in texts_in(tables):
             path = Path(os.path.expanduser(text)) if text and "\0" not in text else None
             if path is not None and _is_named(place, text, path):
                 found[text] = digest_of(path)
@@ -84,15 +85,15 @@ def contents(tables: Any) -> dict[str, str]:
     return {name: digest for name, digest in sorted(found.items()) if digest}
 
 
-def _texts(tables: Any, place: str = "") -> Iterator[tuple[str, str]]:
+def texts_in(tables: Any, place: str = "") -> Iterator[tuple[str, str]]:
     """Every text in tables with its place, `data.use`; whether in a grid, in a case, or neither, is left out."""
     if isinstance(tables, Mapping):
         for key, value in tables.items():
             inside = f"{place}.{key}" if place not in ("", "grid", "case") else str(key)
-            yield from _texts(value, inside)
+            yield from texts_in(value, inside)
     elif isinstance(tables, list | tuple):
         for value in tables:
-            yield from _texts(value, place)
+            yield from texts_in(value, place)
     elif isinstance(tables, str):
         yield place, tables
 
@@ -132,11 +133,9 @@ def digest_of(path: Path) -> str:
 
 
 def _files_below(folder: Path, suffix: str = "") -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
-        for name in sorted(names):
-            if not name.startswith(".") and name.endswith(suffix) and os.path.isfile(os.path.join(parent, name)):
-                yield Path(parent, name)
+    for entry in walk(folder, hidden=False, most=None):
+        if entry.name.endswith(suffix) and entry.is_file() and f"{os.sep}__pycache__{os.sep}" not in entry.path:
+            yield Path(entry.path)
 
 
 # --- code --------------------------------------------------------------------------------------------------------

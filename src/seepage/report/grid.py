@@ -13,6 +13,7 @@ from torch import Tensor
 from seepage.audit.row import Cell
 from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
+from seepage.report.drawing import import_matplotlib
 from seepage.report.formatting import number
 from seepage.report.pictures import Pictures, Place, open_pictures, pixels
 from seepage.report.run import RunFolder, open_run
@@ -86,6 +87,7 @@ def write_grid(run: Path) -> Path:
     Raises:
         SeepageError: Where the run is unfinished or damaged, or the folder cannot be written.
     """
+    import_matplotlib()
     import matplotlib
 
     opened = open_run(run)

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING
 
+from seepage.core.words import for_page
+
 if TYPE_CHECKING:
     import jinja2
 
@@ -21,6 +23,7 @@ def page_environment(*rooms: str, filters: tuple[Callable[..., str], ...] = ()) 
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader("seepage", room) for room in rooms]),
         autoescape=True,
+        finalize=for_page,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -27,6 +27,7 @@ MAX_SENTENCE, MAX_SENTENCES = 400, 12
 """Largest length of a sentence on an inferred fact, and largest number of them; the rest is cut."""
 MAX_CLASSES = 10**6
 MAX_CLIENTS = 10**6
+MAX_DEFENSES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +156,8 @@ def own_losses(options: Mapping[str, Any]) -> list[str]:
 
 
 def _check_defense(facts: Facts, path: Path) -> None:
+    if len(facts.defense or []) > MAX_DEFENSES:
+        raise SeepageError(f"{path} names more than {MAX_DEFENSES} defenses, which no update has; record it again")
     for table in facts.defense or []:
         options = dict(table)
         use = options.pop("use", None)

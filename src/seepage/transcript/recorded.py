@@ -9,13 +9,19 @@ A folder `observed/` contains everything that an attacker may read, and nothing 
     auxiliary.safetensors         inputs that are not private, if the attacker has some
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.nn.parameter import is_lazy
 
 from seepage.clients import client_options
 from seepage.core.nn import vocabulary_of
@@ -25,6 +31,7 @@ from seepage.core.storage import (
     read_tensors,
     refuse_links,
     refuse_pickle,
+    tensor_names,
     write_json,
     write_tensors,
 )
@@ -58,6 +65,8 @@ from seepage.types import (
 
 MAX_CACHED_BYTES = 2**28
 """Largest size in bytes of the rounds that an open transcript caches; the latest round is always cached."""
+PARTS_FOR_EACH, SPARE_PARTS = 4, 2_000
+"""Modules and parameters of a model for each tensor of its file, and beside those."""
 FILE_OVERHEAD = 2**26
 """Largest size in bytes of a file beyond the tensors of its model."""
 
@@ -392,11 +401,13 @@ def _open_knowledge(
     named = _architecture(folder, facts, architecture, trust)
     shape, rule = tuple(facts.input_shape), facts.make_client(trust=trust)
     outputs = rule.num_outputs(facts.num_classes)
-    sketch = _sketch(named, shape, outputs)
-    most = LARGEST_TENSORS if sketch is None else _bytes_of([*sketch.parameters(), *sketch.buffers()])
-    state = {name: t.to(device) for name, t in read_tensors(folder / "model.safetensors", most=most).items()}
-    first = _under(state, "params"), _under(state, "buffers")
-    model = _fitting_model(named, shape, outputs, first, _under(state, "frozen"), sketch, facts.personal)
+    path = folder / "model.safetensors"
+    with no_larger_than(path):
+        sketch = _sketch(named, shape, outputs)
+        most = LARGEST_TENSORS if sketch is None else _bytes_of([*sketch.parameters(), *sketch.buffers()])
+        state = {name: t.to(device) for name, t in read_tensors(path, most=most).items()}
+        first = _under(state, "params"), _under(state, "buffers")
+        model = _fitting_model(named, shape, outputs, first, _under(state, "frozen"), sketch, facts.personal)
     low, high = facts.value_range
     told = frozenset(item for item in get_args(Told) if item in facts.told)
     knowledge = Knowledge(
@@ -476,11 +487,45 @@ def _fitting_model(
     return model
 
 
+@contextmanager
+def no_larger_than(path: Path) -> Iterator[None]:
+    """Stop a model that is being built once it has many more tensors, or modules, or bytes than a file of its weights.
+
+    A number in a stranger's description can ask for a million layers, which take hours and gigabytes, on the meta
+    device too, before anything can be compared.
+
+    Raises:
+        SeepageError: Where it has.
+    """
+    most_parts = PARTS_FOR_EACH * len(tensor_names(path)) + SPARE_PARTS
+    parts, room = 0, PARTS_FOR_EACH * path.stat().st_size + FILE_OVERHEAD
+
+    def count(_module: torch.nn.Module, _name: str, part: object) -> None:
+        nonlocal parts, room
+        parts += 1
+        room -= part.nbytes if isinstance(part, Tensor) and not is_lazy(part) and not part.is_meta else 0
+        if parts > most_parts or room < 0:
+            raise _TooLarge(f"the model is far larger than {path}, which holds its weights; record it again")
+
+    hooks = [register_module_module_registration_hook(count), register_module_parameter_registration_hook(count)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _TooLarge(SeepageError):
+    pass
+
+
 def _sketch(architecture: Architecture, shape: tuple[int, ...], num_classes: int) -> torch.nn.Module | None:
     """The model on the meta device."""
     try:
         with torch.device("meta"):
             return build(architecture, shape, num_classes)
+    except _TooLarge:
+        raise
     except SeepageError:
         return None  # some networks read tensor values while they are built, which the meta device does not have
 

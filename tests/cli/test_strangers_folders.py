@@ -1,0 +1,455 @@
+"""What a stranger's folder, or a checkout that brings one, cannot do: open a gate, stop a command, delete or fetch."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from seepage.core import hashing, manifest, storage, vouching
+from seepage.core.storage import parse_json, walk
+from seepage.core.words import for_markdown, for_sarif
+from seepage.errors import SeepageError
+from seepage.evidence.signing import has_small_order
+
+Cli = Callable[..., Any]
+GATE = ("--fail-if", "recovered>0", "--no-pictures", "--jobs", 1)
+TINY = ("audit", "tiny.toml", "--attack", "linear")
+LEFT = ("recipe.toml", "result.json", "env.json", "flags.json", "exposure.json", "scores.jsonl")
+
+
+@pytest.fixture
+def own(home: Path, cli: Cli) -> Path:
+    """A finished run of the user's own, which leaks."""
+    assert cli(*TINY, *GATE, "--out", "own").code == 1
+    return Path("own")
+
+
+def edited(own: Path, name: str, *, fitting: bool) -> Path:
+    """What a pull request commits: the run without what it found, and a manifest that fits, or none."""
+    place = Path(name)
+    place.mkdir()
+    for file in LEFT:
+        shutil.copy(own / file, place / file)
+    record = json.loads((own / "result.json").read_text())
+    for row in record["rows"]:
+        row["recovered"] = row["exact"] = row["scores"]["recovered"]["mean"] = row["scores"]["exact"]["mean"] = 0.0
+    (place / "result.json").write_text(json.dumps(record))
+    if fitting:
+        manifest.write_manifest(place)
+    return place
+
+
+# --- N1: whose run a gate judges -----------------------------------------------------------------------------------
+
+
+def test_a_run_that_a_checkout_brings_opens_no_gate(own: Path, cli: Cli) -> None:
+    for fitting in (False, True):
+        place = edited(own, f"brought-{fitting}", fitting=fitting)
+        for words in (
+            (*TINY, *GATE, "--out", place),
+            (*TINY, "--baseline", place, "--out", place, "--jobs", 1),
+            ("score", place, "--fail-if", "recovered>0"),
+            ("compare", own, place),
+            ("compare", own, place / "result.json"),
+            ("evidence", place, "--print", "junit"),
+            ("evidence", place),
+        ):
+            found = cli(*words)
+            assert (found.code, "nothing shows to be yours" in found.err, "--reuse" in found.err) == (2, True, True)
+    assert cli("score", place, "--fail-if", "recovered>0", "--reuse").code == 0  # who says so knows whose it is
+
+
+def test_a_missing_manifest_is_a_change_wherever_something_is_judged(own: Path, cli: Cli) -> None:
+    place = edited(own, "brought", fitting=False)
+    judged = (
+        (*TINY, *GATE, "--out", place, "--reuse"), ("score", place, "--fail-if", "recovered>0", "--reuse"),
+        ("compare", own, place, "--reuse"), ("evidence", place, "--print", "junit", "--reuse"),
+    )  # fmt: skip
+    for words in judged:
+        found = cli(*words)
+        assert (found.code, "manifest.json" in found.err) == (2, True), words
+
+
+def test_a_seal_of_ones_own_vouches_for_nothing_else(own: Path, cli: Cli) -> None:
+    """A finished run that its owner committed, edited, and one of it that is to be gone on from."""
+    place = edited(own, "brought", fitting=False)
+    for name in ("manifest.json", "manifest.key", "owner.mac"):
+        shutil.copy(own / name, place / name)
+    assert cli(*TINY, *GATE, "--out", place).code == 2
+    (place / "result.json").unlink()
+    found = cli(*TINY, *GATE, "--out", place)
+    assert (found.code, "nothing shows to be yours" in found.err) == (2, True)
+
+
+def test_a_run_that_a_stranger_began_is_not_gone_on_from_and_never_becomes_ones_own(own: Path, cli: Cli) -> None:
+    shutil.copytree(own, "begun")
+    for name in ("result.json", "manifest.json", "manifest.key", "owner.mac"):
+        Path("begun", name).unlink()
+    assert cli(*TINY, *GATE, "--out", "begun").code == 2
+    assert cli(*TINY, "--out", "begun", "--jobs", 1).code == 0  # without a gate it is finished ...
+    assert not vouching.is_own(Path("begun"))
+    assert cli(*TINY, *GATE, "--out", "begun").code == 2  # ... and still nobody's
+
+
+def test_ones_own_run_is_gone_on_from_and_judged_again_without_a_question(own: Path, cli: Cli) -> None:
+    assert cli(*TINY, *GATE, "--out", own).code == 1
+    assert cli("score", own, "--fail-if", "recovered>0").code == 1
+    assert cli("report", own).code == 0
+    assert vouching.is_own(own)  # also after seepage itself wrote another manifest
+    assert cli("evidence", own, "--print", "summary").code == 0
+    (own / "result.json").unlink()
+    with vouching.staying_own(own):
+        pass
+    vouching._write(own, vouching._begun(vouching._key(), (own / "recipe.toml").read_bytes()))  # as a kill leaves it
+    assert cli(*TINY, *GATE, "--out", own).code == 1
+
+
+def test_without_a_place_for_a_key_a_fresh_run_is_judged_and_an_older_one_says_what_to_do(
+    home: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (home / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "file"))
+    assert cli(*TINY, *GATE, "--out", "own").code == 1
+    again = cli(*TINY, *GATE, "--out", "own")
+    assert (again.code, "--reuse" in again.err) == (2, True)
+    assert cli(*TINY, *GATE, "--out", "own", "--reuse").code == 1
+
+
+def test_the_key_is_ones_own_alone(own: Path) -> None:
+    key = vouching.state_folder() / vouching.KEY
+    assert key.stat().st_mode & 0o777 == 0o600
+    key.chmod(0o644)
+    try:
+        assert not vouching.is_own(own)
+    finally:
+        key.chmod(0o600)
+    assert vouching.is_own(own)
+
+
+# --- N2, N14, N17: what is read of it ------------------------------------------------------------------------------
+
+
+def grown(place: Path, name: str, size: int) -> None:
+    """A file of nothing, with its size in the manifest."""
+    os.truncate(place / name, size)
+    record = json.loads((place / "manifest.json").read_text())
+    record["files"][name]["size"] = size
+    (place / "manifest.json").write_text(json.dumps(record))
+
+
+def test_terabytes_of_nothing_are_refused_before_they_are_hashed(own: Path, cli: Cli) -> None:
+    assert cli("evidence", own, "--out", "pack").code == 0
+    grown(Path("pack"), "annex.html", 2**43)
+    shutil.copytree(own, "result")
+    grown(Path("result"), "result.json", 2**43)
+    shutil.copytree(own, "weights")
+    grown(Path("weights"), "observed/model.safetensors", 2**36 - 1)
+    before = time.process_time()
+    for words in (
+        ("verify", "pack"), ("compare", "pack", own), ("verify", "result"), ("score", "result"),
+        ("compare", own, "result", "--reuse"), ("evidence", "result", "--reuse"), ("verify", "weights"),
+        ("evidence", "weights", "--reuse"),
+    ):  # fmt: skip
+        found = cli(*words)
+        assert (found.code, "MiB" in found.err) == (2, True), words
+    assert time.process_time() - before < 20
+
+
+def test_many_files_of_nothing_have_a_limit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hashing, "MOST_EMPTY", 2**21)
+    hasher = hashing.Hasher()
+    for name in ("a", "b"):
+        (tmp_path / name).touch()
+        os.truncate(tmp_path / name, 2**20)
+        hasher.digest(tmp_path / name)
+    os.truncate(tmp_path / "a", 2**20)
+    with pytest.raises(SeepageError, match="hardly any room"):
+        hasher.digest(tmp_path / "a")
+
+
+def test_whatever_is_not_listed_is_added(own: Path, cli: Cli) -> None:
+    assert cli("evidence", own, "--out", "pack").code == 0
+    for place in ("pack", "own"):
+        for name, make in (
+            ("pipe", os.mkfifo), ("empty", os.mkdir), ("folder", lambda path: os.symlink(".", path)),
+            ("nowhere", lambda path: os.symlink("missing", path)),
+            (".writing-1", lambda path: Path(path).touch()),
+        ):  # fmt: skip
+            path = Path(place, name)
+            make(path)
+            found = cli("verify", place)
+            assert (found.code, f"added: {name}" in found.out) == (1, True), path
+            path.rmdir() if name == "empty" else path.unlink()
+        assert cli("verify", place).code == 0
+
+
+def test_thousands_of_names_are_refused_by_their_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from seepage.models import weights
+
+    for module in (storage, weights):
+        monkeypatch.setattr(module, "MOST_TENSORS", 20)
+    many = {f"layer{i}": torch.zeros(1) for i in range(21)}
+    save_file(many, tmp_path / "a.safetensors")
+    torch.save(many, tmp_path / "a.pt")
+    for name in ("a.safetensors", "a.pt"):
+        with pytest.raises(SeepageError, match="more than 20 tensors"):
+            weights.read_state(tmp_path / name)
+
+
+# --- N3: what it says of a model -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("use", "options", "shape", "words"),
+    [
+        ("vit", {"depth": 100_000}, [3, 32, 32], "at most 256"),
+        ("gpt", {"depth": 10**6}, [16], "at most 256"),
+        ("text_encoder", {"depth": 10**6}, [16], "at most 256"),
+        ("vertical", {"parties": 10**5}, [200_000], "at most 256"),
+        ("torchvision:mobilenet_v2", {"inverted_residual_setting": [[1, 16, 10**6, 1]]}, [3, 32, 32], "far larger"),
+    ],
+)
+def test_a_number_in_a_description_stops_no_command(
+    own: Path, cli: Cli, use: str, options: dict[str, Any], shape: list[int], words: str
+) -> None:
+    path = own / "observed" / "knowledge.json"
+    record = json.loads(path.read_text()) | {"architecture": {"use": use, "options": options}, "input_shape": shape}
+    path.write_text(json.dumps(record))
+    before = time.process_time()
+    found = cli("validate", own / "observed")
+    assert (found.code, words in found.err) == (2, True), found
+    assert time.process_time() - before < 10
+
+
+def test_told_defenses_have_a_limit(own: Path, cli: Cli) -> None:
+    path = own / "observed" / "knowledge.json"
+    told = {"told": ["defense"], "defense": [{"use": "gaussian_noise", "sigma": 1.0}] * 65}
+    path.write_text(json.dumps(json.loads(path.read_text()) | told))
+    assert "more than 64 defenses" in cli("validate", own / "observed").err
+
+
+# --- N4, N16: what is written over it ------------------------------------------------------------------------------
+
+
+def test_evidence_removes_nothing_that_is_not_its_own(own: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    thesis = Path("thesis")
+    (thesis / "sub").mkdir(parents=True)
+    (thesis / "manifest.json").write_text(json.dumps({"kind": "evidence"}))
+    (thesis / "thesis.txt").write_text("years")
+    assert cli("evidence", own, "--out", thesis).code == 2
+    assert (thesis / "thesis.txt").read_text() == "years"
+    assert cli("evidence", own, "--out", "pack").code == 0
+    Path("pack/signed.pdf").touch()
+    found = cli("evidence", own, "--out", "pack")
+    assert (found.code, "signed.pdf" in found.err) == (2, True)
+    Path("pack/signed.pdf").unlink()
+    names = {path.name for path in Path("pack").iterdir()}
+    monkeypatch.chdir("pack")
+    assert cli("evidence", Path("..", own), "--out", ".").code == 2  # which cannot be renamed
+    assert {path.name for path in Path().iterdir()} == names
+
+
+def test_what_a_killed_evidence_left_is_private_and_goes_with_the_next(own: Path, cli: Cli, home: Path) -> None:
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom seepage.evidence import pack\n"
+        "pack._manifest = lambda *_: os._exit(9)\npack.write_pack(Path('own'), Path('pack'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=home, check=False)
+    (left,) = home.glob(".writing-*")
+    assert (done.returncode, left.stat().st_mode & 0o777) == (9, 0o700)
+    assert cli("evidence", own, "--out", "pack").code == 0
+    assert not list(home.glob(".writing-*"))
+
+
+# --- N5, N6, N9: seepage.toml --------------------------------------------------------------------------------------
+
+REACHING = {
+    "data": 'data = "mnist"', "root": """set = ["data.root='/tmp/x'"]""",
+    "auxiliary": """set = ["auxiliary.use=cifar10"]""",
+    "grid": """set = ['grid={"data.use"=["mnist"]}']""", "case": """set = ['case=[{data={use="mnist"}}]']""",
+    "weights": 'weights = "pretrained"',
+}  # fmt: skip
+OF_ANOTHER_TYPE = (
+    "attack = [3.7]", "data = 5", "model = 7", "data = 1979-05-27", 'defense = [{use = "x"}]', "set = [true]",
+    "recipe = 3.5", 'out = "a\\u0000b"', "seed = true", 'jobs = "2"', "reuse = true",
+)  # fmt: skip
+
+
+def test_a_settings_file_writes_and_fetches_nothing(home: Path, cli: Cli) -> None:
+    for text in REACHING.values():
+        (home / "seepage.toml").write_text(text)
+        found = cli("audit", "--quiet")
+        assert (found.code, "only your own command line may" in found.err) == (2, True), text
+
+
+def test_a_settings_file_with_values_of_another_type_is_one_sentence(home: Path, cli: Cli) -> None:
+    for text in OF_ANOTHER_TYPE:
+        (home / "seepage.toml").write_text(text)
+        found = cli("audit", "--quiet")
+        assert (found.code, found.err.count("\n"), "Traceback" in found.err) == (2, 1, False), found
+    (home / "seepage.toml").unlink()
+    (home / "pyproject.toml").write_text("[tool]\nseepage = 3\n")
+    assert cli("audit", "--quiet").code == 2
+
+
+def test_nothing_that_is_taken_from_a_settings_file_is_hidden(home: Path, cli: Cli) -> None:
+    noise = 'defense = ["gaussian_noise:sigma=1000000.0,clip=1.0"]'
+    long = "x" * 190
+    (home / "seepage.toml").write_text(f"set = [\"name='{long}'\", \"name='{long}'\", \"name='{long}'\"]\n{noise}\n")
+    said = cli("audit", "tiny.toml", "--quiet", "--fail-if", "no score>0").err
+    assert "gaussian_noise:sigma=1000000.0,clip=1.0" in said
+    (home / "seepage.toml").write_text(f"set = [\"name='{'x' * 400}'\"]\n{noise}\n")
+    found = cli("audit", "tiny.toml", "--quiet")
+    assert (found.code, "which nobody would read" in found.err) == (2, True)
+
+
+# --- N7, N13: its words --------------------------------------------------------------------------------------------
+
+WORDS = "\x1b[2J\x9b\u202e https://evil.example www.evil.example @octocat [click](https://evil.example) <b>"
+
+
+def test_a_strangers_words_act_in_no_format(own: Path, cli: Cli) -> None:
+    record = json.loads((own / "result.json").read_text())
+    record["verdict"] = WORDS
+    record["cells"][0]["title"] = record["rows"][0]["reason"] = WORDS
+    (own / "result.json").write_text(json.dumps(record, ensure_ascii=False).replace("\\u001b", ""))
+    env = json.loads((own / "env.json").read_text()) | {"started": "2026-01-01\x1b"}
+    (own / "env.json").write_text(json.dumps(env))
+    manifest.write_manifest(own)
+    for name in ("junit", "sarif", "summary", "model-card", "gitlab-code-quality", "open-metrics", "evidence"):
+        out = cli("evidence", own, "--print", name, "--reuse").out
+        assert out, name
+        assert not [c for c in out if not (c.isprintable() or c == "\n")], name
+        if name in ("summary", "model-card"):
+            assert not [word for word in ("://evil", "www.evil", "@octocat", "<b>") if word in out], name
+        if name == "junit":
+            ET.fromstring(out)
+        if name == "sarif":
+            texts = [one["message"]["text"] for one in json.loads(out)["runs"][0]["results"]]
+            assert all("\\[click\\](" in text for text in texts)
+    assert cli("evidence", own, "--out", "pack", "--reuse").code == 0
+    assert cli("report", own).code == 0
+    for page in (*Path("pack").iterdir(), own / "report.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not [c for c in "\x1b\x9b\u202e" if c in text], page
+
+
+def test_words_that_reach_out_are_broken() -> None:
+    assert for_markdown("#12 a@b.c ftp://x") == "\\# 12 a@ b.c ftp:// x"
+    assert for_sarif("\\[a](b)") == "\\\\\\[a\\](b)"
+
+
+# --- N8, N10: its form ---------------------------------------------------------------------------------------------
+
+
+def test_folders_a_thousand_deep_are_one_sentence(own: Path, cli: Cli) -> None:
+    place = os.open(own, os.O_RDONLY)
+    for _ in range(1400):
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+    try:
+        for words in (
+            ("verify", own), ("report", own), ("score", own), ("evidence", own, "--reuse"),
+            ("audit", "--data", own, "--quiet"),
+        ):  # fmt: skip
+            found = cli(*words)
+            assert (found.code, "more than 64 deep" in found.err) == (2, True), words
+    finally:
+        subprocess.run(["rm", "-rf", str(own)], check=True)  # `shutil.rmtree` calls itself once for each folder
+
+
+def test_entries_of_a_folder_have_a_limit(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).touch()
+    with pytest.raises(SeepageError, match="more than 2 files"):
+        list(walk(tmp_path, most=2))
+
+
+def test_json_from_others_is_bounded() -> None:
+    bad = (
+        "[" * 65 + "]" * 65,
+        '"\\ud800"',
+        str(10**400),
+        "1e999",
+        "NaN",
+        "[" * 10**5,
+        f"[{'[],' * 2**21}1]",
+        '{"a": ' * 70 + "1" + "}" * 70,
+    )
+    for text in bad:
+        with pytest.raises((ValueError, RecursionError)):
+            parse_json(text)
+    assert parse_json('["\\ud83d\\ude00", 9223372036854775807, 1.5]') == ["\N{GRINNING FACE}", 2**63 - 1, 1.5]
+
+
+def test_a_strangers_result_is_one_sentence(own: Path, cli: Cli) -> None:
+    record = json.loads((own / "result.json").read_text())
+    row, cell = record["rows"][0], record["cells"][0]
+    changes: dict[str, dict[str, Any]] = {
+        "cost": {"rows": [row | {"cost": 5}]},
+        "a row of no cell": {"rows": [row | {"cell": "nowhere"}]},
+        "a count that is none": {"rows": [row | {"examples": 10**400}]},
+        "half a character": {"verdict": "\ud800"},
+        "half a title": {"cells": [cell | {"title": "\udfff"}]},
+        "a federation": {"cells": [cell | {"federation": {"x": 1}}]},
+    }
+    for what, change in changes.items():
+        (own / "result.json").write_text(json.dumps({**record, **change}))
+        manifest.write_manifest(own)
+        for words in (
+            ("score", own), ("report", own), ("evidence", own, "--print", "summary", "--reuse"),
+            ("compare", own, own, "--reuse"), ("score", own, "--fail-if", "recovered>2", "--reuse"),
+        ):  # fmt: skip
+            found = cli(*words)
+            assert "Traceback" not in found.err, (what, words, found.err[-400:])
+            assert found.code == 2 or what == "a federation", (what, words)
+
+
+# --- N11, N12, N15 -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_of_the_working_folder_is_imported_with_p(tmp_path: Path) -> None:
+    for name in ("ast", "typing", "pathlib", "importlib", "functools", "seepage", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(9)\n")
+    words = [sys.executable, "-P", "-m", "seepage", "--version"]
+    assert subprocess.run(words, cwd=tmp_path, capture_output=True, check=False).returncode == 0
+    import seepage.__main__ as module
+
+    assert "`python -P -m seepage`" in str(module.__doc__)
+
+
+def test_the_settings_of_pictures_in_the_working_folder_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_bytes(b"\x1b[2J: x\n\xff\xfe\n")
+    code = "from seepage.report.drawing import import_matplotlib as f\nf()\nimport matplotlib\nmatplotlib.rcdefaults()"
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_keys_under_which_anybody_can_sign_are_refused() -> None:
+    p = 2**255 - 19
+    for y in (0, 1, p - 1, p, p + 1):
+        for sign in (0, 1):
+            assert has_small_order((y | sign << 255).to_bytes(32, "little"))
+    generator = (4 * pow(5, -1, p) % p).to_bytes(32, "little")
+    assert not has_small_order(generator)
+
+
+def test_json_says_whose_key_it_is(own: Path, cli: Cli) -> None:
+    pytest.importorskip("cryptography")
+    assert cli("keygen", "auditor.pem").code == 0
+    assert cli("evidence", own, "--out", "pack", "--sign", "auditor.pem").code == 0
+    assert cli("verify", "pack", "--json").json["key"] == "its own"
+    assert cli("verify", "pack", "--json", "--key", "auditor.pem.pub").json["key"] == "named"
