@@ -133,6 +133,9 @@ ALLOWED = "--allow-inconclusive"  # it is of what the network takes, not of what
 ASKED = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--use=linear", "--jobs=1", "--batch-size=1",
          ALLOWED)  # fmt: skip
 
+LITTLE = ("--use=linear", "--json", "--allow-inconclusive")
+"""One attack of which nothing is asked but what is said before it."""
+
 
 def shape_of(folder: str = "run") -> tuple[int, ...]:
     return tuple(json.loads(Path(folder, "observed", "knowledge.json").read_text())["input_shape"])
@@ -233,7 +236,7 @@ def test_what_moved_beside_the_outputs_is_said_and_no_class_is_named(cli: Cli, n
     F.mse_loss(net.decoder(net(inputs)), inputs).backward()
     torch.optim.Adam(net.parameters(), lr=0.001).step()
     torch.save(net.state_dict(), "after.pt")
-    said = cells(cli("attack", "before.pt", "after.pt", "--model=nets:Encoder", "--use=linear", "--out=run", "--json"))
+    said = cells(cli("attack", "before.pt", "after.pt", "--model=nets:Encoder", *LITTLE, "--out=run"))
     assert "decoder.weight', 'decoder.bias' moved, and the outputs of the network" in said["other outputs"]
     assert "labels" not in said
 
@@ -248,7 +251,7 @@ def test_steps_of_adam_are_counted_at_a_told_rate(cli: Cli, nets: Any) -> None:
         F.cross_entropy(net(inputs), labels).backward()
         optimizer.step()
     torch.save(net.state_dict(), "after.pt")
-    asked = ("attack", "before.pt", "after.pt", "--model=nets:rows", "--lr=1e-4", "--use=linear", "--json")
+    asked = ("attack", "before.pt", "after.pt", "--model=nets:rows", "--lr=1e-4", *LITTLE)
     said = cells(cli(*asked, "--out=run"))
     assert said["local steps"] == "taken for 1; of Adam or AdamW at 0.0001 they were 4 or more: --steps"
     again = cli(*asked, "--out=again", "--client=fedavg:lr=1e-4,steps=4,optimizer=adam")

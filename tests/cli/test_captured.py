@@ -390,7 +390,7 @@ def test_mistakes_are_one_sentence_and_leave_nothing(
     assert "a label names the rows" in refused("attack", *both, *HIDDEN, "--set=model.label=x")
     assert "--steps must be from 1" in refused("attack", *both, *HIDDEN, "--steps=0")
     assert "neither --lr nor" in refused("attack", "gradient.safetensors", "--params=before.pt", "--lr=1", *HIDDEN)
-    assert "plain SGD" in refused("attack", *both, "--client=fedavg", "--set=client.lr=0.1", *HIDDEN)
+    assert "plain SGD" in refused("attack", *both, "--client=fedavg", "--set=client.lr=0.2", *HIDDEN)
     assert "zero everywhere" in refused("attack", "before.pt", "model.safetensors", "--lr=0.1", *HIDDEN)
     (home / "run").mkdir()
     (home / "run" / "mine.txt").write_text("keep")

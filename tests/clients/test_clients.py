@@ -191,7 +191,7 @@ def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
     with subtests.test("classes and labels"):
         if client.network == "vae":
             assert facts["classes"].value.startswith("none")
-            assert origins["loss"] == "unknown"
+            assert origins["loss"] == "told"
         assert (origins.get("labels") == "read") is not client.nameless
     with subtests.test("tokens"):
         assert ("tokens" in facts) is (client.network == "bert")

@@ -201,11 +201,11 @@ SMALL = {"lr": 0.1, "steps": 1}
 CLIENTS = [
     Client(
         name="flower-quickstart-4", network="lenet", shape=CIFAR, size=4, make=partial(quickstart_pytorch, 4),
-        told=SMALL, level="nothing", counted=True, sized=True, outlook="open",
+        told=SMALL, counted=True, sized=True, outlook="open",
     ),
     Client(
         name="flower-quickstart-32", network="lenet", shape=CIFAR, size=32, make=partial(quickstart_pytorch, 32),
-        told=SMALL, level="nothing", counted=True, sized=True, outlook="not expected",
+        told=SMALL, counted=True, sized=True, outlook="not expected",
     ),
     Client(name="nvflare-hello-pt", network="lenet", shape=CIFAR, size=200, make=hello_pt, told={"lr": 0.01}),
     Client(
@@ -243,7 +243,7 @@ CLIENTS = [
     ),
     Client(
         name="examples-imagenet", network="imagenet", shape=(3, 64, 64), classes=100, size=4, make=examples_imagenet,
-        told=SMALL | {"batch_size": 4}, decay=1e-5, level="nothing", sized=True, outlook="not expected",
+        told=SMALL | {"batch_size": 4}, decay=1e-5, sized=True, outlook="not expected",
     ),
     Client(
         name="pytorch-cifar", network="resnet", shape=CIFAR, size=16, make=partial(pytorch_cifar, autocast=False),

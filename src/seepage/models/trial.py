@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from seepage.core.nn import generator, in_mode, logits_in
 from seepage.core.own_code import first_line, own_line
 from seepage.errors import SeepageError
+from seepage.registry import models
 
 
 class Untaken(Exception):
@@ -45,18 +46,20 @@ def tried(model: nn.Module, inputs: Tensor) -> Any:
 def own_faults(use: str) -> Iterator[None]:
     """Make one sentence of what somebody's own code raises in a block, which a guarded pass may not have met.
 
+    Memory that is used up is no fault of their line.
+
     Args:
-        use: The name of the network.
+        use: The name of the network; of one that is not their own nothing is changed.
 
     Raises:
         SeepageError: In place of any error that came through a line of their code.
     """
     try:
         yield
-    except SeepageError:
+    except (SeepageError, MemoryError):
         raise
     except Exception as error:
-        place = own_line(error)
+        place = own_line(error) if models.is_foreign(use) else ""
         if not place:
             raise
         raise SeepageError(
