@@ -54,7 +54,7 @@ WORKFLOW = EXAMPLES.parent / "docs" / "in-the-loop.md"
 
 
 @pytest.mark.skipif(not WORKFLOW.is_file(), reason="the pages are not here")
-@pytest.mark.parametrize(("sigma", "code"), [(0.0, 1), (1.0, 0)])
+@pytest.mark.parametrize(("sigma", "code"), [(0.0, 1), pytest.param(1.0, 0, marks=pytest.mark.slow)])
 def test_the_commands_of_the_workflow_fail_a_build(
     sigma: float, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
