@@ -62,7 +62,7 @@ def test_members_are_named_in_result_terminal_and_report(cli: Cli, made: Path, t
     assert b"member" not in seen[:4096].replace(b"membership", b"")
     # The gate takes the scores of the tests.
     assert cli("audit", made, "--out", run, "--fail-if", "named>0.5").code == 1
-    assert cli("audit", made, "--out", run, "--fail-if", "auc>1").code == 0
+    assert cli("audit", made, "--out", run, "--fail-if", "auc>1", "--allow-inconclusive").code == 0
     # The same recipe gives the same numbers.
     again = cli("audit", made, "--out", tmp_path / "again", "--jobs", "1", "--json").json
     own = [{k: v for k, v in row.items() if "seconds" not in k} for row in found["membership"]]

@@ -123,7 +123,8 @@ def test_images_are_as_near_as_said(told: Told) -> None:
     decibels = float(-10 * (guess - found.inputs).square().mean().log10())
     assert decibels > client.near
     assert look.patches is not None
-    assert look.patches.expected_db == pytest.approx(decibels, abs=6)
+    # Where stochastic depth dropped a block, the decay of all layers is not told, and no error is promised.
+    assert look.patches.expected_db is None or look.patches.expected_db == pytest.approx(decibels, abs=6)
 
 
 def test_frozen_weights_that_are_in_no_file_are_named(told: Told) -> None:

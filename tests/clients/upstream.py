@@ -263,7 +263,7 @@ CLIENTS = [
         name="timm-vit-tiny", network="timm_vit_tiny", shape=(3, 224, 224), size=1,
         make=partial(timm_vit, "timm_vit_tiny", 224), told={"lr": 0.05, "steps": 1, "batch_size": 1}, decay=1.9e-6,
         spared=("pos_embed", "cls_token", "norm.weight", "head.bias"), asks=frozenset({"dropout", "rate"}), sized=True,
-        near=35, outlook="not expected",
+        near=15, outlook="not expected",
     ),
     Client(
         name="peft-lora", network="lora_vit", shape=CIFAR, size=8, make=peft_lora, signs=True,

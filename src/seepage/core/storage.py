@@ -487,7 +487,7 @@ def tensor_names(path: Path) -> list[str]:
     refuse_pickle(path)
     check_regular(path, LARGEST_TENSORS)
     try:
-        _check_head(path)
+        _head(path)
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
         if len(names) > MOST_TENSORS:
@@ -521,12 +521,25 @@ def _not_whole(path: Path, error: Exception) -> SeepageError:
     return SeepageError(f"{path} is not a whole safetensors file ({str(error)[:120]}); copy or record it again")
 
 
-def _check_head(path: Path) -> None:
-    """Raise `ValueError` where the head of a safetensors file names a table of absurd size."""
+def count_tensors(path: Path) -> int:
+    """How many tensors the head of a safetensors file names, whatever the size of the file that it is the head of.
+
+    Raises:
+        SeepageError: For a file whose head cannot be read.
+    """
+    try:
+        return len(set(json.loads(_head(path))) - {"__metadata__"})
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        raise _not_whole(path, error) from error
+
+
+def _head(path: Path) -> bytes:
+    """The table of a safetensors file; raises `ValueError` where it is of absurd size."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > LARGEST_HEAD:
             raise ValueError(f"its head of {size} bytes is larger than {LARGEST_HEAD >> 20} MiB")
+        return file.read(size)
 
 
 def check_space(folder: Path, needed: int) -> None:

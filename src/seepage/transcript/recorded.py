@@ -28,10 +28,10 @@ from seepage.core.nn import vocabulary_of
 from seepage.core.storage import (
     LARGEST_TENSORS,
     SCHEMA,
+    count_tensors,
     read_tensors,
     refuse_links,
     refuse_pickle,
-    tensor_names,
     write_json,
     write_tensors,
 )
@@ -497,7 +497,7 @@ def no_larger_than(path: Path) -> Iterator[None]:
     Raises:
         SeepageError: Where it has.
     """
-    most_parts = PARTS_FOR_EACH * len(tensor_names(path)) + SPARE_PARTS
+    most_parts = PARTS_FOR_EACH * count_tensors(path) + SPARE_PARTS
     parts, room = 0, PARTS_FOR_EACH * path.stat().st_size + FILE_OVERHEAD
 
     def count(_module: torch.nn.Module, _name: str, part: object) -> None:
