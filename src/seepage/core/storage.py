@@ -487,7 +487,7 @@ def tensor_names(path: Path) -> list[str]:
     refuse_pickle(path)
     check_regular(path, LARGEST_TENSORS)
     try:
-        _head(path)
+        _head_of(path)
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
         if len(names) > MOST_TENSORS:
@@ -528,12 +528,12 @@ def count_tensors(path: Path) -> int:
         SeepageError: For a file whose head cannot be read.
     """
     try:
-        return len(set(json.loads(_head(path))) - {"__metadata__"})
+        return len(set(json.loads(_head_of(path))) - {"__metadata__"})
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise _not_whole(path, error) from error
 
 
-def _head(path: Path) -> bytes:
+def _head_of(path: Path) -> bytes:
     """The table of a safetensors file; raises `ValueError` where it is of absurd size."""
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
