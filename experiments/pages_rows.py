@@ -108,7 +108,7 @@ def clients() -> Lines:
 
 def _said(row: Row) -> str:
     """The verdict's headline, or that there was none."""
-    if row["exit"] == 2:
+    if not row.get("verdict") and not row["stopped"]:
         return "refused"
     if row["stopped"]:
         return "no end in 15 minutes"
