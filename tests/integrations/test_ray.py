@@ -162,7 +162,8 @@ def timeless(value: Any) -> Any:
 
 def contents(folder: Path) -> dict[str, Any]:
     """All files of a run, but for what tells how and when it was made."""
-    aside = {"env.json", "progress.jsonl", "report.html", "grid.png", "frontier.html", "manifest.json", "manifest.key"}
+    aside = {"env.json", "progress.jsonl", "report.html", "grid.png", "frontier.html"}
+    aside |= {"manifest.json", "manifest.key", "owner.mac"}  # with a key of each run's own
     found: dict[str, Any] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir() or path.name in aside:
