@@ -154,7 +154,7 @@ class _Reader:
             kind = (
                 "leaves signs alone: Adam, AdamW or RMSprop at its first step"
                 if self.signs.evidence["signs"]
-                else "holds all entries to one size: Adadelta, RMSprop, or clipping by value"
+                else "holds all entries to one size: several steps of Adam, Adadelta, RMSprop, or clipping by value"
             )
             return self._seen("optimizer", kind, "read", ADAPTIVE)
         words = str(self.rule) if self.update.rate is None else "SGD"
