@@ -31,6 +31,7 @@ from seepage.cli.options import (
     SetOption,
     SizeOption,
     TrustModelOption,
+    TrustOption,
     WhyOption,
     add_to_model,
     minutes_of,
@@ -212,12 +213,7 @@ def attack(
     out: OutOption = None,
     jobs: JobsOption = None,
     on: OnOption = None,
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust", help="Run the code that the folder names, or the saved network of --model; it is yours."
-        ),
-    ] = False,
+    trust: TrustOption = False,
     fail_if: Annotated[
         str | None,
         typer.Option(

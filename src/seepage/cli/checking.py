@@ -38,6 +38,7 @@ from seepage.cli.options import (
     SeedOption,
     SetOption,
     SizeOption,
+    TrustOption,
     WeightsOption,
     tables_of,
 )
@@ -94,12 +95,7 @@ def check(
     device: DeviceOption = None,
     settings: SetOption = None,
     round_: Annotated[int, typer.Option("--round", min=0, help="The round to look at.")] = 0,
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust", help="Run the code that the folder names, or the saved network of --model; it is yours."
-        ),
-    ] = False,
+    trust: TrustOption = False,
     most: Annotated[
         int | None, typer.Option("--fail-above", min=0, help="Exit with code 1 if more examples are given away.")
     ] = None,

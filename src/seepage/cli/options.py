@@ -43,6 +43,10 @@ NormalizeOption = Annotated[
 TrustModelOption = Annotated[
     bool, typer.Option("--trust", help="Read the saved network of --model, which may hold code; it is yours.")
 ]
+TrustOption = Annotated[
+    bool,
+    typer.Option("--trust", help="Run the code that the folder names, or the saved network of --model; it is yours."),
+]
 WeightsOption = Annotated[
     str | None,
     typer.Option("--weights", help="Start from this file (.safetensors or a state_dict), or: pretrained."),
