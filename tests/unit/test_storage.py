@@ -241,7 +241,7 @@ def test_a_pickle_is_refused_with_the_reason_and_not_opened(tmp_path: Path) -> N
 def test_what_is_no_file_is_refused_without_waiting_for_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    for read in (read_json, read_tensors):
+    for read in (read_json, read_tensors, storage.count_tensors):
         for name in ("pipe", "zero", "."):
             with pytest.raises(SeepageError, match="it is no file"):
                 read(tmp_path / name)

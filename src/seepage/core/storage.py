@@ -492,8 +492,6 @@ def tensor_names(path: Path) -> list[str]:
             names = list(file.keys())
         if len(names) > MOST_TENSORS:
             raise ValueError(f"it has more than {MOST_TENSORS:,} tensors")
-    except FileNotFoundError as error:
-        raise SeepageError(f"{path} does not exist; check the path") from error
     except (SafetensorError, OSError, ValueError) as error:
         raise _not_whole(path, error) from error
     return names
@@ -518,6 +516,8 @@ def check_whole(path: Path) -> None:
 
 
 def _not_whole(path: Path, error: Exception) -> SeepageError:
+    if isinstance(error, FileNotFoundError):
+        return SeepageError(f"{path} does not exist; check the path")
     return SeepageError(f"{path} is not a whole safetensors file ({str(error)[:120]}); copy or record it again")
 
 
@@ -525,8 +525,9 @@ def count_tensors(path: Path) -> int:
     """How many tensors the head of a safetensors file names, whatever the size of the file that it is the head of.
 
     Raises:
-        SeepageError: For a file whose head cannot be read.
+        SeepageError: For a file whose head cannot be read, and for what is none.
     """
+    check_regular(path)
     try:
         return len(set(json.loads(_head_of(path))) - {"__metadata__"})
     except (OSError, ValueError, TypeError, RecursionError) as error:
