@@ -429,9 +429,10 @@ class UpdateAnalysis:
     def at_least(self) -> int | None:
         """Examples behind the update at the least, by the rank of its layers; None where no layer tells.
 
-        A layer that reads positions counts those, and inner features move with the weights of local steps.
+        A layer that reads positions counts those, inner features move with the weights of local steps, and sums in
+        half precision are rounded to where a rank is no count.
         """
-        if self.changed:
+        if self.changed or self.low_precision:
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
@@ -440,7 +441,10 @@ class UpdateAnalysis:
     def exposure(self) -> Exposure:
         """All of it together."""
         knowledge, update = self.knowledge, self.observed.update
-        layers = tuple(replace(self._certified(layer), believed=not self.changed) for layer in self.layers)
+        layers = tuple(
+            replace(self._certified(layer), believed=not self.changed and not self.low_precision)
+            for layer in self.layers
+        )
         norms = self._batch_norms()
         features, unsolved = self._head_features()
         count, uncounted = self._equation_count(features)
