@@ -429,10 +429,9 @@ class UpdateAnalysis:
     def at_least(self) -> int | None:
         """Examples behind the update at the least, by the rank of its layers; None where no layer tells.
 
-        A layer that reads positions counts those, inner features move with the weights of local steps, and sums in
-        half precision are rounded to where a rank is no count.
+        A layer that reads positions counts those, and inner features move with the weights of local steps.
         """
-        if self.changed or self.low_precision:
+        if self.changed:
             return None
         tell = ("input",) if self.observed.update.kind == "delta" else ("input", "features")
         return max((layer.examples for layer in self.layers if layer.reads in tell and layer.rank), default=None)
