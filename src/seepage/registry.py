@@ -274,7 +274,12 @@ class Registry(Mapping[str, Entry[T]]):
         def remember(make: Made) -> Made:
             module, thing = make.__module__, getattr(make, "__qualname__", name)
             if f"{module}.".startswith(f"{self.room}."):
-                return make  # this package's own, whose source says it already
+                if name not in self._built_in:  # this package's own, whose source says it already
+                    raise SeepageError(
+                        f"{module} registers {name!r} in a form that is not read from its source; "
+                        f"write @{self.variable}.register({name!r}) above {thing}, at the top level of the file"
+                    )
+                return make
             other = self._all.get(name)
             if other is not None and other.home != f"{module}:{thing}":
                 raise SeepageError(
@@ -485,7 +490,7 @@ class Registry(Mapping[str, Entry[T]]):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             calls, name = [node.value.func], ast.unparse(node.targets[0])  # x = datasets.register("x")(loader)
         for call in calls:
-            if isinstance(call, ast.Call) and ast.unparse(call.func) == f"{self.variable}.register":
+            if isinstance(call, ast.Call) and f".{ast.unparse(call.func)}".endswith(f".{self.variable}.register"):
                 yield call, name
 
     @cached_property

@@ -34,6 +34,23 @@ def test_a_name_stands_for_one_thing() -> None:
         _ = registry["new"].nothing
 
 
+def test_a_part_is_registered_in_any_form_or_its_file_says_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ourroom").mkdir()
+    (tmp_path / "ourroom" / "__init__.py").touch()
+    (tmp_path / "ourroom" / "part.py").write_text("@registry.attacks.register('spelled')\ndef spelled(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    ours: Registry[object] = Registry("attack", "ourroom", "attacks")
+    assert list(ours) == ["spelled"]
+
+    def hidden() -> None: ...
+
+    hidden.__module__ = "ourroom.part"
+    with pytest.raises(SeepageError, match=r"write @attacks.register\('hidden'\)"):
+        ours.register("hidden")(hidden)
+
+
 @dataclass(frozen=True)
 class Own(Sparsify):
     keep: float = 0.5
