@@ -1,6 +1,7 @@
 """One thread and no surprises: the same bits and the same examples on every run."""
 
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from importlib.util import find_spec
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # A user of their own, whose key is not that of who runs the tests.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="seepage-tests-state-")
+STATE = os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="seepage-tests-state-")
 
 import pytest
 import torch
@@ -22,6 +23,10 @@ torch.set_num_threads(1)
 os.fsync = lambda descriptor: None
 settings.register_profile("seepage", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("seepage")
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(STATE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)
