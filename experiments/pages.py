@@ -11,6 +11,7 @@ from pathlib import Path
 import pages_architectures
 import pages_bounds
 import pages_cafe
+import pages_compare
 import pages_convolutions
 import pages_cpa
 import pages_defenses
@@ -34,6 +35,7 @@ PARTS: dict[str, Part] = {
     **pages_architectures.PARTS,
     **pages_bounds.PARTS,
     **pages_cafe.PARTS,
+    **pages_compare.PARTS,
     **pages_convolutions.PARTS,
     **pages_cpa.PARTS,
     **pages_defenses.PARTS,

@@ -16,12 +16,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from common import Clock, Row, clocked, flat_square, parts
+from peer_packages import breaching_guess
 from torch import Tensor, nn
 
 from seepage import Architecture, FedSGD, attack, build, record
@@ -178,22 +178,17 @@ def breaching(preset: str) -> Attacked:
     """A preset of the breaching package, through `prepare_attack` and `reconstruct`."""
 
     def run(model: nn.Module, batch: Batch, victim: Victim, evaluations: int) -> Tensor:
-        import breaching as package
-
-        steps = [f"optim.max_iterations={evaluations}", f"optim.callback={evaluations}"]
-        settings = package.get_attack_config(preset, overrides=steps)
-        body = deepcopy(model)[1:]  # type: ignore[index]  # without `Normalize`
-        attacker = package.attacks.prepare_attack(body, nn.CrossEntropyLoss(), settings)
-        known = SimpleNamespace(shape=batch.inputs.shape[1:], mean=[MEAN] * 3, std=[STD] * 3, modality="vision")
-        # Without buffers it takes the batch's own statistics: train mode.
-        buffers = list(body.buffers()) if victim.mode == "eval" else None
-        payload = {"parameters": list(body.parameters()), "buffers": buffers, "metadata": known}
-        facts = {"num_data_points": len(batch), "labels": batch.labels.clone(), "local_hyperparams": None}
-        update = {"gradients": gradients_of(model, batch, victim.mode), "buffers": None, "metadata": facts}
-        with frozen_randomness(0):
-            found, _ = attacker.reconstruct([payload], [update], {})
-        guesses: Tensor = found["data"]
-        return guesses * STD + MEAN
+        return breaching_guess(
+            deepcopy(model)[1:],  # type: ignore[index]  # without `Normalize`
+            gradients_of(model, batch, victim.mode),
+            batch.labels,
+            batch.inputs.shape[1:],
+            preset=preset,
+            evaluations=evaluations,
+            train=victim.mode == "train",
+            mean=MEAN,
+            std=STD,
+        )
 
     return run
 

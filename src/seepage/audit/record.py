@@ -239,6 +239,8 @@ def named_cell(recipe: Recipe) -> Cell:
     ]
     if recipe.client.use != "fedsgd" or recipe.client.options.get("clients", 1) > 1:
         words.append(_client_words(recipe.client))
+    elif recipe.client.options.get("mode") == "eval":
+        words.append("eval mode")
     # If the cells differ in their defense, the undefended one is named as such.
     undefended = ["no defense"] if "defense" in recipe.varied else []
     words += map(str, recipe.defense) if recipe.defense else undefended

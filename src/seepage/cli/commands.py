@@ -188,9 +188,10 @@ def audit(
     given = minutes_of(minutes, own, all_attacks=all_attacks, parts=attack, settings=settings)
     if given is not None:
         tables["minutes"] = given
-    cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
+    cases = cells(tables)  # a mistake in the recipe is said before the stages of an audit are loaded
     from seepage.audit.budget import recorded_plan
     from seepage.audit.run import run
+    from seepage.cli.stored import stored_rows
     from seepage.cli.terminal import progress_bar
 
     condition = condition_of(fail_if, tables)
@@ -209,7 +210,7 @@ def audit(
         )
         again = retry_failed and finished.fresh
         write_pages(finished.folder, show, again=again, pictures=False if no_pictures else None)
-    present(finished.folder, finished, as_json, quiet, why=why)
+    present(finished.folder, finished, as_json, quiet, why=why, stored=stored_rows(recipe, cases))
     gate(finished.result, condition)
     hold_against(finished.result, baseline)
     conclude(finished.result, allow=allow)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from seepage.audit.folder import Run
     from seepage.audit.gate import Condition
     from seepage.audit.row import Result
+    from seepage.cli.stored import Stored
     from seepage.core.progress import ProgressCallback
 
 
@@ -61,7 +62,14 @@ def _write_both(folder: Path, *, pictures: bool) -> None:
 
 
 def present(
-    folder: Path, finished: "Run", as_json: bool, quiet: bool, *, note_old: bool = True, why: bool = False
+    folder: Path,
+    finished: "Run",
+    as_json: bool,
+    quiet: bool,
+    *,
+    note_old: bool = True,
+    why: bool = False,
+    stored: "Stored | None" = None,
 ) -> None:
     """Print a finished run.
 
@@ -72,7 +80,9 @@ def present(
         quiet: The verdict and nothing else.
         note_old: Say where it was finished earlier.
         why: Say why attacks do not apply.
+        stored: Rows of other attacks on the same cases, to stand below those of this run.
     """
+    from seepage.cli.stored import Stored
     from seepage.cli.terminal import print_result
     from seepage.core.storage import read_json
     from seepage.report.run import open_run
@@ -83,7 +93,8 @@ def present(
         found = {**read_json(folder / "result.json"), "run": str(folder), "finished_earlier": not finished.fresh}
         print(json.dumps(found, allow_nan=False))
     else:
-        print_result(folder, finished.result, quiet=quiet, note_old=note_old and not finished.fresh, why=why)
+        note_old = note_old and not finished.fresh
+        print_result(folder, finished.result, quiet=quiet, note_old=note_old, why=why, stored=stored or Stored())
 
 
 def condition_of(text: str | None, tables: Mapping[str, Any]) -> "Condition | None":

@@ -18,6 +18,7 @@ from seepage.audit.observe import inferred_lines
 from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Side
 from seepage.audit.verdict import doubt_lines, guarantee_lines, reasons, warning_lines
 from seepage.cli.console import open_console
+from seepage.cli.stored import MARK, Stored
 from seepage.core.progress import Doing, Phase, ProgressCallback, no_progress
 from seepage.errors import printable
 from seepage.report.formatting import measured_on, number
@@ -158,7 +159,15 @@ def plain(value: Any) -> Any:
     return printable(value) if isinstance(value, str) else value
 
 
-def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = False, why: bool = False) -> None:
+def print_result(
+    folder: Path,
+    result: Result,
+    *,
+    quiet: bool,
+    note_old: bool = False,
+    why: bool = False,
+    stored: Stored = Stored(),  # noqa: B008
+) -> None:
     """Verdict, warnings, tables, and where the report lies.
 
     Args:
@@ -167,6 +176,7 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
         quiet: The verdict and nothing else.
         note_old: Say that the run was finished earlier.
         why: Say why attacks do not apply, also where another one had a result.
+        stored: Rows of other attacks on the same cases, to stand below those of this run.
     """
     console = open_console()
     result = Result.model_validate(plain(result.record()))  # a stranger's words must not move the cursor
@@ -181,7 +191,8 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
             console.print(Text(_baselines(cell) + _accuracy(cell), style="dim"))
         folded = [] if why else _folded(rows)
         if len(folded) < len(rows):
-            console.print(_table([row for row in rows if row not in folded], cell.kind))
+            shown = [row for row in rows if row not in folded]
+            console.print(_table([*shown, *stored.of(cell.name, rows)], cell.kind))
         for line in [*_counted(folded), *_beside(cell, rows)]:
             console.print(Text(line, style="dim"), soft_wrap=True)
         members = [row for row in result.membership if row.cell == cell.name]
@@ -192,6 +203,9 @@ def print_result(folder: Path, result: Result, *, quiet: bool, note_old: bool = 
     unscored = (Outcome.FEATURES_ONLY, Outcome.MIXTURE_ONLY, Outcome.TOKENS_NAMED)
     if any(row.scored or row.outcome in unscored for row in result.rows):
         console.print(Text(_legend(result), style="dim"))
+        console.print()
+    if stored.rows:
+        console.print(Text(f"{MARK.strip()} {stored.made}", style="dim"), soft_wrap=True)
         console.print()
     if note_old:
         console.print("This run was finished earlier and is shown as it was; delete its folder to run it again.")
