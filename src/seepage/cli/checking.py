@@ -105,7 +105,7 @@ def check(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """What is read, guessed and unknown of a client, what its update gives away, and what to type next. In seconds.
+    """Before any attack, in seconds: what is known of the client, what its update leaks, and what to type next.
 
     No attack is run. Closed forms are looked at, whether gradient matching has a way back, and the attacks are timed.
     """
