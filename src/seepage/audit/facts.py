@@ -290,4 +290,4 @@ class _Reader:
         if source is not None:
             yield self._seen("labels", f"at least {source}", "read")
         elif self.knowledge.target == "class" and not self.look.makes_examples:
-            yield self._seen("labels", "the last bias names none", "unknown")
+            yield self._seen("labels", self.look.unread_head or "the last bias names none", "unknown")

@@ -33,7 +33,7 @@ from seepage.leakage.fingerprints import (
     rounded_weights,
 )
 from seepage.leakage.indexed import IndexedRounds, indexed_findings, indexed_rounds
-from seepage.leakage.labels import LabelLeak, label_findings, label_leak, signed_label_leak, sums_to_zero
+from seepage.leakage.labels import Head, LabelLeak, head_of, label_findings, label_leak, signed_label_leak, sums_to_zero
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
 from seepage.leakage.sent import SentParts, sent_parts
@@ -339,13 +339,35 @@ class UpdateAnalysis:
         rule = self.knowledge.client
         if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
-        if self.signs and not self.makes_examples:
+        kind = None if self.makes_examples or self.head is None else self.head.kind
+        if self.signs and kind in ("outputs", "rises"):
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
-        if self.makes_examples:
+        if self.signs or kind != "outputs":
             return None
         size = self.observed.batch_size if scaled and self.explained_step else None
         rounding = self._label_rounding() if scaled else 0.0
         return label_leak(gradient, self.knowledge, size, rounding, lower_bound="batch size" in self._guessed)
+
+    @cached_property
+    def head(self) -> Head | None:
+        """What the last layer is to the outputs; None where the model has no such layer with a bias that was sent."""
+        if self._last_bias is None:
+            return None
+        names, observed = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed
+        assert names is not None  # as it has a bias
+        shape = self.knowledge.input_shape
+        return head_of(self.knowledge.model, observed.params, shape, names[0], buffers=observed.buffers)
+
+    @property
+    def unread_head(self) -> str | None:
+        """Why nothing is read off the last bias of a cross-entropy, in words; None where something can be."""
+        if not self.knowledge.softmax_labels or self.head is None or self.head.kind == "outputs":
+            return None
+        if self.signs and self.head.kind == "rises":
+            return None
+        assert self._last_bias is not None  # as there is a head
+        layer = self._last_bias.rpartition(".")[0]
+        return f"the network changes what {layer or 'its last layer'} returns{', as a ReLU does' * (self.head.kind == 'rises')}"
 
     @cached_property
     def _guessed(self) -> Collection[str]:
@@ -390,7 +412,7 @@ class UpdateAnalysis:
         name = self._last_bias
         told = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
         noised = any(finding.name == "noised" for finding in self.defenses)
-        if not told or name is None or self.signs or noised:
+        if not told or name is None or self.signs or noised or self.unread_head is not None:
             return False
         bias = self._read[0][name].double()
         off = abs(float(bias.sum()))
@@ -554,6 +576,8 @@ class UpdateAnalysis:
         limited = self._read[2]
         if limited is not None:
             yield limited
+        if self.unread_head is not None:
+            yield f"{self.unread_head}, so no label is read off its bias"
         if self.changed:
             yield f"{self.changed}, so neither batch size nor mode of batch norm is read off it"
         wrong = size_doubt(self.observed.batch_size, self.at_least)
