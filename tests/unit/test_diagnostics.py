@@ -92,6 +92,12 @@ def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
     assert all("dlg" in flag.message for flag in flags)
 
 
+def test_an_objective_is_not_blamed_where_the_client_s_rule_was_told_wrongly() -> None:
+    led = row(objective=1.0, objective_at_truth=2.0)
+    assert "the objective is the limit, not the search" in attack_diagnostics(led)[0].message
+    assert "what was told of the client is the limit" in attack_diagnostics(led, contradicted=True)[0].message
+
+
 def test_what_a_score_fitted() -> None:
     assert alignment_diagnostics(row(alignment="hungarian")) == []
     assert "cannot know scale" in alignment_diagnostics(row(alignment="hungarian+scale"))[0].message

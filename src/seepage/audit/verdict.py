@@ -195,7 +195,16 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
     )
     guesses = "1 guess" if best.returned == 1 else f"{best.returned} guesses"
-    return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}"
+    return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}{_beside(best, back)}"
+
+
+def _beside(best: Row, back: Sequence[Row]) -> str:
+    """Sentence on other guesses of the same update, where none is certified and no figure says which are nearest."""
+    others = [row for row in back if row is not best and row.cell == best.cell]
+    if best.certified_examples or best.fits or not others:
+        return ""
+    named = [f"{row.attack} ({row.misfit_words or 'update not known'})" for row in others]
+    return f" So did {' and '.join(named)}; an update that is nearer need not be of a guess that is nearer."
 
 
 def _standing(row: Row) -> tuple[int, float, int]:

@@ -366,8 +366,8 @@ class UpdateAnalysis:
         if self.signs and self.head.kind == "rises":
             return None
         assert self._last_bias is not None  # as there is a head
-        layer = self._last_bias.rpartition(".")[0]
-        return f"the network changes what {layer or 'its last layer'} returns{', as a ReLU does' * (self.head.kind == 'rises')}"
+        layer, such = self._last_bias.rpartition(".")[0], ", as a ReLU does" * (self.head.kind == "rises")
+        return f"the network changes what {layer or 'its last layer'} returns{such}"
 
     @cached_property
     def _guessed(self) -> Collection[str]:

@@ -68,6 +68,7 @@ def infer_steps(
         SeepageError: Where the learning rate is so small that the update would take more than `MAX_STEPS` steps.
 
     Example:
+        >>> import torch
         >>> from seepage import Architecture, Batch, FedAvg, build, record
         >>> model = build(Architecture("convnet"), (1, 8, 8), 10)
         >>> private = Batch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 6]))
