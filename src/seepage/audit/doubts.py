@@ -10,7 +10,7 @@ from seepage.clients import FedAvg
 from seepage.clients.base import TrainingRule
 from seepage.core.nn import has_batch_norm
 from seepage.leakage.analysis import OTHER_OUTPUTS, UpdateAnalysis, size_doubt
-from seepage.types import Batch, Transcript
+from seepage.types import Transcript
 
 WITHOUT_RUN = {Outcome.INAPPLICABLE, Outcome.NOT_RECORDED, Outcome.NOT_NEEDED, Outcome.NOT_TRIED}
 """Outcomes of attacks that did not run."""
@@ -93,10 +93,12 @@ def doubts(
     if off is not None and contradicts(off):
         away, multiple = off
         if away <= FITS:
-            below = "clipping to a norm (--client fedavg with --set client.clip_norm=…), or a learning rate below"
+            why = "a learning rate above"
+            if multiple < 1:
+                why = "clipping to a norm (--client fedavg with --set client.clip_norm=…), or a learning rate below"
             return [
-                f"Contradicted by the truth: the update that was sent is {multiple:.3g} times that of the true examples, "
-                f"as behind {below if multiple < 1 else 'a learning rate above'} the one told (--lr, --steps)."
+                f"Contradicted by the truth: the update that was sent is {multiple:.3g} times that of the true "
+                f"examples, as behind {why} the one told (--lr, --steps)."
             ]
         words = f"Contradicted by the truth: the update of the true examples is off by {share_words(away)} of its size"
         weak = "Noise"

@@ -537,10 +537,12 @@ def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tu
 def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
     """The differential-privacy guarantees of the defenses, shown beside the verdict; each sentence once.
 
+    That there is none is a warning, and stands with those.
+
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Promised beside it: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
-    promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise is not None]
+    promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise and cell.promise.epsilon is not None]
     return [f"Promised beside it: {words}{where}." for words, where in _once(promised, len(cells))]
 
 
