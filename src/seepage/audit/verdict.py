@@ -56,6 +56,8 @@ def _with_closed_forms(
     worst = max(given, key=lambda cell: (cell.given_away or 0, -cell.closed_form[1]))
     away, of = worst.closed_form
     whole = f"{away} of its {of} examples" if of > 1 else "its one example"
+    if "batch size" in (worst.inferred or {}):
+        whole = f"{away} of its {of} or more examples"
     more = f" So it does in {_cases(len(given) - 1, 'further')}." if len(given) > 1 else ""
     said = f"In closed form, with no attack, the first update of {worst.heading} gives away {whole} exactly.{more}"
     if level in ("exact", "certified"):

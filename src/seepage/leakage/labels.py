@@ -77,18 +77,19 @@ def head_of(
         outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
     softmax = outputs.detach().double().softmax(1)
     found = calls.get(layer, [])
-    if len(found) != 1 or found[0].output.shape != outputs.shape:
+    if len(found) != 1 or found[0].output.numel() != outputs.numel():
         return Head(softmax.mean(0), "other")
     # Not what the layer returned, which a ReLU may have overwritten.
     own = F.linear(found[0].input.detach(), state[weight].detach(), state.get(f"{layer}.bias" if layer else "bias"))
-    if torch.allclose(own.double().softmax(1), softmax, atol=SAME_SOFTMAX):
+    if torch.allclose(own.reshape(outputs.shape).double().softmax(1), softmax, atol=SAME_SOFTMAX):
         return Head(softmax.mean(0), "outputs")
     # v^T J = v * (1^T J) for a v at random: J is diagonal.
     weights = torch.rand(outputs.shape, generator=generator(0, "slopes")).to(outputs)
     reads = found[0].output
     (slopes,) = torch.autograd.grad(outputs, reads, torch.ones_like(outputs), retain_graph=True)
     (mixed,) = torch.autograd.grad(outputs, reads, weights)
-    rises = torch.allclose(mixed, weights * slopes, atol=SAME_SOFTMAX) and bool((slopes >= 0).all())
+    alone = torch.allclose(mixed, weights.reshape(mixed.shape) * slopes, atol=SAME_SOFTMAX)
+    rises = alone and bool((slopes >= 0).all())
     return Head(softmax.mean(0), "rises" if rises else "other")
 
 
