@@ -13,6 +13,7 @@ import tomllib
 from pathlib import Path
 
 from seepage.papers.records import keep_measured
+from seepage.recipe.places import kind_of
 
 CELL = (
     "model", "model_options", "parameters", "history", "accuracy", "client", "defense", "batch_size", "batches",
@@ -43,6 +44,15 @@ def repeatable(command: str) -> str:
     return shlex.join(kept)
 
 
+def data_of(said: str, use: str) -> str:
+    """The set's name: a result calls a file by its kind alone.
+
+    >>> data_of("npz", "../shared/data/cifar10.npz"), data_of("photos", "digits")
+    ('cifar10', 'photos')
+    """
+    return Path(use).stem if said == kind_of(use) else said
+
+
 def keep_run(study: str, folder: Path) -> None:
     """Add all rows of one finished run to a study's records."""
     result, env = (json.loads((folder / f"{name}.json").read_text("utf-8")) for name in ("result", "env"))
@@ -59,7 +69,7 @@ def keep_run(study: str, folder: Path) -> None:
             row["psnr"],
             seed=recipe["seed"],
             interval=None if low is None else (low, high),
-            data=cell["data"],
+            data=data_of(cell["data"], recipe["data"]["use"]),
             command=repeatable(env["command"]),
             recipe=recipe["name"],
             cell=row["cell"],

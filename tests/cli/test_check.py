@@ -60,6 +60,87 @@ def test_two_files_are_told_read_guessed_and_unknown(cli: Cli, captured: None) -
     assert cell["matching"]["outlook"] == "expected"
 
 
+ENDED = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 48), nn.Linear(48, 10)
+
+    def forward(self, x):
+        return torch.relu(self.last(torch.relu(self.first(x.flatten(1)))))
+"""
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_network_that_ends_in_a_relu_is_no_changed_gradient(cli: Cli, home: Path, optimizer: str) -> None:
+    """Its last bias adds up to no zero, which was taken for noise, so that no layer told anything."""
+    (home / "ended.py").write_text(ENDED)
+    space: dict[str, Any] = {}
+    exec(ENDED, space)
+    torch.manual_seed(0)
+    model = space["Net"]()
+    torch.save(model.state_dict(), home / "before.pt")
+    F.cross_entropy(model(torch.rand(6, 1, 8, 8)), torch.tensor([0, 1, 2, 3, 4, 5])).backward()
+    getattr(torch.optim, optimizer)(model.parameters(), lr=0.1).step()
+    torch.save(model.state_dict(), home / "after.pt")
+    found = cli("check", "before.pt", "after.pt", "--model=ended:Net", "--shape=1,8,8", "--lr=0.1")
+    assert found.code == 0, found.err
+    assert "sum to zero" not in found.out
+    assert "add up to zero" not in found.out
+    if optimizer == "Adam":  # a class whose bias rose is there, whatever the ReLU does
+        assert re.search(r"^labels +at least class", found.out, re.M)
+        return
+    assert "the span of its 6 private examples" in found.out
+    assert re.search(r"^batch size +6 or more, from the rank of first.weight", found.out, re.M)
+    assert re.search(r"^labels +the network changes what last returns", found.out, re.M)
+    assert re.search(r"^time: its searches take", found.out, re.M)
+
+
+def test_a_rate_that_nothing_tells_is_unknown_and_asked_for(cli: Cli, captured: None, home: Path) -> None:
+    """The table ended in an error where `--lr` was left out, and so did the next command, one option at a time."""
+    given = cli("check", "before.pt", "after.pt", *MODEL)
+    assert given.code == 0, given.err
+    assert re.search(r"^learning rate +not known.* unknown +--lr", given.out, re.M)
+    assert re.search(r"^the update: gives away 1 of 1 or more examples exactly", given.out, re.M)
+    assert "the learning rate is not known" in given.out
+    (line,) = re.findall(r"^  (seepage attack .*)$", given.out, re.M)
+    assert line.endswith("--lr RATE")
+    (rest,) = re.findall(r"^with what you know of the rest: (.*)$", given.out, re.M)
+    assert "--client fedavg:lr=…,steps=…,optimizer=…,clip_norm=…" in rest
+    assert "fedavg:optimizer" not in rest
+    (home / "sound.py").write_text("from torch import nn\n\n\ndef net():\n    return nn.Conv1d(1, 4, 3)\n")
+    torch.save(torch.nn.Conv1d(1, 4, 3).state_dict(), home / "sound.pt")
+    both = cli("attack", "sound.pt", "sound.pt", "--model=sound:net")
+    assert both.code == 2
+    assert "--shape 1,LENGTH, and the learning rate with --lr" in both.err
+
+
+def test_one_size_of_several_steps_is_no_rate(cli: Cli, home: Path) -> None:
+    torch.manual_seed(0)
+    model = build(Architecture("fc2", {"hidden": 24}), (1, 8, 8), 10)
+    torch.save(model.state_dict(), home / "before.pt")
+    adam = torch.optim.Adam(model.parameters(), lr=1e-4)
+    for _ in range(4):
+        adam.zero_grad()
+        F.cross_entropy(model(torch.rand(8, 1, 8, 8)), torch.randint(10, (8,))).backward()
+        adam.step()
+    torch.save(model.state_dict(), home / "after.pt")
+    found = cli("check", "before.pt", "after.pt", *MODEL)
+    assert found.code == 0, found.err
+    assert found.out.count("a gradient's sizes are gone") == 0, "the table has it"
+    said = facts(cli("check", "before.pt", "after.pt", *MODEL, "--json"))
+    assert said["optimizer"][1] == "guessed"
+    assert said["learning rate"][1:] == ("guessed", "--lr")
+    assert said["learning rate"][0].endswith(
+        "is the size of its largest entries: of Adam, about its rate times its steps"
+    )
+    assert "of Adam they were several" in said["local steps"][0]
+
+
 def test_what_is_stated_is_no_longer_guessed(cli: Cli, captured: None) -> None:
     told = ("--batch-size=1", "--steps=1", "--lr=0.1", "--loss=cross_entropy", "--classes=10", "--weight-decay=0")
     said = facts(cli("check", "before.pt", "after.pt", *MODEL, *told, "--json"))

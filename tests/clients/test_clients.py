@@ -192,7 +192,8 @@ def test_each_fact_is_told_read_guessed_or_unknown_and_none_is_false(
         assert ("weights" in facts) is client.lacking
         assert ("sent" in facts) is client.lacking
     with subtests.test("optimizer"):
-        assert (origins["optimizer"] == "read") is client.signs
+        # Several steps leave more sizes than one, and which optimizer took them is then a guess.
+        assert origins["optimizer"] in ("read", "guessed") if client.signs else origins["optimizer"] != "read"
         assert facts["optimizer"].value.startswith("SGD") is not client.signs
     with subtests.test("batch size"):
         size = facts["batch size"]

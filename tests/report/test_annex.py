@@ -129,6 +129,22 @@ def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     assert any("what came back" in item for item in state(open_run(run)).not_tried)
 
 
+def test_what_a_closed_form_gives_is_told_from_what_attacks_brought_back(
+    tmp_path: Path, build_run: Build, change: Change
+) -> None:
+    """An undefended case had 4 of 4 examples beside the verdict's 8 of 8: the closed form of the first update alone."""
+    run = build_run(tmp_path, cells=("fc2_size-3",), attacks=("dlg",))
+    assert "in closed form" not in annex(state(open_run(run)), digest="0")
+    side = {"name": "cannot_exceed", "tried": False, "words": "no bound: no stage of the defense is a mechanism"}
+    change(run, lambda result: result["cells"][0].update(given_away=3, given_of=3))
+    change(run, lambda result: result.update(sides=[side]))
+    evidence = state(open_run(run))
+    assert evidence.cases[0].exact_words.startswith("3 of 3 [")
+    page = annex(evidence, digest="0")
+    assert page.count("of the first update, in closed form") >= 2  # recovered, exactly
+    assert not any("no bound" in item for item in evidence.not_tried), "one was looked for"
+
+
 def test_what_is_doubted_of_what_was_told_stands_in_the_evidence(
     tmp_path: Path, build_run: Build, change: Change
 ) -> None:

@@ -9,8 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
+from seepage.audit.cell import Cell
 from seepage.audit.row import Row
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics
+from seepage.audit.verdict import guarantee_lines
 from seepage.core.nn import generator, state_of
 from seepage.leakage import diagnostics
 from seepage.privacy.guarantee import guarantee_of
@@ -90,6 +92,18 @@ def test_flags_of_a_row(changes: dict[str, Any], wanted: list[str]) -> None:
     flags = attack_diagnostics(row(**changes))
     assert names(flags) == wanted
     assert all("dlg" in flag.message for flag in flags)
+
+
+def test_an_objective_is_not_blamed_where_the_client_s_rule_was_told_wrongly() -> None:
+    led = row(objective=1.0, objective_at_truth=2.0)
+    assert "the objective is the limit, not the search" in attack_diagnostics(led)[0].message
+    assert "what was told of the client is the limit" in attack_diagnostics(led, contradicted=True)[0].message
+
+
+def test_an_epsilon_that_is_missing_is_a_warning_alone() -> None:
+    lacking = Cell(name="a", promise={"unit": "example", "doubts": ("dp-accounting is not installed",)})
+    assert guarantee_lines([lacking]) == []
+    assert diagnostics.guarantee_diagnostics(lacking.promise)[0].severity == "warning"
 
 
 def test_what_a_score_fitted() -> None:

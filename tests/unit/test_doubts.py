@@ -2,8 +2,9 @@
 
 import torch
 
-from seepage import Architecture, Batch, FedAvg, FedSGD, build, record
+from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, record
 from seepage.audit.doubts import doubts, taken_for
+from seepage.audit.misfit import compared_to_sent
 from seepage.audit.row import Row
 from seepage.types import Transcript
 
@@ -52,3 +53,19 @@ def test_no_attack_is_called_weak_where_none_ran() -> None:
 def test_smoothed_labels_and_class_weights_belong_to_the_loss() -> None:
     assert taken_for(seen("fc2", FedSGD(label_smoothing=0.1))).endswith("cross_entropy with labels smoothed by 0.1")
     assert taken_for(seen("fc2", FedSGD(class_weights=(1.0,) * 10))).endswith("cross_entropy with class weights")
+
+
+def test_a_truth_that_gives_another_update_contradicts_what_was_told() -> None:
+    """The guesses of an attack were blamed, or its objective, though the rule that was told was not the client's."""
+    batch = Batch(INPUTS, torch.tensor([1, 4]))
+    clipped = record(build(Architecture("fc2"), (3, 16, 16), 10), batch, defense=GaussianNoise(sigma=0.0, clip=0.01))
+    (short,) = doubts(clipped, [FAR], None, off=compared_to_sent(clipped, batch))
+    assert short.startswith("Contradicted by the truth: the update that was sent is 0.0")
+    assert "client.clip_norm" in short
+    off = compared_to_sent(clipped, Batch(INPUTS / 2, batch.labels))
+    (other,) = doubts(clipped, [FAR.model_copy(update={"misfit": 1e-6})], None, off=off)
+    assert other.startswith("Contradicted by the truth: the update of the true examples is off by")
+    assert "a rule of your own" in other
+    plain = seen("fc2", FedSGD())
+    near = FAR.model_copy(update={"misfit": 1e-6})
+    assert doubts(plain, [near], None, off=compared_to_sent(plain, batch)) == []

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedAvg, FedSGD, GaussianNoise, build, record
 from seepage.audit.attempt import Attempt
@@ -107,3 +107,14 @@ def test_a_verdict_speaks_of_the_guesses_that_fit_best() -> None:
         for name, value in (("dlg", 0.5), ("gauss_newton", 0.02), ("cpl", None))
     ]
     assert "gauss_newton returned 3 guesses" in verdict(rows, [Cell(name="a", title="net")])[1]
+    text = verdict(rows, [Cell(name="a", title="net")])[1]
+    assert "So did dlg (update off by 50 %) and cpl (update not known)" in text
+
+
+def test_guesses_of_an_autoencoder_s_examples_need_no_labels() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 64))
+    seen = record(model, Batch(INPUTS, LABELS), client=FedSGD(loss="mse", target="input"))
+    found = misfit([seen], [tried(INPUTS, None)])
+    assert found is not None
+    assert found < 1e-6

@@ -19,10 +19,20 @@ def disagreement(
         knowledge: What the attacker knows of it.
         inputs: `[n, *shape]` guesses.
         labels: `[n]` their labels, as `Batch` has them.
-        up_to_size: Of all positive multiples of the client's update take the nearest. One that was clipped to a norm,
-            or made at another learning rate than was told, is a multiple.
+        up_to_size: Of all positive multiples of the client's update take the nearest, as in `compared`.
     """
-    own = knowledge.client(knowledge.model, observed.params, Batch(inputs, labels), buffers=observed.buffers).tensors
+    return compared(observed, knowledge, inputs, labels, up_to_size=up_to_size)[0]
+
+
+def compared(
+    observed: Round, knowledge: Knowledge, inputs: Tensor, labels: Tensor, *, up_to_size: bool = True
+) -> tuple[float, float]:
+    """The disagreement, and the multiple of the client's update at these inputs that it is of.
+
+    An update that was clipped to a norm, or made at another learning rate than was told, is a multiple.
+    """
+    batch = Batch(inputs, labels.to(inputs.device))
+    own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
     sent = observed.update.tensors
     multiple = 1.0
     if up_to_size:
@@ -31,7 +41,7 @@ def disagreement(
         best = float(dot(same, sent) / dot(same, same).clamp(min=1e-300))
         multiple = best if best > 0 else 1.0
     off: Tensors = {name: multiple * own[name] - sent[name] for name in sent}
-    return float(norm(off) / dot(sent, sent).sqrt())
+    return float(norm(off) / dot(sent, sent).sqrt()), multiple
 
 
 def multiple_words(share: float) -> str:

@@ -47,7 +47,7 @@ class Capture:
     batch_size: int | None = None
     target: Target | None = None
 
-    def observe(self, folder: Path) -> list[str]:
+    def observe(self, folder: Path, *, needs_rate: bool = True) -> list[str]:
         """Write the `observed/` folder and return notes for the reader. Raises the errors of `observe_files`."""
         with own_faults(self.architecture.use):
             return observe_files(
@@ -60,6 +60,7 @@ class Capture:
                 steps=self.steps,
                 batch_size=self.batch_size,
                 target=self.target,
+                needs_rate=needs_rate,
             )
 
     @property

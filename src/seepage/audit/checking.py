@@ -92,6 +92,7 @@ class Check:
         facts: Of the client.
         exposure: What the update gives away in closed form.
         matching: The outlook of gradient matching.
+        rounds: Rounds of the recording, of which one was looked at.
     """
 
     cell: str
@@ -99,6 +100,7 @@ class Check:
     facts: tuple[Fact, ...]
     exposure: Exposure
     matching: Matching
+    rounds: int = 1
 
     def table(self) -> dict[str, Any]:
         """As JSON."""
@@ -156,7 +158,7 @@ def check_capture(capture: Capture, request: AttackRequest, look: Look, *, named
         SeepageError: For files that contradict the model or the stated facts.
     """
     with scratch() as place, own_faults(capture.architecture.use):
-        capture.observe(place / "observed")
+        capture.observe(place / "observed", needs_rate=False)
         told = capture.told | ({"model"} if named else set())
         source = Source("cell", place / "observed", None, trust=True)
         keys = keys_fact(capture.files.before, source.open("cpu").knowledge.model)
@@ -250,6 +252,8 @@ def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | N
     if keys is not None:
         facts.insert(1, keys)
     title = source.name if source.recipe is None else named_cell(recipe).title
+    if told is not None:  # two files
+        title = "the update"
     truth = None if source.private is None else open_truth(source.private).of_round(look.t)
     return Check(
         cell=source.name,
@@ -257,6 +261,7 @@ def _check(source: Source, recipe: Recipe, look: Look, told: Collection[str] | N
         facts=tuple(facts),
         exposure=exposure,
         matching=_matching(analysis, exposure, truth, recipe.seed),
+        rounds=len(seen),
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from seepage.audit.outcome import Outcome
-from seepage.audit.row import Row
+from seepage.audit.row import FITS, Row, share_words
 from seepage.clients import FedAvg
 from seepage.clients.base import TrainingRule
 from seepage.core.nn import has_batch_norm
@@ -59,8 +59,17 @@ def _trained(transcript: Transcript) -> str:
     return f"{count} {unit}{'' if count == 1 else 's'} of {optimizer} {rate} {rule.lr:.3g}{decay}"
 
 
+def contradicts(off: tuple[float, float] | None) -> bool:
+    """Whether the private examples do not give the update that was sent: by `compared_to_sent` of the truth."""
+    return off is not None and max(off[0], abs(off[1] - 1)) > FITS
+
+
 def doubts(
-    transcript: Transcript, rows: Sequence[Row], at_least: int | None, said: Mapping[str, str] | None = None
+    transcript: Transcript,
+    rows: Sequence[Row],
+    at_least: int | None,
+    said: Mapping[str, str] | None = None,
+    off: tuple[float, float] | None = None,
 ) -> list[str]:
     """Sentences for people; none where nothing is contradicted and an attack explains the update as it was told.
 
@@ -69,22 +78,35 @@ def doubts(
         rows: All attacks on it.
         at_least: Examples behind the update at the least, by the rank of its layers; None where no layer tells.
         said: What was inferred of the update, by name.
+        off: `compared_to_sent` of the private examples, where these are at hand.
     """
-    wrong = size_doubt(transcript[0].batch_size, at_least)
+    wrong, rule = size_doubt(transcript[0].batch_size, at_least), transcript.knowledge.client
     if wrong is not None:
         return [f"Contradicted: {wrong}."]  # enough to stop every attack, so that nothing else need be questioned yet
-    if any(map(_explains, rows)) or transcript.knowledge.client.signs_alone:
+    if rule.signs_alone or (not contradicts(off) and any(map(_explains, rows))):
         return []
     found, ran = causes(transcript, said or {}), any(row.outcome not in WITHOUT_RUN for row in rows)
-    if not found and not ran:
+    if not (found or ran or contradicts(off)):
         return []
     words = "No attack here explains the update as it was told" if ran else "No attack ran"
+    weak = "The attacks may be too weak, or noise"
+    if off is not None and contradicts(off):
+        away, multiple = off
+        if away <= FITS:
+            why = "a learning rate above"
+            if multiple < 1:
+                why = "clipping to a norm (--client fedavg with --set client.clip_norm=…), or a learning rate below"
+            return [
+                f"Contradicted by the truth: the update that was sent is {multiple:.3g} times that of the true "
+                f"examples, as behind {why} the one told (--lr, --steps)."
+            ]
+        words = f"Contradicted by the truth: the update of the true examples is off by {share_words(away)} of its size"
+        weak = "Noise"
     if found:
         return [f"{words}. The files themselves speak for this: {'; '.join(found.values())}."]
     return [
-        "No attack here explains the update as it was told. The attacks may be too weak, or noise or rounding may hide "
-        "it; or something that was told or inferred is wrong. The options that change it, where seepage attack or "
-        f"seepage observe is given the files: {'; '.join(_questions(transcript))}."
+        f"{words}. {weak} or rounding may hide it; or something that was told or inferred is wrong. The options that "
+        f"change it, where seepage attack or seepage observe is given the files: {'; '.join(_questions(transcript))}."
     ]
 
 
@@ -157,6 +179,12 @@ def _questions(transcript: Transcript) -> Iterator[str]:
             "with --set client.lr=…, client.steps=…, client.momentum=…, client.optimizer=adam, client.batch_size=…"
         )
         yield f"{'that' if observed.update.decayed else 'no'} weight decay: --weight-decay"
+        clipped = next((one.message for one in UpdateAnalysis(transcript).defenses if one.name == "clipped"), None)
+        if clipped is not None and not getattr(rule, "clip_norm", None):
+            yield f"no clipping, though the update {clipped}: --client fedavg with --set client.clip_norm=…"
+    own = knowledge.architecture
+    if len(knowledge.input_shape) == 3 and own is not None and "normalize" not in own.options:
+        yield "no normalization but the network's own: --normalize"
     if has_batch_norm(knowledge.model):
         yield "the mode of batch norm: --set client.mode=train or eval"
     yield f"{'an unknown number of' if size is None else size} example{'' if size == 1 else 's'}: --batch-size"

@@ -14,6 +14,7 @@ from seepage.core.nn import has_batch_norm
 from seepage.core.schema import JsonRecord
 from seepage.errors import SeepageError
 from seepage.leakage import Exposure, UpdateAnalysis
+from seepage.leakage.analysis import UNKNOWN_RATE
 from seepage.leakage.fingerprints import MIN_TAIL_VALUES
 from seepage.leakage.inference import infer_size
 from seepage.models.naming import known_names, renamed, tied_names
@@ -152,11 +153,11 @@ class _Reader:
             return self._seen("optimizer", "none: a gradient was sent", "read")
         if self.signs is not None:
             kind = (
-                "leaves signs alone: Adam, AdamW or RMSprop at its first step"
+                "leaves signs alone: Adam, AdamW or RMSprop at its first step, or at several that agree"
                 if self.signs.evidence["signs"]
                 else "holds all entries to one size: several steps of Adam, Adadelta, RMSprop, or clipping by value"
             )
-            return self._seen("optimizer", kind, "read", ADAPTIVE)
+            return self._fact("optimizer", kind, "read" if self.signs.evidence["signs"] else "guessed", ADAPTIVE)
         words = str(self.rule) if self.update.rate is None else "SGD"
         if isinstance(self.rule, FedAvg):
             words = OPTIMIZERS[self.rule.optimizer]
@@ -168,7 +169,12 @@ class _Reader:
     def _rate(self) -> Fact:
         known = self.update.rate if self.update.rate is not None else getattr(self.rule, "lr", None)
         if self.signs is not None and self.rule.signs_alone:
-            return self._seen("learning rate", f"{known:.3g} is the size of its entries", "guessed", ADAPTIVE)
+            size = f"{known:.3g} is the size of its entries: the rate, if it was one step"
+            if not self.signs.evidence["signs"]:
+                size = f"{known:.3g} is the size of its largest entries: of Adam, about its rate times its steps"
+            return self._seen("learning rate", size, "guessed", "--lr")
+        if UNKNOWN_RATE in self.said:
+            return self._seen("learning rate", self.said[UNKNOWN_RATE], "unknown", "--lr")
         words = self.said.get("learning rate", "not known" if known is None else f"{known:.3g}")
         if "told rate" in self.said:
             words += f"; but {self.said['told rate']}"
@@ -181,7 +187,7 @@ class _Reader:
             count = f"{rule.epochs} epoch{'' if rule.epochs == 1 else 's'}"
         words = self.said.get("local steps", count)
         origin: Origin = "guessed"
-        if "local steps" not in self.said and "learning rate" in self.said:
+        if "local steps" not in self.said and {"learning rate", UNKNOWN_RATE} & set(self.said):
             words, origin = f"taken for {count}", "unknown"
         return self._fact("local steps", words, origin, "--steps")
 
@@ -290,4 +296,4 @@ class _Reader:
         if source is not None:
             yield self._seen("labels", f"at least {source}", "read")
         elif self.knowledge.target == "class" and not self.look.makes_examples:
-            yield self._seen("labels", "the last bias names none", "unknown")
+            yield self._seen("labels", self.look.unread_head or "the last bias names none", "unknown")

@@ -3,9 +3,11 @@
 import math
 from collections.abc import Sequence
 
-from seepage.attacks.agreement import disagreement
+import torch
+
+from seepage.attacks.agreement import compared
 from seepage.audit.attempt import Attempt
-from seepage.types import Reconstruction, Transcript
+from seepage.types import Batch, Reconstruction, Transcript
 
 MOST_STEPS = 100
 """Local steps up to which an update is computed again: an attack on it took many times as long."""
@@ -33,12 +35,24 @@ def misfit(views: Sequence[Transcript], attempts: Sequence[Attempt]) -> float | 
 
 
 def _misfit(view: Transcript, guess: Reconstruction) -> float | None:
+    labels = guess.labels
+    if view.knowledge.client.target == "input":
+        labels = torch.zeros(len(guess), dtype=torch.long)  # which no such rule reads
+    if guess.space != "input" or labels is None:
+        return None
+    found = compared_to_sent(view, Batch(guess.inputs, labels))
+    return None if found is None else found[0]
+
+
+def compared_to_sent(view: Transcript, batch: Batch) -> tuple[float, float] | None:
+    """`compared` of the update that was sent and these examples, by the client's rule as it was told.
+
+    None where it matters which examples are in which local step, and where that takes too long.
+    """
     observed, knowledge = view[0], view.knowledge
-    if len(view) > 1 or guess.space != "input" or guess.labels is None or observed.personal:
+    if len(view) > 1 or observed.personal or not len(batch) or len(batch) != observed.batch_size:
         return None
-    if not len(guess) or len(guess) != observed.batch_size:
+    steps = knowledge.client.batches(len(batch))
+    if len(steps) > MOST_STEPS or any(len(step) < len(batch) for step in steps):
         return None
-    steps = knowledge.client.batches(len(guess))
-    if len(steps) > MOST_STEPS or any(len(step) < len(guess) for step in steps):
-        return None
-    return disagreement(observed, knowledge, guess.inputs, guess.labels, up_to_size=True)
+    return compared(observed, knowledge, batch.inputs, batch.labels)

@@ -36,6 +36,8 @@ MORE_TRIES = 4
 """Shapes that are tried after the first one that passes, to say whether it is the only one."""
 PHOTOGRAPH, PHOTOGRAPH_CLASSES = 224, 1000
 """Side of the pictures of a network for so many classes whose first convolution takes two pixels at a step."""
+UNTOLD = "nothing in the files tells"
+"""How an error begins that asks for the shape."""
 ANOTHER_SHAPE = "if examples have another shape, give it with --shape"
 """How another shape than the inferred one is told, where that may be needed."""
 TAKEN_FOR = "examples are taken for"
@@ -242,7 +244,7 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
     """
     if vocabulary_of(model) is not None:
         raise SeepageError(
-            f"nothing in the files tells how long an example of {architecture.use!r} is: its first layer is an "
+            f"{UNTOLD} how long an example of {architecture.use!r} is: its first layer is an "
             "embedding, which takes texts of any length; give the number of tokens of one example with --shape "
             "LENGTH, such as --shape 60"
         )
@@ -258,7 +260,7 @@ def _likely(architecture: Architecture, model: nn.Module, state: Mapping[str, Te
         sides = f"LENGTH,{size}" if isinstance(first, nn.RNNBase) else f"{size},LENGTH"
         sides += ",HEIGHT,WIDTH" if isinstance(first, nn.Conv3d) else ""
         raise SeepageError(
-            f"nothing in the files tells the shape of one example of {architecture.use!r}, whose first layer is a "
+            f"{UNTOLD} the shape of one example of {architecture.use!r}, whose first layer is a "
             f"{type(first).__name__}; give it with --shape {sides}"
         )
     else:

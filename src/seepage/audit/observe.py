@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from seepage.api import observe
-from seepage.audit.network import find_network
+from seepage.audit.network import UNTOLD, find_network
 from seepage.clients import FedAvg, FedSGD, OwnStep, make_client
 from seepage.clients.fedavg import MOST_STEPS
 from seepage.core.nn import as_inputs, in_mode, logits_in, output_shape, vocabulary_of
@@ -18,7 +18,7 @@ from seepage.core.storage import make_private
 from seepage.errors import SeepageError, short
 from seepage.fitting import check_finite
 from seepage.leakage import UpdateAnalysis, sent_words
-from seepage.leakage.analysis import OTHER_OUTPUTS
+from seepage.leakage.analysis import OTHER_OUTPUTS, UNKNOWN_RATE
 from seepage.leakage.decay import WeightDecay, infer_weight_decay
 from seepage.leakage.finding import Finding
 from seepage.leakage.inference import infer_size, infer_steps, rate_doubt
@@ -94,6 +94,7 @@ def observe_files(
     steps: int | None = None,
     batch_size: int | None = None,
     target: Target | None = None,
+    needs_rate: bool = True,
 ) -> list[str]:
     """Write an `observed/` folder from captured files and return notes about them for the reader.
 
@@ -111,6 +112,7 @@ def observe_files(
         steps: Steps of SGD at `files.lr` from `before` to `after`, if known, where `client` is `fedsgd`.
         batch_size: Examples behind the update, if known.
         target: What examples are trained towards, as in `seepage.observe`.
+        needs_rate: Whether a learning rate that nothing tells is an error; else the update is read up to a factor.
 
     Raises:
         SeepageError: For files that cannot be read or do not fit the model, and a client rule that contradicts them.
@@ -129,7 +131,13 @@ def observe_files(
         )
     state, sent = read_state(files.before), read_state(files.answer)
     one_logit = make_client(client).one_logit
-    network = find_network(architecture, state, input_shape, 1 if one_logit else num_classes)
+    try:
+        network = find_network(architecture, state, input_shape, 1 if one_logit else num_classes)
+    except SeepageError as error:
+        bare = needs_rate and files.gradient is None and files.lr is None and client.use == "fedsgd"
+        if not (bare and str(error).startswith(UNTOLD)):
+            raise
+        raise SeepageError(f"{error}, and the learning rate with --lr, if you know it") from error
     model, input_shape, outputs, said = network.model, network.input_shape, network.outputs, dict(network.said)
     check_batch_size(batch_size, list(input_shape), "--batch-size")
     sent = in_own_names(sent, model, str(files.answer))
@@ -159,14 +167,14 @@ def observe_files(
     adaptive = adaptive_step(update.tensors, before)
     update, decay = _without_decay(files, client, steps, model, update, before, outputs, first=adaptive is not None)
     if adaptive is None or update.kind == "gradient":
-        rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs))
+        rule, lr, found = _rule(files, client, steps, model, update, (input_shape, outputs), needs_rate=needs_rate)
     else:
         rule, lr, found = _rule_of_signs(client, steps, adaptive, files.lr)
     said |= found
     if lr is not None and "learning rate" not in found and rule.softmax_gradient:
         doubt = rate_doubt(model, update.tensors, input_shape, outputs, lr)
         said |= {} if doubt is None else {"told rate": doubt}
-    said |= {} if decay is None else {"weight decay": decay.words(lr)}
+    said |= {} if decay is None else {"weight decay": decay.words(None if UNKNOWN_RATE in said else lr)}
     whole = partial(
         observe, model, update, input_shape, lr=lr, client=rule, architecture=architecture, personal=personal,
         target=target,
@@ -345,6 +353,8 @@ def _rule(
     model: nn.Module,
     update: Update,
     sizes: tuple[tuple[int, ...], int],
+    *,
+    needs_rate: bool,
 ) -> tuple[ClientUpdate, float | None, dict[str, str]]:
     """The client's rule, the learning rate that turns a weight difference into one gradient, and what was inferred."""
     if update.kind == "gradient" or client.use != "fedsgd":
@@ -353,6 +363,8 @@ def _rule(
     # Steps and rate are read off the softmax's share in the last bias, which other losses do not have.
     tells = update.tensors if rule.softmax_gradient else {}
     found = infer_steps(model, tells, *sizes, lr=files.lr, steps=steps)
+    if found is None and not needs_rate:
+        return rule, 1.0, {UNKNOWN_RATE: "not known, and the last bias does not tell it"}
     if found is None:
         raise SeepageError(
             "two checkpoints differ by a gradient times the learning rate, which is not known and which the last bias "
@@ -386,6 +398,8 @@ def _rule_of_signs(
 def _steps_of_signs(adaptive: Finding, lr: float | None) -> str:
     """What is said of the number of steps, which was not told; a step of Adam is as long as its rate, or shorter."""
     many = 1 if lr is None else round(adaptive.evidence["size"] / lr)
+    if lr is None and not adaptive.evidence["signs"]:
+        return "taken for 1, as nothing counts them; of Adam they were several, and --lr counts these"
     if lr is None or many < 2:
         return "taken for 1, as nothing tells them"
     return f"taken for 1; of Adam or AdamW at {lr:.3g} they were {many} or more: --steps"

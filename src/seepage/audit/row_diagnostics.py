@@ -6,8 +6,13 @@ from seepage.audit.row import Diagnostic, EpsilonRow, Row
 from seepage.leakage.finding import Finding, note, warning
 
 
-def attack_diagnostics(row: Row) -> list[Finding]:
-    """Findings about one attack's result row: failed, diverged, not settled, or led astray by its objective."""
+def attack_diagnostics(row: Row, *, contradicted: bool = False) -> list[Finding]:
+    """Findings about one attack's result row: failed, diverged, not settled, or led astray by its objective.
+
+    Args:
+        row: The row.
+        contradicted: The private examples do not give the update that was sent by the client's rule as it was told.
+    """
     found, name = [], row.attack
     if row.status == "error":
         words = f"{name} failed ({row.reason}); that it has no score is no evidence of safety."
@@ -25,14 +30,14 @@ def attack_diagnostics(row: Row) -> list[Finding]:
         guesses = "1 guess that is" if wrong == 1 else f"{wrong} guesses that are"
         words = f"{name} vouches for {guesses} not exact: do not rely on what it calls certain here."
         found.append(warning("false-certificate", words, guesses=wrong))
-    found += _objective_diagnostics(row)
+    found += _objective_diagnostics(row, contradicted=contradicted)
     if row.told_extra:
         words = f"{name} was told more than the protocol shows: {', '.join(row.told_extra)}."
         found.append(note("told", words))
     return found
 
 
-def _objective_diagnostics(row: Row) -> list[Finding]:
+def _objective_diagnostics(row: Row, *, contradicted: bool) -> list[Finding]:
     """Whether the objective or the search was the limit of an attack that did not recover everything."""
     name, reached, truth = row.attack, row.objective, row.objective_at_truth
     if reached is None or truth is None or row.mean("recovered"):
@@ -40,7 +45,7 @@ def _objective_diagnostics(row: Row) -> list[Finding]:
     if reached < truth - 1e-6 * abs(truth):  # beyond rounding
         words = (
             f"{name} found inputs that fit its objective better ({reached:.3g}) than the truth does ({truth:.3g}): "
-            "the objective is the limit, not the search."
+            f"{'what was told of the client' if contradicted else 'the objective'} is the limit, not the search."
         )
         return [warning("objective-limits", words, reached=reached, truth=truth)]
     if reached > truth:

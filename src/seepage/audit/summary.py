@@ -17,10 +17,11 @@ from seepage.audit.budget import read_budget
 from seepage.audit.candidates import FILE, open_members
 from seepage.audit.cell import Kind
 from seepage.audit.conclusive import inconclusive
-from seepage.audit.doubts import doubts, taken_for
+from seepage.audit.doubts import contradicts, doubts, taken_for
 from seepage.audit.gallery import feature_metrics, features_of, open_gallery
 from seepage.audit.measured import epsilon_row, rounds_taken
 from seepage.audit.membership import make_membership_row, open_judgment
+from seepage.audit.misfit import compared_to_sent
 from seepage.audit.record import cell_of_recording, read_cell
 from seepage.audit.row import Cell, Diagnostic, MembershipRow, Result, Row, Thresholds, TunedRow
 from seepage.audit.row_diagnostics import alignment_diagnostics, attack_diagnostics, weak_claims
@@ -241,19 +242,21 @@ def _summarize_cell(source: Source, recipe: Recipe, folder: Path) -> CellSummary
         Diagnostic(cell=source.name, **_table(one)) for one in _cell_diagnostics(source, transcript, truth, recipe)
     ]
     rows, lines, bounds = [], [], bound_rows(source, recipe)
+    brought = truth if source.recipe is None and transcript.knowledge.client.linear_in_gradient else None
+    off = None if brought is None else compared_to_sent(transcript, brought.of_round(0))
     for name, attack in _named_attacks(recipe):
         own = AttackedCell(source, name, attack, folder)
         row, scores = _score_attack(own, transcript, truth, recipe)
         row = row.model_copy(update={"told": [item for item in row.told if item not in said]})
         rows.append(row)
-        findings = [*attack_diagnostics(row), *alignment_diagnostics(row)]
+        findings = [*attack_diagnostics(row, contradicted=contradicts(off)), *alignment_diagnostics(row)]
         findings += bound_diagnostics(row, bounds)
         flags += [Diagnostic(cell=source.name, attack=name, **_table(one)) for one in findings]
         lines += _score_lines(source.name, name, scores, truth) if scores else []
     if any(row.certified is not None and row.certified.wrong for row in rows):
         cell = cell.model_copy(update={"given_away": None})  # by the truth equal rows prove nothing here
     if source.recipe is None:
-        cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"), said)})
+        cell = cell.model_copy(update={"doubts": doubts(transcript, rows, look.get("at_least"), said, off)})
     return CellSummary(cell, rows, flags, lines, look)
 
 

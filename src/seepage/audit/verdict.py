@@ -56,6 +56,8 @@ def _with_closed_forms(
     worst = max(given, key=lambda cell: (cell.given_away or 0, -cell.closed_form[1]))
     away, of = worst.closed_form
     whole = f"{away} of its {of} examples" if of > 1 else "its one example"
+    if "batch size" in (worst.inferred or {}):
+        whole = f"{away} of its {of} or more examples"
     more = f" So it does in {_cases(len(given) - 1, 'further')}." if len(given) > 1 else ""
     said = f"In closed form, with no attack, the first update of {worst.heading} gives away {whole} exactly.{more}"
     if level in ("exact", "certified"):
@@ -195,7 +197,16 @@ def _unscored(rows: Sequence[Row], cells: Mapping[str, Cell]) -> str:
         f" and certifies {of_them} without any truth" if best.certified_examples else ", none of which it can certify"
     )
     guesses = "1 guess" if best.returned == 1 else f"{best.returned} guesses"
-    return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}"
+    return f"{best.attack} returned {guesses} on {cells[best.cell].heading}{sure}.{_misfit(best)}{_beside(best, back)}"
+
+
+def _beside(best: Row, back: Sequence[Row]) -> str:
+    """Sentence on other guesses of the same update, where none is certified and no figure says which are nearest."""
+    others = [row for row in back if row is not best and row.cell == best.cell]
+    if best.certified_examples or best.fits or not others:
+        return ""
+    named = [f"{row.attack} ({row.misfit_words or 'update not known'})" for row in others]
+    return f" So did {' and '.join(named)}; an update that is nearer need not be of a guess that is nearer."
 
 
 def _standing(row: Row) -> tuple[int, float, int]:
@@ -528,10 +539,12 @@ def reasons(entries: Iterable[tuple[str, str, str, str]], cases: int) -> list[tu
 def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
     """The differential-privacy guarantees of the defenses, shown beside the verdict; each sentence once.
 
+    That there is none is a warning, and stands with those.
+
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
     ['Promised beside it: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
-    promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise is not None]
+    promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise and cell.promise.epsilon is not None]
     return [f"Promised beside it: {words}{where}." for words, where in _once(promised, len(cells))]
 
 

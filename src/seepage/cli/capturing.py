@@ -104,7 +104,7 @@ def observe(
     out: Annotated[Path, typer.Option("--out", help="Folder to write.")] = Path("observed"),
     trust: TrustModelOption = False,
 ) -> None:
-    """Make an observed/ folder of two checkpoints, or of a gradient, that somebody captured."""
+    """Turn two checkpoints, or a gradient, into an observed/ folder, without attacking."""
     from seepage.recipe.overrides import change
 
     tables = change(named_tables(model or "fc2", client or "fedsgd", loss, normalize, trust=trust), settings or [])
@@ -231,7 +231,7 @@ def attack(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Attack recorded updates, two checkpoints or a gradient, without the truth at hand.
+    """Attack captured updates: two checkpoints, a gradient, or a recorded folder. No private example is needed.
 
     What a file does not tell is inferred from the update where that is possible, and said.
     """

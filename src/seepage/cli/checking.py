@@ -105,7 +105,7 @@ def check(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """What is read, guessed and unknown of a client, what its update gives away, and what to type next. In seconds.
+    """Before any attack, in seconds: what is known of the client, what its update leaks, and what to type next.
 
     No attack is run. Closed forms are looked at, whether gradient matching has a way back, and the attacks are timed.
     """
@@ -127,6 +127,8 @@ def check(
         else:
             found, words = _of_files(captured, after, typed, look)
     command = shlex.join(["seepage", *words])
+    if any((fact.name, fact.origin) == ("learning rate", "unknown") for one in found.cells for fact in one.facts):
+        command += " --lr RATE"  # without which no attack is begun
     if as_json:
         estimate = None if found.estimate is None else found.estimate.model_dump(mode="json")
         cells = [one.table() for one in found.cells]
@@ -253,7 +255,9 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
 
     console = open_console()
     for one in found.cells:
-        words = f"{one.title}, round {one.exposure.t}: {one.exposure.line}"
+        # The table has what the update looks like.
+        says = one.exposure.given if one.facts and not quiet else one.exposure.line
+        words = f"{one.title}{f', round {one.exposure.t}' * (one.rounds > 1)}: {says}"
         if quiet:
             print(printable(f"{words}; {_matching_words(one.matching)}"))
             continue
@@ -272,9 +276,26 @@ def _print(found: "Checks", command: str, *, quiet: bool) -> None:
     if found.estimate is not None:
         print(f"time: {found.estimate.line}")
     print(f"attack it with:\n  {printable(command)}")
-    open_ = [fact for one in found.cells for fact in one.facts if fact.option.startswith("--")]
+    open_ = [fact.option for one in found.cells for fact in one.facts if fact.option.startswith("--")]
     if open_:
-        print(f"with what you know of the rest: {', '.join(dict.fromkeys(fact.option for fact in open_))}")
+        print(f"with what you know of the rest: {_to_type(open_)}")
+
+
+def _to_type(options: Sequence[str]) -> str:
+    """Options as they are typed, … for their values; all of the client's rule are parts of one option.
+
+    >>> _to_type(["--shape", "--client fedsgd:mode=eval"])
+    '--shape … --client fedsgd:mode=eval'
+    >>> _to_type(["--steps", "--client fedavg:clip_norm"]).partition("; ")[2]
+    'of another rule --client fedavg:lr=…,steps=…,clip_norm=… in place of --lr and --steps'
+    """
+    rules = [one.partition(":")[2] for one in dict.fromkeys(options) if one.startswith("--client ")]
+    plain = [name for one in options if not one.startswith("--client ") for name in one.split(", ")]
+    words = " ".join(f"{name} …" for name in dict.fromkeys(plain))
+    if rules in ([], ["mode=eval"]):
+        return " ".join([words, *(f"--client fedsgd:{one}" for one in rules)])
+    own = ",".join(one if "=" in one else f"{one}=…" for one in ("lr", "steps", *rules))
+    return f"{words}; of another rule --client fedavg:{own} in place of --lr and --steps"
 
 
 def _facts_table(facts: Sequence["Fact"]) -> "Table":

@@ -1,6 +1,7 @@
 """The commands: `seepage audit`, its parts `record`, `attack` and `score`, and what goes on from a run"""
 
 import json
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
@@ -127,7 +128,6 @@ def _seepage(
         use_settings(context)
 
 
-@app.command()
 def audit(
     recipe: RecipeArgument = None,
     data: DataOption = None,
@@ -164,7 +164,7 @@ def audit(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Record real updates, attack them, score what came back, and write a report.
+    """Audit a model: simulate clients, attack their updates, score the reconstructions, and write a report.
 
     A network of your own, of torchvision or timm, or with --weights is attacked as it is; --set training.steps=100
     trains it first. The networks of this package are audited fresh and trained.
@@ -216,7 +216,6 @@ def audit(
     conclude(finished.result, allow=allow)
 
 
-@app.command()
 def record(
     recipe: RecipeArgument = None,
     data: DataOption = None,
@@ -236,7 +235,7 @@ def record(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Only let the simulated client compute its updates: writes observed/ and private/."""
+    """Simulate clients and record their updates (observed/ and private/), without attacking."""
     from seepage.audit.run import record_only
     from seepage.cli.terminal import progress_bar
 
@@ -253,7 +252,6 @@ def record(
         print(f"recorded: {folder}/observed (what a server sees) and {folder}/private (the truth; keep it)")
 
 
-@app.command()
 def score(
     run: Annotated[Path, typer.Argument(help="A run folder of `seepage attack` or `seepage audit`.")],
     truth: Annotated[
@@ -271,7 +269,7 @@ def score(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Score a run that was attacked without the truth, show an audit's scores again, or count what people judged."""
+    """Score a finished attack against the private examples."""
     from seepage.audit.recorded import score_run
     from seepage.core.vouching import refuse_foreign
     from seepage.recipe.overrides import change
@@ -292,21 +290,6 @@ def score(
     conclude(finished.result, allow=allow)
 
 
-app.command()(check)
-app.command()(observe)
-app.command()(attack)
-app.command()(judge)
-app.command()(frontier)
-app.command()(reproduce)
-app.command()(membership)
-app.command()(prove)
-app.command()(evidence)
-app.command()(verify)
-app.command()(compare)
-app.command()(keygen)
-
-
-@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A finished run folder.")],
     sheet: Annotated[
@@ -319,7 +302,7 @@ def report(
         bool, typer.Option("--pictures", help="Show pictures again after --no-pictures, which a run remembers.")
     ] = False,
 ) -> None:
-    """Write report.html and grid.png of a finished run again, or all its pictures on one sheet."""
+    """Write report.html and grid.png of a finished run again."""
     from seepage.report import write_sheet
 
     if sheet is not None and no_pictures:
@@ -335,7 +318,6 @@ def report(
     print(run / "report.html")
 
 
-@app.command("list")
 def list_(
     kind: Annotated[str | None, typer.Argument(help="Only this kind, with all options; e.g. attacks.")] = None,
     as_json: JsonOption = False,
@@ -354,7 +336,6 @@ def list_(
         print_kind(found[kind], explained(kind))
 
 
-@app.command()
 def validate(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Recipes, or observed/ folders.")],
     settings: SetOption = None,
@@ -384,3 +365,53 @@ def _validate(path: str, settings: list[str], trust: bool) -> None:
         refuse_code(tables, path, models=False)  # which are built by an audit, and not here
     for recipe in cells(change(tables, settings)):
         print(printable(f"ok: {recipe.cell}: {recipe.model} on {recipe.data}, {len(recipe.attack)} attacks"))
+
+
+PANELS: dict[str, dict[Callable[..., None], tuple[str, ...]]] = {
+    "Audit": {
+        audit: ("seepage audit --data photos/ --set data.size=32", "seepage audit --model mynet:factory --minutes 5"),
+        check: (
+            "seepage check before.pt after.pt --model mynet:factory",
+            "seepage check --data photos/ --batch-size 2",
+        ),
+        attack: (
+            "seepage attack before.pt after.pt --lr 0.1 --model mynet:factory",
+            "seepage attack observed/ --use linear --use gradient_matching",
+        ),
+        score: ("seepage score RUN --truth my-batch.npz", "seepage score RUN --truth private/"),
+        membership: (
+            "seepage membership observed/ --candidates batch.npz --public others.npz",
+            "seepage membership observed/ --candidates photos/ --public more-photos/",
+        ),
+        report: ("seepage report RUN", "seepage report RUN --no-pictures"),
+        record: ("seepage record --data photos/ --set data.size=32", "seepage record recipe.toml --out recorded"),
+        observe: ("seepage observe before.pt after.pt --lr 0.1", "seepage observe --gradient grad.pt model.pt"),
+    },
+    "Defenses and epsilon": {
+        frontier: ("seepage frontier", "seepage frontier --data digits"),
+        prove: (
+            "seepage prove --defense gaussian_noise:sigma=2.4,clip=1 --epsilon 2",
+            "seepage prove --function mine:filter --trust --epsilon 8",
+        ),
+    },
+    "CI and evidence": {
+        compare: ("seepage compare OLD NEW", "seepage compare OLD NEW --json"),
+        evidence: ("seepage evidence RUN --pdf", "seepage evidence RUN --sign auditor.pem"),
+        verify: ("seepage verify RUN", "seepage verify RUN-evidence --key auditor.pem.pub"),
+        keygen: ("seepage keygen auditor.pem",),
+    },
+    "Research": {
+        reproduce: ("seepage reproduce", "seepage reproduce cafe/table-3"),
+        judge: ("seepage judge RUN",),
+    },
+    "Tools": {
+        list_: ("seepage list attacks", "seepage list recipes"),
+        validate: ("seepage validate recipe.toml", "seepage validate observed/"),
+    },
+}
+"""The verbs by what they are for, each with examples, in the order of `seepage --help`."""
+
+for _panel, _verbs in PANELS.items():
+    for _verb, _examples in _verbs.items():
+        _text = "\n\n".join(("Examples:", *_examples))
+        app.command(_verb.__name__.rstrip("_"), rich_help_panel=_panel, epilog=_text)(_verb)

@@ -35,7 +35,7 @@ def compare(
     reuse: ReuseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say what got worse from one run to another, beyond chance: exit code 1 if anything did, 2 if nobody can tell."""
+    """Compare two runs: exit code 1 if the newer leaks more, beyond chance; 2 if nobody can tell."""
     from seepage.core.vouching import refuse_foreign
     from seepage.evidence import comparison
 

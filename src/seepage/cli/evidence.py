@@ -36,7 +36,7 @@ def evidence(
         ),
     ] = None,
 ) -> None:
-    """Write what an auditor files: findings, formats for pipelines, an annex to print, digests, a signature."""
+    """Evidence pack of a run: JUnit, SARIF, CycloneDX, model card, printable annex; optionally signed."""
     from seepage.core.vouching import refuse_foreign
     from seepage.evidence import FORMATS, PackRequest, export, write_pack
 
@@ -59,7 +59,7 @@ def evidence(
 def keygen(
     path: Annotated[Path, typer.Argument(metavar="KEY", help="File for the private key; KEY.pub is the public one.")],
 ) -> None:
-    """Make a pair of keys (Ed25519) to sign evidence with."""
+    """Make an Ed25519 key pair to sign evidence with."""
     from seepage.evidence import make_keys
     from seepage.evidence.signing import key_name, open_public_key
 
@@ -74,7 +74,7 @@ def verify(
     run: Annotated[Path | None, typer.Option("--run", help="The run that the pack must be of, checked too.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether anything in a run folder or an evidence pack was changed since; exit code 1 if so."""
+    """Check that a run or an evidence pack is unchanged, and its signature; exit code 1 if not."""
     from seepage.evidence import is_pack, verify_pack, verify_run
 
     if not folder.is_dir():

@@ -65,7 +65,7 @@ def frontier(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Sweep defenses: what each costs in accuracy, seconds and bytes, and what attackers still recover behind it."""
+    """Compare defenses: leakage against accuracy, time and bytes, with advice."""
     from seepage.cli.parts import part_of
     from seepage.cli.terminal import progress_bar
     from seepage.frontier import run_frontier

@@ -30,7 +30,7 @@ def judge(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a page on which people say which guesses show the content of the private pictures."""
+    """Make a page on which people judge which reconstructions show the private pictures."""
     from seepage.judging import write_judge_page
 
     if features is not None and machine is None:

@@ -41,7 +41,7 @@ def membership(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Which candidates were in the batch behind a recorded update, each with a p-value. No truth is needed."""
+    """Membership inference on a recorded update: a p-value for each candidate. No truth is needed."""
     from seepage.attacks.base import Shown
     from seepage.cli.parts import part_of
     from seepage.cli.terminal import progress_bar

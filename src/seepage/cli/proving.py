@@ -88,7 +88,7 @@ def prove(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Measure the epsilon of the filter that really runs, and say whether it contradicts what is claimed."""
+    """Empirical privacy audit: a lower bound on the epsilon of a defense, by calling it on canaries."""
     from seepage.cli.parts import pair
     from seepage.cli.terminal import progress_bar
     from seepage.core.progress import Doing, Phase

@@ -44,7 +44,7 @@ def reproduce(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Run tables and figures of the three papers, and show ours beside theirs."""
+    """Run tables and figures of the three papers beside the printed numbers."""
     from seepage import papers as room
     from seepage.cli.terminal import progress_bar
 

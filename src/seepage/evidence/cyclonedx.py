@@ -85,7 +85,7 @@ def _predicate(case: CaseEvidence) -> str:
         return f"{(case.unscored or 'no share is known').capitalize()}, so nothing is claimed of how much came back."
     if case.inconclusive is not None:
         return f"Inconclusive, so nothing is claimed of how much came back: {case.inconclusive}."
-    return f"The attacks that were run recovered {case.recovered.words} private examples; no claim on other attacks."
+    return f"Private examples recovered: {case.recovered.words}; no claim on attacks that were not run."
 
 
 def _model(evidence: Evidence, case: CaseEvidence, number: int, digest: str | None) -> dict[str, Any]:

@@ -106,8 +106,9 @@ def _risks(evidence: Evidence) -> list[str]:
         why = evidence.unscored.capitalize() or "There is no case"
         return [f"{why}, so no share of private examples can be given.{without}"]
     return [
-        f"Maximum risk, in the worst case: {for_markdown(evidence.risk_words(evidence.maximum_risk))} private examples "
-        f"recovered. Average over all cases: {for_markdown(evidence.risk_words(evidence.average_risk))}."
+        f"Private examples recovered in the worst case, the maximum risk: "
+        f"{for_markdown(evidence.risk_words(evidence.maximum_risk))}. Average over all cases: "
+        f"{for_markdown(evidence.risk_words(evidence.average_risk))}."
     ]
 
 

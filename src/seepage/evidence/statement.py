@@ -83,22 +83,29 @@ def counted_given(n: int) -> str:
 
 
 class Share(Proportion):
-    """A share of private examples with its 95 % interval by Clopper and Pearson."""
+    """A share of private examples with its 95 % interval by Clopper and Pearson.
+
+    Attributes:
+        closed_form: It is given away in closed form, by the first update alone; else an attack brought it back.
+    """
+
+    closed_form: bool = False
 
     @classmethod
-    def count(cls, hits: int, of: int) -> "Share":
+    def count(cls, hits: int, of: int, *, closed_form: bool = False) -> "Share":
         """The share with its interval."""
         low, high = Rate(hits, of).interval
-        return cls(hits=hits, of=of, low=round(low, 4), high=round(high, 4))
+        return cls(hits=hits, of=of, low=round(low, 4), high=round(high, 4), closed_form=closed_form)
 
     @property
     def words(self) -> str:
         """For people.
 
-        >>> Share.count(0, 8).words
-        '0 of 8 [0 %, 37 %]'
+        >>> Share.count(0, 8).words, Share.count(4, 4, closed_form=True).words
+        ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
         """
-        return f"{self.hits:,} of {self.of:,} [{100 * self.low:.0f} %, {100 * self.high:.0f} %]"
+        whose = " of the first update, in closed form" if self.closed_form else ""
+        return f"{self.hits:,} of {self.of:,} [{100 * self.low:.0f} %, {100 * self.high:.0f} %]{whose}"
 
 
 class CaseEvidence(JsonRecord):
@@ -546,10 +553,10 @@ def _strength(row: Row) -> tuple[float, float, int, float]:
 
 def _most(rows: Sequence[Row], share: str, cell: Cell) -> Share | None:
     """The largest share of examples that an attack brought back, or that is given away in closed form."""
-    counts = [(row.count(share), row.examples) for row in rows]
-    counts += [cell.closed_form] if cell.given_away and (rows or cell.baselines) else []
-    whole = [(hits, of) for hits, of in counts if hits is not None and of]
-    return Share.count(*max(whole, key=lambda pair: pair[0] / pair[1])) if whole else None
+    counts = [(row.count(share), row.examples, False) for row in rows]
+    counts += [(*cell.closed_form, True)] if cell.given_away and (rows or cell.baselines) else []
+    whole = [Share.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
+    return max(whole, key=lambda one: one.hits / one.of, default=None)
 
 
 def _tokens(rows: Sequence[Row]) -> Share | None:
@@ -721,6 +728,7 @@ def _not_tried(run: RunFolder, tried: Sequence[AttackEvidence]) -> list[str]:
     result, uses = run.result, _uses(run)
     spoke = any(row.gave_result for row in result.rows)  # then what came back was tried, though it is not known
     lacking = [side for side in result.sides if not side.tried and not (spoke and side.name == "came_back")]
+    lacking = [side for side in lacking if not side.words.startswith("no bound")]  # one was looked for, and none holds
     found = [f"{FURTHER_SIDES.get(side.name, side.title)}: {LACKING.sub('', side.words, 1)}" for side in lacking]
     found += [f"{cell.heading}: {cell.inconclusive}" for cell in result.cells if cell.inconclusive is not None]
     found += [f"{cell.heading}: {cell.skipped}" for cell in result.cells if cell.skipped]

@@ -33,7 +33,7 @@ from seepage.leakage.fingerprints import (
     rounded_weights,
 )
 from seepage.leakage.indexed import IndexedRounds, indexed_findings, indexed_rounds
-from seepage.leakage.labels import LabelLeak, label_findings, label_leak, signed_label_leak, sums_to_zero
+from seepage.leakage.labels import Head, LabelLeak, head_of, label_findings, label_leak, signed_label_leak, sums_to_zero
 from seepage.leakage.layers import LayerLeak, layer_findings, layer_leaks
 from seepage.leakage.patches import PatchLeak, patch_findings, patch_leak
 from seepage.leakage.sent import SentParts, sent_parts
@@ -53,6 +53,8 @@ FEWEST_VALUES = 64
 """Values of an example from which as many outputs are taken for an example, and not for classes."""
 OTHER_OUTPUTS = "other outputs"
 """Name of the fact that parameters moved on which the network's outputs do not depend."""
+UNKNOWN_RATE = "unknown rate"
+"""Name of the fact that nothing tells the learning rate, so that the update is a gradient up to a factor."""
 NEEDS = Needs(linear_in_gradient="no layer has a closed form")
 """What closed forms need of the client's rule, as the attacks do."""
 MAX_HEAD_EXAMPLES = 64
@@ -108,6 +110,7 @@ class Exposure:
         tensors: The same by tensor.
         notes: What could not be read, and why; and what the client states of its privacy.
         stated: The client's own statement of differential privacy, where its recording holds one. Not measured here.
+        or_more: The batch size was inferred, by a rank that more examples may have.
     """
 
     t: int
@@ -132,6 +135,7 @@ class Exposure:
     tensors: tuple[TensorLeak, ...]
     notes: tuple[str, ...]
     stated: LedgerEntry | None = None
+    or_more: bool = False
 
     @property
     def examples(self) -> int:
@@ -152,8 +156,14 @@ class Exposure:
     @property
     def line(self) -> str:
         """One line for a log."""
+        return "; ".join([self.given, *self.looks_like])
+
+    @property
+    def given(self) -> str:
+        """What is given away, on one line."""
         size = self.batch_size or (f"at least {self.at_least}" if self.at_least else "an unknown number of")
-        many = "" if (self.batch_size or self.at_least) == 1 else "s"
+        size = f"{size} or more" if self.batch_size and self.or_more else size
+        many = "" if (self.batch_size or self.at_least) == 1 and not self.or_more else "s"
         words = [f"gives away {self.examples} of {size} example{many} exactly"]
         if self.text is not None and not self.examples:
             ordered = ", and its texts where token_sequences puts them together" if self.text.ordered else ""
@@ -161,13 +171,13 @@ class Exposure:
         if self.vectors > self.examples:
             words.append(f"and inner features of {self.vectors}")
         if any(layer.noisy for layer in self.layers):
-            words.append("its one example but for noise")
+            words.append(f"{'an' if self.or_more else 'its one'} example but for noise")
         if any(layer.unmixable for layer in self.layers):
             words.append("fewer examples than neurons")
         if self.labels is not None and self.labels.believed:
             present = len(self.labels.present)
             words.append(f"{present} label{'' if present == 1 else 's'}")
-        return "; ".join([*words, *self.looks_like])
+        return "; ".join(words)
 
     def table(self) -> dict[str, Any]:
         """As JSON: the fields, the counts and a schema version."""
@@ -264,6 +274,8 @@ class UpdateAnalysis:
             gradient[min(names, key=lambda name: update.tensors[name].numel())]  # the cheapest one
         except SeepageError as error:
             return direction, False, f"read up to a factor, so without counts of labels: {error}"
+        if UNKNOWN_RATE in self._guessed:
+            return direction, False, "read up to a factor, so without counts of labels: the learning rate is not known"
         return gradient, True, None
 
     @cached_property
@@ -339,13 +351,35 @@ class UpdateAnalysis:
         rule = self.knowledge.client
         if not (self.knowledge.softmax_labels or rule.one_logit) or OTHER_OUTPUTS in self._guessed:
             return None
-        if self.signs and not self.makes_examples:
+        kind = None if self.makes_examples or self.head is None else self.head.kind
+        if self.signs and kind in ("outputs", "rises"):
             return signed_label_leak(gradient, self.observed.params, self.knowledge, self.observed.batch_size)
-        if self.makes_examples:
+        if self.signs or kind != "outputs":
             return None
         size = self.observed.batch_size if scaled and self.explained_step else None
         rounding = self._label_rounding() if scaled else 0.0
         return label_leak(gradient, self.knowledge, size, rounding, lower_bound="batch size" in self._guessed)
+
+    @cached_property
+    def head(self) -> Head | None:
+        """What the last layer is to the outputs; None where the model has no such layer with a bias that was sent."""
+        if self._last_bias is None:
+            return None
+        names, observed = last_linear(self.knowledge.model, self.knowledge.num_outputs), self.observed
+        assert names is not None  # as it has a bias
+        shape = self.knowledge.input_shape
+        return head_of(self.knowledge.model, observed.params, shape, names[0], buffers=observed.buffers)
+
+    @property
+    def unread_head(self) -> str | None:
+        """Why nothing is read off the last bias of a cross-entropy, in words; None where something can be."""
+        if not self.knowledge.softmax_labels or self.head is None or self.head.kind == "outputs":
+            return None
+        if self.signs and self.head.kind == "rises":
+            return None
+        assert self._last_bias is not None  # as there is a head
+        layer, such = self._last_bias.rpartition(".")[0], ", as a ReLU does" * (self.head.kind == "rises")
+        return f"the network changes what {layer or 'its last layer'} returns{such}"
 
     @cached_property
     def _guessed(self) -> Collection[str]:
@@ -370,7 +404,7 @@ class UpdateAnalysis:
         update, rule = self.observed.update, self.knowledge.client
         if update.kind != "gradient" or rule.batch_coupled(self.knowledge.model):
             return False
-        if {"learning rate", "local steps", "told rate"} & set(self._guessed):
+        if {"learning rate", UNKNOWN_RATE, "local steps", "told rate"} & set(self._guessed):
             return False
         bias = self._last_bias
         return rule.one_logit or bias is None or sums_to_zero(self._read[0][bias], self._sum_rounding(bias))
@@ -390,7 +424,7 @@ class UpdateAnalysis:
         name = self._last_bias
         told = self.observed.update.kind == "gradient" and self.knowledge.softmax_labels
         noised = any(finding.name == "noised" for finding in self.defenses)
-        if not told or name is None or self.signs or noised:
+        if not told or name is None or self.signs or noised or self.unread_head is not None:
             return False
         bias = self._read[0][name].double()
         off = abs(float(bias.sum()))
@@ -486,6 +520,7 @@ class UpdateAnalysis:
             tensors=tuple(_by_tensor(update.tensors, findings)),
             notes=(*self._notes(stated), *(why for why in (unsolved, uncounted, unindexed) if why is not None)),
             stated=stated,
+            or_more="batch size" in self._guessed,
         )
 
     def _certified(self, layer: LayerLeak) -> LayerLeak:
@@ -532,6 +567,8 @@ class UpdateAnalysis:
             return None, f"the head's features were solved for and are not to be believed: {found.doubt}"
         count, width = found.features.shape
         whose = "its one example" if count == 1 else f"each of its {count} examples"
+        if "batch size" in self._guessed:
+            whose = f"{count} example{'' if count == 1 else 's'}, if it has no more"
         return f"the {width} features of {whose}, solved from the head", None
 
     def _equation_count(self, features: str | None) -> tuple[EquationCount | None, str | None]:
@@ -557,7 +594,9 @@ class UpdateAnalysis:
         limited = self._read[2]
         if limited is not None:
             yield limited
-        if self.changed:
+        if self.unread_head is not None:
+            yield f"{self.unread_head}, so no label is read off its bias"
+        if self.changed and not self.signs:  # of which no layer is read
             yield f"{self.changed}, so neither batch size nor mode of batch norm is read off it"
         wrong = size_doubt(self.observed.batch_size, self.at_least)
         if wrong is not None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
-from seepage.core.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
+from seepage.core.nn import last_linear
 from seepage.errors import SeepageError
 from seepage.leakage.analysis import UpdateAnalysis
+from seepage.leakage.labels import head_of
 from seepage.transcript.foreign import read_facts
 from seepage.transcript.recorded import list_transcripts, open_transcript
 from seepage.types import Architecture, Tensors
@@ -21,8 +21,6 @@ PROBE_COUNT = 16
 """Made-up inputs whose softmax stands in for that of the client's examples."""
 SHARE_TOLERANCE, MIN_AGREEING_CLASSES = 0.2, 3
 """Relative difference of classes' shares up to which they count as the same, and how many must be."""
-SAME_SOFTMAX = 1e-4
-"""Difference of two softmax values up to which they are the same but for rounding to float32."""
 MAX_STEPS = 10_000
 """Local steps; more are taken for a wrong learning rate."""
 
@@ -70,6 +68,7 @@ def infer_steps(
         SeepageError: Where the learning rate is so small that the update would take more than `MAX_STEPS` steps.
 
     Example:
+        >>> import torch
         >>> from seepage import Architecture, Batch, FedAvg, build, record
         >>> model = build(Architecture("convnet"), (1, 8, 8), 10)
         >>> private = Batch(torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([1, 2, 6]))
@@ -125,28 +124,12 @@ def rate_doubt(model: nn.Module, delta: Tensors, input_shape: tuple[int, ...], c
 
 
 def _usual(model: nn.Module, input_shape: tuple[int, ...], last: str) -> Tensor | None:
-    """Mean softmax `[classes]` of the model on made-up inputs: noise at several brightnesses.
+    """Mean softmax `[classes]` of the model on made-up inputs; None where that is not of what its last layer returns.
 
-    None where the softmax of its outputs is not that of what its last layer returns, as behind a ReLU: the slope of
-    that layer's bias at a class that is in no example is not its softmax value then.
-
-    Args:
-        model: At the weights that were sent out.
-        input_shape: Shape of one example.
-        last: Name of the last layer's weight.
+    The slope of that layer's bias at a class that is in no example is not its softmax value then.
     """
-    like = next(model.parameters())
-    noise = torch.rand((PROBE_COUNT, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
-    levels = torch.linspace(0.1, 0.9, PROBE_COUNT, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
-    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(like)
-    layer = last.rpartition(".")[0]
-    with torch.no_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
-        softmax = forward(model, {}, as_inputs(model, probes)).double().softmax(1)
-    returned = [call.output for call in calls.get(layer, ())]
-    same = len(returned) == 1 and returned[0].shape == softmax.shape
-    if not same or not torch.allclose(returned[0].double().softmax(1), softmax, atol=SAME_SOFTMAX):
-        return None
-    return softmax.mean(0)
+    head = head_of(model, {}, input_shape, last, count=PROBE_COUNT)
+    return head.softmax if head.kind == "outputs" else None
 
 
 def _travel(slopes: Tensor, usual: Tensor | None) -> float | None:
@@ -172,7 +155,7 @@ def infer_size(found: UpdateAnalysis) -> tuple[int | None, str]:
         found: Of the update, by itself.
     """
     if found.at_least is None:
-        return None, "no fully connected layer tells it by its rank"
+        return None, found.changed or "no fully connected layer tells it by its rank"
     # A layer behind others can have no higher rank than they leave it; one that reads the input is bound by itself.
     inputs = [layer for layer in found.layers if layer.reads == "input"]
     tells = inputs or [

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from seepage.attacks.matching.labels import largest_remainder, two_rows
-from seepage.core.nn import last_linear
+from seepage.core.nn import as_inputs, captured_calls, forward, generator, in_mode, last_linear
 from seepage.leakage.finding import Finding
 from seepage.types import Knowledge
 
@@ -23,6 +25,72 @@ FULL_PRECISION = 1e-5
 """The same for a gradient in float32; bfloat16 leaves 1e-3."""
 MAX_NAMED_CLASSES = 12
 """Classes that a sentence names one by one."""
+SAME_SOFTMAX = 1e-4
+"""Difference of two softmax values, or of two slopes, up to which they are the same but for rounding to float32."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the last fully connected layer is to the network's outputs, by one pass on made-up inputs.
+
+    Attributes:
+        softmax: Mean softmax `[classes]` of the outputs.
+        kind: `outputs`: their softmax is that of what the layer returns, so the gradient of its bias is softmax minus
+            label. `rises`: each output rises with its own entry alone, as behind a ReLU: a negative entry of that
+            gradient still is of a class that is there. `other`: neither, so the gradient names no class.
+    """
+
+    softmax: Tensor
+    kind: Literal["outputs", "rises", "other"]
+
+
+def head_of(
+    model: nn.Module,
+    params: Mapping[str, Tensor],
+    input_shape: tuple[int, ...],
+    weight: str,
+    *,
+    buffers: Mapping[str, Tensor] | None = None,
+    count: int = 2,
+) -> Head:
+    """What the layer with this weight is to the model's outputs.
+
+    Args:
+        model: The network.
+        params: Its weights; of those not named its own are taken.
+        input_shape: Shape of one example.
+        weight: Name of the layer's weight.
+        buffers: As of `forward`.
+        count: Made-up inputs: noise at several brightnesses.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.ReLU())
+    >>> head_of(net, {}, (2, 2), "1.weight").kind, head_of(net[:2], {}, (2, 2), "1.weight").kind
+    ('rises', 'outputs')
+    """
+    layer = weight.rpartition(".")[0]
+    state = {name: tensor.detach() for name, tensor in (*model.named_parameters(), *params.items())}
+    state[weight] = state[weight].clone().requires_grad_()
+    noise = torch.rand((count, *input_shape), generator=generator(0, "steps"), dtype=torch.float64)
+    levels = torch.linspace(0.1, 0.9, count, dtype=torch.float64).reshape(-1, *[1] * len(input_shape))
+    probes = (levels + 0.4 * (noise - 0.5)).clamp(0, 1).to(state[weight])
+    with torch.enable_grad(), in_mode(model, training=False), captured_calls(model, [layer]) as calls:
+        outputs = forward(model, state, as_inputs(model, probes), buffers=None if buffers is None else dict(buffers))
+    softmax = outputs.detach().double().softmax(1)
+    found = calls.get(layer, [])
+    if len(found) != 1 or found[0].output.numel() != outputs.numel():
+        return Head(softmax.mean(0), "other")
+    # Not what the layer returned, which a ReLU may have overwritten.
+    own = F.linear(found[0].input.detach(), state[weight].detach(), state.get(f"{layer}.bias" if layer else "bias"))
+    if torch.allclose(own.reshape(outputs.shape).double().softmax(1), softmax, atol=SAME_SOFTMAX):
+        return Head(softmax.mean(0), "outputs")
+    # v^T J = v * (1^T J) for a v at random: J is diagonal.
+    weights = torch.rand(outputs.shape, generator=generator(0, "slopes")).to(outputs)
+    reads = found[0].output
+    (slopes,) = torch.autograd.grad(outputs, reads, torch.ones_like(outputs), retain_graph=True)
+    (mixed,) = torch.autograd.grad(outputs, reads, weights)
+    alone = torch.allclose(mixed, weights.reshape(mixed.shape) * slopes, atol=SAME_SOFTMAX)
+    rises = alone and bool((slopes >= 0).all())
+    return Head(softmax.mean(0), "rises" if rises else "other")
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from seepage.attacks.agreement import compared
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.labels import SignOfLastBias
 from seepage.attacks.patches.grid import on_grid
 from seepage.attacks.patches.solve import Measured, Solved, solve
 from seepage.attacks.patches.tokens import PatchTokens
-from seepage.core.nn import dot, norm
 from seepage.registry import attacks
-from seepage.types import Batch, Knowledge, Reconstruction, Round, Transcript
+from seepage.types import Knowledge, Reconstruction, Round, Transcript
 
 CERTAIN = 1e-2
 """Relative difference of the network's own update at the image from the observed one, up to which it is certified."""
@@ -92,7 +92,9 @@ class PatchGradients:
         """Whether the network's own update at the rounded image is far nearer to the observed one."""
         if self.labels is None:
             return False
-        rounded, smooth = (_disagreement(self, self.image(one), self.labels)[0] for one in (whole, solved))
+        rounded, smooth = (
+            compared(self.observed, self.knowledge, self.image(one), self.labels)[0] for one in (whole, solved)
+        )
         return rounded < NEARER * smooth
 
 
@@ -166,7 +168,9 @@ class PatchEmbedding(Attack):
     def run(self, seen: PatchGradients, *, seed: int, progress: Progress) -> Reconstruction:
         solved, labels = seen.solved, seen.labels
         image = seen.image(solved)
-        error, factor = (math.inf, 1.0) if labels is None else _disagreement(seen, image, labels)
+        error, factor = math.inf, 1.0
+        if labels is not None:
+            error, factor = compared(seen.observed, seen.knowledge, image, labels)
         expected = "the gradient is not that of one image in its value range, so how near this is, is not known"
         if seen.expected_db is not None:
             expected = f"expected error {seen.expected_db:.0f} dB"
@@ -188,16 +192,3 @@ class PatchEmbedding(Attack):
             cost={"evaluations": 2},
             notes=tuple(notes),
         )
-
-
-def _disagreement(seen: PatchGradients, image: Tensor, labels: Tensor) -> tuple[float, float]:
-    """How much the client's update at an image differs from the observed one, and the factor between the two."""
-    knowledge, observed = seen.knowledge, seen.observed
-    batch = Batch(image, labels.to(image.device))
-    own = knowledge.client(knowledge.model, observed.params, batch, buffers=observed.buffers).tensors
-    sent = observed.update.tensors
-    own = {name: own[name] for name in sent}
-    size = float(dot(own, own))
-    # The nearest multiple of the own update: one that was clipped as a whole is the same but for its length.
-    factor = float(dot(own, sent)) / size if size > 0 else 0.0
-    return float(norm({name: factor * own[name] - sent[name] for name in sent}) / norm(sent)), factor

@@ -1,11 +1,11 @@
-"""The table of attacks in README.md, from the registry. `python docs/site_builder/readme.py` writes it again."""
+"""The table of attacks in docs/inside.md, from the registry: `python docs/site_builder/attack_table.py` writes it."""
 
 import re
 from pathlib import Path
 
 from seepage.registry import attacks
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[1] / "inside.md"
 HEAD, END = "| attack | what it does | needs | published |\n|---|---|---|---|\n", "\n\n"
 
 
@@ -27,4 +27,4 @@ def replaced(text: str) -> str:
 
 
 if __name__ == "__main__":
-    README.write_text(replaced(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(replaced(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
