@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from seepage.audit.folder import read_result
-from seepage.core.storage import write_json
+from seepage.audit.row import Row
+from seepage.core.storage import write_whole
 from seepage.recipe.files import BUILT_IN
 
 STORED = BUILT_IN / "compare" / "standard.json"
@@ -25,7 +26,19 @@ NAMES = {
     "peer_packages.BreachingModern": "breaching 0.1.2 modern",
 }
 """What rows of `experiments/peer_packages.py` are called."""
-NOT_KEPT = ("told", "told_extra", "notes", "inner", "reason", "alignment")
+KEPT = {
+    "cell",
+    "attack",
+    "options",
+    "status",
+    "outcome",
+    "examples",
+    "returned",
+    "space",
+    "scores",
+    "certified",
+    "cost",
+}
 
 
 def main() -> None:
@@ -39,13 +52,14 @@ def main() -> None:
     rows.sort(key=lambda row: (order.index(row.cell), -(row.mean("recovered") or 0), -(row.median("psnr") or 0)))
     libraries = f"seepage {version('seepage')}, PyTorch {version('torch').partition('+')[0]}, {platform.machine()}"
     made = f"stored with the recipe, not run now: other attacks on the same victims ({libraries})"
-    write_json(STORED, {"made": made, "rows": [_kept(row.record()) for row in rows]})
+    lines = ",\n".join(json.dumps(_kept(row)) for row in rows)
+    write_whole(STORED, f'{{"made": {json.dumps(made)}, "rows": [\n{lines}\n]}}\n')
 
 
-def _kept(record: dict[str, Any]) -> dict[str, Any]:
-    rounded = json.loads(json.dumps(record), parse_float=lambda number: float(f"{float(number):.5g}"))
-    rounded["attack"] = NAMES.get(rounded["attack"], rounded["attack"])
-    return {name: value for name, value in rounded.items() if name not in NOT_KEPT and value not in (None, {}, [])}
+def _kept(row: Row) -> dict[str, Any]:
+    text = json.dumps(row.model_dump(mode="json", include=KEPT, exclude_none=True))
+    record: dict[str, Any] = json.loads(text, parse_float=lambda number: float(f"{float(number):.5g}"))
+    return record | {"attack": NAMES.get(row.attack, row.attack)}
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def test_every_stored_row_is_of_a_case_and_an_attack_of_the_recipe() -> None:
 def test_other_victims_have_no_stored_rows() -> None:
     tables = read_recipe(find_recipe(NAME))
     assert stored_rows(NAME, cells(change(tables, ["minutes=3", 'attack=[{use="linear"}]']))).rows
-    for other in ("seed=1", "batch.count=1", "model.hidden=7"):
+    for other in ("seed=1", "training.lr=0.5", "data.use=digits"):
         rows = stored_rows(NAME, cells(change(read_recipe(find_recipe(NAME)), [other]))).rows
         assert not [row for row in rows if row.cell.startswith("fc2")], other
     assert not stored_rows(None, cells(tables)).rows
