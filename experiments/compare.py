@@ -33,6 +33,7 @@ KEPT = {
     "status",
     "outcome",
     "examples",
+    "told_extra",
     "returned",
     "space",
     "scores",
