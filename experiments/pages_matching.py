@@ -55,7 +55,7 @@ def peers() -> Lines:
     """Victims down, packages across: PSNR with its interval, SSIM; then how far ahead of the best other package."""
     rows = rows_of("matching/peers")
     names = sorted({row["attack"] for row in rows}, key=lambda name: (" " in name, name))
-    others = [name for name in names if " " in name]
+    others = [name for name in names if name.startswith(("breaching", "leakpro"))]
     body, ahead = [], []
     for where, group in itertools.groupby(sorted(rows, key=_met), _met):
         found = {row["attack"]: row for row in group}
