@@ -280,6 +280,28 @@ def verdicts_follow(item: Item) -> None:
     assert shown == wanted
 
 
+@pytest.mark.docs
+def test_the_counts_above_are_those_of_the_lines_below() -> None:
+    index = (ROOT / "docs/results/index.md").read_text(encoding="utf-8")
+    opening, *papers = re.split(r"^## ", index.partition("## How to read it")[0], flags=re.MULTILINE)
+    shown = [line.strip("| ").split(" | ") for line in opening.splitlines() if re.match(r"\| \[", line)]
+    assert len(papers) == 3
+    assert shown == [counted(paper, size) for paper in papers for size in ("paper", "small")]
+
+
+def counted(part: str, size: str) -> list[str]:
+    """A line of the counts, from the verdicts as they are printed below one paper's heading."""
+    printed = [line.strip("| ").split(" | ")[-2:] for line in part.splitlines() if re.match(r"\| \[", line)]
+    words = [pair[size == "small"] for pair in printed]
+    each = []
+    for word in WORDS[size]:
+        found = [one for one in words if re.match(rf"{word}\b", one)]
+        own = sum("own algorithm" in one for one in found)
+        each.append(f"{len(found)} ({own} by seepage's own algorithm)" if own else str(len(found)))
+    untested = str(sum(one in ("not run", "not tested") for one in words))
+    return [part.splitlines()[0], {"paper": "the paper's", "small": "small"}[size], str(len(words)), *each, untested]
+
+
 # --- each relation, on a table made up for it --------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from seepage.core.storage import write_whole
 from seepage.papers.claims import At, Claim
@@ -16,15 +16,21 @@ from seepage.papers.markdown import as_code, as_words
 from seepage.papers.others import OTHERS
 from seepage.papers.records import Record, picture_of, read_records
 from seepage.papers.used import USED
-from seepage.papers.verdicts import DIVERGED, EXACT_DB, TOPS, Decided, Judged, in_words, judge
+from seepage.papers.verdicts import DIVERGED, EXACT_DB, TOPS, Decided, Judged, Verdict, in_words, judge
 
-LEGEND = f"""Every number of ours was made by the command beside it; nothing is typed in by hand. The lines lie in
-`results/reproduce/`, one file per table or figure.
+OPENING = """For each table and figure of three papers: the claims that it supports there, tested on numbers of
+ours. Every such number was made by the command beside it and lies in `results/reproduce/`. **The small size is a
+different experiment** of minutes on two cores: it neither confirms nor refutes a paper. [How to read
+it](#how-to-read-it) is at the end.
+"""
+"""What the first page begins with, before the counts."""
 
-What is judged are **claims**: the sentences that a table or figure is in its paper for, in our words, as a relation
-between its numbers: rows above rows, columns above columns, a peak, a fall, no effect, a level. Every claim is tested
-on the paper's own printed numbers first, which must satisfy it. A margin is the paper's own where it states one or its
-least lead is the point; else it is about half of the least effect that the paper prints.
+LEGEND = f"""## How to read it
+
+For each table and figure we test the statements that it supports in the paper, the **claims**, in our words, as a
+relation between its numbers: rows above rows, columns above columns, a peak, a fall, no effect, a level. Every claim
+is tested on the paper's own printed numbers first, which must satisfy it. A margin is the paper's own where it
+states one or its least lead is the point; else it is about half of the least effect that the paper prints.
 
 At the paper's size a claim **holds** where each of its comparisons does by the 95 % interval of the difference,
 **does not hold** where the interval of one of them lies on the other side, and otherwise we **cannot tell**. "By
@@ -53,6 +59,7 @@ nothing can still have more dB than the paper's. *Recovered* is counted there by
 SSIM of at least 0.6 and 3 dB over that square; by today's rule ([recognized](../concepts/verdict.md#recognized)) many
 more would count.
 """
+"""How verdicts are reached, at the end of the first page."""
 
 SMALL = {
     "cafe": """The small size: 10 to 160 samples of 8 to 32 pixels, where the paper has 800 in batches of 40, and
@@ -81,19 +88,46 @@ def write_book(results: Path, folder: Path) -> list[Path]:
     Raises:
         SeepageError: Where a file of records is damaged.
     """
-    pages, summary = [], []
+    pages, summary, counts = [], [], []
     for paper, source in PAPERS.items():
         items = [item for item in list_items().values() if item.expect.paper == paper]
         found = {item.id: read_records(results, item.id) for item in items}
-        parts = [f"# {source}\n", "How to read this: [the results book](index.md).\n"]
+        parts = [f"# {source}\n", "How to read this: [the results book](index.md#how-to-read-it).\n"]
         parts += [_section(item, found[item.id], results, folder) for item in items]
         page = folder / f"{paper}.md"
         write_whole(page, "\n".join(parts).rstrip() + "\n")
         pages.append(page)
         summary.append(_summary(paper, source, items, found))
+        counts += _counts(paper, source, items, found)
     index = folder / "index.md"
-    write_whole(index, "\n".join(["# Results book\n", LEGEND, *summary]).rstrip() + "\n")
+    table = "\n".join([*COUNTED, *counts, ""])
+    write_whole(index, "\n".join(["# Results book\n", OPENING, table, *summary, LEGEND]).rstrip() + "\n")
     return [index, *pages]
+
+
+COUNTED = (
+    "| paper | size | claims | hold (seen in small) | do not hold (not seen) | cannot tell | not tested |",
+    "|" + "---|" * 7,
+)
+"""Heads of the counts of claims by verdict."""
+
+
+def _counts(paper: str, source: str, items: Sequence[Item], found: Mapping[str, Sequence[Record]]) -> list[str]:
+    """How many of a paper's claims came out how, a line for each size."""
+    claims = [judged for item in items for _, judged in judged_of(item, found[item.id])]
+    lines = []
+    for size, words in (("paper", "the paper's"), ("small", "small")):
+        at = [judged[size] for judged in claims if size in judged]
+        each = [_count([one for one in at if one.verdict == verdict]) for verdict in get_args(Verdict)]
+        untested = len(claims) - sum(one.verdict is not None for one in at)
+        lines.append(_row([f"[{source}]({paper}.md)", words, str(len(claims)), *each, str(untested)]))
+    return lines
+
+
+def _count(found: Sequence[Judged]) -> str:
+    """How many, and how many of them by another algorithm than the paper's."""
+    own = sum(one.claim.own for one in found)
+    return f"{len(found)} ({own} by seepage's own algorithm)" if own else str(len(found))
 
 
 def _summary(paper: str, source: str, items: Sequence[Item], found: Mapping[str, Sequence[Record]]) -> str:
