@@ -11,6 +11,49 @@ LONG = 200
 """Evaluations per batch above which a run is no part of the grid of realism."""
 
 
+NETWORKS = {
+    "lenet": "LeNet, smooth", "convnet_width-16": "ConvNet", "convnet_width-16_batch_norm-True": "ConvNet, batch norm",
+    "mlp3": "three fully connected",
+}  # fmt: skip
+PAPER_11 = {
+    "bayes": 10.99, "bayes-2": 11.11, "bayes-3": 11.04, "inverting_gradients": 8.70, "inverting_gradients-2": 9.01,
+    "inverting_gradients-3": 9.22,
+}  # fmt: skip
+"""FedLeak's Table 11, MNIST."""
+
+
+def methods() -> Lines:
+    """Attacks down, networks across: how many came back, and the median PSNR."""
+    rows = rows_of("matching/methods")
+    found = {(row["attack"], row["cell"]): row for row in rows}
+    body = [
+        [f"`{attack}`", *(_count_and_median(found[attack, cell]) for cell in NETWORKS)]
+        for attack in dict.fromkeys(row["attack"] for row in rows)
+    ]
+    return [*table(["method", *NETWORKS.values()], body), *commands(rows)]
+
+
+def _count_and_median(row: Row) -> str:
+    if row["recovered"] is None:
+        return "-"
+    return f"{round(row['recovered'] * row['examples'])}/{row['examples']}, {row['psnr_median']:.1f}"
+
+
+def restarts() -> Lines:
+    """Closed forms and searches with restarts and annealed rates, beside what the paper has."""
+    rows = rows_of("matching/restarts")
+    body = []
+    for row in rows:
+        attack = row["attack"]
+        name, last = attack.rpartition("-")[::2] if attack.endswith(("-2", "-3")) else (attack, "")
+        words = {"2": ", 4 restarts", "3": ", annealed, with restarts of the rate"}.get(last, "")
+        quality = f"{row['psnr']:.1f} ({row['low']:.1f} to {row['high']:.1f})"
+        count = f"{round(row['recovered'] * row['examples'])} of {row['examples']}"
+        paper = f"{PAPER_11[attack]:.2f}" if attack in PAPER_11 else ""
+        body.append([f"`{name}`{words}", quality, f"{row['ssim']:.2f}", count, paper])
+    return [*table(["attack", "PSNR", "SSIM", "recovered", "the paper, MNIST"], body), *commands(rows)]
+
+
 def realism() -> Lines:
     """Victims down, attacks across: PSNR, gain over the mean color, SSIM."""
     rows = [row for row in rows_of("matching/realism") if row["steps"] / row["batches"] <= LONG]
@@ -55,7 +98,7 @@ def peers() -> Lines:
     """Victims down, packages across: PSNR with its interval, SSIM; then how far ahead of the best other package."""
     rows = rows_of("matching/peers")
     names = sorted({row["attack"] for row in rows}, key=lambda name: (" " in name, name))
-    others = [name for name in names if " " in name]
+    others = [name for name in names if name.startswith(("breaching", "leakpro"))]
     body, ahead = [], []
     for where, group in itertools.groupby(sorted(rows, key=_met), _met):
         found = {row["attack"]: row for row in group}
@@ -122,6 +165,8 @@ def labels() -> Lines:
 
 
 PARTS: dict[str, Part] = {
+    "methods": Part("matching.md", methods),
+    "restarts": Part("matching.md", restarts),
     "realism": Part("matching.md", realism),
     "labels": Part("matching.md", labels),
     "peers": Part("matching.md", peers),

@@ -296,6 +296,10 @@ def test_flags_come_warnings_first_and_each_message_once(tmp_path: Path, build_r
     assert "raised in 4 places" in flags
 
 
+def test_the_head_says_what_was_audited_and_when(tmp_path: Path, build_run: Build, report: Read) -> None:
+    assert f"fc2 on album, 2026-01-02 · {build_run(tmp_path).name}" in report(tmp_path).words
+
+
 def test_how_the_run_was_made(tmp_path: Path, build_run: Build, report: Read) -> None:
     text = report(build_run(tmp_path / "my-run")).words
     made = text[text.index("How this run was made") :]

@@ -1,6 +1,6 @@
 """`report.html`: a run as one page for readers who are responsible for the data rather than the code."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,6 +180,7 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
     tokens = any(row.named_tokens for row in run.result.judged_rows)
     return {
         "run": run,
+        "subject": _subject(run),
         "pictures": pictures,
         "command": run.env.command if pictures else run.shown_command,
         "recipe": run.recipe if pictures or run.recipe is None else shown_recipe(run.recipe),
@@ -221,6 +222,18 @@ def _content(run: RunFolder, pictures: bool) -> dict[str, Any]:
         "epsilons": [(titles.get(row.cell, row.cell), row) for row in run.result.epsilons],
         "member_gaps": [(cell.heading, cell.membership_skipped) for cell in run.cells if cell.membership_skipped],
     }
+
+
+def _subject(run: RunFolder) -> str:
+    """What was audited, and when: `fc2 and convnet on album, 2026-11-24`; what is not known is left out."""
+    models = _few([cell.model for cell in run.cells], "models")
+    data = _few([cell.data for cell in run.cells], "data sets")
+    return ", ".join(filter(None, (" on ".join(filter(None, (models, data))), (run.env.started or "")[:10])))
+
+
+def _few(names: Sequence[str | None], what: str) -> str:
+    found = list(dict.fromkeys(filter(None, names)))
+    return " and ".join(found) if len(found) < 3 else f"{len(found)} {what}"
 
 
 def _row(run: RunFolder, attack: str, cell: Cell) -> Row | None:
