@@ -67,7 +67,7 @@ def test_epsilon_is_printed_and_kept(cli: Cli, home: Path) -> None:
     options = ("--defense=dp_sgd", "--set=defense.sigma=2", "--set=defense.clip=1", "--attack=linear", "--jobs=1")
     found = cli("audit", "tiny.toml", *options, "--out=run")
     assert found.code == 0, found.err
-    (line,) = [line for line in found.out.splitlines() if line.startswith("Promised beside it: ")]
+    (line,) = [line for line in found.out.splitlines() if line.startswith("Claimed by the defense: ")]
     promise = json.loads((home / "run" / "result.json").read_text())["cells"][0]["promise"]
     assert f"epsilon = {promise['epsilon']:.3g}" in line
     assert line in (home / "run" / "report.html").read_text().replace("&#39;", "'")

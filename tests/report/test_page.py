@@ -92,7 +92,7 @@ def test_numbers_reach_the_table(tmp_path: Path, build_run: Build, report: Read)
         assert wanted in text, wanted
     assert re.search(r"mean color .*17\.1 dB, SSIM 0\.20", text)
     assert re.search(r"SSIM of at least 0\.65 and 3 dB over", text)
-    assert re.search(r"fc2\(hidden=8\), 97,290 parameters; .* 7 % of 120 ", text)
+    assert re.search(r"fc2\(hidden=8\), 97,290 parameters; .* accuracy 7 % on 120 ", text)
 
 
 @pytest.mark.parametrize(("examples", "shown"), [(29, False), (30, True), (None, False), (0, False)])

@@ -83,12 +83,12 @@ def test_where_it_cannot_be_told_nothing_is_said(client: ClientUpdate, inputs: T
         (
             0.213,
             3,
-            "they give differs from the one that was sent by 21 % of its size: they are no exact copies",
+            "gives one that differs from the one that was sent by 21 % of its size: they are no exact copies",
         ),
         (
             0.0004,
             1,
-            "is the one that was sent, or a multiple of it, but for 0.04 % of its size, which other inputs may",
+            "the one that was sent, or a multiple of it, within 0.04 % of its size, which other inputs may",
         ),
         (None, 3, "none of which it can certify. The truth is not at hand"),
     ],

@@ -13,7 +13,7 @@ UNTRUSTED = {
 }
 """Warnings with which a count of nothing is no finding, in words for the headline."""
 
-UNSHOWN = "no case of this run without the defense shows that these attacks work here"
+UNSHOWN = "nothing in this run shows that these attacks work here without the defense"
 
 
 def inconclusive(rows: Sequence[Row], cells: Sequence[Cell], flags: Sequence[Diagnostic] = ()) -> dict[str, str]:
@@ -26,7 +26,7 @@ def inconclusive(rows: Sequence[Row], cells: Sequence[Cell], flags: Sequence[Dia
 
     >>> row = Row(cell="a", attack="x", outcome="nothing_recovered", scores={"psnr": {"mean": 9.0}})
     >>> inconclusive([row], [Cell(name="a", defense="noise")])["a"].partition(";")[0]
-    'no case of this run without the defense shows that these attacks work here'
+    'nothing in this run shows that these attacks work here without the defense'
     >>> inconclusive([row], [Cell(name="a")])
     {}
     """

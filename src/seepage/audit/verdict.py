@@ -123,8 +123,8 @@ def _found(rows: Sequence[Row], cells: Mapping[str, Cell], score: str, doubtful:
         )
     if not scored and any(row.certified_examples for row in rows):
         return "certified", (
-            f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, cells)} A certified guess fits what was sent as only a "
-            f"private example would. No truth was at hand; whoever has it can check: {score}"
+            f"LEAKS, BY ITS OWN PROOF. {_unscored(rows, cells)} A certified guess passes a check "
+            f"that only a private example passes. No truth was at hand; whoever has it can check: {score}"
         )
     if not scored:
         return "unscored", (
@@ -219,12 +219,12 @@ def _misfit(row: Row) -> str:
     if row.misfit is None:
         return ""
     one = row.returned == 1
-    gives = f" The update that {'it gives' if one else 'they give'}"
+    again = f" Recomputing the update from {'this guess' if one else 'these guesses'} gives"
     if row.fits:
         alike = "" if row.certified_examples else ", which other inputs may give too"
         off = share_words(row.misfit)
-        return f"{gives} is the one that was sent, or a multiple of it, but for {off} of its size{alike}."
-    differs = f"{gives} differs from the one that was sent by {share_words(row.misfit)} of its size"
+        return f"{again} the one that was sent, or a multiple of it, within {off} of its size{alike}."
+    differs = f"{again} one that differs from the one that was sent by {share_words(row.misfit)} of its size"
     if row.certified_examples:
         return f"{differs}: that was changed (noise, rounding), or something told or inferred of the client is wrong."
     copies = "it is no exact copy" if one else "they are no exact copies"
@@ -542,10 +542,10 @@ def guarantee_lines(cells: Sequence[Cell]) -> list[str]:
     That there is none is a warning, and stands with those.
 
     >>> guarantee_lines([Cell(name="a", promise={"epsilon": 8, "delta": 1e-5, "unit": "example", "rounds": 1})])
-    ['Promised beside it: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
+    ['Claimed by the defense: epsilon = 8 at delta = 1e-05 for each example, over 1 round.']
     """
     promised = [(cell, cell.promise.phrase) for cell in cells if cell.promise and cell.promise.epsilon is not None]
-    return [f"Promised beside it: {words}{where}." for words, where in _once(promised, len(cells))]
+    return [f"Claimed by the defense: {words}{where}." for words, where in _once(promised, len(cells))]
 
 
 def doubt_lines(cells: Sequence[Cell]) -> list[str]:

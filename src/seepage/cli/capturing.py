@@ -59,16 +59,15 @@ RateOption = Annotated[
     float | None,
     typer.Option(
         "--lr",
-        help="The client's learning rate: two checkpoints differ by it times the gradient; default: inferred, where "
-        "the last bias tells it.",
+        help="The client's learning rate; default: inferred, where the last bias tells it.",
     ),
 ]
 TargetOption = Annotated[
     str | None,
     typer.Option(
         "--target",
-        help="What examples are trained towards: class, value (regression), map (a class at each pixel) or input (an "
-        "autoencoder, with its --loss); default: what the model's outputs and the loss are of.",
+        help="Task: class, value (regression), map (segmentation) or input (an autoencoder, with its --loss); default: "
+        "from the model's outputs and the loss.",
     ),
 ]
 StepsOption = Annotated[

@@ -28,8 +28,7 @@ def compare(
         typer.Option(
             "--meant",
             metavar="NAME",
-            help="This that the attacker was told otherwise, such as 'learning rate', is a true change of the client "
-            "or meant. Repeatable.",
+            help="Accept this difference in the attacker's knowledge as intended, e.g. 'learning rate'. Repeatable.",
         ),
     ] = None,
     reuse: ReuseOption = False,

@@ -24,7 +24,7 @@ def evidence(
     subject: Annotated[str, typer.Option("--subject", help="What was audited, in your words.")] = "",
     auditor: Annotated[str, typer.Option("--auditor", help="Who audited it.")] = "",
     location: Annotated[
-        str, typer.Option("--location", help="File of your repository that findings are shown at.")
+        str, typer.Option("--location", help="Path in your repository that findings point to (SARIF, GitLab).")
     ] = "recipe.toml",
     reuse: ReuseOption = False,
     only: Annotated[

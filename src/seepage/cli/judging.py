@@ -19,7 +19,9 @@ def judge(
     run: Annotated[Path, typer.Argument(help="A finished run folder with its private pictures.")],
     cell: Annotated[str | None, typer.Option("--cell", help="Only this cell.")] = None,
     attack: Annotated[str | None, typer.Option("--attack", help="Only this attack.")] = None,
-    pairs: Annotated[int, typer.Option("--pairs", help="Most pairs that a person sees, controls included.")] = 60,
+    pairs: Annotated[
+        int, typer.Option("--pairs", help="Most pairs that a person sees, controls included (20 or more).")
+    ] = 60,
     seed: Annotated[int, typer.Option("--seed", help="Draws the pairs and their order.")] = 0,
     out: Annotated[Path, typer.Option("--out", help="Page to write.")] = Path("judge.html"),
     machine: Annotated[

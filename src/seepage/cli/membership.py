@@ -26,10 +26,16 @@ def membership(
         str, typer.Option("--candidates", help="Examples to test: a folder, zip, npz or name of data.")
     ],
     public: Annotated[
-        str, typer.Option("--public", help="Examples like them that were in no batch; some hundreds, with every class.")
+        str,
+        typer.Option(
+            "--public",
+            help="Known non-members from the same distribution, for calibration: some hundreds, with every class.",
+        ),
     ],
     test: Annotated[str, typer.Option("--test", help="Membership test; see seepage list.")] = "matched_filter",
-    level: Annotated[float, typer.Option("--level", help="Share of non-members that may be named by mistake.")] = 0.01,
+    level: Annotated[
+        float, typer.Option("--level", help="False positive rate at which a candidate counts as a member.")
+    ] = 0.01,
     round_: Annotated[
         list[int] | None,
         typer.Option("--round", min=0, help="The round to look at, or several with the same data behind them."),

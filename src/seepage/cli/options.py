@@ -89,7 +89,7 @@ DefenseOption = Annotated[
 ]
 ToldOption = Annotated[
     list[str] | None,
-    typer.Option("--told", help="Tell the attacker more: labels, or the indices of rounds. Repeatable."),
+    typer.Option("--told", help="Side information for the attacker: labels, indices (of rounds), defense. Repeatable."),
 ]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Any recipe value, such as attack.steps=500. Repeatable.")
@@ -99,7 +99,7 @@ TuneOption = Annotated[
     typer.Option(
         "--tune",
         metavar="attack.OPTION=V1,V2,...",
-        help="Choose this option on another batch, whose examples are not scored. Repeatable: every combination.",
+        help="Pick the best value on a batch that is not scored: attack.tv=1e-4,1e-3. Repeatable: all combinations.",
     ),
 ]
 OutOption = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
@@ -119,7 +119,9 @@ NoPicturesOption = Annotated[
 GateOption = Annotated[
     str | None,
     typer.Option(
-        "--fail-if", help="Exit with code 1 if any row meets this, e.g. 'recovered>0', 'named>0.1', 'contradicted>0'."
+        "--fail-if",
+        help="CI gate: exit 1 if any attack result meets this, e.g. 'recovered>0' (an example was recovered), "
+        "'named>0.1', 'contradicted>0'.",
     ),
 ]
 BaselineOption = Annotated[
@@ -174,9 +176,7 @@ RetryOption = Annotated[
 ]
 MembershipOption = Annotated[
     bool,
-    typer.Option(
-        "--membership", help="Also test who was in the attacked batches, as the recipe or the default has it."
-    ),
+    typer.Option("--membership", help="Also run membership inference: who was in the attacked batches."),
 ]
 BoundsOption = Annotated[
     bool,

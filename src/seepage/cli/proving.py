@@ -27,7 +27,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 def prove(
     function: Annotated[
         str | None,
-        typer.Option("--function", help="module:function of yours: named tensors for named tensors; with --trust."),
+        typer.Option(
+            "--function", help="Your filter, module:function: dict of tensors in, dict of tensors out; with --trust."
+        ),
     ] = None,
     mod: Annotated[
         list[str] | None,
@@ -69,10 +71,11 @@ def prove(
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds that the epsilons are over.")] = 1,
     clip: Annotated[float | None, typer.Option("--clip", help="Norm that the filter clips to; default 1.")] = None,
     neighbors: Annotated[
-        str, typer.Option("--neighbors", help="join: the update is there or not. replace: any or any other.")
+        str, typer.Option("--neighbors", help="Neighboring relation: join (add or remove one update) or replace.")
     ] = "join",
     shapes: Annotated[
-        str | None, typer.Option("--shapes", help="Tensors of the update, such as weight=6x8,bias=6; a number is =1.")
+        str | None,
+        typer.Option("--shapes", help="Shapes of the test update, e.g. weight=6x8,bias=6 (a scalar: name=1)."),
     ] = None,
     config: Annotated[
         list[str] | None, typer.Option("--config", help="KEY=VALUE of the server's message to a mod. Repeatable.")

@@ -315,8 +315,8 @@ def accuracy_words(cell: Cell) -> str:
     examples = cell.accuracy_examples or 0
     if cell.accuracy is None or examples < FEWEST_TESTED:
         return ""
-    done = "explained" if cell.measure == "value" else "named right"
-    return f"{words.percent(cell.accuracy)} of {words.measured_on(cell.measure, examples)} {done}"
+    share, whole = words.percent(cell.accuracy), words.measured_on(cell.measure, examples)
+    return f"{share} of {whole} explained" if cell.measure == "value" else f"accuracy {share} on {whole}"
 
 
 def _strips(run: RunFolder, cell: Cell, rows: list[Row], pictures: Pictures) -> list[Strip]:
