@@ -381,7 +381,6 @@ def attack_cells(
     show: ProgressCallback = no_progress,
     *,
     on: Executor | None = None,
-    only: str | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> Plan:
     """Run every attack on every round of every cell that has no outcome yet.
@@ -393,7 +392,6 @@ def attack_cells(
         jobs: Number of attacks that run in parallel; None: one per core.
         show: Called with progress messages.
         on: Executor that runs the attacks; None: worker processes on this machine.
-        only: Name of the one attack to run (see `attack_names`); None: all.
         tell: Called, before the attacks begin, with how long their searches take, where that is over some seconds;
             None: that is not looked at.
 
@@ -404,7 +402,7 @@ def attack_cells(
         SeepageError: Where a round cannot be read or a worker died (out of memory, most likely).
         KeyboardInterrupt: After Ctrl-C; finished outcomes and checkpoints stay, and the same command goes on from them.
     """
-    queues = _queues(sources, recipes, folder, only)
+    queues = _queues(sources, recipes, folder)
     todo = [task for queue in queues for stage in queue.stages for task in stage if not task.done]
     executor = on or LocalExecutor()
     # Cells are grouped by device; the groups run in turn, each with the parallelism that suits its device.
@@ -422,7 +420,7 @@ def attack_cells(
             for device, plan in plans.items():
                 group = [queue for queue in queues if queue.recipe.device == device]
                 planner = None
-                if recipes[0].minutes is not None and only is None:
+                if recipes[0].minutes is not None:
                     budget = read_budget(folder) or Budget(minutes=recipes[0].minutes)
                     planner = Planner(budget, folder, plan.jobs, known)
                 with executor.kept(plan) as runner:
@@ -458,14 +456,12 @@ def _estimate(
     return Estimate(seconds=round(total, 1), searches=found, minutes=minutes), seconds
 
 
-def _queues(
-    sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path, only: str | None = None
-) -> list["_CellQueue"]:
+def _queues(sources: Sequence[Source], recipes: Sequence[Recipe], folder: Path) -> list["_CellQueue"]:
     # Each attack is constructed once, not once per cell.
     made = {repr(spec): spec for recipe in recipes for spec in recipe.attack}
     attacks = {key: ATTACKS.build(spec) for key, spec in made.items()}
     pairs = [(source, recipe) for source, recipe in zip(sources, recipes, strict=True) if not source.skipped]
-    return [_CellQueue.of(source, recipe, attacks, folder, only) for source, recipe in pairs]
+    return [_CellQueue.of(source, recipe, attacks, folder) for source, recipe in pairs]
 
 
 @dataclass(frozen=True)
@@ -483,15 +479,9 @@ class _CellQueue:
     stages: tuple[list[Task], ...]
 
     @classmethod
-    def of(
-        cls, source: Source, recipe: Recipe, attacks: Mapping[str, Attack], folder: Path, only: str | None
-    ) -> "_CellQueue":
-        """The tasks of one cell; `attacks` are by the `repr` of their specs, and `only` is the one to run."""
-        specs = {
-            name: spec
-            for name, spec in zip(attack_names(recipe.attack), recipe.attack, strict=True)
-            if only in (None, name)
-        }
+    def of(cls, source: Source, recipe: Recipe, attacks: Mapping[str, Attack], folder: Path) -> "_CellQueue":
+        """The tasks of one cell; `attacks` are by the `repr` of their specs."""
+        specs = dict(zip(attack_names(recipe.attack), recipe.attack, strict=True))
         made = {name: (spec.use, attacks[repr(spec)]) for name, spec in specs.items()}
         tasks = {
             name: [
@@ -502,7 +492,7 @@ class _CellQueue:
         }
         order = [list(specs)] if recipe.all_attacks else in_stages(made)
         stages = [[task for name in names for task in tasks[name]] for names in order]
-        if recipe.membership is not None and only is None and (source.observed / FILE).exists():
+        if recipe.membership is not None and (source.observed / FILE).exists():
             # Nothing waits for a membership test: it keeps a core busy that has no attack to run.
             stages[-1] += [_membership_task(source, use, folder, recipe) for use in recipe.membership.tests]
         return cls(source, recipe, tuple(stages))

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seepage.audit.attack import attack_cells, attack_names, own_source, ready_for
+from seepage.audit.attack import attack_cells, own_source, ready_for
 from seepage.audit.bounded import bound_cells
 from seepage.audit.budget import read_budget, write_budget
 from seepage.audit.cell import Budget
@@ -33,14 +33,13 @@ from seepage.audit.folder import (
 from seepage.audit.measured import measure_cells
 from seepage.audit.record import record_cells
 from seepage.audit.retry import failures, forget_failures
-from seepage.audit.row import Cell, Row, TunedRow
-from seepage.audit.summary import summarize, summarize_attack
+from seepage.audit.row import TunedRow
+from seepage.audit.summary import summarize
 from seepage.audit.tune import TUNING, chosen_options, tuning_tables, with_options
 from seepage.core.executor import Executor
 from seepage.core.lock import locked
 from seepage.core.progress import ProgressCallback, no_progress
 from seepage.core.storage import check_space, write_json
-from seepage.errors import SeepageError
 from seepage.privacy.accounting import check_installed
 from seepage.recipe.case import Recipe
 from seepage.recipe.contents import run_text
@@ -116,56 +115,6 @@ def run(
         found = environment(command, started, recipes[0].device, plan.jobs)
         write_json(folder / "env.json", found | {"threads": plan.threads})
         return Run(folder, summarize(sources, recipes, folder, show, tuned), fresh=True)
-
-
-def run_attack(
-    tables: Mapping[str, Any],
-    cell: str,
-    attack: str,
-    *,
-    out: Path,
-    show: ProgressCallback = no_progress,
-) -> tuple[Cell, Row]:
-    """Run one attack on one cell of a recipe, in the folder of the whole run, which `run` ends later.
-
-    Everything it needs is recorded first. Interrupted, it goes on from its checkpoint when called again.
-
-    Args:
-        tables: A recipe's tables.
-        cell: Name of the cell.
-        attack: Name of the attack (see `attack_names`).
-        out: The run folder.
-        show: Called with progress messages.
-
-    Returns:
-        The cell's facts and the attack's row.
-
-    Raises:
-        SeepageError: For mistakes in the recipe or the data, where the folder holds another run, and for a cell or an
-            attack that the recipe does not have.
-        KeyboardInterrupt: After Ctrl-C.
-    """
-    recipes = cells(tables, controls=True)
-    recipe = next((recipe for recipe in recipes if recipe.cell == cell), None)
-    if recipe is None or attack not in attack_names(recipe.attack):
-        raise SeepageError(f"the recipe has no {attack} on {cell}; name an attack and a cell that it has")
-    if recipe.tune is not None:
-        raise SeepageError("a recipe with [tune] is run whole; use seepage audit, or name the options it chose")
-    text = run_text(tables, recipes)
-    if claim(out, "recipe.toml", text):
-        result = read_result(out)
-        facts = next(one for one in result.cells if one.name == cell)
-        return facts, next(row for row in result.rows if (row.cell, row.attack) == (cell, attack))
-    check_device(recipe.device)
-    check_space(out, MIN_FREE_BYTES)
-    with locked(out) as made:
-        claim(out, "recipe.toml", text, sweeps=True)
-        with undone_on_mistake(made):
-            take(out, "recipe.toml", text)
-            record_cells(recipes, out, show)
-        source = own_source(recipe, recipes, out)
-        attack_cells([source], [recipe], out, 1, show, only=attack)
-        return summarize_attack(source, recipe, out, attack)
 
 
 def record_only(tables: Mapping[str, Any], *, out: Path | None = None, show: ProgressCallback = no_progress) -> Path:

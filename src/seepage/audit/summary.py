@@ -191,27 +191,6 @@ def membership_rows(source: Source, recipe: Recipe, folder: Path) -> list[Member
     return rows
 
 
-def summarize_attack(source: Source, recipe: Recipe, folder: Path, name: str) -> tuple[Cell, Row]:
-    """The facts of a cell, and the row of one attack on it, where the other attacks may not have run yet.
-
-    Args:
-        source: The cell.
-        recipe: Its recipe.
-        folder: The run folder.
-        name: The attack, as `attack_names` calls it.
-
-    Raises:
-        SeepageError: Where the attack has no outcome.
-    """
-    if source.skipped:
-        found = _skipped_cell(source, recipe)
-        return found.cell, next(row for row in found.rows if row.attack == name)
-    transcript = source.open("cpu")
-    truth = None if source.private is None else _truth_for(transcript, source)
-    own = AttackedCell(source, name, dict(_named_attacks(recipe))[name], folder)
-    return _cell_of(source, transcript), _score_attack(own, transcript, truth, recipe)[0]
-
-
 def _skipped_cell(source: Source, recipe: Recipe) -> CellSummary:
     """The summary of a cell that could not be recorded: one row per attack with the reason."""
     assert source.private is not None

@@ -11,7 +11,7 @@ from seepage.cli.options import DeviceOption, JobsOption, JsonOption, OnOption, 
 from seepage.errors import SeepageError, unknown
 
 if TYPE_CHECKING:
-    from seepage.papers import Done, Item, Job, Progress, Record, Size
+    from seepage.papers import Done, Item, Job, Record, Size
 
 
 def reproduce(
@@ -34,11 +34,6 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", help="Folder for run folders.")] = Path("runs"),
     results: Annotated[Path, typer.Option("--results", help="Folder for the numbers.")] = Path("results/reproduce"),
     book: Annotated[Path | None, typer.Option("--book", help="Write the results book into this folder.")] = None,
-    hours: Annotated[
-        float | None,
-        typer.Option("--hours", help="Measure what has no number yet, cheapest first, and stop after so many hours."),
-    ] = None,
-    cores: Annotated[int, typer.Option("--cores", min=1, help="With --hours: threads to use.")] = 1,
     jobs: JobsOption = None,
     on: OnOption = None,
     as_json: JsonOption = False,
@@ -48,31 +43,20 @@ def reproduce(
     from seepage import papers as room
     from seepage.cli.terminal import progress_bar
 
-    if not items and hours is not None:
-        raise SeepageError("--hours needs to know what to measure; name tables and figures, a paper, or all")
     if not items and book is None:
         _print_list(results, as_json)
         return
     failed = []
     if items:
         chosen = room.find_items(items)
-        changes = _device(chosen, size, device or (None if hours is None else "cpu"))
+        changes = _device(chosen, size, device)
         work, missing = room.plan(chosen, size, _given(data or []), range(seed, seed + seeds), changes)
-        if hours is not None:
-            _check_hours(hours, jobs, on)
-            with progress_bar(off=as_json or quiet) as show:
-                found = room.measure(work, size, seconds=3600 * hours, cores=cores, out=out, results=results, show=show)
-            _print_progress(found, missing, as_json, quiet)
-            if found.failed:
-                part, reason = found.failed[0]
-                raise SeepageError(f"{len(found.failed)} parts failed: {part.title}: {reason}")
-        else:
-            if not (as_json or quiet):
-                _say_before(work, missing, size)
-            with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
-                ended = list(room.reproduce(work, size, out=out, results=results, workers=jobs, on=runner, show=show))
-            _print_done(ended, size, as_json, quiet)
-            failed = [done for done in ended if done.failed]
+        if not (as_json or quiet):
+            _say_before(work, missing, size)
+        with running_on(on) as runner, progress_bar(off=as_json or quiet) as show:
+            ended = list(room.reproduce(work, size, out=out, results=results, workers=jobs, on=runner, show=show))
+        _print_done(ended, size, as_json, quiet)
+        failed = [done for done in ended if done.failed]
     if book is not None:
         pages = room.write_book(results, book)
         if not (as_json or quiet):
@@ -81,48 +65,6 @@ def reproduce(
                 print(_nowhere(results))
     if failed:
         raise SeepageError(f"{len(failed)} of {len(ended)} failed: {failed[0].item.id}: {failed[0].failed}")
-
-
-def _check_hours(hours: float, jobs: int | None, on: str | None) -> None:
-    if not 0 < hours < 24 * 365:
-        raise SeepageError(f"--hours takes a number of hours over 0, got {hours:g}; give 0.5 for half an hour")
-    if jobs is not None or on is not None:
-        raise SeepageError("--hours measures one number after the other on this machine; give --cores N in place of "
-                           "--jobs and --on")  # fmt: skip
-
-
-def _print_progress(found: "Progress", missing: Sequence[str], as_json: bool, quiet: bool) -> None:
-    """What a call with `--hours` measured, and what is left."""
-    if as_json:
-        left = [{"part": part.title, "minutes": round(part.minutes, 1), "begun": part.begun} for part in found.left]
-        measured = [_told(record) for _, records in found.measured for record in records]
-        failures = [{"part": part.title, "reason": reason} for part, reason in found.failed]
-        print(json.dumps({"schema": 1, "measured": measured, "failed": failures, "left": left}, allow_nan=False))
-        return
-    from seepage.papers.book import number_of
-
-    for part, records in found.measured:
-        print(f"measured: {part.title}")
-        for record in [] if quiet else records:
-            paper = "" if record.paper is None else f" (paper: {number_of(record.paper)})"
-            head, lacking = part.job.item.columns(record.size or "small")[record.column], ""
-            if record.value is None:
-                lacking = f": {record.facts.get('reason') or 'not measured'}"
-            print(f"  {record.row}, {head}: {record.metric} {number_of(record.value)}{lacking}{paper}")
-    if quiet:
-        return
-    for entry in missing:
-        print(f"left out, as its data are not here: {entry}")
-    for item in found.too_large:
-        print(f"left out, as this machine has too little memory for it: {item}")
-    if found.left:
-        minutes = sum(part.minutes * (1 - part.begun) for part in found.left)
-        first, begun = found.left[0], f", {found.left[0].begun:.0%} done" if found.left[0].begun else ""
-        print(f"next: {first.title}{begun}")
-        time = f"{minutes / 60:.0f} hours" if minutes >= 120 else f"{max(1, round(minutes))} minutes"
-        print(f"left: {len(found.left)} parts, about {time} of one core; the same command goes on from here")
-    elif not found.failed:
-        print("nothing is left to measure")
 
 
 def _given(entries: Sequence[str]) -> dict[str, Path]:

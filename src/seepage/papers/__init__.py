@@ -6,7 +6,6 @@ BOOK/PAPER.md             both, side by side, with a verdict on each claim
 """
 
 from seepage.papers.book import write_book
-from seepage.papers.budget import Part, Progress, measure
 from seepage.papers.items import PAPERS, SIZES, Item, Size, find_item, find_items, list_items
 from seepage.papers.lines import Line
 from seepage.papers.others import OTHERS, Other
@@ -24,8 +23,6 @@ __all__ = [
     "Judged",
     "Line",
     "Other",
-    "Part",
-    "Progress",
     "Record",
     "Size",
     "Value",
@@ -34,7 +31,6 @@ __all__ = [
     "judge",
     "judge_paper",
     "list_items",
-    "measure",
     "plan",
     "read_records",
     "reproduce",

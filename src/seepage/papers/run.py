@@ -20,7 +20,7 @@ from seepage.data import DATA, is_packaged
 from seepage.errors import Problems, SeepageError
 from seepage.papers.items import Item, Size
 from seepage.papers.lines import Line
-from seepage.papers.records import Record, keep_records, peak_mb, picture_of, read_records
+from seepage.papers.records import Record, keep_records, picture_of
 from seepage.recipe.contents import contents, run_text
 from seepage.recipe.resolve import cells, run_name
 from seepage.registry import import_dotted
@@ -163,37 +163,12 @@ def run_job(
     if job.item.expect.by:
         values, env = _by_function(job, out, f"{job.item.id.replace('/', '-')}-{size}", show)
     else:
-        folder = folder_of(job, size, out)
+        folder = out / run_name(run_text(job.tables, cells(job.tables)), f"{job.item.id.replace('/', '-')}-{size}")
         found = audit.run(job.tables, out=folder, jobs=jobs, on=on, show=show, command=job.command(size))
         values, env = _values(job, found.result.rows, found.result.cells), read_json(found.folder / "env.json")
         if results is not None and job.item.expect.kind == "pictures" and is_packaged(job.data):
             write_whole(picture_of(results, job.item.id, size, job.data), write_grid(found.folder).read_bytes())
     return [_record(job, size, value, env) for value in values]
-
-
-def run_part(
-    job: Job, size: Size, cell: str, attack: str, *, out: Path, show: ProgressCallback = no_progress
-) -> list[Record]:
-    """Run one attack on one cell of a job and return the records of its numbers; the job's folder stays open.
-
-    Args:
-        job: What to run a part of; one whose item is an audit.
-        size: For the records.
-        cell: Name of the cell.
-        attack: Name of the attack.
-        out: Folder for run folders: the same in which `run_job` ends the run.
-        show: Progress.
-    """
-    started = time.time()
-    facts, row = audit.run_attack(job.tables, cell, attack, out=folder_of(job, size, out), show=show)
-    env = environment(str(job.tables.get("device", "cpu")), started)
-    env["peak_mb"] = peak_mb()
-    return [_record(job, size, value, env) for value in _values(job, [row], [facts], only=True)]
-
-
-def folder_of(job: Job, size: Size, out: Path) -> Path:
-    """The run folder of a job whose item is an audit."""
-    return out / run_name(run_text(job.tables, cells(job.tables)), f"{job.item.id.replace('/', '-')}-{size}")
 
 
 def _by_function(job: Job, out: Path, name: str, show: ProgressCallback) -> tuple[list[Value], dict[str, Any]]:
@@ -230,7 +205,7 @@ Place = tuple[Line, int, str, str]
 """A number that a job is to have: its line, column, cell, and attack, which is empty for a fact of the cell."""
 
 
-def places_of(job: Job) -> Iterator[Place]:
+def _places(job: Job) -> Iterator[Place]:
     """Each number that a job is to have."""
     for line in job.lines:
         for column in range(len(job.item.expect.columns)):
@@ -238,16 +213,14 @@ def places_of(job: Job) -> Iterator[Place]:
                 yield line, column, line.cell_at(column), line.attack_at(column)
 
 
-def _values(job: Job, result_rows: Sequence[Row], result_cells: Sequence[Cell], *, only: bool = False) -> list[Value]:
-    """The numbers of an audit's rows, row by row and column by column; `only` those that are among the rows."""
+def _values(job: Job, result_rows: Sequence[Row], result_cells: Sequence[Cell]) -> list[Value]:
+    """The numbers of an audit's rows, row by row and column by column."""
     rows = {(row.cell, row.attack): row for row in result_rows}
     facts = {cell.name: cell for cell in result_cells}
-    found = []
-    for line, column, cell, attack in places_of(job):
-        known = cell in facts if line.metric.startswith("cell.") else (cell, attack) in rows
-        if known or not only:
-            found.append(_value(line, column, facts.get(cell), rows.get((cell, attack)), f"{attack} on {cell}"))
-    return found
+    return [
+        _value(line, column, facts.get(cell), rows.get((cell, attack)), f"{attack} on {cell}")
+        for line, column, cell, attack in _places(job)
+    ]
 
 
 def _value(line: Line, column: int, cell: Cell | None, row: Row | None, where: str) -> Value:
@@ -383,9 +356,9 @@ def _own_data(job: Job) -> str:
     return "no data" if job.item.expect.kind == "constants" or not used else used
 
 
-def environment(device: str, started: float | None = None) -> dict[str, Any]:
+def environment(device: str) -> dict[str, Any]:
     """Versions and platform for numbers that no finished audit made."""
-    found = environment_of("", time.time() if started is None else started, device, 1)
+    found = environment_of("", time.time(), device, 1)
     return {key: value for key, value in found.items() if key not in ("command", "jobs", "schema")}
 
 
@@ -410,42 +383,20 @@ def over_seeds(parts: Sequence[Sequence[Record]]) -> list[Record]:
     return [_joined(records) for records in zip(*parts, strict=True)]
 
 
-def with_earlier(results: Path, fresh: Sequence[Record]) -> list[Record]:
-    """Fresh records, each joined with the kept one of the same number where that has other seeds.
-
-    A kept record of another setting, or of all the same seeds, is replaced.
-    """
-    if not fresh:
-        return []
-    kept = {record.key: record for record in read_records(results, fresh[0].item)}
-    joined = []
-    for record in fresh:
-        earlier = kept.get(record.key)
-        other = earlier is not None and not set(earlier.seeds) <= set(record.seeds)
-        joined.append(_joined([earlier, record]) if other and _alike(earlier, record) else record)
-    return joined
-
-
-def _alike(one: Record | None, other: Record) -> bool:
-    """Whether two records are of the same attack on the same setting."""
-    return one is not None and all(one.facts.get(key) == other.facts.get(key) for key in ("options", "client"))
-
-
-def _joined(records: Sequence[Record | None]) -> Record:
+def _joined(records: Sequence[Record]) -> Record:
     """One record for the seeds of several: the mean, between the least and the most.
 
     Scores and baselines beside the number are means as well, `examples` is the sum, and `by_seed` holds each seed's
     own; the other facts are those of the first seed.
     """
-    known = [record for record in records if record is not None]
-    each = {seed: value for record in known for seed, value in record.seeds.items()}
+    each = {seed: value for record in records for seed, value in record.seeds.items()}
     seeds = dict(sorted(each.items(), key=lambda pair: int(pair[0])))
-    first = next(record for record in known if next(iter(seeds)) in record.seeds)
+    first = next(record for record in records if next(iter(seeds)) in record.seeds)
     numbers = [value for value in seeds.values() if value is not None]
     mean = sum(numbers) / len(numbers) if numbers else None
     ends = (min(numbers), max(numbers)) if numbers else None
     command = _over(first.command, [int(seed) for seed in seeds])
-    facts = {key: fact for key, fact in first.facts.items() if key != "intervals"} | _facts_over(known, list(seeds))
+    facts = {key: fact for key, fact in first.facts.items() if key != "intervals"} | _facts_over(records, list(seeds))
     changes = {"value": mean, "interval": ends, "seeds": seeds, "command": command, "facts": facts}
     return first.model_copy(update=changes)
 
