@@ -46,7 +46,8 @@ LONGEST = 2000
 RUN = {
     "result.json": {
         "schema": 1, "verdict": "x", "verdict_level": "exact", "thresholds": {},
-        "rows": [{"cell": "a", "attack": "dlg", "outcome": "exact", "psnr": 3.5, "told": ["model"], "notes": ["n"]}],
+        "rows": [{"cell": "a", "attack": "dlg", "outcome": "exact", "scores": {"psnr": {"mean": 3.5}},
+                  "told": ["model"], "notes": ["n"]}],
         "cells": [{"name": "a", "title": "A", "baselines": {"grey": {"psnr": 1}}, "promise": {"epsilon": 1}}],
     },
     "flags.json": {"schema": 1, "flags": [{"name": "n", "severity": "note", "message": "m", "cell": "a"}]},

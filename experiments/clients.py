@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 from tests.clients.made import Client  # noqa: E402
 from tests.clients.upstream import CLIENTS  # noqa: E402
 
+from seepage.audit.row import Row  # noqa: E402
 from seepage.papers.records import keep_measured  # noqa: E402
 
 LIMIT = 900
@@ -80,13 +81,13 @@ def revision(source: Path) -> str:
 
 def outcome(result: dict[str, Any]) -> dict[str, Any]:
     """What the run said."""
-    rows = result["rows"]
+    rows = [Row.model_validate(row) for row in result["rows"]]
     return {
         "verdict": result["verdict"],
         "level": result["verdict_level"],
-        "certified": sum(row.get("vouched") or 0 for row in rows),
-        "tokens": next((row.get("returned") for row in rows if row["attack"] == "token_set"), None),
-        "outcomes": {row["attack"]: row["outcome"] for row in rows},
+        "certified": sum(row.certified.n for row in rows if row.certified),
+        "tokens": next((row.returned for row in rows if row.attack == "token_set"), None),
+        "outcomes": {row.attack: row.phrase for row in rows},
     }
 
 

@@ -12,6 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+from seepage.audit.row import Row
 from seepage.papers.records import keep_measured
 from seepage.recipe.places import kind_of
 
@@ -59,14 +60,16 @@ def keep_run(study: str, folder: Path) -> None:
     recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
     cells = {cell["name"]: cell for cell in result["cells"]}
     tuned = {row["attack"]: {"tuned": row} for row in result.get("tuned", ())}
-    for row in result["rows"]:
+    for written in result["rows"]:
+        known = Row.model_validate(written)
+        row = {**written, **known.numbers(), "outcome": known.phrase}
         cell = cells[row["cell"]]
         low, high = row.get("psnr_low"), row.get("psnr_high")
         keep_measured(
             study,
             f"{row['attack']}, {row['cell']}",
             "psnr",
-            row["psnr"],
+            row.get("psnr"),
             seed=recipe["seed"],
             interval=None if low is None else (low, high),
             data=data_of(cell["data"], recipe["data"]["use"]),

@@ -154,7 +154,7 @@ def test_a_factory_without_a_shape_and_a_network_that_is_there_are_read(use: str
     step(nets.rows(), torch.rand(1, 30), torch.tensor([1]))
     found = cli(*ASKED, f"--model=nets:{use}", "--out=run", "--json")
     assert cells(found)["input shape"].startswith("30, to which the weights fit")
-    assert found.json["rows"][0]["vouched"] == 1
+    assert found.json["rows"][0]["certified"]["n"] == 1
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_keys_of_a_network_inside_another_are_found(prefix: str, cli: Cli, nets:
     step(nets.rows(), torch.rand(1, 30), torch.tensor([1]), lambda name: f"{prefix}{name}")
     found = cli(*ASKED, "--model=nets:rows", "--out=run", "--json")
     assert found.code == 0, found.err
-    assert found.json["rows"][0]["vouched"] == 1
+    assert found.json["rows"][0]["certified"]["n"] == 1
 
 
 def test_keys_of_a_part_of_a_network_are_found(cli: Cli, home: Path, nets: Any) -> None:
@@ -353,12 +353,12 @@ def test_what_a_client_normalizes_outside_of_its_network_comes_back_as_pixels(
     step(net, (picture - shift) / scale, torch.tensor([1]))
     asked = (*ASKED, "--model=flat:net", "--shape=3,8,8", "--json")
     found = cli(*asked, f"--normalize={typed}", "--out=run")
-    assert found.json["rows"][0]["vouched"] == 1, found.err
+    assert found.json["rows"][0]["certified"]["n"] == 1, found.err
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     assert torch.allclose(load_file(outcome)["inputs"], picture, atol=1e-3)
     # A folder knows what was done to its inputs, and whoever attacks it needs to be told nothing.
     again = cli("attack", "run/observed", "--model=flat:net", "--use=linear", "--jobs=1", "--out=again", "--json")
-    assert again.json["rows"][0]["vouched"] == 1
+    assert again.json["rows"][0]["certified"]["n"] == 1
     (second,) = home.glob("again/attacks/**/*.safetensors")
     assert torch.allclose(load_file(second)["inputs"], picture, atol=1e-3)
 
@@ -368,7 +368,7 @@ def test_an_audit_normalizes_as_it_is_told(cli: Cli, nets: Any) -> None:
     found = cli(*line, "--set=batch.count=1", "--normalize=0.5", "--out=run", "--json")
     assert found.code == 0, found.err
     assert found.json["cells"][0]["model_options"] == {"normalize": "0.5"}
-    assert found.json["rows"][0]["psnr"] > 60
+    assert found.json["rows"][0]["scores"]["psnr"]["mean"] > 60
 
 
 @pytest.mark.parametrize("typed", ["mean", "0.5,0", "1,2,3", ","])
@@ -399,7 +399,7 @@ def saved(nets: Any) -> Tensor:
 def test_a_saved_network_is_read_where_it_is_trusted(file: str, cli: Cli, home: Path, saved: Tensor) -> None:
     found = cli(*ASKED, f"--model={file}", "--trust", "--out=run", "--json")
     assert found.code == 0, found.err
-    assert found.json["rows"][0]["vouched"] == 1
+    assert found.json["rows"][0]["certified"]["n"] == 1
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     assert torch.allclose(load_file(outcome)["inputs"], saved, atol=1e-3)
 
@@ -449,7 +449,7 @@ def test_a_saved_network_is_audited(cli: Cli, saved: Tensor) -> None:
     line = ("audit", "--data=breast_cancer", "--batch-size=1", "--attack=linear", "--jobs=1", "--set=batch.count=1")
     found = cli(*line, "--model=net.pt2", "--trust", "--out=run", "--json")
     assert found.code == 0, found.err
-    assert found.json["rows"][0]["psnr"] > 60
+    assert found.json["rows"][0]["scores"]["psnr"]["mean"] > 60
 
 
 # --- losses, weights and warnings ----------------------------------------------------------------------------------
@@ -473,7 +473,7 @@ def test_a_loss_of_ones_own_is_used_where_the_network_ends_in_a_sigmoid(cli: Cli
     line = ("audit", "--data=breast_cancer", "--model=ends:net", "--batch-size=1", "--attack=linear", "--jobs=1")
     found = cli(*line, "--set=batch.count=1", "--loss=ends:own", "--out=own", "--json")
     assert found.code == 0, found.err
-    assert found.json["rows"][0]["exact"] == 1.0
+    assert found.json["rows"][0]["scores"]["exact"]["mean"] == 1.0
     assert not found.json["cells"][0]["inferred"]
     twice = cli(*line, "--set=batch.count=1", "--loss=binary", "--out=twice", "--json")
     assert "--loss binary takes another" in twice.json["cells"][0]["inferred"]["outputs"]

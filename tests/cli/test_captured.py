@@ -56,7 +56,7 @@ def test_files_are_attacked_in_one_go(cli: Cli, home: Path, captured: Tensor, fi
     found = cli("attack", *files, *HIDDEN, "--out=run", "--json")
     assert found.code == 0, found.err
     assert found.json["verdict_level"] == "certified"
-    assert found.json["rows"][0]["vouched"] == 3
+    assert found.json["rows"][0]["certified"]["n"] == 3
     (outcome,) = home.glob("run/attacks/**/*.safetensors")
     guesses = load_file(outcome)["inputs"]
     best = [max(float(psnr(guess[None], example[None])) for guess in guesses) for example in captured]
@@ -145,7 +145,7 @@ def test_recorded_folders_without_a_batch_size_have_it_inferred(cli: Cli, home: 
     assert "batch size: 3 or more, from the rank of 2.weight" in lines[0]
     found = cli(*asked, "--json").json
     assert [cell["batch_size"] for cell in found["cells"]] == [3, 3, 3]
-    told = [("batch size" in row["told"], row["vouched"]) for row in found["rows"]]
+    told = [("batch size" in row["told"], (row["certified"] or {}).get("n")) for row in found["rows"]]
     assert told == [(False, 3), (True, 3), (False, None)]
     assert "did not come back" in found["cells"][2]["inferred"]["tensors left out"]
 
@@ -275,7 +275,7 @@ def test_the_truth_scores_it_later(cli: Cli, home: Path, captured: Tensor) -> No
     pictures = (captured.permute(0, 2, 3, 1) * 255).round().byte().numpy()
     np.savez(home / "mine.npz", x=pictures, y=np.array([2, 5, 5]))
     (row,) = cli("score", "run", "--truth=mine.npz", "--json").json["rows"]
-    assert row["exact"] == 1.0
+    assert row["scores"]["exact"]["mean"] == 1.0
 
 
 def test_what_was_told_otherwise_is_said_where_it_leaves_no_result_at_all(
@@ -357,7 +357,7 @@ def test_a_certificate_that_proves_false_is_said_in_the_terminal(cli: Cli, home:
     assert "3 false certificates" in words.partition("found: recovered")[0]  # the table
     assert cli("score", "run", "--truth=other.npz", "--quiet").out.startswith("FALSE CERTIFICATE.")
     told = cli("score", "run", "--truth=other.npz", "--json").json
-    assert told["rows"][0]["false_certificates"] == 3
+    assert told["rows"][0]["certified"]["wrong"] == 3
     assert told["verdict"].startswith("FALSE CERTIFICATE.")
     assert "FALSE" not in cli("score", "run", "--truth=mine.npz").out
 
@@ -445,7 +445,7 @@ def test_checkpoints_of_another_loss_are_read_by_it(
     asked = ("attack", "before.pt", "after.pt", "--lr=0.1", "--steps=1", "--batch-size=1", "--shape=1,8,8", *HIDDEN)
     found = cli(*asked, *options, "--out=run", "--json")
     assert found.code == 0, found.err
-    assert found.json["rows"][0]["vouched"] == 1
+    assert found.json["rows"][0]["certified"]["n"] == 1
     told = json.loads((home / "run" / "observed" / "knowledge.json").read_text())
     assert told.get("target") == target
     (outcome,) = home.glob("run/attacks/**/*.safetensors")

@@ -102,21 +102,21 @@ def test_a_run_that_was_scored_since_is_compared_by_what_both_certify(run: Path,
 def test_an_edited_pack_is_no_baseline(bare: Path, cli: Cli, refused: Refused) -> None:
     assert cli("evidence", bare, "--out", "pack").code == 0
     text = Path("pack/result.json").read_text()
-    Path("pack/result.json").write_text(text.replace('"recovered": 1.0', '"recovered": 0.0'))
+    Path("pack/result.json").write_text(text.replace('"mean": 1.0', '"mean": 0.0'))
     assert "is not as it was written" in refused("compare", "pack", bare)
 
 
 def test_an_edited_run_of_captured_updates_is_refused(run: Path, cli: Cli, refused: Refused) -> None:
     assert cli("attack", run / "observed", "--use", "linear", "--out", "blind", "--jobs", 1).code == 0
     text = Path("blind/result.json").read_text()
-    Path("blind/result.json").write_text(text.replace('"vouched": 2', '"vouched": 0'))
+    Path("blind/result.json").write_text(text.replace('"n": 2', '"n": 0'))
     assert "is not what the run wrote" in refused("compare", "blind", "blind")
     assert "is not what the run wrote" in refused("evidence", "blind", "--print", "junit")
 
 
 def test_an_edited_baseline_is_refused(bare: Path, noisy: Path, refused: Refused) -> None:
     text = (noisy / "result.json").read_text()
-    (noisy / "result.json").write_text(text.replace("nothing recovered", "nothing  recovered"))
+    (noisy / "result.json").write_text(text.replace("nothing_recovered", "nothing_recovered "))
     assert "is not what the run wrote" in refused("compare", noisy, bare)
 
 

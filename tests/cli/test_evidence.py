@@ -81,7 +81,7 @@ def test_files_that_came_or_went_are_named(run: Path, cli: Cli) -> None:
 def test_a_gate_does_not_judge_an_edited_result(run: Path, home: Path, cli: Cli, refused: Refused) -> None:
     assert cli("audit", "tiny.toml", "--out", run, "--fail-if", "recovered>0", "--quiet").code == 1
     text = (run / "result.json").read_text()
-    (run / "result.json").write_text(text.replace('"recovered": 1.0', '"recovered": 0.0'))
+    (run / "result.json").write_text(text.replace('"mean": 1.0', '"mean": 0.0'))
     said = refused("audit", "tiny.toml", "--out", run, "--fail-if", "recovered>0", "--quiet")
     assert "is not what the run wrote" in said
     assert "is not what the run wrote" in refused("score", run)

@@ -52,7 +52,7 @@ def test_clients_are_trained_attacked_and_scored(cli: Cli, recipe: Path, home: P
     assert all(fact in title for fact in ("6 rounds", "10 clients", "alpha=0.5, least=8", "lr 0.1, batch size 8"))
     assert cells["rounds-0"]["accuracy"] < cells["rounds-6"]["accuracy"], "six rounds teach something"
     assert cells["rounds-6"]["federation"]["accuracies"][-1] == [6, cells["rounds-6"]["accuracy"]]
-    best = {row["attack"]: row["psnr"] for row in found.json["rows"] if row["cell"] == "rounds-0"}
+    best = {row["attack"]: row["scores"]["psnr"]["mean"] for row in found.json["rows"] if row["cell"] == "rounds-0"}
     assert best["cocktail_party"] > 60, "a difference of weights of one local step is a gradient"
     page = (home / "run" / "report.html").read_text()
     assert "10 clients of" in page
@@ -65,7 +65,7 @@ def test_a_sum_of_clients_is_attacked_as_one(cli: Cli, home: Path) -> None:
     found = cli("audit", *common, *summed, "--out=sum")
     assert found.code == 0, found.err
     (row,) = found.json["rows"]
-    assert row["recovered"] == 1.0
+    assert row["scores"]["recovered"]["mean"] == 1.0
     assert "sum of 3 clients" in found.json["cells"][0]["title"]
 
 

@@ -27,7 +27,7 @@ def test_guesses_are_ranked_in_row_and_report(cli: Cli, tmp_path: Path) -> None:
     recipe, run = tmp_path / "whose.toml", tmp_path / "run"
     recipe.write_text(RECIPE)
     (row,) = cli("audit", recipe, "--out", run, "--jobs", "1", "--json").json["rows"]
-    assert row["exact"] == 1.0
+    assert row["scores"]["exact"]["mean"] == 1.0
     assert row["scores"]["identified"]["mean"] == 1.0
     assert row["scores"]["identified"]["low"] == pytest.approx(0.3976, abs=1e-4)  # 4 of 4, Clopper and Pearson
     assert row["baselines"]["chance"]["identified"] == pytest.approx(2 / 101, abs=1e-4)

@@ -108,7 +108,7 @@ def test_ones_own_pictures_are_the_truth(
     found = cli("score", "run", "--truth=mine.npz", "--json")
     assert found.code == 0, found.err
     (row,) = found.json["rows"]
-    assert row["exact"] == 1.0
+    assert row["scores"]["exact"]["mean"] == 1.0
     np.savez(home / "two.npz", x=np.concatenate([pictures, pictures]), y=np.array([2, 1]))
     wrong = cli("score", "run", "--truth=two.npz")
     assert wrong.code == 2

@@ -43,7 +43,9 @@ def test_they_are_printed_below_ones_own(cli: Cli, home: Path, monkeypatch: pyte
     row = Row(
         cell="cell", attack="theirs", outcome="exact", examples=2, scores={"psnr": {"mean": 99.0, "median": 99.0}}
     )
-    recipe.with_suffix(".json").write_text(json.dumps({"made": "of another day", "rows": [row.record()]}))
+    recipe.with_suffix(".json").write_text(
+        json.dumps({"made": "of another day", "rows": [row.model_dump(mode="json")]})
+    )
     found = cli("audit", recipe, "--jobs", 1, "--out", "run")
     assert "theirs *" in found.out
     assert "* of another day" in found.out

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.helpers.rows import nested
 
 from seepage.audit.row import Result
 from seepage.cli import terminal
@@ -183,7 +184,7 @@ def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any], warnings:
     base = {name: {"psnr": psnr} for name, psnr in (("mean_color", 13.83), ("grey", None), ("random", 8.7))}
     other = [{"name": "b", "title": "fc2, batch 16", "baselines": None}] * any(row["cell"] == "b" for row in rows)
     result = {
-        "verdict": "LEAKS. [bold]no markup[/bold]", "verdict_level": "exact", "rows": list(rows),
+        "verdict": "LEAKS. [bold]no markup[/bold]", "verdict_level": "exact", "rows": [nested(**row) for row in rows],
         "cells": [{"name": "a", "title": "fc2, [red]batch[/red] 8", "baselines": base}, *other],
         "thresholds": {"recovered_ssim": 0.6, "recovered_gain_db": 3.0, "exact_db": 40.0},
         "warnings": list(warnings),
@@ -243,11 +244,11 @@ def test_a_run_of_an_earlier_version_has_no_median(capsys: pytest.CaptureFixture
 
 def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b[2J\x1b]0;owned\x07\u202e\x9b1m\r\nLEAKS"
-    row = {**ROW, "attack": evil, "reason": evil, "told_extra": [evil], "outcome": evil, "alignment": f"a+{evil}"}
+    row = {**ROW, "attack": evil, "reason": evil, "told_extra": [evil], "alignment": f"a+{evil}"}
+    cell = {"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil}, "promise": {"doubts": [evil]}}
     result = {
-        "verdict": evil, "verdict_level": "exact", "rows": [row], "thresholds": {"recovered_ssim": 1, "exact_db": 40,
-        "recovered_gain_db": 3}, "cells": [{"name": "a", "title": evil, "baselines": None, "inferred": {evil: evil},
-        "promise": {"doubts": [evil]}, "exposure": evil}],
+        "verdict": evil, "verdict_level": "exact", "rows": [nested(**row)], "cells": [{**cell, "exposure": evil}],
+        "thresholds": {"recovered_ssim": 1, "exact_db": 40, "recovered_gain_db": 3},
     }  # fmt: skip
     for quiet in (False, True):
         print_result(terminal.Path("run"), Result.model_validate(result), quiet=quiet)
@@ -259,7 +260,7 @@ def test_no_word_of_a_stranger_moves_the_cursor(capsys: pytest.CaptureFixture[st
 def test_a_promise_stands_beside_the_verdict(capsys: pytest.CaptureFixture[str]) -> None:
     promise = {"epsilon": 8.123, "delta": 1e-5, "unit": "example", "rounds": 1, "doubts": []}
     result = {
-        "verdict": "LEAKS.", "verdict_level": "exact", "rows": [ROW], "thresholds": {"recovered_ssim": 0.6,
+        "verdict": "LEAKS.", "verdict_level": "exact", "rows": [nested(**ROW)], "thresholds": {"recovered_ssim": 0.6,
         "recovered_gain_db": 3.0, "exact_db": 40.0},
         "cells": [{"name": "a", "title": "fc2", "baselines": None, "promise": promise}],
     }  # fmt: skip

@@ -176,10 +176,10 @@ def test_an_attack_that_fails_is_a_row_and_the_others_go_on(how: str, own: str, 
     found = cli("audit", "tiny.toml", *arguments, "--out", "run")
     assert found.code == 0
     bad, linear = found.json["rows"]
-    assert (bad["attack"], bad["status"], linear["exact"]) == ("own.Bad", status, 1)
+    assert (bad["attack"], bad["status"], linear["scores"]["exact"]["mean"]) == ("own.Bad", status, 1)
     if reason is not None:
         assert reason in bad["reason"]
-        assert bad["psnr"] is None
+        assert not bad["scores"]
     flags = {flag["name"] for flag in json.loads(Path("run/flags.json").read_text())["flags"]}
     assert ("failed" in flags) == (status == "error")
 
@@ -218,7 +218,7 @@ def test_a_defended_case_runs_beside_the_undefended_one(cli: Cli) -> None:
     assert [(cell["name"], cell.get("control", False)) for cell in found.json["cells"]] == [
         ("cell", False), ("cell_undefended", True)
     ]  # fmt: skip
-    assert [row["recovered"] for row in found.json["rows"]] == [0.0, 1.0]
+    assert [row["scores"]["recovered"]["mean"] for row in found.json["rows"]] == [0.0, 1.0]
     assert found.json["sides"][0]["words"].startswith("0 of 2 examples")
 
 
@@ -226,7 +226,9 @@ def test_a_defended_case_runs_beside_the_undefended_one(cli: Cli) -> None:
 def test_the_case_beside_a_defended_one_is_in_no_comparison_and_no_evidence(cli: Cli) -> None:
     found = cli("audit", "tiny.toml", *NOISE, "--out", "both", "--fail-if", "recovered>0", "--json")
     again = cli("audit", "both/recipe.toml", "--out", "again", "--json").json
-    assert [row["psnr"] for row in again["rows"]] == [row["psnr"] for row in found.json["rows"]]
+    assert [row["scores"]["psnr"]["mean"] for row in again["rows"]] == [
+        row["scores"]["psnr"]["mean"] for row in found.json["rows"]
+    ]
     alone = cli("audit", "tiny.toml", *NOISE, "--out", "alone", "--fail-if", "recovered>0", "--no-undefended")
     assert (alone.code, "--allow-inconclusive" in alone.err) == (2, True)
     assert alone.out.startswith("INCONCLUSIVE. Nothing in this run shows that these attacks work here")
@@ -271,7 +273,9 @@ def test_a_run_stopped_by_ctrl_c_goes_on_from_its_checkpoint(jobs: int, cli: Cli
     for t in kept:
         assert steps(home / "run", t).count(4) == 1, "it went on, and did not begin anew"
     whole = cli("audit", *LONG, "whole", "--jobs", 1).json
-    assert [row["psnr"] for row in resumed["rows"]] == [row["psnr"] for row in whole["rows"]]
+    assert [row["scores"]["psnr"]["mean"] for row in resumed["rows"]] == [
+        row["scores"]["psnr"]["mean"] for row in whole["rows"]
+    ]
 
 
 @pytest.fixture

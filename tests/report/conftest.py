@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
+from tests.helpers.rows import nested
 from torch import Tensor
 
-from seepage.audit.row import Row
 from seepage.core.storage import write_json, write_lines, write_tensors, write_whole
 from seepage.report import write_report
 from seepage.transcript.truth import save_truth
@@ -146,7 +146,7 @@ def _row(cell: str, attack: str, examples: int, *, applies: bool, truth: bool) -
         "ssim": 0.9, "gain_db": 24.0, "label_accuracy": 1.0, "alignment": "hungarian",
     }  # fmt: skip
     row |= scores if applies and truth else dict.fromkeys(scores)
-    return row | {"outcome": Row.model_validate({**row, "outcome": ""}).phrase}
+    return nested(**row)
 
 
 def _write_guesses(path: Path, private: list[Batch], missed: set[int]) -> None:

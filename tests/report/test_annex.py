@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.rows import put
 
 from seepage.evidence.annex import annex
 from seepage.evidence.findings import findings
@@ -29,7 +30,7 @@ def test_the_evidence_tells_certified_features_from_certified_examples(
     space: str, words: str, found: bool, tmp_path: Path, build_run: Build, change: Change
 ) -> None:
     run = build_run(tmp_path, truth=False)
-    change(run, lambda result: result["rows"][0].update(vouched=1, space=space, returned=1))
+    change(run, lambda result: put(result["rows"][0], vouched=1, space=space, returned=1))
     opened = open_run(run)
     evidence, listed = state(opened), findings(opened.result)
     assert sum(case.certified for case in evidence.cases) == found
@@ -125,7 +126,7 @@ def test_guesses_that_nobody_could_score_were_tried_all_the_same(
     side = {"name": "came_back", "tried": False, "words": "not known: no guess could be scored"}
     change(run, lambda result: result.update(sides=[side]))
     assert not any("what came back" in item for item in state(open_run(run)).not_tried)
-    change(run, lambda result: result["rows"][0].update(status="inapplicable", outcome="does not apply"))
+    change(run, lambda result: put(result["rows"][0], status="inapplicable", outcome="does not apply"))
     assert any("what came back" in item for item in state(open_run(run)).not_tried)
 
 

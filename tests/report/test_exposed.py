@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.helpers.rows import put
 
 from seepage.errors import SeepageError
 from seepage.report import write_report
@@ -103,7 +104,7 @@ def test_certified_guesses_are_counted_without_a_truth(
 ) -> None:
     run = build_run(tmp_path, truth=False)
     change(run, lambda result: result.update(verdict_level="certified"))
-    change(run, lambda result: result["rows"][0].update(vouched=2))
+    change(run, lambda result: put(result["rows"][0], vouched=2))
     words = report(run).words
     assert "Certified copies" in words
     assert "2 certified" in words

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.helpers.rows import put
 from torch import Tensor
 
 from seepage.core.storage import write_lines, write_tensors
@@ -94,7 +95,7 @@ def test_the_columns_of_all_cells_are_in_line(
             whole = {"000000/inputs": filled(color), "000000/matched": torch.ones(1, dtype=torch.bool)}
             write_tensors(run / "reconstructions" / cell / f"{attack}.safetensors", whole)
     away = {"status": "inapplicable", "outcome": "does not apply", "reason": "why"}
-    change(run, lambda result: result["rows"][3].update(away))
+    change(run, lambda result: put(result["rows"][3], **away))
     pixels = np.asarray(picture(write_grid(run)).convert("RGB"))
     blue, red, green, flat = (starts(pixels, color) for color in (BLUE, RED, GREEN, FLAT))
     assert (len(blue), len(red), len(green)) == (2, 1, 2)

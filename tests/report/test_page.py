@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.helpers.rows import put
 
 from seepage.errors import SeepageError
 from seepage.report import write_grid
@@ -146,7 +147,7 @@ def test_nothing_recovered_is_said_whatever_the_psnr(
 ) -> None:
     run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
     assert "nothing recovered" not in report(run).words
-    change(run, lambda result: result["rows"][0].update(NOTHING))
+    change(run, lambda result: put(result["rows"][0], **NOTHING))
     page = report(run)
     assert page.words.count("nothing recovered") == 3  # matrix, table, pictures
     assert "39.0" in page.words
@@ -165,7 +166,7 @@ def test_what_does_not_apply_is_one_line_with_its_reason(tmp_path: Path, build_r
 def test_a_failed_attack_gives_its_reason(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
     run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
     failed = UNSCORED | {"status": "error", "outcome": "failed", "reason": "it fell over"}
-    change(run, lambda result: result["rows"][0].update(failed))
+    change(run, lambda result: put(result["rows"][0], **failed))
     assert "dlg, failed: it fell over" in report(run).words
 
 
@@ -178,7 +179,10 @@ def test_what_all_cases_have_in_common_is_said_once(
         for row in result["rows"]:
             row["notes"] = ["said of all", f"true of {row['cell']}"]
             if row["attack"] == "cafe":
-                row |= UNSCORED | {"status": "inapplicable", "outcome": "does not apply", "reason": "there is no layer"}
+                put(
+                    row,
+                    **UNSCORED | {"status": "inapplicable", "outcome": "does not apply", "reason": "there is no layer"},
+                )
 
     change(run, spoil)
     text = report(run).words
@@ -206,7 +210,7 @@ def test_other_outcomes_are_in_the_matrix(
     tmp_path: Path, build_run: Build, report: Read, change: Change, outcome: str
 ) -> None:
     run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
-    change(run, lambda result: result["rows"][0].update(UNSCORED, outcome=outcome))
+    change(run, lambda result: put(result["rows"][0], **UNSCORED, outcome=outcome))
     page = report(run)
     assert f"\N{EM DASH} {outcome}" in page.words
     assert f"{outcome.capitalize()} " in page.words, "it is explained"
@@ -220,7 +224,9 @@ def test_a_case_that_was_not_recorded_says_why_once(
 
     def skip(result: dict[str, Any]) -> None:
         result["cells"][1] = {"name": "b", "title": "case B", "baselines": None, "skipped": "too few examples"}
-        result["rows"] = [row | why if row["cell"] == "b" else row for row in result["rows"]]
+        for row in result["rows"]:
+            if row["cell"] == "b":
+                put(row, **why)
 
     change(run, skip)
     text = report(run).words
@@ -231,7 +237,7 @@ def test_a_case_that_was_not_recorded_says_why_once(
 
 def test_all_scores_may_be_null(tmp_path: Path, build_run: Build, report: Read, change: Change) -> None:
     run = build_run(tmp_path, cells=("a",), attacks=("dlg",))
-    bare: dict[str, Any] = {"cell": "a", "attack": "dlg", "outcome": "not scored", "told": []}
+    bare: dict[str, Any] = {"cell": "a", "attack": "dlg", "outcome": "not_scored", "told": []}
     change(run, lambda result: result.update(rows=[bare], cells=[{"name": "a", "batch_size": None}]))
     (run / "scores.jsonl").unlink()
     page = report(run)
@@ -314,5 +320,5 @@ def test_a_page_without_the_truth_says_what_is_proved(
 ) -> None:
     run = build_run(tmp_path, truth=False)
     assert "proved without" not in report(run).words
-    change(run, lambda result: result["rows"][0].update(vouched=1, space="input", returned=1))
+    change(run, lambda result: put(result["rows"][0], vouched=1, space="input", returned=1))
     assert "proved without" in report(run).words

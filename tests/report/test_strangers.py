@@ -82,7 +82,7 @@ def test_an_unfinished_run_is_one_sentence(tmp_path: Path, missing: str, build_r
         (lambda result: result.update(rows=3), "list of rows"),
         (lambda result: result["rows"].append("x"), "is no table"),
         (lambda result: result["rows"][0].pop("attack"), "lacks 'attack'"),
-        (lambda result: result["rows"][0].update(psnr="12"), "'psnr' cannot be '12'"),
+        (lambda result: result["rows"][0]["scores"]["psnr"].update(mean="12"), "'mean' cannot be '12'"),
         (lambda result: result["rows"][0].update(examples=True), "'examples' cannot be True"),
         (lambda result: result["cells"][0].update(baselines={"grey": {"psnr": []}}), "'psnr' cannot be"),
         (lambda result: result["thresholds"].update(exact_db=None), "'exact_db' cannot be None"),

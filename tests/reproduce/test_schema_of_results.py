@@ -12,7 +12,7 @@ from each import check_each
 from pydantic import ValidationError
 
 from seepage.errors import SeepageError
-from seepage.papers import Record, list_items, read_records
+from seepage.papers import Record, list_items
 from seepage.papers.records import RECORD_SCHEMA, keep_measured, read_file
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 
@@ -63,17 +63,6 @@ def test_a_number_is_kept_with_its_command_and_its_versions(tmp_path: Path, monk
     assert (record.value, record.seeds, record.facts) == (0.1235, {"3": 0.1235}, {"n": 1, "cpu_s": 0.9877})
     assert record.command == "python experiments/mine.py --data x.npz 'two words'"
     assert record.made["torch"]
-
-
-def test_a_line_of_the_first_version_is_read(tmp_path: Path) -> None:
-    line = {
-        "item": "cafe/table-3", "size": "small", "row": "MNIST", "column": 0, "paper_data": "mnist", "data": "digits",
-        "metric": "psnr", "paper": 32.6, "ours": 1.5, "low": 1.0, "high": 2.0, "seeds": {"0": 1.5}, "facts": {},
-        "made": {}, "command": "seepage reproduce cafe/table-3", "schema": 1,
-    }  # fmt: skip
-    (tmp_path / "cafe-table-3.jsonl").write_text(json.dumps(line) + "\n")
-    (record,) = read_records(tmp_path, "cafe/table-3")
-    assert (record.value, record.interval, record.paper, record.version) == (1.5, (1.0, 2.0), 32.6, RECORD_SCHEMA)
 
 
 @pytest.mark.parametrize("change", [{"value": "high"}, {"interval": [2, 1]}, {"whatever": 1}, {"schema": 3}])

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.helpers.rows import row_of
 from torch import nn
 
 from seepage import Architecture, Batch, FedAvg, GaussianNoise, Sparsify, build, record
@@ -65,9 +66,9 @@ def test_one_batch_is_little_to_rest_on() -> None:
 
 
 def row(**changes: Any) -> Row:
-    """A row of an attack that recovered nothing, with changes by the flat keys of schema 1."""
+    """A row of an attack that recovered nothing, with changes by the names of its numbers."""
     base = {"cell": "a", "attack": "dlg", "outcome": "", "steps": 9, "examples": 8, "recovered": 0.0}
-    return Row.model_validate({**base, **changes})
+    return row_of(**{**base, **changes})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from tests.helpers.rows import row_of
 
 from seepage import GaussianNoise, SeepageError
 from seepage.audit.cell import Measure
@@ -357,7 +358,7 @@ def result(cell: str, attack: str, psnr: float | None, **changes: Any) -> Row:
     """A row of an audit."""
     base = {"ssim": 0.1, "psnr_median": 9.0, "gain_db": -3.0, "reason": None, "examples": 4, "recovered": 0.0}
     found = {"cell": cell, "attack": attack, "psnr": psnr, "status": "ok", "outcome": "traces", **base, **changes}
-    return Row.model_validate(found)
+    return row_of(**found)
 
 
 def test_the_best_attack_is_the_one_that_recovers_most() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.helpers.rows import row_of
 
 from seepage import LinearLeak
 from seepage.audit.attempt import Attempt
@@ -36,8 +37,8 @@ BASE: dict[str, Any] = {
 
 
 def row(**changes: Any) -> Row:
-    """A row of an attack that recovered nothing, with changes by the flat keys of schema 1."""
-    return Row.model_validate({**BASE, **changes})
+    """A row of an attack that recovered nothing, with changes by the names of its numbers."""
+    return row_of(**{**BASE, **changes})
 
 
 def cells_of(titles: dict[str, str], defenses: dict[str, str | None] | None = None) -> list[Cell]:
@@ -303,8 +304,8 @@ def test_traces_are_those_of_what_the_examples_are(scores: dict[str, Any], words
 
 def test_what_cannot_be_scored_is_called_what_it_is() -> None:
     cells = [cell.model_copy(update={"kind": "records"}) for cell in cells_of({"a": "case A"})]
-    features = Row(cell="a", attack="x", outcome="features only", space="feature", returned=2)
-    guesses = Row(cell="a", attack="x", outcome="not scored", returned=2)
+    features = Row(cell="a", attack="x", outcome="features_only", space="feature", returned=2)
+    guesses = Row(cell="a", attack="x", outcome="not_scored", returned=2)
     assert "images" not in verdict([features], cells)[1]
     assert "goes on from there to images" in verdict([features], cells_of({"a": "case A"}))[1]
     assert "Look at the records:" in verdict([guesses], cells)[1]
@@ -428,7 +429,7 @@ def test_the_worst_status_is_shown() -> None:
 
 def test_a_result_file_needs_what_readers_rely_on() -> None:
     good: dict[str, Any] = {
-        "verdict": "", "verdict_level": "nothing", "thresholds": {}, "rows": [row().record()],
+        "verdict": "", "verdict_level": "nothing", "thresholds": {}, "rows": [row().model_dump(mode="json")],
         "cells": [{"name": "a", "title": "A", "baselines": None}],
     }  # fmt: skip
     assert parse(Result, good, "x").thresholds.exact_db == 40.0
@@ -436,7 +437,7 @@ def test_a_result_file_needs_what_readers_rely_on() -> None:
         with pytest.raises(SeepageError, match=f"x .*'{key}'"):
             parse(Result, {k: v for k, v in good.items() if k != key}, "x")
     for key in ("cell", "attack", "outcome"):
-        rows = [{k: v for k, v in row().record().items() if k != key}]
+        rows = [{k: v for k, v in row().model_dump(mode="json").items() if k != key}]
         with pytest.raises(SeepageError, match=f"'{key}'"):
             parse(Result, {**good, "rows": rows}, "x")
 

@@ -176,12 +176,12 @@ def test_an_audit_of_rounds_scores_all_samples(tmp_path: Path, optimizer: str) -
     found = run(tables, out=tmp_path / "run", jobs=1)
     cafe, matching = found.result.record()["rows"]
     assert (cafe["examples"], matching["examples"]) == (12, 5)
-    assert (cafe["rounds"], cafe["told_extra"], cafe["told"][-1]) == (12, [], "indices")
+    assert (cafe["cost"]["rounds"], cafe["told_extra"], cafe["told"][-1]) == (12, [], "indices")
     assert "which here shows the indices of each batch" in found.result.record()["verdict"]
-    assert cafe["exact"] > 0.7
-    assert cafe["error_v"] < 1e-3
-    assert cafe["error_h"] < 1e-3
-    assert cafe["false_certificates"] == 0
+    assert cafe["scores"]["exact"]["mean"] > 0.7
+    assert cafe["inner"]["v"] < 1e-3
+    assert cafe["inner"]["h"] < 1e-3
+    assert cafe["certified"]["wrong"] == 0
     assert matching["error_h"] is None
     lines = [json.loads(line) for line in (tmp_path / "run" / "scores.jsonl").read_text().splitlines()]
     drawn = open_truth(tmp_path / "run" / "private").of_round(0).indices
@@ -196,7 +196,7 @@ def test_a_recorded_folder_of_rounds_is_attacked_without_the_truth(tmp_path: Pat
     folder = record_only(VERTICAL, out=tmp_path / "recorded")
     found = attack_only(folder / "observed", AttackRequest(attacks=[{"use": "cafe"}], out=tmp_path / "run", jobs=1))
     (row,) = found.result.record()["rows"]
-    assert (row["status"], row["psnr"], row["examples"]) == ("ok", None, None)
+    assert (row["status"], row["scores"], row["examples"]) == ("ok", {}, None)
     assert row["returned"] >= 10
 
 
@@ -209,7 +209,7 @@ def test_a_cell_that_cannot_be_recorded_is_left_out_with_its_reason(tmp_path: Pa
     }
     found = run(tables, out=tmp_path / "run", jobs=1)
     good, left_out = found.result.record()["rows"]
-    assert (good["status"], good["exact"]) == ("ok", 1.0)
+    assert (good["status"], good["scores"]["exact"]["mean"]) == ("ok", 1.0)
     assert left_out["status"] == "inapplicable"
     assert "need 4000 private examples" in left_out["reason"]
     assert set(good) == set(left_out)

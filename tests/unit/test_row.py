@@ -1,4 +1,4 @@
-"""The typed row: what is written is what is read, files of schema 1 open, and the published schema fits every run."""
+"""The typed row: what is written is what is read, and the published schema fits every run."""
 
 import json
 import subprocess
@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from seepage.audit.gate import parse_condition, violations
 from seepage.audit.row import (
-    SCHEMA_1,
     Cell,
     Certified,
     Cost,
@@ -25,12 +24,10 @@ from seepage.audit.row import (
 )
 from seepage.audit.run import run
 from seepage.core.schema import Guarantee, Summary, parse
-from seepage.core.storage import write_json
 from seepage.errors import SeepageError
 from seepage.report import write_report
 
 ROOT = Path(__file__).parents[2]
-OLD = Path(__file__).with_name("result_schema_1.json")
 PUBLISHED = ROOT / "docs" / "result.schema.json"
 
 NUMBERS = st.floats(-1e6, 1e6)
@@ -55,7 +52,6 @@ ROWS = st.builds(
     examples=st.none() | COUNTS,
     scores=st.dictionaries(NAMES, SUMMARIES, max_size=4),
     baselines=st.dictionaries(st.sampled_from(["grey", "mine"]), st.dictionaries(NAMES, NUMBERS), max_size=2),
-    visible=st.none() | COUNTS,
     certified=st.none() | st.builds(Certified, n=COUNTS, wrong=st.none() | COUNTS),
     inner=st.dictionaries(st.sampled_from(["v", "h", "mine"]), NUMBERS),
     objective=st.none() | NUMBERS,
@@ -65,46 +61,8 @@ ROWS = st.builds(
 
 @given(ROWS)
 def test_a_row_comes_back_from_json_as_it_was(row: Row) -> None:
-    written = json.loads(json.dumps(row.record()))
+    written = json.loads(row.model_dump_json())
     assert Row.model_validate(written) == row
-    assert set(SCHEMA_1) <= set(written)
-
-
-def test_a_result_of_schema_1_opens_with_every_number_it_had(tmp_path: Path) -> None:
-    old = json.loads(OLD.read_text())
-    found = parse(Result, old, "old")
-    again = found.record()
-    for before, after in zip(old["rows"], again["rows"], strict=True):
-        assert {key: after[key] for key in before} == before
-    assert again["cells"] == old["cells"]
-    assert [row.outcome for row in found.rows] == [
-        Outcome.EXACT, Outcome.INAPPLICABLE, Outcome.RECOVERED, Outcome.EXACT
-    ]  # fmt: skip
-    assert found.rows[-1].inner.keys() == {"v", "h"}
-    assert [row.cell for row in violations(found.rows, parse_condition("error_v<1"))] == ["vertical"]
-    for name, record in (("result", old), ("flags", {"schema": 1, "flags": []}), ("env", {"schema": 1})):
-        write_json(tmp_path / f"{name}.json", record)
-    (tmp_path / "scores.jsonl").touch()
-    assert "recovered" in write_report(tmp_path).read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "numbers", "outcome"),
-    [
-        ("2/8 exact", {"psnr": 50.0, "exact": 0.25, "recovered": 1.0}, Outcome.PARTLY_EXACT),
-        ("not recorded", {"status": "inapplicable"}, Outcome.NOT_RECORDED),
-        ("features only", {}, Outcome.FEATURES_ONLY),
-        ("words of a later version", {"psnr": 9.0, "gain_db": -1.0}, Outcome.NOTHING_RECOVERED),
-    ],
-)
-def test_an_outcome_in_words_is_read_by_its_numbers(words: str, numbers: dict[str, Any], outcome: Outcome) -> None:
-    row = Row.model_validate({"cell": "a", "attack": "x", "examples": 8, "outcome": words, **numbers})
-    assert row.outcome is outcome
-
-
-def test_a_row_of_the_first_versions_has_a_share_of_certified_guesses() -> None:
-    found = {"cell": "a", "attack": "x", "outcome": "exact", "examples": 8, "certified": 0.25, "false_certificates": 1}
-    assert Row.model_validate(found).certified == Certified(n=2, wrong=1)
 
 
 def test_every_number_of_a_row_can_be_asked_for_by_name() -> None:
@@ -120,13 +78,10 @@ def test_every_number_of_a_row_can_be_asked_for_by_name() -> None:
         parse_condition("mine>2")
 
 
-def test_the_schema_says_of_certificates_which_number_needs_a_truth() -> None:
-    row = json_schema()["$defs"]["Row"]["properties"]
-    said = {key: row[key]["description"] for key in ("vouched", "certified", "false_certificates")}
-    assert "with or without a truth" in said["vouched"]
-    assert all("Null without a truth" in " ".join(said[key].split()) for key in ("certified", "false_certificates"))
-    blind = Row(cell="a", attack="x", outcome=Outcome.NOT_SCORED, examples=4, certified=Certified(n=2)).record()
-    assert (blind["vouched"], blind["certified"], blind["false_certificates"]) == (2, None, None)
+def test_which_count_of_certificates_needs_a_truth() -> None:
+    blind = Row(cell="a", attack="x", outcome=Outcome.NOT_SCORED, examples=4, certified=Certified(n=2))
+    assert {name: one for name, one in blind.numbers().items() if name != "examples"} == {"vouched": 2}
+    assert blind.model_dump(mode="json")["certified"] == {"n": 2, "wrong": None}
 
 
 def test_the_published_schema_is_that_of_the_models() -> None:
@@ -161,9 +116,9 @@ def test_the_schema_refuses_what_no_run_writes() -> None:
         thresholds=Thresholds(),
     ).record()  # fmt: skip
     jsonschema.validate(good, json_schema())
-    for change in ({"psnr": "high"}, {"outcome_code": "splendid"}, {"scores": {"psnr": {"low": 1.0}}}):
+    for change in ({"examples": "high"}, {"outcome": "splendid"}, {"scores": {"psnr": {"low": 1.0}}}):
         with pytest.raises(jsonschema.ValidationError):
-            jsonschema.validate({**good, "rows": [{**row.record(), **change}]}, json_schema())
+            jsonschema.validate({**good, "rows": [{**row.model_dump(mode="json"), **change}]}, json_schema())
 
 
 MINE = '''

@@ -240,7 +240,7 @@ def test_named_tokens_enter_verdict_side_table_and_gate_and_are_no_examples() ->
     assert violations([refused, NAMED], parse_condition("tokens_named>0")) == [NAMED]
     assert not NAMED.certified_examples
     assert not NAMED.scored
-    assert Row.model_validate(NAMED.record()) == NAMED
+    assert Row.model_validate(NAMED.model_dump(mode="json")) == NAMED
 
 
 def test_without_a_truth_what_is_certified_is_said() -> None:

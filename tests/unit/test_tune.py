@@ -101,9 +101,9 @@ def test_a_run_is_scored_with_what_the_other_batch_chose(tmp_path: Path) -> None
     # With a tolerance of 1e-30 no row is certified and nothing comes back: any score at all is better.
     assert tuned.chosen == {"tolerance": 1e-5}
     tried = json.loads((tmp_path / "run" / "tune" / "result.json").read_text())["rows"]
-    best = max(tried, key=lambda one: -1.0 if one["psnr"] is None else one["psnr"])
+    best = max(tried, key=lambda one: one["scores"].get("psnr", {"mean": -1.0})["mean"])
     assert best["attack"] == "linear-2"
-    assert tuned.tried[1].value == pytest.approx(best["psnr"])
+    assert tuned.tried[1].value == pytest.approx(best["scores"]["psnr"]["mean"])
     assert "tolerance=1e-05" in run.result.rows[0].options
     assert json.loads((tmp_path / "run" / "result.json").read_text())["tuned"][0]["batches"] == 2
     scored, other = (open_truth(tmp_path / "run" / part / "private") for part in ("", "tune"))

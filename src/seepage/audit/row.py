@@ -3,16 +3,14 @@
 The table in the terminal, the report, the gate, the frontier and the published tables all read `Result`. This module
 does not import PyTorch, so that results can be read without it.
 
-A score is a `Summary` under its metric's name, so that a new metric needs no new key. Files also keep the flat keys
-of schema 1 (`psnr_median`, `error_v`, ...): `SCHEMA_1` maps each of them to its place in a row, `Row.record` writes
-them, and files that contain only the flat keys can still be read.
+A score is a `Summary` under its metric's name, so that a new metric needs no new key. `Row.numbers` names every number
+of a row (`psnr_median`, `error_v`, ...), for the gate, tables and records.
 
 The types of its parts are in `outcome`, `side_rows` and `cell` beside this, and can all be imported from here.
 """
 
 import json
 import math
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -32,10 +30,9 @@ from seepage.audit.side_rows import (
 from seepage.core.schema import JsonRecord, Summary
 
 __all__ = [
-    "MEMBERSHIP_SCORES", "PASSED_OVER", "PROTOCOL", "SCHEMA_1", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
-    "Certified",
-    "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Proportion", "Result", "Row",
-    "Side", "SideName", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features", "counted_guesses",
+    "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
+    "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Proportion", "Result",
+    "Row", "Side", "SideName", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features", "counted_guesses",
     "counted_tokens", "json_schema", "judge_outcome",
 ]  # fmt: skip
 
@@ -47,8 +44,8 @@ class Certified(JsonRecord):
     """Number of guesses that an attack certifies as exact without knowing the truth; of inner features, of those.
 
     Attributes:
-        n: Number of certified guesses: `vouched` in `result.json`.
-        wrong: Number of certified guesses that match no private example; None without a truth: `false_certificates`.
+        n: Number of certified guesses, with or without a truth.
+        wrong: Number of certified guesses that match no private example; None without a truth.
     """
 
     n: int
@@ -140,9 +137,8 @@ class Row(JsonRecord):
             named, and `token_precision`, the share of the named ones that the examples hold, with the interval of
             Clopper and Pearson.
         baselines: Name of a guess without an attack, to metric, to its mean.
-        visible: Null; in files of earlier versions the number of guesses that did not count as recovered and yet
-            correlated with their example by more than 0.8.
-        certified: Guesses that the attack certifies as exact; with the space `feature` or `token` they are no examples.
+        certified: Guesses that the attack certifies as exact; None where it cannot certify any. With the space
+            `feature` or `token` they are no examples.
         inner: Relative error of each intermediate quantity that the attack estimates.
         objective: Mean value of the objective that the attack reached.
         objective_at_truth: Mean value of the objective at the private examples.
@@ -166,7 +162,6 @@ class Row(JsonRecord):
     alignment: str | None = None
     scores: dict[str, Summary] = {}
     baselines: dict[str, dict[str, float]] = {}
-    visible: int | None = None
     certified: Certified | None = None
     inner: dict[str, float] = {}
     objective: float | None = None
@@ -174,11 +169,6 @@ class Row(JsonRecord):
     misfit: float | None = None
     cost: Cost = Cost()
     notes: list[str] = []
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_schema_1(cls, found: Any) -> Any:
-        return _nested(found) if isinstance(found, Mapping) else found
 
     def mean(self, metric: str) -> float | None:
         """Mean of a metric over the examples."""
@@ -283,126 +273,59 @@ class Row(JsonRecord):
             return f"{exact}/{self.examples} exact"
         return self.outcome.phrase
 
-    def value(self, key: str) -> float | None:
-        """The number with this name in the gate and in tables; None where the row does not have it.
+    def numbers(self) -> dict[str, float]:
+        """Every number of the row, by the name that it has in the gate, in tables and in records.
 
-        Names are the flat keys of schema 1, `METRIC` for a metric's mean, and `METRIC_median`, `METRIC_low`,
-        `METRIC_high` and `METRIC_n`.
+        `METRIC` is a metric's mean beside `METRIC_median`, `METRIC_low`, `METRIC_high` and `METRIC_n`; `GUESS_METRIC`
+        what a guess without an attack scores; `error_QUANTITY` an inner error; `vouched` the number of certified
+        guesses, `false_certificates` those of them that are wrong, and `certified` their share of the examples.
+
+        >>> row = Row(cell="a", attack="x", outcome="exact", scores={"psnr": {"mean": 50.0, "n": 2}})
+        >>> row.numbers()
+        {'psnr': 50.0, 'psnr_n': 2}
         """
-        if key == "certified":
-            return self._certified_share
-        if key == "tokens_named":
-            return self.named_tokens if self.space == "token" else None
-        place = self._at(SCHEMA_1.get(key, (key,)))
-        if place is None and key not in SCHEMA_1:
-            place = self._of_metric(key)
-        return place if isinstance(place, int | float) and not isinstance(place, bool) else None
+        found: dict[str, float | None] = {}
+        for metric, summary in self.scores.items():
+            found[metric] = summary.mean
+            found |= {f"{metric}_{part}": getattr(summary, part) for part in ("median", "low", "high", "n")}
+        for guess, means in self.baselines.items():
+            found |= {f"{guess}_{metric}": mean for metric, mean in means.items()}
+        found |= {f"error_{quantity}": error for quantity, error in self.inner.items()}
+        if self.certified is not None:
+            found |= {"vouched": self.certified.n, "false_certificates": self.certified.wrong}
+        found |= {"certified": self._certified_share, "tokens_named": self.named_tokens if self.of_tokens else None}
+        found |= {name: getattr(self, name) for name in _PLAIN} | dict(self.cost)
+        return {name: number for name, number in found.items() if number is not None}
 
-    def _of_metric(self, key: str) -> float | None:
-        metric, _, part = key.rpartition("_")
-        if key in self.scores:
-            return self.scores[key].mean
-        return getattr(self.scores.get(metric), part, None) if part in Summary.model_fields else None
+    def value(self, name: str) -> float | None:
+        """One of `numbers`; None where the row does not have it."""
+        return self.numbers().get(name)
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether its guesses are tokens and no examples."""
+        return self.space == "token"
 
     @property
     def _certified_share(self) -> float | None:
-        """Certified guesses per private example, `certified` of `result.json`; None where there is no truth."""
-        if self.certified is None or self.certified.wrong is None or not self.examples or self.space == "token":
+        """Certified guesses per private example, false ones counted in; None where there is no truth."""
+        if self.certified is None or self.certified.wrong is None or not self.examples or self.of_tokens:
             return None
         return round(self.certified.n / self.examples, 4)
 
-    def record(self) -> dict[str, Any]:
-        """The row as written to `result.json`: the typed fields, and every flat key of schema 1."""
-        plain = self.model_dump(mode="json", exclude={"certified", "cost", "outcome"})
-        return {
-            **plain,
-            **{key: self._at(path) for key, path in SCHEMA_1.items()},
-            "certified": self._certified_share,
-            "outcome": self.phrase,
-            "outcome_code": self.outcome.value,
-            "zero_update": self.outcome is Outcome.ZERO_UPDATE,
-            "nothing_recovered": self.outcome is Outcome.NOTHING_RECOVERED,
-        }
-
-    def _at(self, path: tuple[str, ...]) -> Any:
-        """The value at a path of attributes and keys."""
-        found: Any = self
-        for part in path:
-            found = found.get(part) if isinstance(found, Mapping) else getattr(found, part, None)
-        return found
-
-
-_BASELINES = ("mean_color", "grey", "random")
-
-SCHEMA_1: dict[str, tuple[str, ...]] = {
-    **{name: ("scores", name, "mean") for name in ("recovered", "exact", "psnr")},
-    **{f"psnr_{part}": ("scores", "psnr", part) for part in ("median", "low", "high")},
-    **{name: ("scores", name, "mean") for name in ("ssim", "lpips", "correlation", "cosine", "gain_db")},
-    **{name: ("scores", name, "mean") for name in ("label_accuracy", "psnr_nearest")},
-    **{f"{base}_{metric}": ("baselines", base, metric) for metric in ("psnr", "ssim") for base in _BASELINES},
-    "error_v": ("inner", "v"),
-    "error_h": ("inner", "h"),
-    "vouched": ("certified", "n"),
-    "false_certificates": ("certified", "wrong"),
-    **{name: ("cost", name) for name in Cost.model_fields},
-}
-"""The path in a row of each flat key of schema 1. A new metric needs no entry here."""
 
 SCORE_NAMES = (
-    *(key for key, path in SCHEMA_1.items() if path[0] in ("scores", "baselines", "inner")), "visible", "certified",
-    "tokens_named", "token_recall", "token_precision",
+    "recovered", "exact", "psnr", "psnr_median", "psnr_low", "psnr_high", "ssim", "lpips", "correlation", "cosine",
+    "gain_db", "label_accuracy", "psnr_nearest",
+    *(f"{guess}_{metric}" for metric in ("psnr", "ssim") for guess in ("mean_color", "grey", "random")),
+    "error_v", "error_h", "certified", "tokens_named", "token_recall", "token_precision",
 )  # fmt: skip
-"""Flat keys of schema 1 that are scores; `--fail-if` accepts them in every run."""
+"""Names of scores that `--fail-if` accepts in every run."""
 
-_BY_WORD = {word: outcome for outcome in Outcome for word in (outcome.value, outcome.phrase)}
+_PLAIN = ("examples", "returned", "objective", "objective_at_truth", "misfit")
 
-
-def _nested(found: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested form of a row, from its flat keys and from fields that are nested already."""
-    row = {key: value for key, value in found.items() if key in Row.model_fields and key != "certified"}
-    share = found.get("certified")
-    if isinstance(share, Mapping | Certified):
-        row["certified"], share = share, None
-    for key, path in SCHEMA_1.items():
-        value = found.get(key)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise PydanticCustomError("damaged", "{words}", {"words": f"{key!r} cannot be {value!r:.40}"})
-        if path[0] == "scores" and "scores" in found:
-            continue  # the summaries are complete without the flat keys
-        place = row
-        for part in path[:-1]:
-            inside = place.get(part) or {}
-            if not isinstance(inside, Mapping):
-                raise PydanticCustomError("damaged", "{words}", {"words": f"{part!r} cannot be {inside!r:.40}"})
-            place[part] = dict(inside)
-            place = place[part]
-        place.setdefault(path[-1], value)
-    # A summary without a mean is dropped: an interval alone is no score.
-    if "scores" not in found and "scores" in row:
-        row["scores"] = {name: one for name, one in row["scores"].items() if "mean" in one}
-    # Rows of the first versions hold the share of certified guesses but not their number.
-    examples = found.get("examples")
-    if isinstance(share, int | float) and isinstance(examples, int) and found.get("vouched") is None:
-        row["certified"] = {"wrong": found.get("false_certificates"), "n": round(share * examples)}
-    if "outcome" in found:
-        row["outcome"] = found.get("outcome_code") or _outcome_of(found)
-    return row
-
-
-def _outcome_of(found: Mapping[str, Any]) -> Outcome:
-    """The outcome of a row without a code: from its phrase, or from its numbers where the phrase contains a count."""
-    if isinstance(found["outcome"], str) and found["outcome"] in _BY_WORD:
-        return _BY_WORD[found["outcome"]]
-    shares = {key: found[key] for key in ("psnr", "exact", "recovered", "gain_db") if found.get(key) is not None}
-    return judge_outcome(
-        str(found.get("status", "ok")),
-        shares,
-        zero_update=bool(found.get("zero_update")),
-        returned=found.get("returned"),
-        space=found.get("space"),
-    )
+NUMBER_NAMES = (*SCORE_NAMES, "vouched", "false_certificates", *Cost.model_fields, *_PLAIN)
+"""Names of `Row.numbers` that a row may have in every run."""
 
 
 class Result(JsonRecord):
@@ -485,7 +408,7 @@ class Result(JsonRecord):
             "run": self.run,
             "verdict": self.verdict,
             "verdict_level": self.verdict_level,
-            "rows": [row.record() for row in self.rows],
+            "rows": [row.model_dump(mode="json") for row in self.rows],
             "cells": [cell.record() for cell in self.cells],
             "thresholds": self.thresholds.model_dump(mode="json"),
             "membership": [row.model_dump(mode="json") for row in self.membership],
@@ -498,43 +421,11 @@ class Result(JsonRecord):
         }
 
 
-CERTIFICATES = {
-    "vouched": "Number of guesses that the attack certifies as exact, with or without a truth; of inner features where "
-    "`space` is `feature`, of tokens where it is `token`. Null where it cannot certify any.",
-    "certified": "The share: `vouched` by the number of private examples, from 0 to 1, false ones counted in. Null "
-    "without a truth, whatever `vouched` says, where the attack cannot certify any, and of tokens.",
-    "false_certificates": "Number of the certified guesses that match no private example. Null without a truth.",
-}
-"""What the flat keys of certificates mean, two of which need a truth."""
-
-
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of `result.json` as it is written: the models, and the flat keys of schema 1 in each row."""
+    """The JSON Schema of `result.json` as it is written: a result and its rows have all of their keys."""
     schema = Result.model_json_schema(by_alias=True)
-    row = schema["$defs"]["Row"]
-    number, count = {"type": ["number", "null"]}, {"type": ["integer", "null"]}
-    counts = {"vouched", "false_certificates", "rounds", "steps", "evaluations"}
-    flat = {
-        key: {
-            **(count if key in counts else number),
-            "description": CERTIFICATES.get(key, f"The same as {'.'.join(path)}, where there is one."),
-        }
-        for key, path in SCHEMA_1.items()
-    }
-    codes = row["properties"].pop("outcome")
-    del row["properties"]["cost"]
-    row["properties"] |= {
-        **flat,
-        "certified": {**number, "description": CERTIFICATES["certified"]},
-        "outcome": {"type": "string", "description": "The outcome for people, such as '2/4 exact'."},
-        "outcome_code": codes,
-        "zero_update": {"type": "boolean"},
-        "nothing_recovered": {"type": "boolean"},
-    }
-    row["required"] = sorted(row["properties"])
-    schema["required"] = sorted(schema["properties"])
-    for unused in ("Certified", "Cost"):
-        schema["$defs"].pop(unused, None)
+    for table in (schema, schema["$defs"]["Row"]):
+        table["required"] = sorted(table["properties"])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "result.schema.json", **schema}
 
 

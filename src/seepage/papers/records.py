@@ -9,7 +9,7 @@ import math
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -103,17 +103,6 @@ class Record(BaseModel):
     column: int = 0
     paper_data: str = ""
     paper: float | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_version_1(cls, given: Any) -> Any:
-        """Read a line that an earlier version wrote: `ours`, `low` and `high` are the value and its interval."""
-        if not isinstance(given, Mapping) or given.get("schema") != 1:
-            return given
-        line = {key: value for key, value in given.items() if key not in ("schema", "ours", "low", "high")}
-        low, high = given.get("low"), given.get("high")
-        ends = None if low is None or high is None else (low, high)
-        return {**line, "value": given.get("ours"), "interval": ends}
 
     @model_validator(mode="after")
     def _check_item(self) -> Self:

@@ -12,7 +12,7 @@ from typing import Any
 
 from seepage.audit import run as audit
 from seepage.audit.folder import environment as environment_of
-from seepage.audit.row import Cell, Row
+from seepage.audit.row import NUMBER_NAMES, Cell, Row
 from seepage.core.executor import Executor
 from seepage.core.progress import Doing, ProgressCallback, no_progress
 from seepage.core.storage import read_json, write_json, write_whole
@@ -229,18 +229,19 @@ def _value(line: Line, column: int, cell: Cell | None, row: Row | None, where: s
     if row is None or line.metric.startswith("cell."):
         number = getattr(cell, line.metric.removeprefix("cell."), None)
         return Value(row=line.name, column=column, ours=number, facts={"examples": cell.accuracy_examples})
-    written = row.record()
-    if line.metric not in written and row.value(line.metric) is None:
+    numbers = row.numbers()
+    if line.metric not in numbers and line.metric not in NUMBER_NAMES:
         raise SeepageError(f"a result row has no {line.metric!r}, which [[expect.rows]] {line.name!r} names")
     summary = row.scores.get(line.metric)
     low, high = (None, None) if summary is None else (summary.low, summary.high)
-    # All of the row stands beside the number: the honest scores next to the paper's protocol. Its nested tables are
-    # the same numbers once more.
-    beside = {key: fact for key, fact in written.items() if fact is not None and not isinstance(fact, dict)}
+    # All of the row stands beside the number: the honest scores next to the paper's protocol.
+    nested = {"scores", "baselines", "inner", "certified", "cost"}
+    facts = row.model_dump(mode="json", exclude_none=True, exclude=nested)
+    beside = facts | {name: one for name, one in numbers.items() if not name.endswith(("_low", "_high", "_n"))}
     beside |= {"client": cell.client, "batch_size": cell.batch_size}
     ends = {name: (one.low, one.high) for name, one in row.scores.items() if None not in (one.low, one.high)}
     beside |= {"intervals": ends} if ends else {}
-    return Value(row=line.name, column=column, ours=row.value(line.metric), low=low, high=high, facts=beside)
+    return Value(row=line.name, column=column, ours=numbers.get(line.metric), low=low, high=high, facts=beside)
 
 
 def _record(job: Job, size: Size, value: Value, env: Mapping[str, Any]) -> Record:
