@@ -15,21 +15,28 @@ RATIO = 0.5
 
 
 def fedleak_without_cosine(
-    *, steps: int = 10_000, lr: float = 1e-4, schedule: Schedule = "constant", l1: Literal["mean", "sum"] = "mean"
+    *,
+    steps: int = 10_000,
+    lr: float = 1e-4,
+    schedule: Schedule = "constant",
+    tv: float = 1e-5,
+    l1: Literal["mean", "sum"] = "mean",
 ) -> GradientMatching:
     """FedLeak with its L1 distance alone; all else as in `fedleak`.
 
     >>> fedleak_without_cosine(l1="sum").distance.inner.inner
     L1(reduce='sum')
     """
-    return _with(L1(l1), steps, lr, schedule)
+    return _with(L1(l1), steps, lr, schedule, tv)
 
 
-def fedleak_without_l1(*, steps: int = 10_000, lr: float = 1e-4, schedule: Schedule = "constant") -> GradientMatching:
+def fedleak_without_l1(
+    *, steps: int = 10_000, lr: float = 1e-4, schedule: Schedule = "constant", tv: float = 1e-5
+) -> GradientMatching:
     """FedLeak with its cosine distance alone; all else as in `fedleak`."""
-    return _with(Cosine(), steps, lr, schedule)
+    return _with(Cosine(), steps, lr, schedule, tv)
 
 
-def _with(inner: Distance, steps: int, lr: float, schedule: Schedule) -> GradientMatching:
-    attack = fedleak(steps=steps, lr=lr, schedule=schedule, ratio=RATIO)
+def _with(inner: Distance, steps: int, lr: float, schedule: Schedule, tv: float) -> GradientMatching:
+    attack = fedleak(steps=steps, lr=lr, schedule=schedule, tv=tv, ratio=RATIO)
     return replace(attack, distance=DefenseAware(TopMagnitude(inner=inner, ratio=RATIO)))
