@@ -17,14 +17,6 @@ from seepage.defenses import DEFENSES
 from seepage.recipe.files import BUILT_IN, list_recipes, read_recipe
 from seepage.registry import Entry
 
-FAMILIES = {
-    "seepage.attacks.matching": "gradient matching",
-    "seepage.attacks.cafe": "many rounds of one data set",
-    "seepage.attacks.generative": "generative prior",
-    "seepage.attacks.cpa.cocktail_party": "unmixing by independent components",
-    "seepage.attacks.cpa.feature_inversion": "unmixing by independent components",
-    "seepage.attacks.averaged": "averaging of rounds",
-}
 REFERENCE = {
     "verbs": ("Verbs", ["seepage.api", "seepage.transcript.recorded", "seepage.transcript.truth"]),
     "types": ("Types", ["seepage.types", "seepage.client_types", "seepage.defense_types"]),
@@ -76,7 +68,7 @@ def _attacks(staged: Staged) -> None:
     for name, entry in ATTACKS.items():
         page = f"attacks/{name}.md"
         facts = {
-            "Family": _family(entry.make),
+            "Family": entry.facts.get("family", "closed form"),
             "Published": entry.paper,
             "Needs": entry.needs,
             "Limit on the batch": _batch(entry.needs),
@@ -107,11 +99,6 @@ def _batch(needs: str) -> str:
     parts = (part.strip() for part in re.split(r"[;,]", needs))
     said = [part for part in parts if re.search(r"\bexamples?\b", part) and not part.startswith("rounds")]
     return ", ".join(said) or "none stated"
-
-
-def _family(make: Callable[..., Any]) -> str:
-    found = [family for module, family in FAMILIES.items() if _module(make).startswith(module)]
-    return found[0] if found else "closed form"
 
 
 def _defenses(staged: Staged) -> None:

@@ -74,6 +74,7 @@ class Averaged(Attack):
     needs="rounds of the same examples, known to be that (design = 'whole')",
     paper="folklore; the noise's own law",
     cost="that of the inner attack, linear unless another is named",
+    family="averaging of rounds",
 )
 def averaged(*, attack: str = "linear", options: Mapping[str, Any] | None = None) -> Averaged:
     """Average rounds of the same examples, then attack the average by an attack of this registry.

@@ -8,9 +8,6 @@ from seepage.errors import Inapplicable
 from seepage.registry import Spec
 from seepage.types import Transcript
 
-BY_NEEDS_ALONE = frozenset({"gauss_newton"})
-"""Attacks that solve for minutes before they know whether they apply: only what they declare is looked at."""
-
 
 def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
     """Why attacks of this package that were not asked for can say nothing of a transcript, by name.
@@ -28,7 +25,8 @@ def refusals(transcript: Transcript, asked: Collection[str]) -> dict[str, str]:
             continue
         try:
             attack: Attack = ATTACKS.build(Spec(name))
-            if name in BY_NEEDS_ALONE:
+            # Some solve for minutes before they know whether they apply: of those only what they declare is looked at.
+            if ATTACKS[name].facts.get("slow_check"):
                 attack.needs.check(first.knowledge, first.observed)
             else:
                 attack.check(first if attack.rounds == "one" else transcript)

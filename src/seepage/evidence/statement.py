@@ -40,9 +40,6 @@ OWN_CODE = "the auditor's own code"
 CLOSED_FORM = "closed form"
 """What stands in the place of an attack where an update gives examples away exactly by itself."""
 
-GENERATIVE = frozenset({"ggl", "cpa_fia"})
-"""Attacks that bring a network or statistics learned from images like the private ones."""
-
 YEAR = re.compile(r"\b(?:19|20)\d\d\b")
 
 FURTHER_SIDES = {
@@ -388,7 +385,8 @@ def state(run: RunFolder, *, subject: str = "", auditor: str = "") -> Evidence:
     tried = [*_attacks(run), *_tests(result)]
     told = list(dict.fromkeys(word for row in result.rows for word in row.told))
     extra = list(dict.fromkeys(word for row in result.rows for word in row.told_extra))
-    alike = any(_use(name, _uses(run)) in GENERATIVE for name in run.attacks)
+    used = [known_attacks.get(_use(name, _uses(run))) for name in run.attacks]
+    alike = any(entry is not None and entry.facts.get("learned_prior") for entry in used)
     named = sorted({f"{one.model} on {one.data}" if one.data else one.model for one in result.cells if one.model})
     facts = {"python": run.env.python, "torch": run.env.torch, "platform": run.env.platform, "device": run.env.device}
     return Evidence(

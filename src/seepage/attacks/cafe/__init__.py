@@ -53,6 +53,7 @@ class _ReadRounds:
     "cafe",
     paper="Jin et al. 2021",
     cost="seconds to minutes (linear algebra, then each sample by itself)",
+    family="many rounds of one data set",
 )
 @dataclass(frozen=True, kw_only=True)
 class Cafe(Attack):

@@ -55,6 +55,7 @@ class _Tables:
     "cafe_published",
     paper="Jin et al. 2021, algorithms 3 and 4",
     cost="hours (8,000 iterations of each step)",
+    family="many rounds of one data set",
 )
 @dataclass(frozen=True, kw_only=True)
 class PublishedCafe(Attack):

@@ -46,6 +46,7 @@ MIN_DEAR_SOURCES = 128
     "cocktail_party",
     paper="Kariyappa et al. 2023",
     cost="seconds (unmixing by independent components)",
+    family="unmixing by independent components",
 )
 @dataclass(frozen=True, kw_only=True)
 class CocktailParty(Attack):

@@ -398,6 +398,8 @@ class _SecondOrder(_Inversion):
     needs="images; a fully connected layer behind convolutions, no more examples than it has neurons",
     paper="Kariyappa et al. 2023, section 4",
     cost="minutes to hours (25,000 Adam steps)",
+    family="unmixing by independent components",
+    learned_prior=True,
 )
 def cpa_fia(
     *,

@@ -87,6 +87,8 @@ class Seen:
     needs="convolutions with a fully connected layer behind them; fewer examples than classes, or residual blocks",
     paper="none; its equations are in the docs",
     cost="seconds to minutes",
+    family="gradient matching",
+    slow_check=True,
 )
 @dataclass(frozen=True, kw_only=True)
 class GaussNewton(Attack):

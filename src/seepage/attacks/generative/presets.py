@@ -27,6 +27,8 @@ from seepage.registry import attacks
     needs="images; auxiliary images or a generator of your own; the batch size, best 1",
     paper="Li et al. 2022",
     cost="minutes to hours (the training of a generator, 25,000 evaluations by CMA-ES)",
+    family="generative prior",
+    learned_prior=True,
 )
 @preset("labels", "generator", "weights", "width", "training", "keep", latent=128)
 def ggl(
@@ -79,6 +81,7 @@ def ggl(
     needs="images; auxiliary images or a generator of your own; the batch size",
     paper="Jeon et al. 2021",
     cost="minutes to hours (the training of a generator, 5,500 Adam steps)",
+    family="generative prior",
 )
 @preset(
     "labels",
@@ -130,6 +133,7 @@ def gias(
     needs="images; auxiliary images, unless its networks are your own or enhance is off; the batch size",
     paper="Yue et al. 2023",
     cost="seconds to minutes (100 Adam steps, and the training of two networks)",
+    family="generative prior",
 )
 @preset("labels", "restarts", "microbatch", "width", "keep", steps=100, lr=0.05, training=500)
 def rogs(

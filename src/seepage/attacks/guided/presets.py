@@ -20,6 +20,7 @@ from seepage.registry import attacks
     needs="the batch size; gains where the last layer is fully connected and its classes outnumber the batch",
     paper="folklore; its parts are named in the docs",
     cost="seconds to minutes (300 evaluations and 512 forward passes)",
+    family="gradient matching",
 )
 @preset(steps=300, lr=0.05, labels="auto")
 def gradient_matching(
@@ -57,6 +58,7 @@ def gradient_matching(
     needs="the batch size; a pooled residual network, or fewer examples than classes",
     paper="Fan et al. 2025, started and held by what the last layers' gradients say",
     cost="minutes (300 Adam steps of two evaluations)",
+    family="gradient matching",
 )
 @preset("schedule", steps=300, lr=4e-3, tv=1e-5)
 def fedleak_guided(

@@ -27,6 +27,7 @@ from seepage.registry import attacks
     needs="a network with smooth activations, few examples",
     paper="Zhu et al. 2019",
     cost="seconds (L-BFGS)",
+    family="gradient matching",
 )
 @preset("start", "restarts", "line_search", "microbatch", "local", steps=300, lr=1.0, labels="joint")
 def dlg(search: SearchOptions) -> GradientMatching:
@@ -52,6 +53,7 @@ def dlg(search: SearchOptions) -> GradientMatching:
     needs="one example; a fully connected last layer",
     paper="Zhao et al. 2020",
     cost="seconds (L-BFGS)",
+    family="gradient matching",
 )
 @preset("start", "restarts", "line_search", steps=300, lr=1.0)
 def idlg(search: SearchOptions) -> GradientMatching:
@@ -68,6 +70,7 @@ def idlg(search: SearchOptions) -> GradientMatching:
     needs="the batch size",
     paper="Geiping et al. 2020",
     cost="seconds to hours (24,000 Adam steps)",
+    family="gradient matching",
 )
 @preset("start", "labels", "restarts", "microbatch", "local", steps=24_000, lr=0.1, tv=1e-4, schedule="step")
 def inverting_gradients(
@@ -102,6 +105,7 @@ def inverting_gradients(
     needs="the batch size",
     paper="Wang et al. 2020",
     cost="seconds to minutes (AdamW)",
+    family="gradient matching",
 )
 @preset("start", "labels", "restarts", "microbatch", "local", steps=2_000, lr=0.05, schedule="cosine")
 def sapag(search: SearchOptions) -> GradientMatching:
@@ -122,6 +126,7 @@ def sapag(search: SearchOptions) -> GradientMatching:
     needs="images; BatchNorm with running statistics; labels that all differ, unless told",
     paper="Yin et al. 2021",
     cost="minutes to days (20,000 Adam steps of four restarts)",
+    family="gradient matching",
 )
 @preset("start", steps=20_000, lr=0.1, tv=1e-4, labels="minimum", restarts=4)
 def grad_inversion(
@@ -172,6 +177,7 @@ def grad_inversion(
     needs="the batch size; gains where the client's noise or rounding is known",
     paper="Balunovic et al. 2022",
     cost="seconds to minutes (Adam)",
+    family="gradient matching",
 )
 @preset("start", "labels", "restarts", "microbatch", "local", steps=2_000, lr=0.1, tv=1.0, schedule="cosine")
 def bayes(search: SearchOptions, *, sigma: float | None = None) -> GradientMatching:
@@ -197,6 +203,7 @@ def bayes(search: SearchOptions, *, sigma: float | None = None) -> GradientMatch
     needs="a network with smooth activations, few examples",
     paper="Wei et al. 2020, ESORICS",
     cost="seconds (L-BFGS)",
+    family="gradient matching",
 )
 @preset("labels", "restarts", "line_search", steps=300, lr=1.0, start="patterned")
 def cpl(search: SearchOptions, *, label_weight: float = 1.0) -> GradientMatching:
@@ -220,6 +227,7 @@ def cpl(search: SearchOptions, *, label_weight: float = 1.0) -> GradientMatching
     needs="the batch size; a fully connected last layer, unless labels are told",
     paper="Fan et al. 2025",
     cost="minutes to hours (10,000 Adam steps of two evaluations)",
+    family="gradient matching",
 )
 @preset(
     "schedule", "restarts", "microbatch", "local", steps=10_000, lr=1e-4, tv=1e-5, start="uniform", labels="refined"
@@ -283,6 +291,7 @@ def fedleak(
     needs="images; the batch size",
     paper="Fan et al. 2025, the authors' deposit",
     cost="minutes to hours (10,000 AdamW steps of two evaluations)",
+    family="gradient matching",
 )
 @preset("labels", "restarts", "microbatch", steps=10_000, lr=1e-2, tv=1e-5)
 def fedleak_released(

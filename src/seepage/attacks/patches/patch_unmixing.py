@@ -49,6 +49,7 @@ class MixedPatches:
     "patch_unmixing",
     paper="none; its equations are in the docs",
     cost="seconds to a minute (unmixing by independent components)",
+    family="unmixing by independent components",
 )
 @dataclass(frozen=True, kw_only=True)
 class PatchUnmixing(Attack):
