@@ -37,9 +37,9 @@ from seepage.api import record
 from seepage.bounds import BoundOptions, gaussian_auc, gaussian_tpr, upper_bounds
 from seepage.clients import FedSGD
 from seepage.core.nn import generator, norm
+from seepage.core.schema import Share
 from seepage.defenses import GaussianNoise
 from seepage.frontier.sweep import sweep_of
-from seepage.metrics.membership import Rate
 from seepage.models import build
 from seepage.papers.items import find_item
 from seepage.papers.records import RESULTS, Record, keep_measured, read_file
@@ -350,7 +350,7 @@ def attained_rows(given: argparse.Namespace) -> None:
             toward = (apart / apart.norm())[None]
             member, outsider = (noised(one, defense, toward, 2 * seed + i)[:, 0] for i, one in enumerate(pair))
             threshold = outsider.sort().values[-round(LEVEL * DRAWS)]
-            rate = Rate(int((member >= threshold).sum()), DRAWS)
+            rate = Share.count(int((member >= threshold).sum()), DRAWS)
             bound, here = gaussian_tpr(LEVEL, 2 / sigma), gaussian_tpr(LEVEL, float(apart.norm()) / sigma)
             facts = {"n": n, "sigma": sigma, "bound": bound, "this_pair": here, "apart": float(apart.norm())}
             keep_measured(
@@ -370,7 +370,7 @@ def attained_rows(given: argparse.Namespace) -> None:
                 # The likelihood of candidate c is -|y - u_c|^2, that is y u_c - |u_c|^2 / 2.
                 scores_of = noised(one, defense, toward, 100 * seed + number) - toward.square().sum(1) / 2
                 hits += int((scores_of[: DRAWS // count].argmax(1) == number).sum())
-            rate = Rate(hits, DRAWS // count * count)
+            rate = Share.count(hits, DRAWS // count * count)
             facts = {"count": count, "sigma": sigma, "bound": gaussian_tpr(1 / count, 1 / sigma)}
             keep_measured(
                 "bounds/attained", name, "share", rate.share, seed=seed, interval=rate.interval, data="cifar10", **facts

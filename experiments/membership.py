@@ -33,9 +33,10 @@ import seepage.data
 from seepage import Architecture, Batch, build, record
 from seepage.clients import make_client
 from seepage.core.nn import generator
+from seepage.core.schema import Share
 from seepage.defenses import joined
 from seepage.membership import MEMBERSHIP_TESTS, MembershipInference
-from seepage.metrics.membership import Rate, area_interval, area_under_curve
+from seepage.metrics.membership import area_interval, area_under_curve
 from seepage.papers.records import RESULTS, keep_measured, read_file
 from seepage.registry import Spec, defenses
 
@@ -166,7 +167,7 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
         return float((model(batch.inputs).argmax(1) == batch.labels).double().mean())
 
 
-def facts_of(own: Tensor, rest: Tensor, hit: Rate, wrong: Rate) -> dict[str, Any]:
+def facts_of(own: Tensor, rest: Tensor, hit: Share, wrong: Share) -> dict[str, Any]:
     """Area and rates, with their intervals.
 
     Args:
@@ -182,8 +183,8 @@ def facts_of(own: Tensor, rest: Tensor, hit: Rate, wrong: Rate) -> dict[str, Any
         "named_interval": list(hit.interval),
         "false": wrong.share,
         "false_interval": list(wrong.interval),
-        "members": hit.trials,
-        "others": wrong.trials,
+        "members": hit.of,
+        "others": wrong.of,
     }
 
 
@@ -213,11 +214,11 @@ def measure(model: nn.Module, setting: Setting, public: Batch, private: Batch, u
         named.append(found.named(LEVEL)[: setting.n])
         false.append(found.named(LEVEL)[setting.n :])
     own, rest = torch.cat(members), torch.cat(others)
-    hit, wrong = (Rate(int(torch.cat(part).sum()), sum(map(len, part))) for part in (named, false))
+    hit, wrong = (Share.count(int(torch.cat(part).sum()), sum(map(len, part))) for part in (named, false))
     more: dict[str, Any] = {}
     if small:
         for name, part in (("named", [p[: setting.n] for p in small]), ("false", [p[setting.n :] for p in small])):
-            rate = Rate(int(torch.cat(part).sum()), sum(map(len, part)))
+            rate = Share.count(int(torch.cat(part).sum()), sum(map(len, part)))
             more |= {f"{name}_per_mille": rate.share, f"{name}_per_mille_interval": list(rate.interval)}
     return {
         **more,

@@ -22,9 +22,9 @@ from torch import nn
 from seepage import Architecture, Batch, build, record
 from seepage.clients import make_client
 from seepage.core.nn import generator
+from seepage.core.schema import Share
 from seepage.defenses import joined
 from seepage.membership import MatchedFilter, Membership, MembershipInference, combined
-from seepage.metrics.membership import Rate
 from seepage.papers.records import RESULTS, keep_measured, read_file
 from seepage.registry import Spec, defenses
 
@@ -67,7 +67,7 @@ def rates_of(found: Sequence[Membership], n: int) -> dict[str, Any]:
     """Shares and area of combined tests whose first n candidates are members."""
     own, rest = (torch.cat([part.statistics[half] for part in found]) for half in (slice(n), slice(n, None)))
     hit, wrong = (
-        Rate(int(torch.cat([part.named(LEVEL)[half] for part in found]).sum()), len(found) * n)
+        Share.count(int(torch.cat([part.named(LEVEL)[half] for part in found]).sum()), len(found) * n)
         for half in (slice(n), slice(n, None))
     )
     return facts_of(own, rest, hit, wrong)

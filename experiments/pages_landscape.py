@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 
 from page_parts import Lines, Part, Row, commands, rows_of, span, table
 
+from seepage.core.schema import Share
 from seepage.leakage.landscape import SUCCESS_DB, outlook
-from seepage.metrics.membership import Rate
 
 STUDY, NOISE = "matching/landscape", "0.03"
 MOST_WRONG = 0.05
@@ -81,17 +81,17 @@ def outlooks() -> Lines:
         by_word = {word: [row for row in own if outlook(row["cosine"][NOISE]) == word] for word in heads[1:4]}
         cells = [f"{sum(map(succeeded, found))} of {len(found)}" if found else "-" for found in by_word.values()]
         failed, good = ([row for row in own if succeeded(row) is wanted] for wanted in (False, True))
-        alarms = Rate(sum(row in failed for row in by_word["expected"]), len(failed)) if failed else None
-        missed = Rate(sum(row in good for row in by_word["not expected"]), len(good)) if good else None
+        alarms = Share.count(sum(row in failed for row in by_word["expected"]), len(failed)) if failed else None
+        missed = Share.count(sum(row in good for row in by_word["not expected"]), len(good)) if good else None
         body.append([name, *cells, _words(alarms), _words(missed)])
     return [*table(heads, body), *commands(row for row in rows if not row["calibration"])]
 
 
-def _words(rate: Rate | None) -> str:
+def _words(rate: Share | None) -> str:
     if rate is None:
         return "-"
     low, high = rate.interval
-    return f"{rate.hits} of {rate.trials} ({low:.0%} to {high:.0%})"
+    return f"{rate.hits} of {rate.of} ({low:.0%} to {high:.0%})"
 
 
 def public_networks() -> Lines:

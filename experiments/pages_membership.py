@@ -4,7 +4,7 @@ from typing import Any
 
 from page_parts import Lines, Part, commands, rows_of, span, table
 
-from seepage.metrics.membership import Rate
+from seepage.core.schema import Share
 
 
 def membership() -> Lines:
@@ -101,7 +101,7 @@ def identification() -> Lines:
         faces = sum(row["faces"] for row in group)
         entries = []
         for name in names:
-            rate = Rate(sum(round(row[name] * row["faces"]) for row in group), faces)
+            rate = Share.count(sum(round(row[name] * row["faces"]) for row in group), faces)
             low, high = rate.interval
             entries.append(f"{rate.share:.0%} ({low:.0%} to {high:.0%})")
         recovered = sum(round(row["recovered"] * row["faces"]) for row in group)
@@ -116,9 +116,9 @@ def identification() -> Lines:
 
 def pooled(group: list[dict[str, Any]], share: str, of: str) -> str:
     """Hits of all seeds together, with the interval of their share."""
-    rate = Rate(sum(round(row[share] * row[of]) for row in group), sum(row[of] for row in group))
+    rate = Share.count(sum(round(row[share] * row[of]) for row in group), sum(row[of] for row in group))
     low, high = rate.interval
-    return f"{rate.hits} of {rate.trials} ({low:.1%} to {high:.1%})"
+    return f"{rate.hits} of {rate.of} ({low:.1%} to {high:.1%})"
 
 
 PARTS: dict[str, Part] = {

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seepage.core.schema import Share
 from seepage.core.storage import read_lines
-from seepage.metrics.membership import Rate
 from seepage.papers.records import RESULTS, keep_measured
 from seepage.privacy.accounting import epsilon
 from seepage.privacy.measured import MeasuredEpsilon, Pair, measure_defense, measure_epsilon, measure_pairs
@@ -231,13 +231,13 @@ def nulls(count: int) -> None:
             if found.fit is not None and found.fit.plausible:
                 fits += 1
                 fits_above += found.fit.epsilon[0] > truth
-        rate = Rate(above, number)
+        rate = Share.count(above, number)
         keep_measured(
             "prove/nulls", f"{law}, without assumption", "share_above", rate.share, interval=rate.interval, seed=7,
             nulls=number, above=above, median_share_of_truth=float(np.median(shares)),
         )  # fmt: skip
         if law == "gaussian":
-            fit = Rate(fits_above, fits)
+            fit = Share.count(fits_above, fits)
             keep_measured(
                 "prove/nulls", f"{law}, by Gaussian fit", "share_above", fit.share, interval=fit.interval, seed=7,
                 nulls=number, above=fits_above, plausible=fits,

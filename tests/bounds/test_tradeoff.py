@@ -19,9 +19,10 @@ from seepage.bounds import (
 )
 from seepage.clients import FedAvg, FedSGD
 from seepage.core.nn import generator
+from seepage.core.schema import Share
 from seepage.defenses import DPSGD, Compose, GaussianNoise, LaplaceNoise, Soteria
 from seepage.errors import SeepageError
-from seepage.metrics.membership import Rate, area_interval
+from seepage.metrics.membership import area_interval
 from seepage.privacy.accounting import epsilon
 from seepage.types import Batch, ClientView, GaussianMechanism, Update
 
@@ -35,10 +36,10 @@ def sent(vector: Tensor, defense: GaussianNoise | LaplaceNoise, seed: int) -> Te
     return torch.stack([defense(Update({"w": vector}), view, generator=draw).tensors["w"] for _ in range(DRAWS)])
 
 
-def named_at(level: float, members: Tensor, others: Tensor) -> Rate:
+def named_at(level: float, members: Tensor, others: Tensor) -> Share:
     """True positives where the best threshold lets this share of the others through."""
     threshold = others.sort().values[-round(level * len(others))]
-    return Rate(int((members >= threshold).sum()), len(members))
+    return Share.count(int((members >= threshold).sum()), len(members))
 
 
 @pytest.mark.parametrize("sigma", [0.8, 2.0])
@@ -66,7 +67,7 @@ def test_most_likely_candidate_stays_below_reconstruction_robustness(sigma: floa
     for number, place in enumerate(places):
         seen = sent(place, GaussianNoise(sigma=sigma, clip=1.0), seed=number)[: DRAWS // count]
         hits += int(((seen @ places.T).argmax(1) == number).sum())
-    reached = Rate(hits, DRAWS // count * count)
+    reached = Share.count(hits, DRAWS // count * count)
     batch = Batch(torch.rand(1, 2), torch.tensor([0]))
     found = upper_bounds(
         nn.Linear(2, 2),
@@ -155,7 +156,7 @@ def test_blind_chance_holds_at_its_confidence() -> None:
         public = 10.0 * torch.nn.functional.one_hot(places, 5) + 1e-4 * torch.randn(60, 5, generator=draw)
         limits.append(blind_chance(public, psnr_db=40))
         held += limits[-1] >= 0.3
-    assert Rate(held, 300).interval[1] >= 0.95
+    assert Share.count(held, 300).interval[1] >= 0.95
     assert held >= 285
     assert sum(limits) / 300 < 0.65  # and it says something
 

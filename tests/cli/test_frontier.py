@@ -103,7 +103,7 @@ def test_the_advice_names_what_could_not_be_tried_and_says_where_accuracy_means_
     fault = "fragile.Fragile could not be tried behind gaussian_noise(clip=1.0, sigma=10.0): KeyError: 'nothing'"
     assert f"{fault} (fragile.py line 10)." in found.out
     assert "costs in accuracy mean little here: raise utility.rounds or training.steps." in found.out
-    assert "0/2 found: the 95 % interval goes up to 66 %." in found.out
+    assert "0/2 found: the 95 % interval goes up to 84 %." in found.out
     page = (home / "run/frontier.html").read_text()
     assert "What could not be tried" in page
     rows = [json.loads(line) for line in (home / "run/frontier.jsonl").read_text().splitlines()]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seepage.audit.row import Cell, MembershipRow, Outcome, Proportion, Result, Row, Thresholds, TunedRow
-from seepage.core.schema import Summary
+from seepage.audit.row import Cell, MembershipRow, Outcome, Result, Row, Thresholds, TunedRow
+from seepage.core.schema import Share, Summary
 from seepage.errors import SeepageError
 from seepage.evidence.comparison import Count, compare, difference, summary_line
 
@@ -236,7 +236,7 @@ def test_a_strangers_settings_are_read_as_text_and_shown_in_part() -> None:
 
 def test_membership_is_compared_as_examples_are() -> None:
     def named(hits: int) -> Result:
-        share = Proportion(hits=hits, of=16, low=0.0, high=1.0)
+        share = Share(hits=hits, of=16, low=0.0, high=1.0)
         row = MembershipRow(cell="c0", test="matched_filter", named=share, false=share)
         return result((0, 8)).model_copy(update={"membership": [row]})
 

@@ -1,7 +1,6 @@
 """The sweep of a frontier, its rows, its line and its sentence; epsilon; bytes."""
 
 import json
-import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,7 @@ from seepage.defenses import (
 )
 from seepage.frontier.advising import advice, untried
 from seepage.frontier.page import write_page
-from seepage.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of, wilson
+from seepage.frontier.rows import DefenseRow, Point, pareto, points_of, rows_of
 from seepage.frontier.run import run_frontier
 from seepage.frontier.sweep import DEFAULT_STRENGTHS, sweep_of
 from seepage.privacy.accounting import epsilon
@@ -420,15 +419,6 @@ def test_a_zero_update_is_said_to_be_one_and_not_what_an_attack_makes_of_it() ->
     _, found = rows_of(sweep.entries, [PRICE, {**PRICE, "reason": "the weights are not finite"}], rows)
     assert (found.zero, dict(found.untried), found.failed) == (True, {}, "the weights are not finite")
     assert "zero everywhere" in str(found.reason)
-
-
-@given(st.integers(0, 40), st.integers(1, 40))
-def test_the_interval_is_wilsons(count: int, more: int) -> None:
-    total = count + more
-    z, p = 1.959963984540054, count / total
-    middle, half = p + z * z / (2 * total), z * math.sqrt(p * (1 - p) / total + z * z / (4 * total * total))
-    expected = (middle - half) / (1 + z * z / total), (middle + half) / (1 + z * z / total)
-    assert wilson(count, total) == pytest.approx(expected, abs=1e-4)
 
 
 def test_bytes_are_those_of_the_shortest_form() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from seepage import Batch, GaussianNoise, build, record
 from seepage.clients import FedAvg, FedSGD
+from seepage.core.schema import Share
 from seepage.defenses import DPSGD
 from seepage.errors import Inapplicable, SeepageError
 from seepage.membership import (
@@ -26,7 +27,7 @@ from seepage.membership import (
 from seepage.membership.gradients import ExampleGradients
 from seepage.membership.matched_filter import Whitening
 from seepage.membership.noise import KnownNoise
-from seepage.metrics.membership import Rate, area_interval, area_under_curve
+from seepage.metrics.membership import area_interval, area_under_curve
 from seepage.registry import Spec
 from seepage.types import Knowledge, Round, Transcript, Update
 
@@ -294,6 +295,6 @@ def test_a_perfect_area_is_no_certainty() -> None:
 
 @pytest.mark.parametrize(("hits", "trials"), [(0, 10), (3, 10), (10, 10)])
 def test_rates_have_clopper_and_pearsons_interval(hits: int, trials: int) -> None:
-    low, high = Rate(hits, trials).interval
-    assert low == pytest.approx(beta.ppf(0.025, hits, trials - hits + 1) if hits else 0)
-    assert high == pytest.approx(beta.ppf(0.975, hits + 1, trials - hits) if hits < trials else 1)
+    low, high = Share.count(hits, trials).interval
+    assert low == pytest.approx(beta.ppf(0.025, hits, trials - hits + 1) if hits else 0, abs=1e-8)
+    assert high == pytest.approx(beta.ppf(0.975, hits + 1, trials - hits) if hits < trials else 1, abs=1e-8)

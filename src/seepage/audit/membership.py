@@ -12,11 +12,12 @@ from torch import Tensor
 
 from seepage.attacks.base import Progress
 from seepage.audit.candidates import open_candidates
-from seepage.audit.row import MembershipRow, Proportion
+from seepage.audit.row import MembershipRow
+from seepage.core.schema import Share
 from seepage.core.storage import SCHEMA, check_schema, read_json, read_tensors, write_json, write_tensors
 from seepage.errors import Inapplicable, SeepageError
 from seepage.membership import MembershipInference, MembershipTest, p_values
-from seepage.metrics.membership import Rate, area_interval, area_under_curve
+from seepage.metrics.membership import area_interval, area_under_curve
 from seepage.types import Batch, Transcript
 
 PER_MILLE = 0.001
@@ -181,9 +182,9 @@ def make_membership_row(
     p, member = torch.cat([p_values(*pair) for pair in pairs]), torch.cat(list(members))
     calibration = min(map(len, judgment.calibration))
     low, high = area_interval(own, rest, seed=seed)
-    rates = {"named": _rate(p[member] <= level), "false": _rate(p[~member] <= level)}
+    rates = {"named": _share(p[member] <= level), "false": _share(p[~member] <= level)}
     if calibration + 1 >= 1 / PER_MILLE:
-        rates |= {"named_per_mille": _rate(p[member] <= PER_MILLE), "false_per_mille": _rate(p[~member] <= PER_MILLE)}
+        rates |= {"named_per_mille": _share(p[member] <= PER_MILLE), "false_per_mille": _share(p[~member] <= PER_MILLE)}
     return row.model_copy(
         update={
             "auc": round(area_under_curve(own, rest), 4),
@@ -196,7 +197,5 @@ def make_membership_row(
     )
 
 
-def _rate(hits: Tensor) -> Proportion:
-    rate = Rate(int(hits.sum()), len(hits))
-    low, high = rate.interval
-    return Proportion(hits=rate.hits, of=rate.trials, low=round(low, 4), high=round(high, 4))
+def _share(hits: Tensor) -> Share:
+    return Share.count(int(hits.sum()), len(hits))

@@ -23,7 +23,6 @@ from seepage.audit.side_rows import (
     BoundRow,
     EpsilonRow,
     MembershipRow,
-    Proportion,
     Side,
     SideName,
 )
@@ -31,7 +30,7 @@ from seepage.core.schema import JsonRecord, Summary
 
 __all__ = [
     "MEMBERSHIP_SCORES", "NUMBER_NAMES", "PASSED_OVER", "PROTOCOL", "SCORE_NAMES", "TRACE_OF_TEXT", "BoundRow", "Cell",
-    "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Proportion", "Result",
+    "Certified", "Cost", "Diagnostic", "DrawnRounds", "EpsilonRow", "MembershipRow", "Outcome", "Result",
     "Row", "Side", "SideName", "Status", "Thresholds", "TunedRow", "TunedTry", "counted_features", "counted_guesses",
     "counted_tokens", "json_schema", "judge_outcome",
 ]  # fmt: skip

@@ -3,25 +3,9 @@
 import math
 from typing import Literal
 
-from seepage.core.schema import JsonRecord
+from seepage.core.schema import JsonRecord, Share
 
 # --- membership --------------------------------------------------------------------------------------------------
-
-
-class Proportion(JsonRecord):
-    """A share with its 95 % interval by Clopper and Pearson.
-
-    Attributes:
-        hits: How many.
-        of: Of how many.
-        low: Lower end of the interval of `hits / of`.
-        high: Its upper end.
-    """
-
-    hits: int
-    of: int
-    low: float
-    high: float
 
 
 class MembershipRow(JsonRecord):
@@ -60,10 +44,10 @@ class MembershipRow(JsonRecord):
     auc_low: float | None = None
     auc_high: float | None = None
     level: float | None = None
-    named: Proportion | None = None
-    false: Proportion | None = None
-    named_per_mille: Proportion | None = None
-    false_per_mille: Proportion | None = None
+    named: Share | None = None
+    false: Share | None = None
+    named_per_mille: Share | None = None
+    false_per_mille: Share | None = None
     reference: int | None = None
     calibration: int | None = None
     seconds: float | None = None
@@ -72,7 +56,7 @@ class MembershipRow(JsonRecord):
     def value(self, key: str) -> float | None:
         """The number with this name in the gate, one of `MEMBERSHIP_SCORES`; shares for `named` and `false`."""
         found = getattr(self, key)
-        return found.hits / found.of if isinstance(found, Proportion) else found
+        return found.share if isinstance(found, Share) else found
 
     @property
     def tells(self) -> bool:

@@ -6,7 +6,7 @@ Each side states the worst of all cases with its interval, or that it was not tr
 from collections.abc import Collection, Mapping, Sequence
 
 from seepage.audit.row import BoundRow, Cell, EpsilonRow, MembershipRow, Row, Side
-from seepage.metrics.membership import Rate
+from seepage.core.schema import Share
 
 
 def sides(
@@ -92,17 +92,17 @@ def came_back(rows: Sequence[Row], headings: Mapping[str, str], cells: Sequence[
     proved = not any(row.scored for row in rows) and any(row.certified_examples for row in rows)
     if given is None or _given_share(given) <= exact or proved:
         return side
-    rate = Rate(*given.closed_form)
-    low, high = rate.interval
-    closed = f"{rate.hits} of {rate.trials} examples exactly {_range(low, high)}, in closed form, on {given.heading}"
+    found = Share.count(*given.closed_form)
+    ends = _range(found.low, found.high)
+    closed = f"{found.hits} of {found.of} examples exactly {ends}, in closed form, on {given.heading}"
     return side.model_copy(
         update={
             "tried": True,
             "words": f"{closed}; by attacks: {side.words.removesuffix(NO_ATTACK)}",
             "cell": given.name,
-            "value": rate.share,
-            "low": low,
-            "high": high,
+            "value": found.share,
+            "low": found.low,
+            "high": found.high,
         }
     )
 
@@ -130,14 +130,14 @@ def _attacked(rows: Sequence[Row], headings: Mapping[str, str]) -> Side:
     worst = max(scored, key=lambda row: (row.mean("exact") or 0.0, row.mean("recovered") or 0.0, row.examples or 0))
     exact = bool(worst.mean("exact"))
     assert worst.examples is not None
-    rate = Rate(worst.count("exact" if exact else "recovered") or 0, worst.examples)
-    low, high = rate.interval
+    found = Share.count(worst.count("exact" if exact else "recovered") or 0, worst.examples)
     how = "exactly" if exact else "recognizably"
-    by = f", by {worst.attack} on {headings[worst.cell]}" if rate.hits else NO_ATTACK
+    by = f", by {worst.attack} on {headings[worst.cell]}" if found.hits else NO_ATTACK
     tokens = max(rows, key=lambda row: row.named_tokens)
     beside = f"; {_proof(tokens)}, by {tokens.attack} on {headings[tokens.cell]}" if tokens.named_tokens else ""
-    words = f"{rate.hits} of {rate.trials} examples {how} {_range(low, high)}{by}{beside}"
-    return Side(name="came_back", tried=True, words=words, cell=worst.cell, value=rate.share, low=low, high=high)
+    words = f"{found.hits} of {found.of} examples {how} {_range(found.low, found.high)}{by}{beside}"
+    ends = {"value": found.share, "low": found.low, "high": found.high}
+    return Side(name="came_back", tried=True, words=words, cell=worst.cell, **ends)
 
 
 def _proof(row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
@@ -13,6 +13,50 @@ class JsonRecord(BaseModel):
     """What one table of a JSON file holds. Types are exact (no number from a text); unknown keys are passed over."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore", populate_by_name=True)
+
+
+class Share(JsonRecord):
+    """So many of so many, with the 95 % interval of Clopper and Pearson (1934), which is exact.
+
+    Attributes:
+        hits: How many.
+        of: Of how many.
+        low: Lower end of the interval of `hits / of`.
+        high: Its upper end.
+
+    >>> found = Share.count(6, 8)
+    >>> found.share, f"{found.low:.3f} to {found.high:.3f}"
+    (0.75, '0.349 to 0.968')
+    """
+
+    hits: int
+    of: int
+    low: float
+    high: float
+
+    @classmethod
+    def count(cls, hits: int, of: int) -> Self:
+        """The share with its interval, to eight digits.
+
+        Raises:
+            SeepageError: Where these are no hits of at least one trial.
+        """
+        from scipy.stats import binomtest
+
+        if not 0 <= hits <= of or not of:
+            raise SeepageError(f"a share is of at least one trial, got {hits} of {of}; count again")
+        found = binomtest(hits, of).proportion_ci(0.95, method="exact")
+        return cls(hits=hits, of=of, low=round(float(found.low), 8), high=round(float(found.high), 8))
+
+    @property
+    def share(self) -> float:
+        """Hits per trial."""
+        return self.hits / self.of
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Both ends."""
+        return self.low, self.high
 
 
 class Summary(JsonRecord):

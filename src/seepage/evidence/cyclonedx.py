@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-from seepage.evidence.statement import CaseEvidence, Evidence, Share
+from seepage.evidence.statement import CaseEvidence, CaseShare, Evidence
 
 NAMESPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "seepage")
 """Of the serial numbers, which are the same for the same run."""
@@ -122,7 +122,7 @@ def _model(evidence: Evidence, case: CaseEvidence, number: int, digest: str | No
     }
 
 
-def _metric(kind: str, share: Share | None, slice_: Mapping[str, str], *, doubtful: bool) -> dict[str, Any] | None:
+def _metric(kind: str, share: CaseShare | None, slice_: Mapping[str, str], *, doubtful: bool) -> dict[str, Any] | None:
     if share is None or doubtful:
         return None
     return {

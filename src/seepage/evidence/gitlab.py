@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from seepage.core.words import for_label
 from seepage.evidence.findings import Found, State
-from seepage.evidence.statement import Evidence, Share
+from seepage.evidence.statement import CaseShare, Evidence
 
 SEVERITIES = {"error": "critical", "warning": "major", "note": "info"}
 """Our severities in the words of the report of code quality."""
@@ -50,5 +50,5 @@ def open_metrics(evidence: Evidence, found: Sequence[Found]) -> str:
     return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def _share(share: Share) -> str:
+def _share(share: CaseShare) -> str:
     return f"{share.hits / share.of:.6g}"

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field
 from safetensors import SafetensorError, safe_open
@@ -16,7 +16,6 @@ from seepage.audit.row import (
     Cell,
     Diagnostic,
     Outcome,
-    Proportion,
     Result,
     Row,
     counted_features,
@@ -24,11 +23,10 @@ from seepage.audit.row import (
 )
 from seepage.audit.verdict import warning_lines
 from seepage.core.manifest import FILE, RECORDED_FILES, JudgedFile, read_manifest
-from seepage.core.schema import JsonRecord
+from seepage.core.schema import JsonRecord, Share
 from seepage.core.storage import read_json
 from seepage.errors import SeepageError
 from seepage.evidence.frameworks import Reference, ThreatModel, references, threat_model
-from seepage.metrics.membership import Rate
 from seepage.registry import attacks as known_attacks
 from seepage.registry import membership_tests
 from seepage.report.leakage import open_exposed
@@ -79,8 +77,8 @@ def counted_given(n: int) -> str:
     return f"{n} example{'' if n == 1 else 's'} given away exactly in closed form"
 
 
-class Share(Proportion):
-    """A share of private examples with its 95 % interval by Clopper and Pearson.
+class CaseShare(Share):
+    """A share of private examples.
 
     Attributes:
         closed_form: It is given away in closed form, by the first update alone; else an attack brought it back.
@@ -89,16 +87,15 @@ class Share(Proportion):
     closed_form: bool = False
 
     @classmethod
-    def count(cls, hits: int, of: int, *, closed_form: bool = False) -> "Share":
+    def count(cls, hits: int, of: int, *, closed_form: bool = False) -> Self:
         """The share with its interval."""
-        low, high = Rate(hits, of).interval
-        return cls(hits=hits, of=of, low=round(low, 4), high=round(high, 4), closed_form=closed_form)
+        return super().count(hits, of).model_copy(update={"closed_form": closed_form})
 
     @property
     def words(self) -> str:
         """For people.
 
-        >>> Share.count(0, 8).words, Share.count(4, 4, closed_form=True).words
+        >>> CaseShare.count(0, 8).words, CaseShare.count(4, 4, closed_form=True).words
         ('0 of 8 [0 %, 37 %]', '4 of 4 [40 %, 100 %] of the first update, in closed form')
         """
         whose = " of the first update, in closed form" if self.closed_form else ""
@@ -162,12 +159,12 @@ class CaseEvidence(JsonRecord):
     client: str | None
     defense: str | None
     examples: int | None
-    recovered: Share | None
-    exact: Share | None
+    recovered: CaseShare | None
+    exact: CaseShare | None
     unscored: str | None = None
     certified: int
     certified_features: int = 0
-    tokens: Share | None = None
+    tokens: CaseShare | None = None
     named_tokens: int = 0
     best: str | None
     sent: int | None
@@ -307,8 +304,8 @@ class Evidence(JsonRecord):
     level: str
     warnings: list[Diagnostic] = Field(default_factory=list)
     sides: dict[str, str]
-    maximum_risk: Share | None
-    average_risk: Share | None
+    maximum_risk: CaseShare | None
+    average_risk: CaseShare | None
     cases: list[CaseEvidence]
     attacks: list[AttackEvidence]
     threat_model: ThreatModel
@@ -328,7 +325,7 @@ class Evidence(JsonRecord):
         named = [Cell(name=one.cell, title=f"case {one.letter}", control=one.control) for one in self.cases]
         return warning_lines(self.warnings, named)
 
-    def risk_words(self, share: Share | None) -> str:
+    def risk_words(self, share: CaseShare | None) -> str:
         """A share of all cases for people: of nothing, where that says nothing, it is no finding."""
         if share is None:
             return f"not scored: {self.unscored}"
@@ -549,29 +546,29 @@ def _strength(row: Row) -> tuple[float, float, int, float]:
     )
 
 
-def _most(rows: Sequence[Row], share: str, cell: Cell) -> Share | None:
+def _most(rows: Sequence[Row], share: str, cell: Cell) -> CaseShare | None:
     """The largest share of examples that an attack brought back, or that is given away in closed form."""
     counts = [(row.count(share), row.examples, False) for row in rows]
     counts += [(*cell.closed_form, True)] if cell.given_away and (rows or cell.baselines) else []
-    whole = [Share.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
+    whole = [CaseShare.count(hits, of, closed_form=closed) for hits, of, closed in counts if hits is not None and of]
     return max(whole, key=lambda one: one.hits / one.of, default=None)
 
 
-def _tokens(rows: Sequence[Row]) -> Share | None:
+def _tokens(rows: Sequence[Row]) -> CaseShare | None:
     """Named tokens that are right, of all distinct ones, by the attack that names most of them."""
     shares = [row.scores["token_recall"] for row in rows if "token_recall" in row.scores]
     most = max((share for share in shares if share.n), key=lambda share: share.mean, default=None)
-    return None if most is None or most.n is None else Share.count(round(most.mean * most.n), most.n)
+    return None if most is None or most.n is None else CaseShare.count(round(most.mean * most.n), most.n)
 
 
-def _maximum(cases: Sequence[CaseEvidence]) -> Share | None:
+def _maximum(cases: Sequence[CaseEvidence]) -> CaseShare | None:
     scored = [case.recovered for case in cases if case.recovered is not None]
     return max(scored, key=lambda share: (share.hits / share.of, share.hits), default=None)
 
 
-def _average(cases: Sequence[CaseEvidence]) -> Share | None:
+def _average(cases: Sequence[CaseEvidence]) -> CaseShare | None:
     scored = [case.recovered for case in cases if case.recovered is not None]
-    return Share.count(sum(one.hits for one in scored), sum(one.of for one in scored)) if scored else None
+    return CaseShare.count(sum(one.hits for one in scored), sum(one.of for one in scored)) if scored else None
 
 
 def _observed(folder: Path, cell: Cell) -> Path | None:

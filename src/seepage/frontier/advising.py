@@ -2,7 +2,8 @@
 
 from collections.abc import Iterable, Sequence, Set
 
-from seepage.frontier.rows import DefenseRow, Point, points_of, wilson
+from seepage.core.schema import Share
+from seepage.frontier.rows import DefenseRow, Point, points_of
 from seepage.report.formatting import measured_on
 
 LISTED_NAMES = 3
@@ -154,8 +155,8 @@ def _near_chance(rows: Sequence[DefenseRow], classes: int | None) -> list[str]:
     if not classes:
         return []
     chance = 1 / classes
-    low, _ = wilson(round(bare.accuracy * bare.accuracy_examples), bare.accuracy_examples)
-    if low > chance and (bare.accuracy - chance) / (1 - chance) >= NEAR_CHANCE:
+    right = Share.count(round(bare.accuracy * bare.accuracy_examples), bare.accuracy_examples)
+    if right.low > chance and (bare.accuracy - chance) / (1 - chance) >= NEAR_CHANCE:
         return []
     return [
         f"But the undefended model is right on {bare.accuracy:.1%} of {whole}, where guessing one of {classes} classes "

@@ -6,7 +6,7 @@ from typing import Any
 
 from seepage.audit.cell import Measure
 from seepage.audit.row import MembershipRow, Outcome, Row
-from seepage.core.schema import Guarantee
+from seepage.core.schema import Guarantee, Share
 from seepage.core.storage import SCHEMA
 from seepage.frontier.sweep import SweepEntry
 
@@ -31,7 +31,8 @@ class DefenseRow:
         recovered: Number of examples that it recovered.
         examples: Number of all examples.
         found: Scored attack to the number of examples that it recovered.
-        recovered_low: Lower end of the 95 % interval (Wilson) of the share recovered, as if examples were independent.
+        recovered_low: Lower end of the 95 % interval (Clopper and Pearson) of the share recovered, as if examples were
+            independent.
         recovered_high: Its upper end.
         ssim: Mean SSIM.
         psnr_median: Median PSNR in dB.
@@ -151,14 +152,14 @@ def _best(results: Sequence[Row]) -> dict[str, Any]:
         return {}
     best = max(scored, key=_strength)
     count, examples = best.count("recovered") or 0, best.examples or 0
-    low, high = wilson(count, examples)
+    share = Share.count(count, examples)
     return {
         "attack": best.attack,
         "recovered": count,
         "examples": examples,
         "found": {row.attack: row.count("recovered") or 0 for row in scored},
-        "recovered_low": low,
-        "recovered_high": high,
+        "recovered_low": share.low,
+        "recovered_high": share.high,
         **{key: best.value(key) for key in ("ssim", "psnr_median", "gain_db")},
     }
 
@@ -204,18 +205,6 @@ def _untried(row: Row, bare: Mapping[str, Row]) -> bool:
     if row.status == "error" or undefended is None or undefended.cell == row.cell:
         return row.status == "error"
     return undefended.reason is None or (not row.scored and undefended.scored)
-
-
-def wilson(count: int, total: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927).
-
-    >>> [round(end, 2) for end in wilson(0, 16)]
-    [0.0, 0.19]
-    """
-    from scipy.stats import binomtest
-
-    found = binomtest(count, total).proportion_ci(method="wilson")
-    return round(float(found.low), 4), round(float(found.high), 4)
 
 
 @dataclass(frozen=True)

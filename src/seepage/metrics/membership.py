@@ -1,45 +1,9 @@
 """How well members are told from others: area under the ROC curve, and rates with exact intervals."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from torch import Tensor
 
 from seepage.errors import SeepageError
-
-
-@dataclass(frozen=True)
-class Rate:
-    """A share of so many trials, with its 95 % interval of Clopper and Pearson (1934), which is exact.
-
-    Attributes:
-        hits: How many.
-        trials: Of how many.
-
-    >>> rate = Rate(6, 8)
-    >>> rate.share, [round(end, 3) for end in rate.interval]
-    (0.75, [0.349, 0.968])
-    """
-
-    hits: int
-    trials: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.hits <= self.trials or not self.trials:
-            raise SeepageError(f"a rate is of at least one trial, got {self.hits} of {self.trials}; count again")
-
-    @property
-    def share(self) -> float:
-        """Hits per trial."""
-        return self.hits / self.trials
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """`(low, high)` of the 95 % interval."""
-        from scipy.stats import binomtest
-
-        found = binomtest(self.hits, self.trials).proportion_ci(0.95, method="exact")
-        return float(found.low), float(found.high)
 
 
 def area_under_curve(members: Tensor, others: Tensor) -> float:

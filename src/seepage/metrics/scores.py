@@ -9,11 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from seepage.core.schema import Summary
+from seepage.core.schema import Share, Summary
 from seepage.errors import SeepageError
 from seepage.metrics.baselines import floor_of
 from seepage.metrics.interval import bootstrap_interval
-from seepage.metrics.membership import Rate
 from seepage.registry import metrics
 
 BASELINE_NAMES = ("mean_color", "grey", "random")
@@ -205,9 +204,8 @@ class Scores:
         known = _known(values)
         if known is None or name not in metrics or not metrics[name].facts.get("share"):
             return self._summary(values)
-        rate = Rate(int(known.sum()), len(known))
-        low, high = rate.interval
-        return Summary(mean=rate.share, low=low, high=high, n=rate.trials)
+        found = Share.count(int(known.sum()), len(known))
+        return Summary(mean=found.share, low=found.low, high=found.high, n=found.of)
 
     def _summary(self, values: Tensor | None) -> Summary | None:
         """Mean, median and interval of what is known.

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from seepage.core.limits import ROUGE_2
-from seepage.core.schema import Summary
+from seepage.core.schema import Share, Summary
 from seepage.errors import SeepageError
-from seepage.metrics.membership import Rate
 from seepage.metrics.scores import Scores
 from seepage.types import Batch, Reconstruction
 
@@ -203,8 +202,8 @@ def score_token_set(
 
 
 def _share(hits: int, of: int) -> Summary:
-    low, high = Rate(hits, of).interval
-    return Summary(mean=hits / of, low=low, high=high, n=of)
+    found = Share.count(hits, of)
+    return Summary(mean=found.share, low=found.low, high=found.high, n=of)
 
 
 def frequent_share(texts: Tensor, public: Tensor) -> float:
