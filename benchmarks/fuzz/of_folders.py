@@ -233,7 +233,7 @@ class Printed(Reader):
             check_page(out)
             if _REACHES.search(out):
                 raise Fault("a link or a mention in Markdown")
-        elif self.format != "open-metrics":
+        else:
             json.loads(out)
 
     def read(self) -> object:

@@ -12,7 +12,7 @@ from seepage.bounds import BoundOptions, upper_bounds
 from seepage.bounds.channel import channel_of
 from seepage.bounds.jacobian import UpdateJacobian
 from seepage.bounds.prior import GaussianPrior
-from seepage.bounds.van_trees import Spectrum, decibels, estimated_error
+from seepage.bounds.van_trees import InformationSpectrum, decibels, estimated_error
 from seepage.clients import Aggregate, FedAvg, FedSGD
 from seepage.core.nn import generator, state_of
 from seepage.defenses import DPSGD, Compose, GaussianNoise, LaplaceNoise, Quantize, Soteria, Sparsify
@@ -167,7 +167,7 @@ def test_estimated_error_is_that_of_the_whole_matrix(deviation: float) -> None:
     batch = Batch(kind(4), torch.tensor([0, 1, 2, 3]))
     channel = channel_of(model, batch, FedSGD(), GaussianNoise(sigma=deviation))
     jacobian, prior = UpdateJacobian(channel, channel.batch.inputs.flatten()), GaussianPrior.of(batch, kind(200))
-    whole = Spectrum.of(jacobian.dense_gram(), prior).least_error(deviation)
+    whole = InformationSpectrum.of(jacobian.dense_gram(), prior).least_error(deviation)
     found = estimated_error(jacobian, prior, deviation, budget_seconds=5, seed=0)
     assert found is not None
     assert found.converged
@@ -183,7 +183,7 @@ def test_unfinished_systems_make_the_bound_looser(monkeypatch: pytest.MonkeyPatc
     model, batch = linear_case(), Batch(kind(1), torch.tensor([3]))
     channel = channel_of(model, batch, FedSGD(loss="mse"), GaussianNoise(sigma=1e-4))
     jacobian, prior = UpdateJacobian(channel, channel.batch.inputs.flatten()), GaussianPrior.of(batch, kind(200))
-    whole = Spectrum.of(jacobian.dense_gram(), prior).least_error(1e-4)
+    whole = InformationSpectrum.of(jacobian.dense_gram(), prior).least_error(1e-4)
     monkeypatch.setattr("seepage.bounds.van_trees.MOST_ITERATIONS", 3)
     monkeypatch.setattr("seepage.bounds.van_trees.LEAST_STEPS", 1)
     found = estimated_error(jacobian, prior, 1e-4, budget_seconds=5, seed=0)
@@ -303,7 +303,7 @@ def test_bound_of_a_network_is_near_its_best_estimator() -> None:
         white = torch.randn(36, generator=generator(number, "picture"), dtype=torch.float64)
         truth = start.mean() + prior.root(white)
         jacobian = UpdateJacobian(channel, truth)
-        found.append(Spectrum.of(jacobian.dense_gram(), prior).least_error(sigma).mean)
+        found.append(InformationSpectrum.of(jacobian.dense_gram(), prior).least_error(sigma).mean)
         seen = channel(truth.requires_grad_()).detach()
         seen = seen + sigma * torch.randn(len(seen), generator=generator(number, "noise"), dtype=torch.float64)
         # x = mean + S z: minimize |seen - f(x)|^2 / sigma^2 + |z|^2 by Gauss and Newton.

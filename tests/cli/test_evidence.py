@@ -302,18 +302,6 @@ def test_a_bill_of_materials_follows_cyclonedx(pack: Path) -> None:
     assert model["modelCard"]["quantitativeAnalysis"]["performanceMetrics"][0]["value"] == "1.0000"
 
 
-def test_metrics_are_read_by_prometheus(pack: Path) -> None:
-    from prometheus_client.openmetrics.parser import text_string_to_metric_families
-
-    found = {
-        family.name: family.samples for family in text_string_to_metric_families((pack / "metrics.txt").read_text())
-    }
-    assert found["seepage_maximum_risk"][0].value == 1.0
-    assert {sample.labels["state"]: sample.value for sample in found["seepage_findings"]} == {
-        "leaks": 1, "quiet": 0, "unjudged": 0, "skipped": 0, "unneeded": 1, "untried": 0, "open": 0,
-    }  # fmt: skip
-
-
 def test_sarif_is_accepted_by_the_validator_of_its_makers(pack: Path) -> None:
     tool = os.environ.get("SEEPAGE_SARIF_MULTITOOL") or shutil.which("sarif-multitool")
     log = json.loads((pack / "results.sarif").read_text())

@@ -329,7 +329,7 @@ def test_a_strangers_words_act_in_no_format(own: Path, cli: Cli) -> None:
     env = json.loads((own / "env.json").read_text()) | {"started": "2026-01-01\x1b"}
     (own / "env.json").write_text(json.dumps(env))
     manifest.write_manifest(own)
-    for name in ("junit", "sarif", "summary", "model-card", "gitlab-code-quality", "open-metrics", "evidence"):
+    for name in ("junit", "sarif", "summary", "model-card", "evidence"):
         out = cli("evidence", own, "--print", name, "--reuse").out
         assert out, name
         assert not [c for c in out if not (c.isprintable() or c == "\n")], name

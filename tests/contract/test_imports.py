@@ -1,8 +1,10 @@
 """Imports go one way, and `import seepage` stays light."""
 
+import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,16 @@ def loaded(statement: str) -> set[str]:
     command = [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=os.path.dirname(__file__))
     return {name.partition(".")[0] for name in done.stdout.split()}
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = [
+        node.name
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert [name for name, count in Counter(found).items() if count > 1] == []
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from seepage.attacks import Attack
 from seepage.audit import budget
 from seepage.audit import run as audit
 from seepage.audit.budget import Planner, Searching, estimated, fitting, recorded_plan, timed, update_seconds
-from seepage.audit.cell import Budget
+from seepage.audit.cell import RunBudget
 from seepage.audit.row import Outcome, Result
 from seepage.cli.options import minutes_of
 from seepage.errors import SeepageError
@@ -36,7 +36,7 @@ def slow(monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
     monkeypatch.setattr(budget, "timed", lambda search: seconds.get(search.name, 0.0))
 
 
-def run(out: Path, minutes: float | None = 1.0, plan: Budget | None = None) -> Result:
+def run(out: Path, minutes: float | None = 1.0, plan: RunBudget | None = None) -> Result:
     tables = TABLES if minutes is None else {**TABLES, "minutes": minutes}
     return audit.run(tables, out=out, jobs=1, budget=plan).result
 
@@ -126,7 +126,7 @@ def test_a_search_is_timed_by_its_steps_and_by_what_it_does_before_them(monkeypa
 
 def test_what_a_stage_before_took_is_no_longer_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow(monkeypatch, one=30.0)
-    planner = Planner(Budget(minutes=1.0), tmp_path, 1, clock=lambda: 45.0, started=0.0)
+    planner = Planner(RunBudget(minutes=1.0), tmp_path, 1, clock=lambda: 45.0, started=0.0)
 
     class Search(Attack):
         passes, steps = 10, 10  # type: ignore[assignment]

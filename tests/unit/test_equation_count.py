@@ -12,7 +12,7 @@ from seepage import Architecture, Batch, FedSGD, Inapplicable, build, record
 from seepage.attacks.decoding import NaturalSpectrum
 from seepage.attacks.gauss_newton import GaussNewton
 from seepage.attacks.gauss_newton.equations import Structure
-from seepage.attacks.gauss_newton.linearize import Network
+from seepage.attacks.gauss_newton.linearize import VictimNetwork
 from seepage.core.nn import frozen_randomness, generator, state_of
 from seepage.leakage import convolutions, equation_count, exposure
 from seepage.leakage.convolutions import Jacobian, convolution_findings
@@ -37,7 +37,7 @@ def test_the_rank_is_that_of_autograds_jacobian(channels: int, activation: nn.Mo
     model = tiny(channels, activation)
     params, buffers = state_of(model)
     x = torch.rand(1, 1, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    structure = Structure.of(Network(model, params, buffers, 0.0, 1.0), "5.weight", x, 1)
+    structure = Structure.of(VictimNetwork(model, params, buffers, 0.0, 1.0), "5.weight", x, 1)
     assert structure is not None
     z = model[:3](x).detach()
     on = (z > 0) if isinstance(activation, nn.ReLU) else torch.ones_like(z, dtype=torch.bool)
@@ -53,7 +53,7 @@ def test_the_rank_is_that_of_autograds_jacobian(channels: int, activation: nn.Mo
 
     whole = torch.autograd.functional.jacobian(equations, x).flatten(1).detach().numpy()
     expected = np.linalg.matrix_rank(whole, tol=1e-6 * np.linalg.norm(whole, 2))
-    jacobian = Jacobian(Network(model, params, buffers, 0.0, 1.0), structure, x)
+    jacobian = Jacobian(VictimNetwork(model, params, buffers, 0.0, 1.0), structure, x)
     assert jacobian.rank() == expected
     if isinstance(activation, nn.LeakyReLU) and channels > 1:
         assert expected == 36

@@ -23,9 +23,9 @@ from seepage import (
 )
 from seepage.attacks.base import Checkpoint, Silent
 from seepage.attacks.gauss_newton import GaussNewton
-from seepage.attacks.gauss_newton.equations import FLOOR, Equations, Known, Structure, Whitening, slope_matrix
+from seepage.attacks.gauss_newton.equations import FLOOR, Equations, EquationWhitening, Known, Structure, slope_matrix
 from seepage.attacks.gauss_newton.levels import FIRST_NEARNESS, LAST_NEARNESS, sure_values, to_levels
-from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network
+from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, VictimNetwork
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import conjugate_gradients
 from seepage.attacks.head import head_features
@@ -55,7 +55,7 @@ def equations(last: str, opened: bool, n: int = 2) -> tuple[Equations, Tensor]:
     """Equations of two images, taken from the model itself, and the images; some units open where asked."""
     model = tiny(last)
     params, buffers = state_of(model)
-    network = Network(model, params, buffers, 0.0, 1.0)
+    network = VictimNetwork(model, params, buffers, 0.0, 1.0)
     x = torch.rand(n, 1, 4, 4, generator=draws(), dtype=torch.float64)
     head = "5.weight"
     structure = Structure.of(network, head, x[:1], 1)
@@ -79,7 +79,7 @@ def test_the_derivative_is_that_of_autograd_and_of_finite_differences() -> None:
     model = tiny()
     x = torch.rand(2, 1, 4, 4, generator=draws(), dtype=torch.float64).requires_grad_(True)
     params, buffers = state_of(model)
-    network = Network(model, params, buffers, 0.0, 1.0)
+    network = VictimNetwork(model, params, buffers, 0.0, 1.0)
 
     def features(at: Tensor) -> Tensor:
         return model[:-1](at)
@@ -132,7 +132,7 @@ def test_whitened_slopes_have_orthonormal_rows_but_for_the_weakest() -> None:
     weight = torch.randn(3, 2, 3, 3, generator=draws(1), dtype=torch.float64)
     slopes = torch.randn(2, 3, 6, 6, generator=draws(2), dtype=torch.float64)
     layer = LayerUse(weight, ((1, 1), (1, 1), (1, 1), 1), reading, slopes)
-    whitening = Whitening(layer, slopes)
+    whitening = EquationWhitening(layer, slopes)
     moved = slope_matrix(layer, slopes)
     singular = torch.linalg.svdvals(moved)
     assert whitening.rank == torch.linalg.matrix_rank(moved) == 27
@@ -152,7 +152,7 @@ def test_each_group_of_a_grouped_convolution_is_whitened_by_itself() -> None:
     weight = torch.randn(outputs, channels // groups, 3, 3, generator=draws(1), dtype=torch.float64)
     slopes = torch.randn(n, outputs, 6, 6, generator=draws(2), dtype=torch.float64)
     layer = LayerUse(weight, ((1, 1), (1, 1), (1, 1), groups), reading, slopes)
-    whitening = Whitening(layer, slopes)
+    whitening = EquationWhitening(layer, slopes)
     whitened = whitening(layer.weight_gradient(reading, slopes))  # [r, C / g]
     at = 0
     for group in range(groups):
@@ -176,7 +176,7 @@ def test_each_group_of_a_grouped_convolution_is_whitened_by_itself() -> None:
 def test_slopes_that_are_all_zero_give_no_equations() -> None:
     reading, slopes = torch.rand(1, 2, 4, 4), torch.zeros(1, 3, 4, 4)
     layer = LayerUse(torch.rand(3, 2, 3, 3), ((1, 1), (1, 1), (1, 1), 1), reading, slopes)
-    whitening = Whitening(layer, slopes)
+    whitening = EquationWhitening(layer, slopes)
     assert (whitening.rank, tuple(whitening(layer.weight).shape)) == (0, (0, 2))
     assert not whitening.transposed(torch.zeros(0, 2), layer.weight).any()
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seepage.errors import SeepageError
-from seepage.judging import Pair, choose_pairs
+from seepage.judging import ShownPair, choose_pairs
 from seepage.report.pictures import Guesses, Pictures
 
 
@@ -29,7 +29,7 @@ def album(
 ALBUMS = {"one": album(1), "two": album(2, attacks=("a",))}
 
 
-def of_kind(pairs: list[Pair], kind: str) -> list[Pair]:
+def of_kind(pairs: list[ShownPair], kind: str) -> list[ShownPair]:
     return [pair for pair in pairs if pair.subject.kind == kind]
 
 

@@ -14,7 +14,7 @@ from seepage.errors import SeepageError
 from seepage.judging import lines, read_answers, tally, write_judged
 from seepage.judging.answers import Answers
 from seepage.judging.tally import asr_interval, cohen_kappa
-from seepage.report.human_study import Judged, open_judged
+from seepage.report.human_study import JudgedStudy, open_judged
 
 PAGE = "0123456789ab"
 WORDS = ("same", "not", "unsure")
@@ -154,7 +154,7 @@ def test_what_is_written_is_read_back(run: Path) -> None:
     judged = tally(run, [said("AB", "ssnnun"), said("CD", "ssnnun", missed=9)])
     write_judged(run, judged)
     assert open_judged(run) == judged
-    assert isinstance(judged, Judged)
+    assert isinstance(judged, JudgedStudy)
     assert open_judged(run / "elsewhere") is None
 
 

@@ -10,7 +10,7 @@ import seepage.data
 from seepage import Architecture, Batch, GaussianNoise, Transcript, build, record
 from seepage.attacks import PatchUnmixing
 from seepage.attacks.patches.borders import Board, ordered
-from seepage.attacks.patches.unmixing import Mixture, likeliest
+from seepage.attacks.patches.unmixing import PatchMixture, likeliest
 from seepage.errors import Inapplicable
 
 FOUR = {"patch": 32, "width": 32, "depth": 1, "heads": 2, "hidden": 32}
@@ -46,7 +46,7 @@ def test_patches_are_what_is_common_and_a_part_of_the_span() -> None:
 def test_steps_leave_what_is_known_as_it_is() -> None:
     """Rows stay those of Y outside R: the first columns are ones of the patch's own row, and zeros."""
     draw = torch.Generator().manual_seed(0)
-    mixture = Mixture(
+    mixture = PatchMixture(
         torch.randn(2, 192, generator=draw).double(), torch.randn(2, 192, generator=draw).double(), 2, (3, 8, 8), 16
     )
     known = torch.eye(2).double().repeat_interleave(2, 0)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seepage import Architecture, Batch, FedSGD, Transcript, build, record
 from seepage.attacks.gauss_newton import GaussNewton
-from seepage.attacks.gauss_newton.linearize import Derivative, Held, LayerUse, Network
+from seepage.attacks.gauss_newton.linearize import Derivative, Held, LayerUse, VictimNetwork
 from seepage.attacks.gauss_newton.patches import read_patches
 from seepage.attacks.gauss_newton.readings import Forward, solve_reading
 from seepage.core.nn import state_of
@@ -114,7 +114,7 @@ def test_a_held_activation_gives_its_value_and_passes_its_slopes() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
     params, buffers = state_of(model)
     value, on = torch.rand(1, 2, 2, 2, generator=draws()), torch.rand(1, 2, 2, 2, generator=draws(1)) > 0.5
-    network = Network(model, params, buffers, 0.0, 1.0, held={0: Held(on, value)})
+    network = VictimNetwork(model, params, buffers, 0.0, 1.0, held={0: Held(on, value)})
     x = torch.rand(1, 1, 2, 2, generator=draws(2)).requires_grad_(True)
     seen = network.run(x)
     assert torch.equal(seen.activations[0].output, value)

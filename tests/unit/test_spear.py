@@ -13,7 +13,7 @@ from seepage import Architecture, Batch, FedSGD, GaussianNoise, Inapplicable, Tr
 from seepage.attacks import Spear
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
-from seepage.attacks.spear.sparse_columns import Found, Span, refined, reweighted, sampled
+from seepage.attacks.spear.sparse_columns import FoundDirections, Span, refined, reweighted, sampled
 from seepage.clients import FedAvg
 from seepage.core.nn import generator
 from seepage.testing.watch import Changed
@@ -50,7 +50,7 @@ def test_planted_sparse_columns_are_found(by: str) -> None:
     draw = generator(0, "test")
     known = torch.zeros(0, 6).double()
     candidates = sampled(span, 2048, draw) if by == "sampled" else reweighted(span, 200, draw, 100, known)
-    found = Found(span, 0.25, lambda direction: 0.0)
+    found = FoundDirections(span, 0.25, lambda direction: 0.0)
     assert found.add(candidates)
     assert agreement(span, found.independent(), columns).min() > 1 - 1e-10
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from seepage import Architecture, Batch, SeepageError, attack, build, record
 from seepage.attacks.text import TokenSequences
-from seepage.attacks.text.span import Span, noise_of
+from seepage.attacks.text.span import GradientSpan, noise_of
 from seepage.audit.run import record_only
 from seepage.clients import FedAvg
 from seepage.core.nn import next_tokens, vocabulary_of
@@ -122,7 +122,7 @@ class TestSpan:
     def test_only_what_was_read_lies_inside(self) -> None:
         draw = torch.Generator().manual_seed(0)
         x, d = torch.randn(20, 64, generator=draw), torch.randn(20, 96, generator=draw)
-        span = Span.of(x.T @ d)
+        span = GradientSpan.of(x.T @ d)
         assert span.rank == 20
         assert span.inside(x).all()
         assert not span.inside(torch.randn(500, 64, generator=draw)).any()
@@ -131,15 +131,15 @@ class TestSpan:
         draw = torch.Generator().manual_seed(0)
         x, d = torch.randn(20, 64, generator=draw), torch.randn(20, 96, generator=draw)
         d[2:] *= 1e-4  # a wide gap after two singular values, which is no noise
-        span = Span.of(x.T @ d)
+        span = GradientSpan.of(x.T @ d)
         assert span.rank == 20
         assert span.inside(x).all()
 
     def test_a_gradient_of_full_rank_tells_nothing(self) -> None:
         draw = torch.Generator().manual_seed(0)
         x, d = torch.randn(40, 64, generator=draw), torch.randn(40, 32, generator=draw)
-        assert not Span.of(x.T @ d).informative  # of 40 vectors, 32 mixtures
-        assert Span.of(x[:20].T @ d[:20]).informative
+        assert not GradientSpan.of(x.T @ d).informative  # of 40 vectors, 32 mixtures
+        assert GradientSpan.of(x[:20].T @ d[:20]).informative
 
     def test_noise_of_half_precision_is_known(self) -> None:
         draw = torch.Generator().manual_seed(0)

@@ -17,7 +17,7 @@ from seepage.attacks import ATTACKS, Attack, Inapplicable
 from seepage.audit.attempt import Attempt, FolderProgress, has_attempt, save_attempt
 from seepage.audit.budget import SOON, Estimate, Planner, Searching, estimated, read_budget
 from seepage.audit.candidates import FILE
-from seepage.audit.cell import Budget
+from seepage.audit.cell import RunBudget
 from seepage.audit.decided import decided_by, in_stages, not_needed
 from seepage.audit.membership import judge_members, save_judgment
 from seepage.audit.record import cell_folders, is_all_recorded, is_skipped, made_anew
@@ -421,7 +421,7 @@ def attack_cells(
                 group = [queue for queue in queues if queue.recipe.device == device]
                 planner = None
                 if recipes[0].minutes is not None:
-                    budget = read_budget(folder) or Budget(minutes=recipes[0].minutes)
+                    budget = read_budget(folder) or RunBudget(minutes=recipes[0].minutes)
                     planner = Planner(budget, folder, plan.jobs, known)
                 with executor.kept(plan) as runner:
                     for stage in _stages(group, planner, meter.finish):

@@ -22,7 +22,7 @@ from pydantic import Field
 
 from seepage.attacks import Attack
 from seepage.attacks.base import Silent
-from seepage.audit.cell import Budget, Cut, minutes_words
+from seepage.audit.cell import Cut, RunBudget, minutes_words
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import SCHEMA, check_schema, read_json, write_json
 from seepage.errors import SeepageError
@@ -45,23 +45,23 @@ SETUP = 100
 """Evaluations whose time a search takes before its first step, such as to fit a decoder, roughly and at most."""
 
 
-def read_budget(folder: Path) -> Budget | None:
+def read_budget(folder: Path) -> RunBudget | None:
     """The plan of a run folder; None where it has none."""
     path = folder / PLAN
     if not path.exists():
         return None
     found = read_json(path)
     check_schema(found, path)
-    return parse(Budget, {key: value for key, value in found.items() if key != "schema"}, str(path))
+    return parse(RunBudget, {key: value for key, value in found.items() if key != "schema"}, str(path))
 
 
-def recorded_plan(recipe: str | None) -> Budget | None:
+def recorded_plan(recipe: str | None) -> RunBudget | None:
     """The plan beside a `recipe.toml` that lies in a run folder; None where there is none."""
     path = None if recipe is None else Path(recipe)
     return read_budget(path.parent) if path is not None and path.name == "recipe.toml" and path.is_file() else None
 
 
-def write_budget(folder: Path, budget: Budget) -> None:
+def write_budget(folder: Path, budget: RunBudget) -> None:
     """Keep a plan in a run folder."""
     write_json(folder / PLAN, {"schema": SCHEMA, **budget.model_dump(mode="json")})
 
@@ -113,7 +113,7 @@ class Planner:
         started: When the attacks began.
     """
 
-    budget: Budget
+    budget: RunBudget
     folder: Path
     jobs: int
     known: Mapping[str, float] = field(default_factory=dict)

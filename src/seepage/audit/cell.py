@@ -272,7 +272,7 @@ class Cut(JsonRecord):
         return f"stopped after {self.steps} of {self.of} steps, which {whole}" if self.steps else f"it {whole}"
 
 
-class Budget(JsonRecord):
+class RunBudget(JsonRecord):
     """The minutes of a run, and what they were too few for.
 
     Attributes:

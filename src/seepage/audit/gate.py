@@ -133,7 +133,7 @@ def judged_value(row: Row, score: str) -> float | None:
     return row.value(score)
 
 
-class Judged(NamedTuple):
+class JudgedScore(NamedTuple):
     """A score that a condition is held against.
 
     Attributes:
@@ -151,7 +151,7 @@ GIVEN_AWAY = ("recovered", "exact", "certified")
 """Scores that examples have which are given away exactly in closed form, whatever attacks were run."""
 
 
-def met(result: Result, condition: Condition) -> list[Judged]:
+def met(result: Result, condition: Condition) -> list[JudgedScore]:
     """All of a result that meets a `--fail-if` condition.
 
     Cells that only show that the attacks work are not judged. What is given away in closed form counts like rows of an
@@ -163,7 +163,7 @@ def met(result: Result, condition: Condition) -> list[Judged]:
     if condition.score in SIDE_SCORES:
         return side_violations(result, condition)
     given = [(cell.name, *cell.closed_form) for cell in result.judged if cell.given_away]
-    found = [Judged("closed form", cell, away / of) for cell, away, of in given if condition.score in GIVEN_AWAY]
+    found = [JudgedScore("closed form", cell, away / of) for cell, away, of in given if condition.score in GIVEN_AWAY]
     found = [one for one in found if condition.meets(one.value)]
     try:
         rows = violations(result.judged_rows, condition)
@@ -172,10 +172,10 @@ def met(result: Result, condition: Condition) -> list[Judged]:
             return found  # one leak is enough
         raise
     judged = [(row, judged_value(row, condition.score)) for row in rows]
-    return [*(Judged(row.attack, row.cell, value) for row, value in judged if value is not None), *found]
+    return [*(JudgedScore(row.attack, row.cell, value) for row, value in judged if value is not None), *found]
 
 
-def side_violations(result: Result, condition: Condition) -> list[Judged]:
+def side_violations(result: Result, condition: Condition) -> list[JudgedScore]:
     """Membership tests, bounds and measured epsilons that meet a `--fail-if` condition on one of `SIDE_SCORES`.
 
     Raises:
@@ -191,21 +191,21 @@ def side_violations(result: Result, condition: Condition) -> list[Judged]:
     return found
 
 
-def _side_values(result: Result, score: str) -> tuple[list[Judged], list[str], str]:
+def _side_values(result: Result, score: str) -> tuple[list[JudgedScore], list[str], str]:
     """All values of a score, the cells that were asked for one and have none, and what to do about it."""
     if score in MEMBERSHIP_SCORES:
         pairs = [(row, row.value(score)) for row in result.membership]
-        values = [Judged(row.test, row.cell, value) for row, value in pairs if value is not None]
+        values = [JudgedScore(row.test, row.cell, value) for row, value in pairs if value is not None]
         asked = [*(row.cell for row in result.membership), *(c.name for c in result.cells if c.membership_skipped)]
         lacking = dict.fromkeys(cell for cell in asked if cell not in {one.cell for one in values})
         return values, list(lacking), "add --membership, or [membership] to the recipe, with enough data for it"
     if score in BOUND_SCORES:
         rows = [row for row in result.bounds if row.measure == BOUND_SCORES[score] and row.value is not None]
-        values = [Judged(row.words, row.cell, row.value) for row in rows if row.value is not None]
+        values = [JudgedScore(row.words, row.cell, row.value) for row in rows if row.value is not None]
         lacking = dict.fromkeys(row.cell for row in result.bounds if row.cell not in {one.cell for one in values})
         return values, list(lacking), "add --bounds, and use a defense that can be bounded: the report says which"
     values = [
-        Judged("the defense", row.cell, number)
+        JudgedScore("the defense", row.cell, number)
         for row in result.epsilons
         if row.measured is not None and (number := _epsilon(row, score)) is not None
     ]

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from seepage.audit.cell import Budget, Cell, Diagnostic, DrawnRounds, Thresholds, TunedRow, TunedTry
+from seepage.audit.cell import Cell, Diagnostic, DrawnRounds, RunBudget, Thresholds, TunedRow, TunedTry
 from seepage.audit.outcome import PASSED_OVER, TRACE_OF_TEXT, Outcome, Status, judge_outcome
 from seepage.audit.side_rows import (
     MEMBERSHIP_SCORES,
@@ -361,7 +361,7 @@ class Result(JsonRecord):
     bounds: list[BoundRow] = []
     epsilons: list[EpsilonRow] = []
     tuned: list[TunedRow] = []
-    budget: Budget | None = None
+    budget: RunBudget | None = None
     warnings: list[Diagnostic] = []
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from typing import Any
 from seepage.audit.attack import attack_cells, own_source, ready_for
 from seepage.audit.bounded import bound_cells
 from seepage.audit.budget import read_budget, write_budget
-from seepage.audit.cell import Budget
+from seepage.audit.cell import RunBudget
 from seepage.audit.folder import (
     MIN_FREE_BYTES,
     Run,
@@ -56,7 +56,7 @@ def run(
     show: ProgressCallback = no_progress,
     command: str = "",
     retry_failed: bool = False,
-    budget: Budget | None = None,
+    budget: RunBudget | None = None,
     reuse: bool = True,
 ) -> Run:
     """Audit: record every cell of a recipe, run every attack on it, score, and write the run folder.

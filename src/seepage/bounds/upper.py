@@ -12,7 +12,15 @@ from seepage.bounds.jacobian import UpdateJacobian
 from seepage.bounds.prior import GaussianPrior
 from seepage.bounds.rank import RankAccount, dense_account, limited_account
 from seepage.bounds.tradeoff import gaussian_auc, gaussian_mu, gaussian_tpr
-from seepage.bounds.van_trees import DENSE, SMALL, LeastError, Spectrum, counted_error, decibels, estimated_error
+from seepage.bounds.van_trees import (
+    DENSE,
+    SMALL,
+    InformationSpectrum,
+    LeastError,
+    counted_error,
+    decibels,
+    estimated_error,
+)
 from seepage.clients import FedSGD
 from seepage.core.second_derivatives import twice_differentiable
 from seepage.errors import Inapplicable, SeepageError
@@ -230,7 +238,7 @@ def _noisy(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, opt
     deviation = channel.deviation
     error: LeastError | None
     if jacobian.values <= SMALL:
-        error = Spectrum.of(jacobian.dense_gram(), prior).least_error(deviation)
+        error = InformationSpectrum.of(jacobian.dense_gram(), prior).least_error(deviation)
     else:
         error = estimated_error(jacobian, prior, deviation, budget_seconds=options.budget_seconds, seed=options.seed)
     if error is None:
@@ -261,7 +269,7 @@ def _silent(channel: Channel, jacobian: UpdateJacobian, prior: GaussianPrior, op
         return bounds, [f"the rank of a Jacobian of {jacobian.values:,} values is not computed, only limited by counts"]
     gram = jacobian.dense_gram()
     bounds = _account_bounds(dense_account(gram, inputs, numbers), left)
-    error = Spectrum.of(gram, prior).least_error(0.0)
+    error = InformationSpectrum.of(gram, prior).least_error(0.0)
     words = f"no noise, numbers in single precision{left}; {_prior_words(prior)}; the update is near its linearization"
     return [*bounds, _in_decibels(error, words, options)], []
 

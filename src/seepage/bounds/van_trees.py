@@ -57,7 +57,7 @@ class LeastError:
 
 
 @dataclass(frozen=True)
-class Spectrum:
+class InformationSpectrum:
     """S J^T J S = V diag(values) V^T, decomposed once for any noise.
 
     Attributes:
@@ -71,7 +71,7 @@ class Spectrum:
     count: int
 
     @classmethod
-    def of(cls, gram: Tensor, prior: GaussianPrior) -> "Spectrum":
+    def of(cls, gram: Tensor, prior: GaussianPrior) -> "InformationSpectrum":
         """From J^T J `[n d, n d]`."""
         half = prior.root(gram)  # rows: J^T J S, as S is symmetric
         both = prior.root(half.T.contiguous())

@@ -24,15 +24,14 @@ def evidence(
     subject: Annotated[str, typer.Option("--subject", help="What was audited, in your words.")] = "",
     auditor: Annotated[str, typer.Option("--auditor", help="Who audited it.")] = "",
     location: Annotated[
-        str, typer.Option("--location", help="Path in your repository that findings point to (SARIF, GitLab).")
+        str, typer.Option("--location", help="Path in your repository that SARIF findings point to.")
     ] = "recipe.toml",
     reuse: ReuseOption = False,
     only: Annotated[
         str | None,
         typer.Option(
             "--print",
-            help="Print one format instead of writing a pack: junit, sarif, cyclonedx, summary, model-card, "
-            "gitlab-code-quality, open-metrics or evidence.",
+            help="Print one format and write no pack: junit, sarif, cyclonedx, summary, model-card or evidence.",
         ),
     ] = None,
 ) -> None:

@@ -74,7 +74,7 @@ class SGD(Optimizer):
         return gradient + self.momentum * velocity if self.nesterov else velocity
 
 
-class Adam(Optimizer):
+class LocalAdam(Optimizer):
     """Kingma et al., ICLR 2015, Algorithm 1: u = m' / (sqrt(v') + 1e-8), with the means of g and g g unbiased."""
 
     BETAS, EPS = (0.9, 0.999), 1e-8
@@ -86,7 +86,7 @@ class Adam(Optimizer):
         return mean / ((square + FLOOR).sqrt() + self.EPS)
 
 
-class AdamW(Adam):
+class AdamW(LocalAdam):
     """Loshchilov and Hutter, ICLR 2019, Algorithm 2: the decay is taken off the weights, beside Adam's step."""
 
     def _moved(self, name: str, weight: Tensor, gradient: Tensor) -> Tensor:
@@ -125,7 +125,7 @@ class Signs(Optimizer):
 
 
 OPTIMIZERS: dict[OptimizerName, type[Optimizer]] = {
-    "sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop, "adadelta": Adadelta,
+    "sgd": SGD, "adam": LocalAdam, "adamw": AdamW, "rmsprop": RMSprop, "adadelta": Adadelta,
     "signs": Signs,
 }  # fmt: skip
 

@@ -99,7 +99,7 @@ class JudgedFile(JsonRecord):
     sha256: str
 
 
-class Difference(JsonRecord):
+class FileDifference(JsonRecord):
     """A file that is not as the manifest says.
 
     Attributes:
@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest:
     return parse(Manifest, {"schema_version": SCHEMA, "files": found.get("files")}, str(path))
 
 
-def differences(folder: Path) -> list[Difference]:
+def differences(folder: Path) -> list[FileDifference]:
     """Files that were changed, removed or added since the manifest was written, by path.
 
     Raises:
@@ -173,10 +173,10 @@ def differences(folder: Path) -> list[Difference]:
     there, strange = set(_paths(folder)), unlisted(folder, {*known, *UNLISTED})
     if key is None and any(one.sealed for one in known.values()):
         raise SeepageError(f"{folder} has no {KEY_FILE}, without which its sealed files cannot be compared; restore it")
-    found = [Difference(path=path, what="missing") for path in known.keys() - there]
-    found += [Difference(path=path, what="added") for path in strange]
+    found = [FileDifference(path=path, what="missing") for path in known.keys() - there]
+    found += [FileDifference(path=path, what="added") for path in strange]
     found += [
-        Difference(path=path, what="changed")
+        FileDifference(path=path, what="changed")
         for path in sorted(known.keys() & there)
         if not _fits(folder, path, known, key, hasher)
     ]

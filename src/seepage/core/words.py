@@ -1,4 +1,4 @@
-r"""A stranger's words made safe for whatever shows them: a terminal, Markdown, SARIF, XML, metrics, and pages.
+r"""A stranger's words made safe for whatever shows them: a terminal, Markdown, SARIF, XML, and pages.
 
 Names of cases, reasons, titles and facts come from files that others made. What would move a cursor, ring or turn the
 writing around is spelled out everywhere (`\x1b`); what a format would take for a tag, a link or a mention is broken.
@@ -78,12 +78,3 @@ def for_xml(text: str) -> str:
     'a\\x00b\\ud800'
     """
     return _NOT_XML.sub("", spelled(text))
-
-
-def for_label(text: str) -> str:
-    r"""Text for a label of OpenMetrics.
-
-    >>> for_label('a "b"')
-    'a \\"b\\"'
-    """
-    return spelled(" ".join(text.split())).replace("\\", "\\\\").replace('"', '\\"')

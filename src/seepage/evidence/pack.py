@@ -2,7 +2,7 @@
 
 PACK/  evidence.json  evidence.schema.json  result.json  result.schema.json
 annex.html  [annex.pdf]  model-card.md  summary.md
-junit.xml  results.sarif  bom.cdx.json  gitlab-code-quality.json  metrics.txt
+junit.xml  results.sarif  bom.cdx.json
 manifest.json  [manifest.json.sig  signer.pub]
 """
 
@@ -16,7 +16,7 @@ from seepage.audit import row as rows
 from seepage.core import manifest
 from seepage.core.hashing import MOST_OF_PACK, Hasher
 from seepage.core.lock import scratch
-from seepage.core.manifest import Difference, Digest
+from seepage.core.manifest import Digest, FileDifference
 from seepage.core.schema import JsonRecord, parse
 from seepage.core.storage import (
     TEMPORARY,
@@ -34,7 +34,6 @@ from seepage.evidence import statement
 from seepage.evidence.annex import annex, print_page
 from seepage.evidence.cyclonedx import cyclonedx
 from seepage.evidence.findings import Found, findings
-from seepage.evidence.gitlab import code_quality, open_metrics
 from seepage.evidence.junit import junit
 from seepage.evidence.markdown import model_card, summary
 from seepage.evidence.sarif import sarif
@@ -61,8 +60,6 @@ FORMATS: Mapping[str, Callable[[Evidence, list[Found], str], str]] = {
     "cyclonedx": lambda evidence, found, _: json_text(cyclonedx(evidence, {})),
     "summary": lambda evidence, found, _: summary(evidence, found),
     "model-card": lambda evidence, found, _: model_card(evidence),
-    "gitlab-code-quality": lambda evidence, found, place: json_text(code_quality(found, location=place)),
-    "open-metrics": lambda evidence, found, _: open_metrics(evidence, found),
     "evidence": lambda evidence, found, _: json_text(evidence.model_dump(mode="json")),
 }
 """What a pipeline can ask for by itself, by name."""
@@ -70,8 +67,8 @@ FORMATS: Mapping[str, Callable[[Evidence, list[Found], str], str]] = {
 
 NAMES = frozenset({
     "evidence.json", "evidence.schema.json", "result.json", "result.schema.json", "annex.html", "annex.pdf",
-    "model-card.md", "summary.md", "junit.xml", "results.sarif", "bom.cdx.json", "gitlab-code-quality.json",
-    "metrics.txt", manifest.FILE, SIGNATURE, SIGNER,
+    "model-card.md", "summary.md", "junit.xml", "results.sarif", "bom.cdx.json",
+    manifest.FILE, SIGNATURE, SIGNER,
 })  # fmt: skip
 """All that a pack may hold."""
 
@@ -204,8 +201,6 @@ def _files(run: RunFolder, request: PackRequest, digest: str, signer: str | None
         "junit.xml": junit(evidence, found),
         "results.sarif": json_text(sarif(evidence, found, location=request.location)),
         "bom.cdx.json": json_text(cyclonedx(evidence, _weights(run))),
-        "gitlab-code-quality.json": json_text(code_quality(found, location=request.location)),
-        "metrics.txt": open_metrics(evidence, found),
     }
 
 
@@ -270,7 +265,7 @@ class Checked:
         misfits: Why the run that was named is not the pack's; empty where it is, None where no run was named.
     """
 
-    differences: list[Difference]
+    differences: list[FileDifference]
     files: int
     signer: str | None
     problems: list[str]
@@ -325,11 +320,11 @@ def verify_pack(folder: Path, *, key: Path | None = None, run: Path | None = Non
     there = {os.path.relpath(one.path, folder).replace(os.sep, "/") for one in walk(folder) if one.is_file()}
     there -= {manifest.FILE, SIGNATURE}
     hasher = Hasher(MOST_OF_PACK)
-    wrong = [Difference(path=name, what="missing") for name in found.files.keys() - there]
+    wrong = [FileDifference(path=name, what="missing") for name in found.files.keys() - there]
     strange = manifest.unlisted(folder, {*found.files, manifest.FILE, SIGNATURE})
-    wrong += [Difference(path=name, what="added") for name in strange]
+    wrong += [FileDifference(path=name, what="added") for name in strange]
     wrong += [
-        Difference(path=name, what="changed")
+        FileDifference(path=name, what="changed")
         for name in sorted(found.files.keys() & there)
         if (folder / name).stat().st_size != found.files[name].size
         or _digest(folder / name, hasher) != found.files[name]

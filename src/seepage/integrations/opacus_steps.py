@@ -63,13 +63,13 @@ def step_pairs(
     for name, strength in CANARIES:
         x = strength * torch.randn(inputs.shape[1:], generator=draw).to(inputs)
         y = labels[0]  # a class that the model has
-        step = _Step(model, optimizer, loss, params, (inputs, labels), (x, y), sample_rate, draw)
+        step = _CanaryStep(model, optimizer, loss, params, (inputs, labels), (x, y), sample_rate, draw)
         found.append(Pair(name, _Side(step, 0), _Side(step, 1), step.direction()))
     return found
 
 
 @dataclass(frozen=True)
-class _Step:
+class _CanaryStep:
     """Steps with and without one canary."""
 
     model: nn.Module
@@ -117,7 +117,7 @@ class _Step:
 
 @dataclass(frozen=True)
 class _Side:
-    step: _Step
+    step: _CanaryStep
     side: int
 
     def __call__(self, trials: int, rounds: int) -> Array:

@@ -62,7 +62,7 @@ class Recorded:
     missing: tuple[str, ...] = ()
 
 
-class _Tried(Protocol):
+class _Attempted(Protocol):
     """Runs a step of recording; returns None if it fails."""
 
     def __call__(self, step: Step, work: Callable[[], T]) -> T | None: ...
@@ -253,7 +253,7 @@ class Recorder:
 
     def _through(
         self,
-        tried: _Tried,
+        tried: _Attempted,
         read: Callable[[], tuple[Sent, ClientUpdate]],
         place: tuple[int, int | str],
         examples: int | None,

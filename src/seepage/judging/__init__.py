@@ -6,13 +6,13 @@ A machine can answer the same page, and is named as one.
 from seepage.judging.answers import Answers, read_answers
 from seepage.judging.machine import machine_answers
 from seepage.judging.page import JudgePage, write_judge_page
-from seepage.judging.pairs import Pair, Subject, choose_pairs
+from seepage.judging.pairs import ShownPair, Subject, choose_pairs
 from seepage.judging.tally import lines, tally, write_judged
 
 __all__ = [
     "Answers",
     "JudgePage",
-    "Pair",
+    "ShownPair",
     "Subject",
     "choose_pairs",
     "lines",

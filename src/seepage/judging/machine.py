@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from seepage.core.storage import SCHEMA, write_json
 from seepage.errors import SeepageError
-from seepage.judging.pairs import Answer, Pair
+from seepage.judging.pairs import Answer, ShownPair
 from seepage.metrics import baselines, feature_distance, is_image, ssim
 
 MOST_STRANGERS = 0.05
@@ -30,7 +30,7 @@ Distance = Callable[[Tensor, Tensor], float]
 
 
 def machine_answers(
-    shown: Mapping[str, Pair], private: Sequence[Tensor], network: nn.Module | None
+    shown: Mapping[str, ShownPair], private: Sequence[Tensor], network: nn.Module | None
 ) -> tuple[dict[str, Answer], str]:
     """Answer every pair of a page, by the two pictures alone.
 

@@ -18,7 +18,7 @@ from seepage.core.storage import OWNER_ONLY, SCHEMA, make_private, write_whole
 from seepage.core.words import for_page
 from seepage.errors import SeepageError
 from seepage.judging.machine import machine_answers, write_machine_answers
-from seepage.judging.pairs import Pair, choose_pairs, open_albums, returned
+from seepage.judging.pairs import ShownPair, choose_pairs, open_albums, returned
 from seepage.metrics.features import feature_network, features_missing
 from seepage.report.pictures import Pictures, data_uri
 from seepage.report.run import open_run
@@ -118,7 +118,7 @@ def _network(features: str | None) -> nn.Module | None:
     return None if missing is not None else feature_network(features)
 
 
-def _groups(albums: dict[str, Pictures], shown: dict[str, Pair]) -> list[dict[str, Any]]:
+def _groups(albums: dict[str, Pictures], shown: dict[str, ShownPair]) -> list[dict[str, Any]]:
     """How many examples each attack on the page returned; the others count as failures."""
     subjects = [pair.subject for pair in shown.values() if pair.subject.kind == "guess"]
     names = sorted({(subject.cell, subject.attack) for subject in subjects})

@@ -55,7 +55,7 @@ class Subject(JsonRecord):
 
 
 @dataclass(frozen=True)
-class Pair:
+class ShownPair:
     """Two pictures `[C, H, W]` in [0, 1]: the private one, and the guess or control shown beside it."""
 
     subject: Subject
@@ -72,10 +72,10 @@ class ControlExample:
     picture: Tensor
     label: Tensor
 
-    def control(self, kind: Kind, right: Tensor) -> Pair:
+    def control(self, kind: Kind, right: Tensor) -> ShownPair:
         """A control of this example."""
         t, example = self.place
-        return Pair(Subject(kind=kind, cell=self.cell, attack="", round=t, example=example), self.picture, right)
+        return ShownPair(Subject(kind=kind, cell=self.cell, attack="", round=t, example=example), self.picture, right)
 
 
 def open_albums(run: RunFolder, cell: str | None, attack: str | None) -> dict[str, Pictures]:
@@ -105,7 +105,7 @@ def returned(pictures: Pictures, attack: str) -> list[Place]:
 
 def choose_pairs(
     albums: dict[str, Pictures], *, attack: str | None = None, pairs: int = 60, seed: int = 0
-) -> list[Pair]:
+) -> list[ShownPair]:
     """Draw guesses evenly over cells and attacks, and mix in controls; each kind is at least a tenth of the pairs.
 
     Args:
@@ -134,7 +134,7 @@ def choose_pairs(
     return _shuffled(every, draw)
 
 
-def _guesses(albums: dict[str, Pictures], attack: str | None, most: int, draw: Generator) -> list[Pair]:
+def _guesses(albums: dict[str, Pictures], attack: str | None, most: int, draw: Generator) -> list[ShownPair]:
     groups = [
         [_guess(pictures, cell, name, place) for place in _shuffled(returned(pictures, name), draw)[:most]]
         for cell, pictures in albums.items()
@@ -146,12 +146,12 @@ def _guesses(albums: dict[str, Pictures], attack: str | None, most: int, draw: G
     return [pair for turn in turns for pair in turn if pair is not None][:most]
 
 
-def _guess(pictures: Pictures, cell: str, attack: str, place: Place) -> Pair:
+def _guess(pictures: Pictures, cell: str, attack: str, place: Place) -> ShownPair:
     private, guess = pictures.private(place), pictures.guesses[attack].at(place)
     assert private is not None  # albums hold the truth,
     assert guess is not None  # and `returned` asked for it
     subject = Subject(kind="guess", cell=cell, attack=attack, round=place[0], example=place[1])
-    return Pair(subject, private, guess)
+    return ShownPair(subject, private, guess)
 
 
 def _private(albums: dict[str, Pictures]) -> list[ControlExample]:
@@ -163,7 +163,7 @@ def _private(albums: dict[str, Pictures]) -> list[ControlExample]:
     ]
 
 
-def _controls(pool: list[ControlExample], each: int, draw: Generator) -> list[Pair]:
+def _controls(pool: list[ControlExample], each: int, draw: Generator) -> list[ShownPair]:
     vivid = [held for held in pool if _db(_mean_color(held.picture), held.picture) < FLAT_DB]
     if not vivid:
         raise SeepageError(
@@ -177,8 +177,8 @@ def _controls(pool: list[ControlExample], each: int, draw: Generator) -> list[Pa
     ]
 
 
-def _others(pool: list[ControlExample], each: int, draw: Generator) -> list[Pair]:
-    found: list[Pair] = []
+def _others(pool: list[ControlExample], each: int, draw: Generator) -> list[ShownPair]:
+    found: list[ShownPair] = []
     for held in _shuffled(pool, draw):
         if (other := _another(held, pool, draw)) is not None:
             found.append(held.control("other", other.picture))

@@ -13,7 +13,7 @@ from seepage.errors import SeepageError
 from seepage.judging.answers import Answers, Group, Key, open_key
 from seepage.judging.pairs import EXPECTED, FEWEST_CONTROLS, Answer, Subject
 from seepage.metrics import bootstrap_interval
-from seepage.report.human_study import FILE, Judge, Judged, JudgedRow
+from seepage.report.human_study import FILE, Judge, JudgedRow, JudgedStudy
 
 MOST_MISSED = 0.2
 """Largest share of controls that a judge may answer wrongly; judges who miss more are excluded."""
@@ -22,7 +22,7 @@ Votes = dict[Subject, dict[str, Answer]]
 """Guess to judge to answer."""
 
 
-def tally(folder: Path, answers: Sequence[Answers]) -> Judged:
+def tally(folder: Path, answers: Sequence[Answers]) -> JudgedStudy:
     """Join answers with the keys of their pages, exclude judges who miss too many controls, and count.
 
     With several judges a guess contributes the share of its judges who called it the same content. (FedLeak, Fan et
@@ -57,10 +57,12 @@ def tally(folder: Path, answers: Sequence[Answers]) -> Judged:
     agreement, kappa = _agreement(votes, counted)
     flats = [word for name in counted for subject, word in said[name].items() if subject.kind == "flat"]
     flat_same = _share(flats, "same") if flats else None
-    return Judged(rows=rows, judges=judges, kappa=kappa, agreement=agreement, flat_same=flat_same, machine=rules.pop())
+    return JudgedStudy(
+        rows=rows, judges=judges, kappa=kappa, agreement=agreement, flat_same=flat_same, machine=rules.pop()
+    )
 
 
-def write_judged(folder: Path, judged: Judged) -> Path:
+def write_judged(folder: Path, judged: JudgedStudy) -> Path:
     """Write `judgements.json` into the run folder; an earlier one is replaced."""
     write_json(folder / FILE, {"schema": SCHEMA, **judged.model_dump(mode="json")})
     renew(folder, [FILE])
@@ -203,7 +205,7 @@ def cohen_kappa(both: Sequence[tuple[Answer, Answer]]) -> float | None:
 # --- words -------------------------------------------------------------------------------------------------------
 
 
-def lines(judged: Judged, titles: Mapping[str, str]) -> list[str]:
+def lines(judged: JudgedStudy, titles: Mapping[str, str]) -> list[str]:
     """The count as plain lines for a terminal.
 
     Args:
@@ -235,7 +237,7 @@ def _judge_line(judge: Judge) -> str:
     return f"judge {judge.name}: {judge.guesses} guesses; missed {judge.missed} of {judge.controls} control pairs"
 
 
-def _rest(judged: Judged) -> list[str]:
+def _rest(judged: JudgedStudy) -> list[str]:
     counted = sum(judge.left_out is None for judge in judged.judges)
     found = []
     if counted > 1:

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
-from seepage.attacks.gauss_newton.equations import Structure, Whitening, slope_matrix
-from seepage.attacks.gauss_newton.linearize import Derivative, Network
+from seepage.attacks.gauss_newton.equations import EquationWhitening, Structure, slope_matrix
+from seepage.attacks.gauss_newton.linearize import Derivative, VictimNetwork
 from seepage.core.nn import generator, last_linear
 from seepage.errors import Inapplicable
 from seepage.leakage.finding import Finding
@@ -123,7 +123,7 @@ def equation_count(observed: Round, knowledge: Knowledge, *, thorough: bool = Fa
         for name, tensor in observed.buffers.items()
     }
     low, high = knowledge.value_range
-    network = Network(knowledge.model, params, buffers, low, high - low)
+    network = VictimNetwork(knowledge.model, params, buffers, low, high - low)
     images = NaturalSpectrum(knowledge.input_shape).samples(PROBES, generator(0, "probe images")).to(precise)
     structure = Structure.of(network, head, images[:1], 1)
     with torch.no_grad():
@@ -193,7 +193,7 @@ class Jacobian:
         image: `[1, C, H, W]`.
     """
 
-    def __init__(self, network: Network, structure: Structure, image: Tensor) -> None:
+    def __init__(self, network: VictimNetwork, structure: Structure, image: Tensor) -> None:
         self.network, self.structure, self.image = network, structure, image
         x = image.detach().requires_grad_(True)
         seen = network.run(x)
@@ -213,7 +213,9 @@ class Jacobian:
         self.rows = len(layer.weight) * kernel
         self.slopes_rank = min(self.rows, layer.output[0, 0].numel() if layer.geometry else 1)
         if self.rows * places <= MAX_SLOPES:
-            self.slopes_rank = Whitening(layer, slopes).rank  # 0 where all units are off: the gradient says nothing
+            self.slopes_rank = EquationWhitening(
+                layer, slopes
+            ).rank  # 0 where all units are off: the gradient says nothing
             self.moved = slope_matrix(layer, slopes)  # M [O k k, positions]
 
     def columns(self) -> Tensor:

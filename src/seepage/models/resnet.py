@@ -13,7 +13,7 @@ from seepage.registry import models
 BLOCKS = {10: (1, 1, 1, 1), 18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
 
     def __init__(self, before: int, after: int, stride: int, act: Callable[[], nn.Module], batch_norm: bool) -> None:
@@ -94,7 +94,7 @@ def resnet(
     for stage, count in enumerate(BLOCKS[depth]):
         after = width * 2**stage
         for place in range(count):
-            blocks.append(Block(before, after, 2 if stage and not place else 1, act, batch_norm))
+            blocks.append(ResidualBlock(before, after, 2 if stage and not place else 1, act, batch_norm))
             before = after
     return ResNet(nn.Sequential(*first), nn.Sequential(*blocks), nn.Linear(before, num_classes))
 

@@ -15,7 +15,7 @@ START_STD = 0.02
 """Standard deviation of the fresh embeddings and weights (Radford et al. 2019)."""
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and two fully connected layers, each behind a layer norm and added to the tokens.
 
     Args:
@@ -64,7 +64,7 @@ class TextTransformer(nn.Module):
     ) -> None:
         super().__init__()
         self.token, self.position = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(Block(width, heads, causal=classes is None) for _ in range(depth))
+        self.blocks = nn.ModuleList(TransformerBlock(width, heads, causal=classes is None) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = None if classes is None else nn.Linear(width, classes)
         for parameter in self.parameters():

@@ -5,7 +5,7 @@ text, where           the claim in one sentence of our own, and where the paper 
 relation              rows, columns, monotone, peak, close or level; each has its own keys
 differs               what is different here, and what would have to be true for the paper's result
 
-Every relation comes down to a list of `Comparison`s of one cell with another cell, with a level, or with a baseline of
+Every relation comes down to a list of `ClaimPart`s of one cell with another cell, with a level, or with a baseline of
 its own. `verdicts.py` decides them, on the paper's printed numbers and on ours.
 """
 
@@ -37,7 +37,7 @@ class At:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ClaimPart:
     """One thing that a claim says.
 
     Attributes:
@@ -82,7 +82,7 @@ class _Claim(BaseModel):
     only: tuple[int, ...] = ()
     differs: str = ""
 
-    def comparisons(self, lines: Sequence[Line], columns: int) -> list[Comparison]:
+    def comparisons(self, lines: Sequence[Line], columns: int) -> list[ClaimPart]:
         """All that it says of an item with these rows and so many columns."""
         raise NotImplementedError
 
@@ -126,10 +126,10 @@ class RowsClaim(_Claim):
     by: float = 0.0
     across: bool = False
 
-    def comparisons(self, lines: Sequence[Line], columns: int) -> list[Comparison]:
+    def comparisons(self, lines: Sequence[Line], columns: int) -> list[ClaimPart]:
         pairs = itertools.product(_matching(self.rows, lines), _matching(self.than, lines))
         return [
-            Comparison(At(better, column), At(other, column), self.by)
+            ClaimPart(At(better, column), At(other, column), self.by)
             for better, other in pairs
             if self.across or better.data == other.data
             for column in self._used(columns)
@@ -150,9 +150,9 @@ class ColumnsClaim(_Claim):
     pairs: Annotated[tuple[tuple[int, int], ...], Field(min_length=1)]
     by: float = 0.0
 
-    def comparisons(self, lines: Sequence[Line], columns: int) -> list[Comparison]:
+    def comparisons(self, lines: Sequence[Line], columns: int) -> list[ClaimPart]:
         found = itertools.product(_matching(self.rows, lines), self.pairs)
-        return [Comparison(At(line, better), At(line, other), self.by) for line, (better, other) in found]
+        return [ClaimPart(At(line, better), At(line, other), self.by) for line, (better, other) in found]
 
     def _columns(self) -> Iterator[int]:
         yield from itertools.chain(self.only, *self.pairs)
@@ -172,11 +172,11 @@ class MonotoneClaim(_Claim):
     gets: Literal["better", "worse"]
     by: float = 0.0
 
-    def comparisons(self, lines: Sequence[Line], columns: int) -> list[Comparison]:
+    def comparisons(self, lines: Sequence[Line], columns: int) -> list[ClaimPart]:
         steps = list(itertools.pairwise(self._used(columns)))
         found = [(a, b) if self.gets == "worse" else (b, a) for a, b in steps]
         return [
-            Comparison(At(line, better), At(line, other), self.by)
+            ClaimPart(At(line, better), At(line, other), self.by)
             for line in _matching(self.rows, lines)
             for better, other in found
         ]
@@ -196,9 +196,9 @@ class PeakClaim(_Claim):
     at: int
     by: float = 0.0
 
-    def comparisons(self, lines: Sequence[Line], columns: int) -> list[Comparison]:
+    def comparisons(self, lines: Sequence[Line], columns: int) -> list[ClaimPart]:
         return [
-            Comparison(At(line, self.at), At(line, column), self.by)
+            ClaimPart(At(line, self.at), At(line, column), self.by)
             for line in _matching(self.rows, lines)
             for column in self._used(columns)
             if column != self.at
@@ -222,13 +222,13 @@ class CloseClaim(_Claim):
     than: tuple[str, ...] = ()
     margin: float = Field(ge=0)
 
-    def comparisons(self, lines: Sequence[Line], columns: int) -> list[Comparison]:
+    def comparisons(self, lines: Sequence[Line], columns: int) -> list[ClaimPart]:
         own, used = _matching(self.rows, lines), self._used(columns)
         if not self.than:
             pairs = itertools.product(own, itertools.combinations(used, 2))
-            return [Comparison(At(line, a), At(line, b), self.margin, within=True) for line, (a, b) in pairs]
+            return [ClaimPart(At(line, a), At(line, b), self.margin, within=True) for line, (a, b) in pairs]
         return [
-            Comparison(At(a, column), At(b, column), self.margin, within=True)
+            ClaimPart(At(a, column), At(b, column), self.margin, within=True)
             for a, b in itertools.product(own, _matching(self.than, lines))
             if a.data == b.data
             for column in used
@@ -252,12 +252,12 @@ class LevelClaim(_Claim):
     level: float | None = None
     baseline: Literal["mean_color_psnr"] | None = None
 
-    def comparisons(self, lines: Sequence[Line], columns: int) -> list[Comparison]:
+    def comparisons(self, lines: Sequence[Line], columns: int) -> list[ClaimPart]:
         right = self.baseline if self.level is None else self.level
         if right is None:
             return []
         return [
-            Comparison(At(line, column), right, at_most=self.side == "worse")
+            ClaimPart(At(line, column), right, at_most=self.side == "worse")
             for line in _matching(self.rows, lines)
             for column in self._used(columns)
         ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Literal
 
-from seepage.papers.claims import At, Claim, Comparison
+from seepage.papers.claims import At, Claim, ClaimPart
 from seepage.papers.lines import Line
 from seepage.papers.records import Record
 
@@ -70,7 +70,7 @@ class Decided:
         data: The data set that was used.
     """
 
-    comparison: Comparison
+    comparison: ClaimPart
     found: bool | None
     left: float | None = None
     right: float | None = None
@@ -144,7 +144,7 @@ def judge(claim: Claim, lines: Sequence[Line], columns: int, records: Sequence[R
     return found
 
 
-def _on_each_data(comparison: Comparison, records: Sequence[Record], claim: Claim) -> list[Decided]:
+def _on_each_data(comparison: ClaimPart, records: Sequence[Record], claim: Claim) -> list[Decided]:
     """A comparison on each data set that was used; the paper's own sets alone, where they were."""
     used = _data_of(comparison.left.line, records) or [""]
     return [
@@ -212,7 +212,7 @@ def _baseline(at: At, records: Sequence[Record], data: str, name: object) -> Num
 
 
 def _decide(
-    comparison: Comparison,
+    comparison: ClaimPart,
     number: Callable[[At], Number | None],
     *,
     exact: bool,
@@ -241,7 +241,7 @@ def _decide(
     return Decided(comparison, _found(comparison, by, low, high), left.mean, other.mean, low, high, data)
 
 
-def _found(comparison: Comparison, by: float, low: float | None, high: float | None) -> bool | None:
+def _found(comparison: ClaimPart, by: float, low: float | None, high: float | None) -> bool | None:
     """Whether an interval of the difference lies on the claim's side; None where it lies on both."""
     if low is None or high is None:
         return None

@@ -59,7 +59,7 @@ class JudgedRow(JsonRecord):
     asr_of_examples: float
 
 
-class Judged(JsonRecord):
+class JudgedStudy(JsonRecord):
     """The content of `judgements.json`.
 
     Attributes:
@@ -79,7 +79,7 @@ class Judged(JsonRecord):
     machine: str | None = None
 
 
-def open_judged(folder: Path) -> Judged | None:
+def open_judged(folder: Path) -> JudgedStudy | None:
     """Read the judgments of a run; None where there are none.
 
     Raises:
@@ -92,4 +92,4 @@ def open_judged(folder: Path) -> Judged | None:
     check_schema(record, path)
     rows = parse_all(JudgedRow, record.get("rows"), f"{path}")
     judges = parse_all(Judge, record.get("judges"), f"{path}")
-    return parse(Judged, {**record, "rows": rows, "judges": judges}, f"{path}")
+    return parse(JudgedStudy, {**record, "rows": rows, "judges": judges}, f"{path}")

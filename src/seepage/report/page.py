@@ -14,7 +14,7 @@ from seepage.core.manifest import renew
 from seepage.core.storage import write_whole
 from seepage.recipe.places import shown_recipe
 from seepage.report import formatting as words
-from seepage.report.human_study import Judged, JudgedRow, open_judged
+from seepage.report.human_study import JudgedRow, JudgedStudy, open_judged
 from seepage.report.leakage import open_exposed
 from seepage.report.picture_choice import shows_pictures
 from seepage.report.pictures import LARGEST_SIDE, Guesses, Pictures, Place, data_uri, open_pictures
@@ -404,7 +404,7 @@ def _remark(pictures: Pictures, kind: Kind) -> str:
 class People:
     """The human study for display: its rows with the titles of their cells."""
 
-    judged: Judged
+    judged: JudgedStudy
     rows: list[tuple[str, JudgedRow]]
     counted: int
 

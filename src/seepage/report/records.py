@@ -23,7 +23,7 @@ LONGEST = 60
 
 
 @dataclass(frozen=True)
-class Value:
+class TableValue:
     """One value of a record, in the table's own words and units.
 
     Attributes:
@@ -38,7 +38,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Record:
+class TableRecord:
     """One row of the table.
 
     Attributes:
@@ -46,7 +46,7 @@ class Record:
         right: For each attack the number of values that read the same, of all; None where it returned nothing.
     """
 
-    values: list[Value]
+    values: list[TableValue]
     right: list[int | None]
 
 
@@ -64,7 +64,7 @@ class Records:
     """
 
     attacks: list[str]
-    rows: list[Record]
+    rows: list[TableRecord]
     total: int
     columns: int
     held: bool
@@ -103,7 +103,7 @@ def _columns(folder: Path | None, width: int) -> list[Column] | None:
     return columns
 
 
-def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: bool) -> Record:
+def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: bool) -> TableRecord:
     truth = found.private(place)
     private = None if truth is None else _words(truth, columns, plain)
     read = [
@@ -114,7 +114,7 @@ def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: boo
         for guess in read
     ]
     values = [
-        Value(
+        TableValue(
             printable(column.name)[:LONGEST],
             None if private is None else private[i],
             [(None if guess is None else guess[i], right[i]) for guess, right in zip(read, same, strict=True)],
@@ -122,7 +122,7 @@ def _record(found: Pictures, place: Place, columns: Sequence[Column], plain: boo
         for i, column in enumerate(columns[:MOST_VALUES])
     ]
     right = [None if guess is None else sum(equal) for guess, equal in zip(read, same, strict=True)]
-    return Record(values, right)
+    return TableRecord(values, right)
 
 
 def _words(row: Tensor, columns: Sequence[Column], plain: bool) -> list[str]:

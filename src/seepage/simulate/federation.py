@@ -215,7 +215,7 @@ class CheckpointFolder:
 
 
 @dataclass
-class _Kept:
+class _KeptCheckpoint:
     """The checkpoint of the running federation that was not requested and is replaced by the next one."""
 
     checkpoints: CheckpointFolder
@@ -265,7 +265,7 @@ def federate(
             f"{clients.defense} follows the loss on examples that no client holds, and there are none; use more data"
         )
     stage, requested = checkpoints.latest(plan.rounds, _validated(clients, FederationState(0, *state)))
-    kept, every = _Kept(checkpoints, None if requested else stage), max(1, plan.rounds // MIN_CHECKPOINTS)
+    kept, every = _KeptCheckpoint(checkpoints, None if requested else stage), max(1, plan.rounds // MIN_CHECKPOINTS)
     while stage.t < plan.rounds:
         stage = _validated(clients, _round(clients, stage, plan, ask))
         if stage.t % every == 0 or stage.t == plan.rounds:

@@ -172,14 +172,14 @@ class AttackCase:
         return replace(self, rounds=replace(self.rounds, count=self.brief_rounds))
 
     @cached_property
-    def plain(self) -> "Plain":
+    def plain(self) -> "PlainRun":
         """The brief attack, run once for all checks that need no more than its answer."""
         transcript, truth = self.short.plant()
         counted = Killed(None, after=0)
-        return Plain(transcript, truth, self.run(transcript, counted), counted.saves)
+        return PlainRun(transcript, truth, self.run(transcript, counted), counted.saves)
 
     @cached_property
-    def recorded(self) -> "Recorded":
+    def recorded(self) -> "RecordedRun":
         """The brief attack on the recorded rounds, run once while everything that it must leave alone is watched."""
         with tempfile.TemporaryDirectory() as folder:
             save_transcript(self.plain.transcript, Path(folder) / "observed")
@@ -203,11 +203,11 @@ class AttackCase:
             for name, tensor in tensors_of(observed).items()
             if not torch.equal(tensor, old[name]) or tensor.grad is not None
         )
-        return Recorded(found, rounds, changed, globals_changed)
+        return RecordedRun(found, rounds, changed, globals_changed)
 
 
 @dataclass(frozen=True)
-class Plain:
+class PlainRun:
     """One run of a case's brief attack.
 
     Attributes:
@@ -224,7 +224,7 @@ class Plain:
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """One run of a case's brief attack on recorded rounds, and what it did not leave as it was.
 
     Attributes:

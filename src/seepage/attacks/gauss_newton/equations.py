@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from seepage.attacks.gauss_newton.linearize import Derivative, LayerUse, Network, Pass
+from seepage.attacks.gauss_newton.linearize import Derivative, ForwardPass, LayerUse, VictimNetwork
 from seepage.errors import Inapplicable
 
 FLOOR = 1e-4
@@ -54,7 +54,7 @@ class Structure:
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, network: Network, head: str, unit: Float[Tensor, "1 C H W"], layers: int) -> "Structure | None":
+    def of(cls, network: VictimNetwork, head: str, unit: Float[Tensor, "1 C H W"], layers: int) -> "Structure | None":
         """Read off one pass on an image; None where there is no convolution in front of it, or positions are mixed.
 
         Args:
@@ -91,7 +91,7 @@ class Structure:
         return cls(place, last, slope, direct, fixed, matched, weights, tuple(read.shape[1:]))
 
     @classmethod
-    def reading(cls, network: Network, weight: str, unit: Float[Tensor, "n C H W"]) -> "Structure":
+    def reading(cls, network: VictimNetwork, weight: str, unit: Float[Tensor, "n C H W"]) -> "Structure":
         """What a layer reads, behind a ReLU, as the known quantity, without any weight gradient.
 
         Args:
@@ -112,19 +112,19 @@ class Structure:
                     return cls(names.index(weight), place, 0.0, 0, True, (), (), tuple(read.shape[1:]))
         raise Inapplicable(f"what {weight} reads is not behind a ReLU", "use gradient_matching")
 
-    def known(self, seen: Pass) -> Tensor:
+    def known(self, seen: ForwardPass) -> Tensor:
         """`[n, *shape]` the quantity whose value is known: what the last activation reads, or the features."""
         if self.activation is not None:
             return seen.activations[self.activation].input
         return self.output(seen)
 
-    def output(self, seen: Pass) -> Tensor:
+    def output(self, seen: ForwardPass) -> Tensor:
         """`[n, *shape]` the features: what the known activation gives, or what the head reads."""
         given = seen.layers[self.head].input if self.activation is None else seen.activations[self.activation].output
         return given.flatten(1).view(len(given), *self.shape)
 
 
-def _feature_shape(seen: Pass, features: Tensor) -> tuple[int, ...]:
+def _feature_shape(seen: ForwardPass, features: Tensor) -> tuple[int, ...]:
     """`[c, h, w]` of flattened features, by the last convolution's number of channels; `[c, 1, 1]` where none fits."""
     for layer in reversed(seen.layers):
         if layer.geometry and features.shape[1] % layer.output.shape[1] == 0:
@@ -178,7 +178,7 @@ def _per_example(numbers: Float[Tensor, " n"], like: Tensor) -> Tensor:
     return numbers.view(-1, *(1,) * (like.ndim - 1))
 
 
-class Whitening:
+class EquationWhitening:
     """Makes the equations of a weight gradient independent of one another.
 
     A weight gradient is `G[(o, k), c] = sum_q M[(o, k), q] h[q, c]`, where h is what the layer reads at all positions q
@@ -242,7 +242,7 @@ def columns_of(gradient: Tensor) -> Tensor:
 
 
 def slope_matrix(layer: LayerUse, slopes: Tensor) -> Tensor:
-    """The matrix M of `Whitening`, `[O k k, n positions]`; `[O, n]` for a fully connected layer."""
+    """The matrix M of `EquationWhitening`, `[O k k, n positions]`; `[O, n]` for a fully connected layer."""
     if not layer.geometry:
         return slopes.T
     stride, padding, dilation, _ = layer.geometry
@@ -260,7 +260,7 @@ def slope_matrix(layer: LayerUse, slopes: Tensor) -> Tensor:
 
 
 @dataclass(eq=False)
-class Point:
+class EquationsAt:
     """The equations at one guess of the images: residuals, and what their derivative needs.
 
     Attributes:
@@ -284,7 +284,7 @@ class Point:
     layers: list[LayerUse]
     derivative: Derivative | None = None
     patches: list[Tensor] = field(default_factory=list)
-    whitenings: list[Whitening] = field(default_factory=list)
+    whitenings: list[EquationWhitening] = field(default_factory=list)
 
     @property
     def square(self) -> float:
@@ -314,7 +314,7 @@ class Equations:
 
     def __init__(
         self,
-        network: Network,
+        network: VictimNetwork,
         structure: Structure,
         known: Known,
         gradients: Sequence[Tensor],
@@ -334,7 +334,7 @@ class Equations:
         features = int((self.known.on & (self.known.weight > 0)).sum())
         return features + sum(gradient.numel() for gradient in self.gradients)
 
-    def reopened(self, point: Point) -> tuple["Equations", Tensor] | None:
+    def reopened(self, point: EquationsAt) -> tuple["Equations", Tensor] | None:
         """The equations with more open units, and their slopes so far; None where there are no more.
 
         Rounding can hide that a unit is on: its feature is then taken for one of the many zeros, and its slope is
@@ -361,11 +361,11 @@ class Equations:
     def _with(self, known: Known, floor: float) -> "Equations":
         return Equations(self.network, self.structure, known, self.gradients, floor=floor)
 
-    def start(self, x: Tensor) -> Point:
+    def start(self, x: Tensor) -> EquationsAt:
         """The equations at a first guess."""
         return self.at(x, x.new_zeros(len(self.open)))
 
-    def at(self, x: Tensor, free: Tensor, before: Point | None = None) -> Point:
+    def at(self, x: Tensor, free: Tensor, before: EquationsAt | None = None) -> EquationsAt:
         """The equations and their derivative; whitenings of slopes that do not depend on x are taken from `before`."""
         x = x.detach().requires_grad_(True)
         seen = self.network.run(x)
@@ -375,7 +375,7 @@ class Equations:
         if before is not None and self.structure.fixed:
             whitenings = before.whitenings
         else:
-            whitenings = [Whitening(*pair, self.floor) for pair in zip(layers, slopes, strict=True)]
+            whitenings = [EquationWhitening(*pair, self.floor) for pair in zip(layers, slopes, strict=True)]
         if len(self.open):
             slopes = self._with_free(slopes, free)
         point = self._point(x, free, z, layers, slopes, whitenings)
@@ -385,7 +385,7 @@ class Equations:
             point.patches = [self._patches(layer, reading) * share[:, None] for layer, reading, share in several]
         return point
 
-    def moved(self, x: Tensor, free: Tensor, before: Point) -> Point:
+    def moved(self, x: Tensor, free: Tensor, before: EquationsAt) -> EquationsAt:
         """The equations elsewhere with the slopes of `before`, without their derivative."""
         with torch.no_grad():
             seen = self.network.run(x)
@@ -402,8 +402,8 @@ class Equations:
         z: Tensor,
         layers: list[LayerUse],
         slopes: list[Tensor],
-        whitenings: list[Whitening],
-    ) -> Point:
+        whitenings: list[EquationWhitening],
+    ) -> EquationsAt:
         readings = [layer.input.detach() for layer in layers]
         z = z.detach()
         active = self.known.on | (z > 0) if self.known.one_sided else self.known.on
@@ -414,10 +414,10 @@ class Equations:
         ):
             off = layer.weight_gradient(reading, slope) - wanted
             residuals.append(whitening(off) * self.gain(wanted, whitening))
-        return Point(x, free, residuals, readings, slopes, mask, layers, whitenings=whitenings)
+        return EquationsAt(x, free, residuals, readings, slopes, mask, layers, whitenings=whitenings)
 
     @staticmethod
-    def gain(wanted: Tensor, whitening: Whitening) -> float:
+    def gain(wanted: Tensor, whitening: EquationWhitening) -> float:
         """`S_max / |G|`: a whitened gradient then has about the size that a feature's residual has."""
         return whitening.largest / max(float(wanted.norm()), 1e-30)
 
@@ -457,7 +457,7 @@ class Equations:
         place = self.open[:, 2] * layer.output.shape[3] + self.open[:, 3]
         return columns[example, :, place]
 
-    def forward(self, point: Point, v: Tensor, free: Tensor) -> list[Tensor]:
+    def forward(self, point: EquationsAt, v: Tensor, free: Tensor) -> list[Tensor]:
         """`J (v, free)`: what a change of images and open slopes does to the residuals."""
         assert point.derivative is not None
         changes = point.derivative.forward(v)
@@ -472,7 +472,7 @@ class Equations:
             parts.append(point.whitenings[i](gradient) * gain)
         return parts
 
-    def transposed(self, point: Point, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def transposed(self, point: EquationsAt, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """`J^T r`, for the images and for the open slopes."""
         assert point.derivative is not None
         pulled, free = [parts[0] * point.mask], torch.zeros_like(point.free)

@@ -14,7 +14,7 @@ from seepage.attacks.decoding import AT_ONCE, Decoder, NaturalSpectrum
 from seepage.attacks.gauss_newton.contrast import with_contrast
 from seepage.attacks.gauss_newton.equations import FLOOR, ROUNDED_FLOOR, Equations, Known, Structure
 from seepage.attacks.gauss_newton.levels import to_levels
-from seepage.attacks.gauss_newton.linearize import Held, Network
+from seepage.attacks.gauss_newton.linearize import Held, VictimNetwork
 from seepage.attacks.gauss_newton.peeling import Peeled, peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
 from seepage.attacks.gauss_newton.search import Search
@@ -69,7 +69,7 @@ class Seen:
 
     knowledge: Knowledge
     observed: Round
-    network: Network
+    network: VictimNetwork
     structure: Structure
     head: HeadFeatures
     known: Known
@@ -157,7 +157,7 @@ class GaussNewton(Attack):
         knowledge, observed = transcript.knowledge, transcript[0]
         head = last_linear(knowledge.model, knowledge.num_outputs)
         low, high = knowledge.value_range
-        network = Network(knowledge.model, observed.params, observed.buffers, low, high - low)
+        network = VictimNetwork(knowledge.model, observed.params, observed.buffers, low, high - low)
         if knowledge.client.batch_coupled(knowledge.model):
             return _coupled(observed, knowledge, replace(network, training=True))
         middle = torch.rand((1, *knowledge.input_shape), generator=generator(0, "probe image"))
@@ -352,7 +352,7 @@ class GaussNewton(Attack):
         )
 
 
-def _coupled(observed: Round, knowledge: Knowledge, network: Network) -> Seen:
+def _coupled(observed: Round, knowledge: Knowledge, network: VictimNetwork) -> Seen:
     """What the last block read, where batch norm in train mode ties the examples together.
 
     Raises:

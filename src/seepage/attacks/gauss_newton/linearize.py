@@ -125,7 +125,7 @@ class Held:
         return bent if self.value is None else self.value + (bent - bent.detach())
 
 
-class Pass(TorchFunctionMode):
+class ForwardPass(TorchFunctionMode):
     """Records the layers with weights and the activations of one forward pass.
 
     Args:
@@ -189,7 +189,7 @@ def _pair(value: Any) -> tuple[int, int]:
 
 
 @dataclass(frozen=True, eq=False)
-class Network:
+class VictimNetwork:
     """A model at a round's weights, on inputs in units of its value range.
 
     Attributes:
@@ -210,9 +210,9 @@ class Network:
     held: Mapping[int, Held] = field(default_factory=dict)
     training: bool = False
 
-    def run(self, unit: Tensor) -> Pass:
+    def run(self, unit: Tensor) -> ForwardPass:
         """One forward pass on `[n, C, H, W]` images in [0, 1], recorded."""
-        seen, like = Pass(self.held), next(iter(self.params.values()))
+        seen, like = ForwardPass(self.held), next(iter(self.params.values()))
         # Weights that a round does not carry are the model's own, in the type and place of the others.
         own = self.model.named_parameters()
         frozen = {name: weight.detach().to(like) for name, weight in own if name not in self.params}
@@ -232,7 +232,7 @@ class Network:
             return None
         return -low / (high - low)
 
-    def names(self, seen: Pass) -> list[str]:
+    def names(self, seen: ForwardPass) -> list[str]:
         """The weight's name of each recorded layer; empty for a weight that is no parameter."""
         known = {id(tensor): name for name, tensor in self.params.items()}
         return [known.get(id(layer.weight), "") for layer in seen.layers]

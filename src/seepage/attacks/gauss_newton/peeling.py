@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
-from seepage.attacks.gauss_newton.linearize import Derivative, Held, Network, Pass
+from seepage.attacks.gauss_newton.linearize import Derivative, ForwardPass, Held, VictimNetwork
 from seepage.attacks.gauss_newton.patches import read_patches
 from seepage.attacks.gauss_newton.readings import Forward, solve_reading
 from seepage.attacks.head import HeadFeatures
@@ -59,7 +59,7 @@ class _Peeling:
         noise: Error of each known activation's entries, `[n]`.
     """
 
-    network: Network
+    network: VictimNetwork
     gradients: Tensors
     signal: Tensor
     head: int
@@ -67,11 +67,11 @@ class _Peeling:
     held: dict[int, Held] = field(default_factory=dict)
     noise: dict[int, Tensor] = field(default_factory=dict)
 
-    def run(self, images: Tensor, held: Mapping[int, Held] | None = None) -> Pass:
+    def run(self, images: Tensor, held: Mapping[int, Held] | None = None) -> ForwardPass:
         network = replace(self.network, held=self.held if held is None else held)
         return network.run(images.detach().requires_grad_(True))
 
-    def slopes(self, seen: Pass, places: list[int]) -> list[Tensor]:
+    def slopes(self, seen: ForwardPass, places: list[int]) -> list[Tensor]:
         """Gradient of the mean loss in the outputs of these layers, as the known activations have it."""
         features = seen.layers[self.head].input.flatten(1)
         outputs = [seen.layers[place].output for place in places]
@@ -166,7 +166,7 @@ class _Peeling:
         return bool((first - second).norm() < SAME * first.norm())
 
 
-def activation_of(seen: Pass, read: Tensor) -> int | None:
+def activation_of(seen: ForwardPass, read: Tensor) -> int | None:
     """Place of the ReLU whose output a layer reads as it is; None where it reads something else."""
     for place, one in enumerate(seen.activations):
         if one.output is read and one.slope == 0:
@@ -175,7 +175,7 @@ def activation_of(seen: Pass, read: Tensor) -> int | None:
 
 
 def peel(
-    network: Network, head_name: str, head: HeadFeatures, gradients: Tensors, shape: tuple[int, ...]
+    network: VictimNetwork, head_name: str, head: HeadFeatures, gradients: Tensors, shape: tuple[int, ...]
 ) -> Peeled | None:
     """Go down from a pooled head as far as activations are known exactly; None where not even the first step works.
 

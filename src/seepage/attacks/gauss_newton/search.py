@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seepage.attacks.decoding import NaturalSpectrum
-from seepage.attacks.gauss_newton.equations import Equations, Point
+from seepage.attacks.gauss_newton.equations import Equations, EquationsAt
 from seepage.attacks.gauss_newton.levels import (
     FEWEST,
     FIRST_NEARNESS,
@@ -146,7 +146,7 @@ class Search:
 
     equations: Equations
     spectrum: NaturalSpectrum
-    point: Point
+    point: EquationsAt
     most: int
     damping: float = FIRST_DAMPING
     iterations: int = FIRST_INNER
@@ -289,7 +289,7 @@ class Search:
     def _prior(self, off: Tensor, mu: float) -> float:
         return mu * float((off * self.spectrum.precision(off)).double().sum())
 
-    def _solve(self, point: Point, off: Tensor, mu: float) -> tuple[Pair, bool]:
+    def _solve(self, point: EquationsAt, off: Tensor, mu: float) -> tuple[Pair, bool]:
         """The step, and whether the conjugate gradients ended before it was solved."""
         if self.preconditioner is None:
             nothing = torch.zeros_like(point.free)
@@ -311,7 +311,7 @@ class Search:
         self.passes += 2 * used
         return change, not solved
 
-    def _inverse(self, point: Point, damping: float) -> Callable[[Pair], Pair]:
+    def _inverse(self, point: EquationsAt, damping: float) -> Callable[[Pair], Pair]:
         """An approximate inverse of `J^T J`, with that much added to its diagonal."""
         circulant = self.preconditioner
         assert circulant is not None
@@ -322,7 +322,7 @@ class Search:
             weights = 1 / (self._open_diagonal(point) + damping)
         return lambda v: (circulant(v[0]), weights * v[1])
 
-    def _across(self, point: Point) -> Callable[[Tensor], Tensor]:
+    def _across(self, point: EquationsAt) -> Callable[[Tensor], Tensor]:
         """Takes out of a change of the images what changes nothing but their contrast, and what changes set values."""
         if self.center is None:
             return (lambda change: change * ~self.fixed) if len(self.fixed) else (lambda change: change)
@@ -330,11 +330,11 @@ class Search:
         square = float(contrast.double().square().sum())
         return lambda change: change - float((change.double() * contrast.double()).sum()) / square * contrast
 
-    def _normal(self, point: Point, v: Pair) -> Pair:
+    def _normal(self, point: EquationsAt, v: Pair) -> Pair:
         """`J^T J v`."""
         return self.equations.transposed(point, self.equations.forward(point, *v))
 
-    def _open_diagonal(self, point: Point) -> Tensor:
+    def _open_diagonal(self, point: EquationsAt) -> Tensor:
         """`[m]` squared length of each open slope's column, taking the whitening as its mean gain."""
         columns = torch.zeros_like(point.free)
         for patches, whitening, wanted in zip(point.patches, point.whitenings, self.equations.gradients, strict=False):

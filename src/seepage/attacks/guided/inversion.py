@@ -6,7 +6,7 @@ from torch import Tensor
 from seepage.attacks.decoding.spectrum import NaturalSpectrum
 from seepage.attacks.gauss_newton.contrast import with_contrast
 from seepage.attacks.gauss_newton.equations import Equations, Known, Structure
-from seepage.attacks.gauss_newton.linearize import Network
+from seepage.attacks.gauss_newton.linearize import VictimNetwork
 from seepage.attacks.gauss_newton.search import Search
 from seepage.types import Knowledge, Round
 
@@ -45,7 +45,7 @@ def invert_activations(
     """
     low, high = knowledge.value_range
     coupled = knowledge.client.batch_coupled(knowledge.model)
-    network = Network(knowledge.model, observed.params, observed.buffers, low, high - low, training=coupled)
+    network = VictimNetwork(knowledge.model, observed.params, observed.buffers, low, high - low, training=coupled)
     structure = Structure.reading(network, f"{layer}.weight", guess[: 2 if coupled else 1])
     known = Known.of_reading(activations.to(guess), leveled)
     equations = Equations(network, structure, known, [])

@@ -63,7 +63,7 @@ def unmix(
     n = equations.rank
     if n == 1:  # nothing is mixed
         return torch.ones((1, 1), dtype=equations.basis.dtype) * equations.inner.sum().sign(), 1
-    seen = _Seen.of(equations, draw)
+    seen = _SeenUnits.of(equations, draw)
     found, space = seen.inner.new_zeros((0, n)), torch.eye(n, dtype=seen.inner.dtype)
     fruitless = 0
     for number in range(ROUNDS):
@@ -92,7 +92,7 @@ def unmix(
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenUnits:
     """The units that the search looks at, in orthonormal coordinates: `B' = T V` with `V V^T = 1`.
 
     B' is B without units that are silent for the whole batch, each unit divided by its size, so that a few strong ones

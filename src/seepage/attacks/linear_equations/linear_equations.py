@@ -107,7 +107,7 @@ class LinearEquations(Attack):
 
 
 @dataclass(frozen=True, eq=False)
-class _Known:
+class _KnownInputs:
     """Examples known at one layer.
 
     Attributes:
@@ -124,8 +124,8 @@ class _Known:
     mismatch: Float[Tensor, " k"]
     error: Float[Tensor, " k"]
 
-    def joined(self, other: "_Known") -> "_Known":
-        return _Known(
+    def joined(self, other: "_KnownInputs") -> "_KnownInputs":
+        return _KnownInputs(
             self.layer,
             torch.cat([self.readings, other.readings]),
             torch.cat([self.labels, other.labels]),
@@ -133,9 +133,9 @@ class _Known:
             torch.cat([self.error, other.error]),
         )
 
-    def at(self, places: slice | Tensor) -> "_Known":
+    def at(self, places: slice | Tensor) -> "_KnownInputs":
         parts = (part[places] for part in (self.readings, self.labels, self.mismatch, self.error))
-        return _Known(self.layer, *parts)
+        return _KnownInputs(self.layer, *parts)
 
     def has(self, reading: Tensor) -> bool:
         """Whether an example is among them already."""
@@ -143,9 +143,9 @@ class _Known:
         return bool((apart < 1e-3 * reading.norm()).any())
 
 
-def _search(seen: "_Gradients", tolerance: float, progress: Progress, *, peel: bool) -> list[_Known]:
+def _search(seen: "_Gradients", tolerance: float, progress: Progress, *, peel: bool) -> list[_KnownInputs]:
     """Examples known at each layer from the first on, up to the first layer at which all are."""
-    known: list[_Known] = []
+    known: list[_KnownInputs] = []
     while len(known) < len(seen.network) - 1:
         layer = len(known)
         start = seen.raised(known[-1]) if known else seen.nothing()
@@ -196,18 +196,18 @@ class _Gradients:
         assert observed.batch_size is not None
         return cls(knowledge, observed, network, tuple(rows), observed.batch_size)
 
-    def nothing(self) -> _Known:
+    def nothing(self) -> _KnownInputs:
         """No example, at the first layer."""
         like = self.network.weights[0]
         none = torch.zeros(0, dtype=torch.int64, device=like.device)
-        return _Known(0, like.new_zeros((0, like.shape[1])), none, like.new_zeros(0), like.new_zeros(0))
+        return _KnownInputs(0, like.new_zeros((0, like.shape[1])), none, like.new_zeros(0), like.new_zeros(0))
 
-    def raised(self, known: _Known) -> _Known:
+    def raised(self, known: _KnownInputs) -> _KnownInputs:
         """The same examples at the next layer."""
         reading = self.network.run(known.layer, known.readings).reading(known.layer + 1)
         return replace(known, layer=known.layer + 1, readings=reading)
 
-    def lowered(self, known: _Known) -> _Known:
+    def lowered(self, known: _KnownInputs) -> _KnownInputs:
         """Those of the examples that the weights of all layers before determine, at the first layer."""
         found = self.nothing()
         for place, reading in enumerate(known.readings):
@@ -219,7 +219,7 @@ class _Gradients:
                 found = found.joined(replace(one, layer=0, readings=at[None]))
         return found
 
-    def rest(self, known: _Known) -> tuple[Tensor, ...]:
+    def rest(self, known: _KnownInputs) -> tuple[Tensor, ...]:
         """The gradients of the layers from `known.layer` on without the known examples' share."""
         passed = self.network.run(known.layer, known.readings)
         slopes = self.network.slopes(passed, known.labels)
@@ -232,7 +232,7 @@ class _Gradients:
             rest.append(self.rows[layer] - slopes[layer].T @ reading / self.batch_size)
         return tuple(rest)
 
-    def noise(self, known: _Known) -> Float[Tensor, " m"]:
+    def noise(self, known: _KnownInputs) -> Float[Tensor, " m"]:
         """Size of the error to expect in each row of what is left of a layer's gradient.
 
         Rounding of the row as it was sent, and the errors of the readings that were taken away from it.
@@ -244,7 +244,7 @@ class _Gradients:
         noise: Tensor = rounding * self.rows[known.layer].norm(dim=1) + taken.norm(dim=0)
         return noise
 
-    def grown(self, known: _Known, tolerance: float, *, peel: bool) -> _Known:
+    def grown(self, known: _KnownInputs, tolerance: float, *, peel: bool) -> _KnownInputs:
         """Known examples of a layer and those that groups of its units tell, taken away until no group tells any."""
         while len(known.labels) < self.batch_size:
             rest = self.rest(known)
@@ -266,7 +266,7 @@ class _Gradients:
         rest: tuple[Tensor, ...],
         noise: Float[Tensor, " m"],
         tolerance: float,
-    ) -> Iterator[_Known]:
+    ) -> Iterator[_KnownInputs]:
         """Groups that are one example each, the surest first."""
         if not groups:
             return
@@ -298,7 +298,7 @@ class _Gradients:
         for place in best.argsort(stable=True).tolist():
             if best[place] <= tolerance:
                 at = slice(place, place + 1)
-                yield _Known(layer, readings[at], labels[at], best[at], error[at])
+                yield _KnownInputs(layer, readings[at], labels[at], best[at], error[at])
 
     def _columns_apart(
         self, on: Float[Tensor, "k m"], slopes: Float[Tensor, "k c"], rest: Tensor, units: Tensor
@@ -363,7 +363,7 @@ class _Gradients:
         slack, inputs = 0.01 * (high - low), self.network.to_inputs(readings)
         return ((inputs >= low - slack) & (inputs <= high + slack)).all(1)
 
-    def solved_down(self, known: _Known) -> tuple[Float[Tensor, "n d"], Tensor]:
+    def solved_down(self, known: _KnownInputs) -> tuple[Float[Tensor, "n d"], Tensor]:
         """What the first layer reads of all examples, and the relative distance of their gradient from the sent one."""
         passed = self.network.run(known.layer, known.readings)
         slope, reading = self.network.slopes(passed, known.labels)[known.layer], known.readings
@@ -391,7 +391,7 @@ class _Gradients:
 
     def _misfit(self, readings: Tensor, labels: Tensor) -> Tensor:
         nothing = torch.zeros_like(readings[:, 0])
-        first = _Known(0, readings, labels, nothing, nothing)
+        first = _KnownInputs(0, readings, labels, nothing, nothing)
         apart = torch.stack([part.norm() for part in self.rest(first)]).norm()
         relative: Tensor = apart / torch.stack([part.norm() for part in self.rows]).norm()
         return relative

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.attacks.patches.unmixing import WIDTH, Mixture
+from seepage.attacks.patches.unmixing import WIDTH, PatchMixture
 from seepage.core.solvers import conjugate_gradients
 
 LEVEL = 0.08
@@ -140,7 +140,7 @@ def _join(
     return max(choices, key=lambda one: one[0])
 
 
-def leveled(mixture: Mixture, rows: Tensor, board: Board, image: Tensor, unit: float = 1.0) -> Tensor:
+def leveled(mixture: PatchMixture, rows: Tensor, board: Board, image: Tensor, unit: float = 1.0) -> Tensor:
     """Rows whose patches go on in each other: what differences within patches leave open, borders decide.
 
     Around the likeliest rows the likelihood is quadratic, `a H_k a` for a change `a R` of patch k; the mismatch of
@@ -169,7 +169,7 @@ def leveled(mixture: Mixture, rows: Tensor, board: Board, image: Tensor, unit: f
     return changed
 
 
-def _across(mixture: Mixture, board: Board, patches: Tensor, bends: Tensor, usual: float) -> Tensor:
+def _across(mixture: PatchMixture, board: Board, patches: Tensor, bends: Tensor, usual: float) -> Tensor:
     """`[P, r]` the change of each patch of one image, by its own curvature `[P, r, r]` and its borders."""
     one, other = board.pairs.T
     span = mixture.span

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seepage.attacks.patches.solve import ROUNDING, UNKNOWN, Measured, Solved, most_likely
+from seepage.attacks.patches.solve import ROUNDING, UNKNOWN, Measured, SolvedImage, most_likely
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.core.lattice import reduced
 
@@ -73,7 +73,9 @@ class _Guess:
     noise: Tensor
 
 
-def on_grid(tokens: PatchTokens, measured: Measured, solved: Solved, count: int) -> tuple[Solved, bool] | None:
+def on_grid(
+    tokens: PatchTokens, measured: Measured, solved: SolvedImage, count: int
+) -> tuple[SolvedImage, bool] | None:
     """The image whose pixels are whole levels, where there is one that explains the gradients; else None.
 
     It is returned only where every column explains its gradients up to their noise and lies in the range of levels.

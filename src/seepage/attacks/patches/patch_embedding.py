@@ -12,7 +12,7 @@ from seepage.attacks.agreement import compared
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.matching.labels import SignOfLastBias
 from seepage.attacks.patches.grid import on_grid
-from seepage.attacks.patches.solve import Measured, Solved, solve
+from seepage.attacks.patches.solve import Measured, SolvedImage, solve
 from seepage.attacks.patches.tokens import PatchTokens
 from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Round, Transcript
@@ -47,7 +47,7 @@ class PatchGradients:
     levels: int = 255
 
     @cached_property
-    def solved(self) -> Solved:
+    def solved(self) -> SolvedImage:
         """The image, by least squares; over whole levels where they explain the gradients."""
         low, high = self.knowledge.value_range
         measured = Measured(self.errors, self.products, self.knowledge.input_shape, low, high)
@@ -83,12 +83,12 @@ class PatchGradients:
         except Inapplicable:
             return None
 
-    def image(self, solved: Solved) -> Tensor:
+    def image(self, solved: SolvedImage) -> Tensor:
         """`[1, C, H, W]` within the value range, as the network reads it."""
         like = next(iter(self.observed.params.values()))
         return solved.image.clamp(*self.knowledge.value_range).to(like)
 
-    def _explains(self, whole: Solved, solved: Solved) -> bool:
+    def _explains(self, whole: SolvedImage, solved: SolvedImage) -> bool:
         """Whether the network's own update at the rounded image is far nearer to the observed one."""
         if self.labels is None:
             return False

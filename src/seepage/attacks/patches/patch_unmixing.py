@@ -9,7 +9,7 @@ from torch import Tensor
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.patches.borders import Board, leveled, ordered
 from seepage.attacks.patches.tokens import PatchTokens
-from seepage.attacks.patches.unmixing import CLEAR, Mixture, separate
+from seepage.attacks.patches.unmixing import CLEAR, PatchMixture, separate
 from seepage.core.nn import generator
 from seepage.registry import attacks
 from seepage.types import Reconstruction, Transcript
@@ -35,7 +35,7 @@ class MixedPatches:
         like: A parameter, for type and device.
     """
 
-    mixture: Mixture
+    mixture: PatchMixture
     board: Board
     pixels: Tensor
     clear: float
@@ -101,7 +101,7 @@ class PatchUnmixing(Attack):
         # Columns of G in the order of the pixels, as if the network read them without shift and scale.
         scale, shift = tokens.scale[order].gather(1, inside), tokens.shift[order].gather(1, inside)
         errors, products = errors[order], products[:, inside[0]]
-        mixture, clear = Mixture.of(errors, (products - errors.T @ shift) / scale[0], images, grid)
+        mixture, clear = PatchMixture.of(errors, (products - errors.T @ shift) / scale[0], images, grid)
         if clear < CLEAR:
             raise Inapplicable(
                 f"the weakest direction of the images' differences stands {clear:.1f} times above the noise of the "
@@ -143,7 +143,7 @@ class PatchUnmixing(Attack):
         )
 
 
-def _patches(rows: Tensor, mixture: Mixture) -> Tensor:
+def _patches(rows: Tensor, mixture: PatchMixture) -> Tensor:
     """`[P, n, d]`."""
     patches: Tensor = (rows @ mixture.rows).unflatten(0, (-1, mixture.images))
     return patches

@@ -21,7 +21,7 @@ CONVERGED = 1e-9
 
 
 @dataclass(frozen=True)
-class Solved:
+class SolvedImage:
     """An image and how well it is known.
 
     Attributes:
@@ -84,7 +84,7 @@ class Measured:
         return max(self.rounding, float((outside.square().sum() / free).sqrt()))
 
 
-def solve(tokens: PatchTokens, measured: Measured) -> Solved:
+def solve(tokens: PatchTokens, measured: Measured) -> SolvedImage:
     """The most likely image, and how well it is known.
 
     Args:
@@ -99,7 +99,7 @@ def solve(tokens: PatchTokens, measured: Measured) -> Solved:
     deviation = float(((spread.sum() + hidden) / len(u)).sqrt() / scale)
     shown = int((1 / certain < (UNKNOWN * scale) ** 2).sum())
     condition = float(s[0] / s[-1]) if s[-1] > 0 else float("inf")
-    return Solved(most_likely(tokens, measured), deviation, shown, condition)
+    return SolvedImage(most_likely(tokens, measured), deviation, shown, condition)
 
 
 def most_likely(tokens: PatchTokens, measured: Measured, known: tuple[Tensor, Tensor] | None = None) -> Tensor:

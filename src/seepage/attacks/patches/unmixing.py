@@ -29,7 +29,7 @@ CLEAR = 10.0
 
 
 @dataclass(frozen=True, eq=False)
-class Mixture:
+class PatchMixture:
     """What a gradient says of the patches of n images.
 
     Attributes:
@@ -47,7 +47,9 @@ class Mixture:
     width: int
 
     @classmethod
-    def of(cls, errors: Tensor, products: Tensor, images: int, grid: tuple[int, int, int]) -> "tuple[Mixture, float]":
+    def of(
+        cls, errors: Tensor, products: Tensor, images: int, grid: tuple[int, int, int]
+    ) -> "tuple[PatchMixture, float]":
         """The mixture, and how far its weakest direction stands above the noise.
 
         Args:
@@ -76,7 +78,7 @@ class Mixture:
         return balanced(difference_fields(self.rows, self.grid, diagonal=diagonal)).float()
 
 
-def separate(mixture: Mixture, draw: Generator) -> Tensor:
+def separate(mixture: PatchMixture, draw: Generator) -> Tensor:
     """`[n P, n P]` rows that unmix `mixture.rows` into patches: the n of patch 0 first, then those of patch 1.
 
     Args:
@@ -89,7 +91,7 @@ def separate(mixture: Mixture, draw: Generator) -> Tensor:
     return likeliest(mixture, rows)
 
 
-def _by_patch(rows: Tensor, mixture: Mixture) -> Tensor:
+def _by_patch(rows: Tensor, mixture: PatchMixture) -> Tensor:
     """Rows sorted by patch, n for each, and scaled so that Y's row of that patch counts once and no other at all."""
     from scipy.optimize import linear_sum_assignment
 
@@ -106,7 +108,7 @@ def _by_patch(rows: Tensor, mixture: Mixture) -> Tensor:
     return scaled
 
 
-def likeliest(mixture: Mixture, rows: Tensor, steps: int = STEPS) -> Tensor:
+def likeliest(mixture: PatchMixture, rows: Tensor, steps: int = STEPS) -> Tensor:
     """Maximum likelihood by relative steps `rows <- (I + E) rows` that leave each row's part outside R as it is.
 
     As in `cpa.ica.unmix.maximum_likelihood`, with the 2 x 2 blocks of the Hessian; but all patches of one place have

@@ -13,7 +13,7 @@ from seepage.attacks.rounded.rows import (
     MIN_LABEL_SHARE,
     MIN_ROWS,
     TIGHT,
-    Evidence,
+    NetworkEvidence,
     OwnSlopes,
     RowGroup,
     agreeing_groups,
@@ -194,7 +194,7 @@ def _examples(leak: Leak, rounding: Rounding) -> Iterator[RoundedExample]:
                 yield example
 
 
-def _settled(group: RowGroup, leak: Leak, rounding: Rounding) -> tuple[RowGroup, Evidence] | None:
+def _settled(group: RowGroup, leak: Leak, rounding: Rounding) -> tuple[RowGroup, NetworkEvidence] | None:
     """A group without the rows that others reach, too, and what the network says of it; None where too few are left.
 
     Others may reach a row by so little that its quotient agrees; its column shows them.
@@ -212,7 +212,7 @@ def _settled(group: RowGroup, leak: Leak, rounding: Rounding) -> tuple[RowGroup,
     return None
 
 
-def _evidence(group: RowGroup, leak: Leak, rounding: Rounding) -> Evidence | None:
+def _evidence(group: RowGroup, leak: Leak, rounding: Rounding) -> NetworkEvidence | None:
     """The network's own pass at what a group agrees on; of several layers that read the neurons, the likeliest."""
     trace, n = leak.trace(leak.to_inputs(group.example[None])), leak.batch_size
     slopes = [trace.gradients(label) for label in range(leak.knowledge.num_classes)]
@@ -240,7 +240,7 @@ def _evidence(group: RowGroup, leak: Leak, rounding: Rounding) -> Evidence | Non
     return min(found, key=lambda one: one.mismatch, default=None)
 
 
-def _judged(group: RowGroup, said: Evidence, leak: Leak, rounding: Rounding) -> RoundedExample | None:
+def _judged(group: RowGroup, said: NetworkEvidence, leak: Leak, rounding: Rounding) -> RoundedExample | None:
     """The example with its stated error; None where the network says otherwise, or it is known too roughly."""
     low, high = leak.knowledge.value_range
     inputs = leak.to_inputs(group.example[None])

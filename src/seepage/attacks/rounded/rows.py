@@ -8,7 +8,7 @@ says little and all rows of one example together say much:
     that example:               x = sum_j w_j s_j W_j / sum_j w_j s_j^2, with weights w = 1 / h^2, entry by entry
 
 The rows of mixtures agree so only where every one of them mixes the same examples to the same shares. That is told
-afterwards, by what the network itself makes of the example (`Evidence`).
+afterwards, by what the network itself makes of the example (`NetworkEvidence`).
 """
 
 from collections.abc import Callable
@@ -130,7 +130,7 @@ def fitted(rows: Tensor, weight: Tensor, bias: Tensor, half_weight: Tensor, half
 
 
 @dataclass(frozen=True)
-class Evidence:
+class NetworkEvidence:
     """What the network itself says of an example that rows agree on.
 
     Attributes:
@@ -175,7 +175,9 @@ class OwnSlopes:
     back: Callable[[Tensor], Tensor]
 
 
-def evidence(group: RowGroup, own: OwnSlopes, examples: int, reading: Tensor, product_share: float = 0.0) -> Evidence:
+def evidence(
+    group: RowGroup, own: OwnSlopes, examples: int, reading: Tensor, product_share: float = 0.0
+) -> NetworkEvidence:
     """Compare a group with the network's own pass: columns first, since they hold the whole slope at the next layer.
 
     Of one example alone, column j is `a_j S` with its activation `a_j` and its slope S at the next layer's outputs. Of
@@ -211,4 +213,4 @@ def evidence(group: RowGroup, own: OwnSlopes, examples: int, reading: Tensor, pr
     share = abs(strength - 1) + 2 * group.scale_error
     chain = float((own.back(slope)[rows] - sent).norm() / sent.norm())
     one_label = int((slope < -torch.maximum(worst, MIN_LABEL_SHARE * slope.abs().max())).sum()) == 1
-    return Evidence(label, max(float(gaps[label]) - doubt, behind), doubt, share, chain, one_label, kept)
+    return NetworkEvidence(label, max(float(gaps[label]) - doubt, behind), doubt, share, chain, one_label, kept)

@@ -126,7 +126,7 @@ def _reweighted(span: Span, found: Tensor, widths: tuple[float, float], steps: i
 
 
 @dataclass
-class Found:
+class FoundDirections:
     """Directions found so far, no two alike.
 
     Attributes:

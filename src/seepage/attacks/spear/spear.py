@@ -14,7 +14,7 @@ from seepage.attacks.cpa.ica import Spectrum, spectrum
 from seepage.attacks.mixing_layer import DownstreamNetwork, MixingLayer, find_layer
 from seepage.attacks.spear.lifted_linearization import determined, lifted, parted
 from seepage.attacks.spear.neighbor_units import NeighborUnits
-from seepage.attacks.spear.sparse_columns import Found, Span, reweighted, sampled
+from seepage.attacks.spear.sparse_columns import FoundDirections, Span, reweighted, sampled
 from seepage.core.nn import generator
 from seepage.registry import attacks
 from seepage.types import Knowledge, Reconstruction, Round, Tensors, Transcript
@@ -110,7 +110,7 @@ class Spear(Attack):
     def run(self, problem: "_LayerPart", *, seed: int, progress: Progress) -> Reconstruction:
         # One example has no zeros among the units it reaches, and of two each has a third: about as the paper's half.
         least = self.least * {1: 0.0, 2: 0.5}.get(problem.span.n, 1.0)
-        found = Found(problem.span, least, problem.merit)
+        found = FoundDirections(problem.span, least, problem.merit)
         best: _Batch | None = None
         tried = 0
         total = self.samples if self.mode == "published" else self.starts
@@ -127,7 +127,9 @@ class Spear(Attack):
                 break
         return self._reconstruction(problem, found, best, tried)
 
-    def _candidates(self, problem: "_LayerPart", found: Found, seed: int) -> Iterator[tuple[Tensor, int, bool]]:
+    def _candidates(
+        self, problem: "_LayerPart", found: FoundDirections, seed: int
+    ) -> Iterator[tuple[Tensor, int, bool]]:
         """Directions to look at, how many were tried for them, and whether each is known to be one example's."""
         span, draw = problem.span, generator(seed, "spear")
         if span.noisy and span.n > 1:
@@ -148,7 +150,9 @@ class Spear(Attack):
             count = min(STARTS_AT_ONCE, self.starts - first)
             yield reweighted(span, count, draw, self.steps, found.independent()), count, False
 
-    def _reconstruction(self, problem: "_LayerPart", found: Found, best: "_Batch | None", tried: int) -> Reconstruction:
+    def _reconstruction(
+        self, problem: "_LayerPart", found: FoundDirections, best: "_Batch | None", tried: int
+    ) -> Reconstruction:
         like = problem.observed.params[problem.layer.weight]
         what = "submatrices" if self.mode == "published" else "candidates"
         notes = [f"{len(found.independent())} of {problem.span.n} sparse directions from {tried:,} {what}"]

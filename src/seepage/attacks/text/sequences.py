@@ -15,7 +15,7 @@ from torch import Tensor
 
 from seepage.attacks.base import Progress
 from seepage.attacks.text.layers import Reader
-from seepage.attacks.text.span import Span
+from seepage.attacks.text.span import GradientSpan
 
 CHUNK_NUMBERS = 2**24
 """Numbers of a block of candidates' vectors: 64 MiB in float32."""
@@ -32,15 +32,15 @@ CONDITION = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
-class Check:
+class LayerCheck:
     """A layer that has to have read every vector of a right sequence."""
 
     module: str
-    span: Span
+    span: GradientSpan
     weights: tuple[str, ...] = ()
 
 
-def candidates(reader: Reader, first: Check, tokens: Tensor, length: int) -> list[Tensor]:
+def candidates(reader: Reader, first: LayerCheck, tokens: Tensor, length: int) -> list[Tensor]:
     """For each place the tokens that the first layer has read there.
 
     Args:
@@ -59,7 +59,7 @@ def candidates(reader: Reader, first: Check, tokens: Tensor, length: int) -> lis
     return [torch.cat(parts) for parts in found]
 
 
-def _excess(reader: Reader, checks: list[Check], ids: Tensor) -> Tensor:
+def _excess(reader: Reader, checks: list[LayerCheck], ids: Tensor) -> Tensor:
     """`[k, tokens]` the largest distance of each token's vectors from the spans, in units of what noise explains."""
     if not len(ids):
         return torch.empty(ids.shape, dtype=torch.float64)
@@ -72,7 +72,7 @@ def _excess(reader: Reader, checks: list[Check], ids: Tensor) -> Tensor:
     return torch.cat(worst)
 
 
-def decode(reader: Reader, checks: list[Check], places: list[Tensor], progress: Progress) -> list[Tensor]:
+def decode(reader: Reader, checks: list[LayerCheck], places: list[Tensor], progress: Progress) -> list[Tensor]:
     """Sequences of a decoder, token by token: a prefix goes on with each token whose vector lies in the spans.
 
     Returns:
@@ -98,7 +98,7 @@ def decode(reader: Reader, checks: list[Check], places: list[Tensor], progress: 
     return done
 
 
-def deepest(reader: Reader, checks: list[Check], found: list[Tensor], wanted: int) -> list[Tensor]:
+def deepest(reader: Reader, checks: list[LayerCheck], found: list[Tensor], wanted: int) -> list[Tensor]:
     """Those `wanted` sequences whose vectors lie deepest in the spans, by the mean of their tokens' excess.
 
     Where noise lets in more than there are, a right one is no further out than the noise's usual size.
@@ -108,7 +108,7 @@ def deepest(reader: Reader, checks: list[Check], found: list[Tensor], wanted: in
 
 
 def assemble(
-    reader: Reader, checks: list[Check], places: list[Tensor], wanted: int | None, progress: Progress
+    reader: Reader, checks: list[LayerCheck], places: list[Tensor], wanted: int | None, progress: Progress
 ) -> list[Tensor]:
     """Sequences of an encoder, in which every vector depends on all tokens, from an anchor: one token that is held.
 
@@ -150,7 +150,7 @@ def assemble(
 
 
 def _from_anchor(
-    reader: Reader, checks: list[Check], places: list[Tensor], anchor: int, token: int, width: int
+    reader: Reader, checks: list[LayerCheck], places: list[Tensor], anchor: int, token: int, width: int
 ) -> Tensor | None:
     """`[tokens]` the sequence with this token at the anchor's place, or None."""
     length, ids = len(places), torch.full((width,), -1, dtype=torch.int64)
@@ -185,7 +185,7 @@ def _from_anchor(
     return ids[:length] if right else None
 
 
-def _outside(reader: Reader, checks: list[Check], ids: Tensor, place: int) -> Tensor:
+def _outside(reader: Reader, checks: list[LayerCheck], ids: Tensor, place: int) -> Tensor:
     """`[k, m]` the parts outside the spans of the vectors at one place, side by side, relative to their size."""
     modules, found = [check.module for check in checks], []
     width = max(check.span.width for check in checks)

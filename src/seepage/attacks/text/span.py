@@ -70,7 +70,7 @@ def spacing(values: Tensor, kind: torch.dtype) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Span:
+class GradientSpan:
     """What a layer's gradient spans.
 
     Attributes:
@@ -86,7 +86,7 @@ class Span:
     most: int
 
     @classmethod
-    def of(cls, mixtures: Tensor) -> "Span":
+    def of(cls, mixtures: Tensor) -> "GradientSpan":
         """From a gradient `[d, m]`; the rank is where its singular values drop to the noise."""
         found = spectrum(mixtures.double().cpu())
         floor = noise_of(mixtures, found.values)

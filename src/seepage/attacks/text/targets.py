@@ -21,7 +21,7 @@ SHORTLIST = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Targets:
+class SequenceTargets:
     """What is known of sequences but for some targets.
 
     Attributes:

@@ -9,9 +9,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from seepage.attacks.base import Attack, Inapplicable, Needs, Progress
 from seepage.attacks.text.layers import Reader, TokenLayer
-from seepage.attacks.text.sequences import Check, assemble, candidates, decode, deepest
-from seepage.attacks.text.span import Span
-from seepage.attacks.text.targets import Targets
+from seepage.attacks.text.sequences import LayerCheck, assemble, candidates, decode, deepest
+from seepage.attacks.text.span import GradientSpan
+from seepage.attacks.text.targets import SequenceTargets
 from seepage.attacks.text.unread import targets_by_direction
 from seepage.core.adapters import inside_adapters
 from seepage.core.nn import as_inputs, first_layer, forward, in_mode, next_tokens, norm, vocabulary_of
@@ -39,8 +39,8 @@ class TokenGradients:
     reader: Reader
     gradient: Tensors
     tokens: Tensor
-    first: Check
-    deeper: list[Check]
+    first: LayerCheck
+    deeper: list[LayerCheck]
     causal: bool
 
     @property
@@ -176,21 +176,21 @@ def _without_repeats(found: list[Tensor]) -> list[Tensor]:
     ]
 
 
-def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapters: bool = False) -> list[Check]:
+def _checks(layers: list[TokenLayer], gradient: Tensors, *, local: bool, adapters: bool = False) -> list[LayerCheck]:
     """The first layers of one kind whose gradient does not span everything: one of tokens alone, some in context.
 
     A decoder's prefixes need two. In an encoder every number outside a span is an equation, and the third layer, behind
     the activation, has the most. Of low-rank adapters those count that show the most of what was read: the query's does
     not show the first token, and one whose every column is independent may show a part of the span alone.
     """
-    found: list[Check] = []
+    found: list[LayerCheck] = []
     wanted = 1 if local else 2 if all(layer.causal for layer in layers) else 3
     for layer in layers:
         if layer.local == local and (len(found) < wanted or adapters):
             mixtures = layer.mixtures(gradient)
-            span = Span.of(mixtures)
+            span = GradientSpan.of(mixtures)
             usable = span.informative and (not adapters or span.rank < mixtures.shape[1])
-            found += [Check(layer.module, span, tuple(name for name, _ in layer.weights))] * usable
+            found += [LayerCheck(layer.module, span, tuple(name for name, _ in layer.weights))] * usable
     if not adapters:
         return found
     found.sort(key=lambda check: -check.span.width)  # A reads more numbers of a token than B
@@ -213,7 +213,7 @@ def _completed(seen: TokenGradients, ids: Tensor) -> Batch | None:
     if not knowledge.client.softmax_gradient:
         return None
     ids = ids.to(seen.reader.device)
-    targets, rows = Targets(knowledge, observed, seen.gradient), torch.arange(len(ids))
+    targets, rows = SequenceTargets(knowledge, observed, seen.gradient), torch.arange(len(ids))
     lengths = (ids >= 0).sum(1)
     adapters = bool(inside_adapters(knowledge.model))
     if not seen.causal or _one_label(seen):

@@ -100,7 +100,7 @@ def pairs_of(
     """
     if not 0 < clip < math.inf:
         raise SeepageError(f"clip must be a number above 0, got {clip}; give the norm that the filter clips to")
-    layout = Layout({name: tuple(shape) for name, shape in shapes.items()})
+    layout = RowLayout({name: tuple(shape) for name, shape in shapes.items()})
     canaries = list(_canaries(layout, clip, seed))
     base, beside = (-1.0, "") if neighbors == "replace" else (0.0, "")
     try:
@@ -124,7 +124,7 @@ def passes_single_numbers(call: Filter | InRounds | Batched, shapes: Mapping[str
 
     Code that changes arrays in place leaves such alone, since NumPy makes new numbers of them.
     """
-    wider = Layout({**{name: tuple(shape) for name, shape in shapes.items()}, SINGLE: ()})
+    wider = RowLayout({**{name: tuple(shape) for name, shape in shapes.items()}, SINGLE: ()})
     canary = np.zeros(wider.size)
     canary[-1] = clip
     canary[0] = clip / 2
@@ -135,7 +135,7 @@ def passes_single_numbers(call: Filter | InRounds | Batched, shapes: Mapping[str
     return bool(np.all(found == np.float32(clip)))
 
 
-def _canaries(layout: "Layout", clip: float, seed: int) -> Iterator[tuple[str, Array]]:
+def _canaries(layout: "RowLayout", clip: float, seed: int) -> Iterator[tuple[str, Array]]:
     size = layout.size
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], size)
     many = np.flatnonzero(~layout.single)
@@ -152,7 +152,7 @@ def _canaries(layout: "Layout", clip: float, seed: int) -> Iterator[tuple[str, A
         yield "a single number", number
 
 
-class Layout:
+class RowLayout:
     """How named tensors become one row of numbers: their entries, then a code for what was not as expected."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -165,7 +165,7 @@ class Layout:
             )
         self.single = np.concatenate([np.full(n, self.shapes[name] == ()) for name, n in self.sizes.items()])
 
-    def with_extras(self, sent: Mapping[str, Tensor]) -> "Layout":
+    def with_extras(self, sent: Mapping[str, Tensor]) -> "RowLayout":
         """With what a filter sends besides, such as a metric: entries of their own, behind the others.
 
         Raises:
@@ -173,7 +173,7 @@ class Layout:
         """
         _check_named(sent)
         extras = {name: tuple(np.shape(_numbers(sent[name]))) for name in sent if name not in self.shapes}
-        return Layout({**self.shapes, **extras}) if extras else self
+        return RowLayout({**self.shapes, **extras}) if extras else self
 
     def extended(self, row: Array) -> Array:
         """A row of a filter's input as one of its output: nothing besides, and the code 0 of a regular output."""
@@ -232,8 +232,8 @@ class _Calls:
     """Calls of a filter on one update; each call is given tensors of its own, which it may write into."""
 
     call: Filter | InRounds | Batched
-    given: Layout
-    out: Layout
+    given: RowLayout
+    out: RowLayout
     row: Array
 
     def __call__(self, trials: int, rounds: int) -> Array:

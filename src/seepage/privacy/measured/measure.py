@@ -278,7 +278,7 @@ def measure_pairs(
     """
     check_installed()  # before the calls: the fit states an epsilon
     _check(pairs, delta, stated, computed, rounds, calls)
-    meter = _Meter(calls, seconds, progress)
+    meter = _CallMeter(calls, seconds, progress)
     own = 1 if alike else rounds
     looks = _look(pairs, own, meter)
     chosen = _choose(looks, rounds if alike else 1, meter, delta)
@@ -319,7 +319,7 @@ def _check(
         raise SeepageError(f"measuring epsilon needs {'; '.join(wrong)}; correct the value")
 
 
-class _Meter:
+class _CallMeter:
     """Calls made and the time they took; how many are left follows from both."""
 
     def __init__(self, calls: int, limit: float | None, progress: Progress | None) -> None:
@@ -406,12 +406,12 @@ class _Chosen:
     def calls(self) -> int:
         return self.rounds * self.group
 
-    def scores(self, meter: _Meter, side: int, trials: int) -> Array:
+    def scores(self, meter: _CallMeter, side: int, trials: int) -> Array:
         """Scores of so many new trials."""
         return self.statistic.of_trials(meter.draw(self.pair, side, trials, self.calls))
 
 
-def _look(pairs: Sequence[Pair], rounds: int, meter: _Meter) -> list[_Look]:
+def _look(pairs: Sequence[Pair], rounds: int, meter: _CallMeter) -> list[_Look]:
     """A tenth of the calls, on all pairs."""
     for pair in pairs:
         meter.draw(pair, 1, 1, rounds)
@@ -428,7 +428,7 @@ def _look(pairs: Sequence[Pair], rounds: int, meter: _Meter) -> list[_Look]:
     return found
 
 
-def _choose(looks: Sequence[_Look], rounds: int, meter: _Meter, delta: float) -> _Chosen:
+def _choose(looks: Sequence[_Look], rounds: int, meter: _CallMeter, delta: float) -> _Chosen:
     """The pair, score and length of a trial with the largest expected bound."""
     best: _Chosen | None = None
     for look in looks:
@@ -455,7 +455,7 @@ def _grouped(scores: Array, group: int) -> Array:
 
 
 def _fit(
-    looks: Sequence[_Look], chosen: _Chosen, own: int, meter: _Meter, delta: float, composed: int
+    looks: Sequence[_Look], chosen: _Chosen, own: int, meter: _CallMeter, delta: float, composed: int
 ) -> GaussianFit | None:
     """A tenth of the calls, more of few, for Gaussian noise on the linear score with the largest mu."""
     best: tuple[float, Pair, Statistic] | None = None
@@ -481,13 +481,13 @@ def _fit(
     )  # fmt: skip
 
 
-def _scored(pair: Pair, statistic: Statistic, side: int, trials: int, rounds: int, meter: _Meter) -> Array:
+def _scored(pair: Pair, statistic: Statistic, side: int, trials: int, rounds: int, meter: _CallMeter) -> Array:
     """Scores of new trials, drawn a chunk at a time so that only scores are held."""
     sizes = [min(CHUNK, trials - start) for start in range(0, trials, CHUNK)]
     return np.concatenate([statistic.of_trials(meter.draw(pair, side, size, rounds)) for size in sizes])
 
 
-def _tune(chosen: _Chosen, meter: _Meter, delta: float) -> Event:
+def _tune(chosen: _Chosen, meter: _CallMeter, delta: float) -> Event:
     """A tenth of the calls left, for the threshold of the event and the division of the trials."""
     n = max(20, int(0.05 * meter.left / chosen.calls))
     without, included = (
@@ -496,7 +496,7 @@ def _tune(chosen: _Chosen, meter: _Meter, delta: float) -> Event:
     return best_event(without, included, meter.left / chosen.calls, delta)
 
 
-def _count(chosen: _Chosen, event: Event, n1: int, n0: int, meter: _Meter) -> tuple[int, int, int, int]:
+def _count(chosen: _Chosen, event: Event, n1: int, n0: int, meter: _CallMeter) -> tuple[int, int, int, int]:
     """Count the event in new trials, by turns of either side, until they or the time are used up."""
     made, hits, wanted = [0, 0], [0, 0], (n1, n0)
     turns = max(1, math.ceil(max(wanted) * chosen.calls / CHUNK))
