@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from seepage.core.algebra.sparse import sparse_directions
+
 
 @dataclass(frozen=True)
 class Split:
@@ -149,14 +151,8 @@ def _fits(points: Tensor, direction: Tensor) -> list[Tensor]:
     direction = direction / direction.norm()
     found = [direction]
     for first in (-2.0, -0.5):
-        fitted = direction
-        for power in torch.linspace(first, -5.0, 12).tolist():
-            reach = points @ fitted
-            # Reweighted least squares: features nearly orthogonal to the direction are made more so, others do not
-            # count.
-            weight = 1 / (reach.pow(2) + 10 ** (2 * power))
-            # The eigenvector of the smallest eigenvalue minimizes sum_j w_j <x_j, q>^2 on the unit sphere.
-            fitted = torch.linalg.eigh((points * weight[:, None]).T @ points).eigenvectors[:, 0]
+        widths = [10**power for power in torch.linspace(first, -5.0, 12).tolist()]
+        (fitted,) = sparse_directions(points.T, direction[None], widths)
         found.append(_signed(fitted, direction))
     return found
 

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from seepage.attacks.head.equations import HeadEquations
+from seepage.core.algebra.sparse import sparse_directions
 
 STEPS = 24
 """Re-weighted steps of one start."""
@@ -154,18 +155,13 @@ class _SeenUnits:
 
 def search(inner: Float[Tensor, "n k"], starts: Float[Tensor, "s n"]) -> Float[Tensor, "s n"]:
     """Directions of length 1 whose features are hardly negative and often zero, one for each start, in float32."""
-    inner, rows = inner.float(), F.normalize(starts.float(), dim=1)
-    n, k = inner.shape
-    upper = torch.triu_indices(n, n)
-    products = inner[upper[0]] * inner[upper[1]]  # [n (n + 1) / 2, k]: V_a V_b of each pair
+    k = inner.shape[1]
     first, last = (blur / k**0.5 for blur in BLURS)
-    for step in range(STEPS):
-        share = step / (STEPS - 1)
-        weights = _weights(rows @ inner, first * (last / first) ** share, 0.5 if share <= 0.5 else 1.0)
-        # All starts' V diag(w) V^T in one product, [s, n, n].
-        energy = rows.new_zeros((len(rows), n, n))
-        energy[:, upper[0], upper[1]] = energy[:, upper[1], upper[0]] = weights @ products.T
-        rows = _least(energy, rows, 3e-5)
+    widths = [first * (last / first) ** (step / (STEPS - 1)) for step in range(STEPS)]
+    # Absolute values first, which many starts find their way by, then a count of what is not zero.
+    rows, basis = starts.float(), inner.float()
+    for power, own in ((0.5, widths[: STEPS // 2]), (1.0, widths[STEPS // 2 :])):
+        rows = sparse_directions(basis, rows, own, power=power, negative=AVERSION, ridge=3e-5)
     return _upright(rows.double(), inner.double())
 
 
@@ -178,27 +174,8 @@ def each_once(rows: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
 
 def settle(inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"], steps: int = 6) -> Float[Tensor, "s n"]:
     """The same in float64, from a narrow width on, so that equal rows become equal numbers."""
-    for step in range(steps):
-        weights = _weights(rows @ inner, 1e-2 * 0.2**step / inner.shape[1] ** 0.5, 1.0)
-        energy = torch.stack([(inner * weight) @ inner.T for weight in weights])
-        rows = _upright(_least(energy, rows, 1e-13), inner)
-    return rows
-
-
-def _weights(values: Float[Tensor, "s k"], width: float, power: float) -> Float[Tensor, "s k"]:
-    """Weights that turn squares into absolute values (power 1/2) or into a count of what is not zero (power 1)."""
-    upright = values * values.sum(1, keepdim=True).sign()
-    return (values.square() + width**2) ** -power * torch.where(upright < 0, AVERSION, 1.0)
-
-
-def _least(energy: Float[Tensor, "s n n"], rows: Float[Tensor, "s n"], lift: float) -> Float[Tensor, "s n"]:
-    """Directions of little energy near the given ones: two steps of inverse iteration."""
-    n = energy.shape[1]
-    mean = energy.diagonal(dim1=1, dim2=2).mean(1)[:, None, None]
-    factor = torch.linalg.cholesky(energy / mean + lift * torch.eye(n, dtype=energy.dtype))
-    for _ in range(2):
-        rows = F.normalize(torch.cholesky_solve(rows[:, :, None], factor)[:, :, 0], dim=1)
-    return rows
+    widths = [1e-2 * 0.2**step / inner.shape[1] ** 0.5 for step in range(steps)]
+    return _upright(sparse_directions(inner, rows, widths, negative=AVERSION, ridge=1e-13), inner)
 
 
 def _upright(rows: Float[Tensor, "s n"], inner: Float[Tensor, "n k"]) -> Float[Tensor, "s n"]:

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+from seepage.core.algebra.sparse import sparse_directions
+
 ROUNDINGS_OF_ZERO = 10.0
 """An entry counts as zero up to this many times its rounding."""
 
@@ -97,8 +99,7 @@ def reweighted(span: Span, count: int, draw: Generator, steps: int, known: Tenso
 
     Starts lie away from the `[k, n]` known directions.
 
-    Minimizes `sum_j w_j (rows q)_j^2` with `w = 1 / ((rows q)^2 + width^2)`, the width falling, each step by inverse
-    iteration. Where the columns are many times longer than they are many, a start ends at one of them far more often
+    Where the columns are many times longer than they are many, a start ends at one of them far more often
     than a drawn submatrix does.
     """
     start, noise = torch.randn((2, count, span.n), generator=draw, dtype=torch.float64).to(span.rows)
@@ -107,22 +108,12 @@ def reweighted(span: Span, count: int, draw: Generator, steps: int, known: Tenso
         inside = torch.linalg.qr(known.T).Q  # [n, k]
         start = start - start @ inside @ inside.T
     start = F.normalize(start, dim=1) + RANDOM_START_LENGTH * F.normalize(noise, dim=1)
-    return _reweighted(span, F.normalize(start, dim=1), SEARCH_WIDTHS, steps)
+    return sparse_directions(span.rows.T, start, _falling(SEARCH_WIDTHS, steps))
 
 
-def _reweighted(span: Span, found: Tensor, widths: tuple[float, float], steps: int) -> Tensor:
-    """`[k, n]` unit directions moved so from those given."""
-    ridge = 1e-12 * torch.eye(span.n).to(span.rows)
-    for step in range(steps):
-        width = widths[0] * (widths[1] / widths[0]) ** (step / max(1, steps - 1))
-        weight = 1 / ((found @ span.rows.T).square() + width**2)  # [k, p]
-        # Apart from the loop of `cpa.ica.sparse`: all starts at once, and widths in units of the mean square of rows.
-        # q^T (rows^T W rows) q = sum_j w_j (rows q)_j^2 for each start; its smallest eigenvector by inverse iteration.
-        normal = (span.rows * weight[:, :, None]).transpose(1, 2) @ span.rows  # [k, n, n]
-        normal = normal / normal.diagonal(dim1=1, dim2=2).mean(1)[:, None, None] + ridge
-        for _ in range(2):
-            found = F.normalize(torch.linalg.solve(normal, found[:, :, None])[:, :, 0], dim=1)
-    return found
+def _falling(ends: tuple[float, float], steps: int) -> list[float]:
+    """So many widths from the first to the last, each smaller by the same factor."""
+    return [ends[0] * (ends[1] / ends[0]) ** (step / max(1, steps - 1)) for step in range(steps)]
 
 
 @dataclass
@@ -199,7 +190,7 @@ def _unlike(candidates: Tensor, known: Tensor) -> Tensor:
 
 def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     """A direction `[n]` fitted to all of its zeros, and their share."""
-    direction = _reweighted(span, direction[None], REFINING_WIDTHS, 6)[0]
+    direction = sparse_directions(span.rows.T, direction[None], _falling(REFINING_WIDTHS, 6))[0]
     zeros = (span.rows @ direction).abs() < 1e-4
     if int(zeros.sum()) >= span.n - 1:
         # With fewer rows than columns the null vector is not among the thin decomposition's.

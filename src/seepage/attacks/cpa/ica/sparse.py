@@ -5,6 +5,7 @@ from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica.spectrum import whitener
 from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation
+from seepage.core.algebra.sparse import sparse_directions
 
 
 def sparsest(
@@ -12,8 +13,7 @@ def sparsest(
 ) -> Tensor:
     """For each start, a unit row `q` whose signal `q basis` is as sparse as possible.
 
-    Minimizes `sum_j w_j (q v_j)^2` with `w = 1 / ((q v_j / max)^2 + eps^2)`, `eps` falling from 0.05 to 1e-4; the
-    smallest eigenvector by inverse iteration. A ReLU's exact zeros make the planted row the sparsest in the span.
+    A ReLU's exact zeros make the planted row the sparsest in the span.
 
     Args:
         basis: `[n, d]` orthonormal rows.
@@ -30,25 +30,9 @@ def sparsest(
     chosen = torch.linspace(0, d - 1, count).long() if draw is None else torch.randperm(d, generator=draw)[:count]
     # Zeros show in a sample of the columns as well: a random or evenly spread one keeps the cost at n^2 count.
     seen = basis[:, chosen.to(basis.device)]  # [n, count]
-    rows = torch.nn.functional.normalize(starts, dim=1).clone()
-    ridge = torch.eye(n).to(basis)
-    for i in range(len(rows)):
-        row = rows[i]
-        for step in range(steps):
-            # Iteratively reweighted least squares: entries below `width` of the largest are pulled to zero, others
-            # let be.
-            width = 0.05 * (1e-4 / 0.05) ** (step / max(1, steps - 1))
-            signal = row @ seen
-            weight = 1 / ((signal / signal.abs().max()).square() + width**2)
-            # Apart from the loop of `spear.sparse_columns`: widths follow each row's largest entry, solved by Cholesky.
-            # sum_j w_j (q v_j)^2 = q (V W V^T) q^T: its smallest eigenvector, by two steps of inverse iteration. [n, n]
-            normal = (seen * weight) @ seen.T
-            normal = normal + 1e-10 * normal.diagonal().mean() * ridge
-            factor = torch.linalg.cholesky(normal)
-            for _ in range(2):
-                row = torch.nn.functional.normalize(torch.cholesky_solve(row[:, None], factor)[:, 0], dim=0)
-        rows[i] = row
-    return rows
+    # Entries below a width of the largest are pulled to zero, others let be; it falls from 0.05 to 1e-4.
+    widths = [0.05 * (1e-4 / 0.05) ** (step / max(1, steps - 1)) for step in range(steps)]
+    return sparse_directions(seen, starts, widths, relative=True, ridge=1e-10)
 
 
 def zero_share(signals: Tensor, *, tolerance: float = 1e-4) -> Tensor:
