@@ -108,7 +108,7 @@ def test_what_a_convolution_read_is_solved_through_its_batch_norm(wrong: int) ->
     found = solve_coupled(use, norm, slopes, torch.where(on, x, 0.0), on, gradient)
     assert found is not None
     assert found.off < 1e-6
-    assert bool(found.leveled.all())
+    assert bool(found.offset_known.all())
     assert found.fits.tolist() == [channel >= wrong for channel in range(48)]
     # The scale is only seen by way of epsilon, which counts for a thousandth here.
     factor = (found.read * use.input).sum() / found.read.square().sum()
@@ -139,7 +139,7 @@ def test_a_channel_without_zeros_has_no_level() -> None:
     assert leaf.grad is not None
     found = solve_coupled(use, own, y.grad, torch.where(h > 0, x, 0.0).detach(), h > 0, leaf.grad)
     assert found is not None
-    assert found.leveled.tolist() == [channel != 4 for channel in range(10)]
+    assert found.offset_known.tolist() == [channel != 4 for channel in range(10)]
 
 
 def test_more_places_than_equations_are_refused() -> None:
@@ -195,9 +195,9 @@ def test_blocks_are_read_one_after_the_other() -> None:
     assert found.layer == "stages.5.conv1"
     with torch.no_grad(), captured_calls(model, [found.layer]) as calls, in_mode(model, training=True):
         forward(model, seen[0].params, batch.inputs, buffers=seen[0].buffers)
-    assert float(found.leveled.double().mean()) > 0.9
-    read = calls[found.layer][0].input.detach().double()[:, found.leveled].flatten(1)
-    away = torch.cdist(found.activations[:, found.leveled].flatten(1), read).amin(1) / read.norm(dim=1)
+    assert float(found.offset_known.double().mean()) > 0.9
+    read = calls[found.layer][0].input.detach().double()[:, found.offset_known].flatten(1)
+    away = torch.cdist(found.activations[:, found.offset_known].flatten(1), read).amin(1) / read.norm(dim=1)
     assert float(away.max()) < 1e-4
 
 
@@ -211,8 +211,8 @@ def test_a_public_network_that_adds_and_rectifies_in_place_is_read() -> None:
     assert found.labels.tolist() == [1, 3, 3]
     with torch.no_grad(), captured_calls(model, [found.layer]) as calls, in_mode(model, training=True):
         forward(model, seen[0].params, batch.inputs, buffers=seen[0].buffers)
-    read = calls[found.layer][0].input.detach().double()[:, found.leveled].flatten(1)
-    away = torch.cdist(found.activations[:, found.leveled].flatten(1), read).amin(1) / read.norm(dim=1)
+    read = calls[found.layer][0].input.detach().double()[:, found.offset_known].flatten(1)
+    away = torch.cdist(found.activations[:, found.offset_known].flatten(1), read).amin(1) / read.norm(dim=1)
     assert float(away.max()) < 1e-5
 
 
@@ -229,8 +229,8 @@ def test_a_trained_network_in_train_mode_is_read_too() -> None:
     assert found.labels.tolist() == [0, 1, 1]
     with torch.no_grad(), captured_calls(model, [found.layer]) as calls, in_mode(model, training=True):
         forward(model, seen[0].params, batch.inputs, buffers=seen[0].buffers)
-    read = calls[found.layer][0].input.detach().double()[:, found.leveled].flatten(1)
-    away = torch.cdist(found.activations[:, found.leveled].flatten(1), read).amin(1) / read.norm(dim=1)
+    read = calls[found.layer][0].input.detach().double()[:, found.offset_known].flatten(1)
+    away = torch.cdist(found.activations[:, found.offset_known].flatten(1), read).amin(1) / read.norm(dim=1)
     assert float(away.max()) < 1e-3
 
 

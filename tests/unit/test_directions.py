@@ -44,7 +44,7 @@ class Bowl:
     def moved(self) -> int:
         return len(POINT)
 
-    def held(self) -> "Bowl":
+    def with_entries_fixed(self) -> "Bowl":
         return self
 
     def curvature(self, along: Sequence[Tensor]) -> Gradients:

@@ -206,12 +206,14 @@ def test_activations_of_a_wide_network_are_images() -> None:
     found = inner_activations(seen[0], seen.knowledge)
     read = calls_in_pass(seen.knowledge.model, [found.layer], seen[0].params, batch.inputs)[found.layer][0].input
     guess = fit_decoder(seen[0], seen.knowledge, found.layer, 2)(found.activations.float().flatten(1))
-    images = invert_activations(seen[0], seen.knowledge, found.layer, found.activations, found.leveled, guess, steps=12)
+    images = invert_activations(
+        seen[0], seen.knowledge, found.layer, found.activations, found.offset_known, guess, steps=12
+    )
     order = torch.cdist(found.activations.flatten(1), read.double().flatten(1)).argmin(1)
     assert float(psnr(images, batch.inputs[order]).min()) > 25
     assert bool((psnr(images, batch.inputs[order]) > psnr(guess, batch.inputs[order]) + 5).all())
     with pytest.raises(Inapplicable, match="ReLU"):
-        invert_activations(seen[0], seen.knowledge, "stem.0", found.activations, found.leveled, guess, steps=1)
+        invert_activations(seen[0], seen.knowledge, "stem.0", found.activations, found.offset_known, guess, steps=1)
 
 
 @pytest.mark.slow

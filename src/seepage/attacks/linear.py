@@ -29,31 +29,32 @@ MIN_LABEL_SHARE = 1e-3
 class LinearLeak(Attack):
     """Divide each row of the first layer's weight gradient by its bias gradient.
 
-    For `y = W x + b` the chain rule gives `dL/dW = dL/dy x^T` and `dL/db = dL/dy`, so for one example every row with
-    a non-zero bias gradient is that example, exactly (Phong et al. 2017; Geiping et al. 2020, proposition 3.1).
+    **What it reads.** For `y = W x + b` the chain rule gives `dL/dW = dL/dy x^T` and `dL/db = dL/dy`, so for one
+    example every row with a non-zero bias gradient is that example, exactly (Phong et al. 2017; Geiping et al. 2020,
+    proposition 3.1).
 
-    For more examples a row is a mixture of those that activate its neuron. A row is *identifiable* when it comes from
-    one example alone, and that is checked without the truth: the model's own backward pass on the divided row must
-    give back what the client sent for that neuron, both the bias gradient and the column of the next fully connected
-    layer's weight gradient. Only such rows are returned; mixtures are not.
+    **When it certifies.** For more examples a row is a mixture of those that activate its neuron. A row is
+    *identifiable* when it comes from one example alone, and that is checked without the truth: the model's own backward
+    pass on the divided row must give back what the client sent for that neuron, both the bias gradient and the column
+    of the next fully connected layer's weight gradient. Only such rows are returned; mixtures are not.
 
-    The same can be told whatever the loss was (label smoothing, class weights, a clipped or scaled gradient): of one
-    example, the next layer's column over the neuron's activation is the slope at that layer's outputs, and what the
-    model makes of it on its way back to the neuron must be the bias gradient that was sent. That is one equation for a
-    row, so three rows must agree on the example too. It takes more than two classes, or two values: with fewer, the
-    slopes of all examples are multiples of one another, and a mixture looks like an example. So may one of two examples
-    of one label; such rows are returned as guesses, and certified only where the last bias names as many labels as
-    examples. Values are read off the slopes of their squared errors, and certified where those of all examples sum to
-    the last bias gradient.
+    **Other losses.** The same can be told whatever the loss was (label smoothing, class weights, a clipped or scaled
+    gradient): of one example, the next layer's column over the neuron's activation is the slope at that layer's
+    outputs, and what the model makes of it on its way back to the neuron must be the bias gradient that was sent. That
+    is one equation for a row, so three rows must agree on the example too. It takes more than two classes, or two
+    values: with fewer, the slopes of all examples are multiples of one another, and a mixture looks like an example. So
+    may one of two examples of one label; such rows are returned as guesses, and certified only where the last bias
+    names as many labels as examples. Values are read off the slopes of their squared errors, and certified where those
+    of all examples sum to the last bias gradient.
 
-    Weights that were saved as bfloat16, float16 or 8-bit integers, and gradients made under autocast, are known to half
-    a unit in the last place. Then rows that agree within their rounding are put together, and what they agree on is
-    certified where its stated error is at most a hundredth of the value range; `objective` holds that error. This is
-    not of the papers (see `seepage.attacks.rounded.rows`).
+    **Rounded weights.** Weights that were saved as bfloat16, float16 or 8-bit integers, and gradients made under
+    autocast, are known to half a unit in the last place. Then rows that agree within their rounding are put together,
+    and what they agree on is certified where its stated error is at most a hundredth of the value range; `objective`
+    holds that error. This is not of the papers (see `seepage.attacks.rounded.rows`).
 
-    Where the batch size was read off the update itself, more examples may be behind it, and several of one label look
-    like one where their slopes are in proportion. So nothing is certified then of a rounded update, or where two
-    outputs or one leave slopes no other choice.
+    **An inferred batch size.** Where it was read off the update itself, more examples may be behind it, and several of
+    one label look like one where their slopes are in proportion. So nothing is certified then of a rounded update, or
+    where two outputs or one leave slopes no other choice.
 
     Args:
         floor: Rows whose bias gradient is below this share of the largest are left out; float32 rounding grows as

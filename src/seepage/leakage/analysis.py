@@ -446,8 +446,8 @@ class UpdateAnalysis:
         """
         if self.signs:
             return ()
-        leveled = [one.name for one in self.fingerprints if one.bits is not None]
-        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], leveled))
+        offset_known = [one.name for one in self.fingerprints if one.bits is not None]
+        return tuple(layer_leaks(self.observed, self.knowledge, self._read[0], offset_known))
 
     @cached_property
     def changed(self) -> str:

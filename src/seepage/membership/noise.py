@@ -32,7 +32,7 @@ class KnownNoise:
         return cls(noise.deviation, 1.0 if noise.unit else noise.clip, noise.unit)
 
     def scale(self, norm: float) -> float:
-        """S for an update of this norm.
+        """The factor by which the client scales an update of this norm; 1 where it does not clip.
 
         >>> KnownNoise(0.1, length=1.0).scale(4.0), KnownNoise(0.1, length=1.0).scale(0.5), KnownNoise(0.1).scale(4.0)
         (0.25, 1.0, 1.0)

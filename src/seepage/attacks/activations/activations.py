@@ -30,8 +30,8 @@ LOG_SHARES = (math.log(1e-3), math.log(10), 25)
 """Logarithms of the shares of the gradient in the update that are tried: the first, the last, how many."""
 AGREED = 1e-4
 """The same below which nothing but rounding is left."""
-FAR_NEARER = 0.1
-"""How much smaller the difference must be for the update to be called a multiple of the gradient."""
+MULTIPLE_IF_BELOW = 0.1
+"""The update is taken for a multiple of the gradient only if the misfit falls below this share."""
 MISFIT = 1e3
 """Larger contradictions count as this one."""
 
@@ -48,7 +48,7 @@ class InnerActivations:
         labels: `[n]` of each example, ascending.
         probabilities: `[n, classes]` float64.
         misfit: Largest relative difference of `probabilities` minus label from what the gradient says it is.
-        leveled: `[C]` whether the level of a channel of `activations` is known, too.
+        offset_known: `[C]` whether the level of a channel of `activations` is known, too.
         share: The update is so many times the gradient of the mean loss, by clipping or another rate than was told; 1
             where that contradicts nothing.
     """
@@ -60,7 +60,7 @@ class InnerActivations:
     labels: Int[Tensor, " n"]
     probabilities: Float[Tensor, "n C"]
     misfit: float
-    leveled: Bool[Tensor, " C"]
+    offset_known: Bool[Tensor, " C"]
     share: float = 1.0
 
 
@@ -152,7 +152,7 @@ def _scaled(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C
         lambda log: _misfit(block, slopes, read, log), bounds=(best - step, best + step), method="bounded",
         options={"xatol": 1e-8},
     )  # fmt: skip
-    return _at_share(block, slopes, read, math.exp(found.x) if found.fun < FAR_NEARER * plain else 1.0)
+    return _at_share(block, slopes, read, math.exp(found.x) if found.fun < MULTIPLE_IF_BELOW * plain else 1.0)
 
 
 def _misfit(block: Block, slopes: Float[Tensor, "n C"], read: Float[Tensor, "n C H W"], log: float) -> float:
@@ -190,7 +190,7 @@ def _at_share(
 def _of_inside(inside: Inside) -> InnerActivations:
     """The same through batch norms in train mode, which tell all sizes: the class probabilities are a check."""
     found = _found(inside.block, inside.read, inside.features, inside.labels, inside.probabilities, inside.wanted)
-    return replace(found, leveled=inside.leveled, share=inside.share)
+    return replace(found, offset_known=inside.offset_known, share=inside.share)
 
 
 def _contradiction(
@@ -223,5 +223,5 @@ def _found(
         labels=labels[order],
         probabilities=probabilities[order],
         misfit=float(off.max()),
-        leveled=torch.ones(read.shape[1], dtype=torch.bool),
+        offset_known=torch.ones(read.shape[1], dtype=torch.bool),
     )

@@ -164,7 +164,7 @@ class CoupledReading:
         fits: `[O]` of which outputs the slopes are those that were given. In the others a unit's side was mistaken:
             their slopes are solved from the weight gradient.
         off: Share of the weight gradient that it leaves unexplained, the largest of the outputs that count.
-        leveled: `[C]` whether the level of a channel is known; otherwise a constant may be added where it is not seen.
+        offset_known: `[C]` channels whose additive constant is known.
     """
 
     read: Float[Tensor, "n C H W"]
@@ -173,7 +173,7 @@ class CoupledReading:
     slopes: Float[Tensor, "n O h w"]
     fits: Bool[Tensor, " O"]
     off: float
-    leveled: Bool[Tensor, " C"]
+    offset_known: Bool[Tensor, " C"]
 
 
 def solve_coupled(
@@ -224,7 +224,7 @@ def solve_coupled(
         solved = _solve(matrix[chosen], rows[chosen])
         if solved is None:
             return None
-        flat, leveled = solved
+        flat, offset_known = solved
         off = (matrix @ flat - rows).view(len(gradient), -1).norm(dim=1) / sizes
         height, width = layer.input.shape[2:]
         read = flat.view(len(slopes), height, width, -1).permute(0, 3, 1, 2).contiguous()
@@ -237,7 +237,7 @@ def solve_coupled(
     back = norm.slopes_in(slopes, x, deviation)
     if not bool(kept.all()):
         back[:, ~kept] = solve_slopes(layer, read, gradient[~kept].double().cpu())
-    return CoupledReading(read, x, deviation, back, kept, float(off[kept].max()), leveled)
+    return CoupledReading(read, x, deviation, back, kept, float(off[kept].max()), offset_known)
 
 
 def _solve(
@@ -251,17 +251,17 @@ def _solve(
     seen = vectors[:, unseen:]
     # h = V S^-2 V^T M^T G
     flat = seen @ ((seen.T @ (matrix.T @ rows)) / values[unseen:, None])
-    leveled = torch.ones(flat.shape[1], dtype=torch.bool)
+    offset_known = torch.ones(flat.shape[1], dtype=torch.bool)
     if unseen:
         constant = vectors[:, 0] * vectors[:, 0].sum().sign()
         support = constant > constant.max() / 2
         lifted = flat[support] / constant[support, None]
         least = lifted.amin(0)
         zeros = lifted - least < ZERO * (lifted.amax(0) - least).clamp(min=1e-300)
-        leveled = zeros.sum(0) >= FEWEST_ZEROS
+        offset_known = zeros.sum(0) >= FEWEST_ZEROS
         # The mean of the zeros, since the smallest of them is the one with the largest error.
         flat = flat - constant[:, None] * (lifted * zeros).sum(0) / zeros.sum(0)
-    return flat, leveled
+    return flat, offset_known
 
 
 def _places(channels: Float[Tensor, " C"]) -> Float[Tensor, "C 1 1"]:

@@ -31,7 +31,7 @@ class Inside:
         block: The block.
         read: `[n, C, H, W]` float64.
         slopes: `[n, C, H, W]` gradient of the mean loss in it.
-        leveled: `[C]` whether the level of a channel is known.
+        offset_known: `[C]` whether the level of a channel is known.
         features: `[n, k]` float64, what the head reads.
         labels: `[n]`.
         wanted: `[n, classes]` softmax minus label, as the gradient says.
@@ -42,7 +42,7 @@ class Inside:
     block: Block
     read: Float[Tensor, "n C H W"]
     slopes: Float[Tensor, "n C H W"]
-    leveled: Bool[Tensor, " C"]
+    offset_known: Bool[Tensor, " C"]
     features: Float[Tensor, "n k"]
     labels: Int[Tensor, " n"]
     wanted: Float[Tensor, "n classes"]
@@ -154,7 +154,7 @@ def _block_input(
         scale = 1 / factor
     assert reading is not None
     features, probabilities, slopes = block.coupled_tail(scale * read, labels)
-    return Inside(block, scale * read, slopes, reading.leveled, features, labels, wanted, probabilities)
+    return Inside(block, scale * read, slopes, reading.offset_known, features, labels, wanted, probabilities)
 
 
 def _transposed(layer: LayerUse, slopes: Float[Tensor, "n O h w"]) -> Float[Tensor, "n C H W"]:
@@ -170,7 +170,7 @@ def _further_in(inside: Inside, gradients: Mapping[str, Tensor]) -> Inside:
     Raises:
         Inapplicable: Where there is none, or it cannot be solved for.
     """
-    if not bool(inside.leveled.all()):
+    if not bool(inside.offset_known.all()):
         raise Inapplicable("it is not known where units are on", REMEDY)
     block = inside.block.previous()
     first, final, _ = block.norms(gradients)

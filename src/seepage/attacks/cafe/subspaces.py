@@ -323,7 +323,8 @@ def _add_pairs(
             assert cell.basis is not None
             own = slice(start, start + cell.basis.shape[1])
             start = own.stop
-            # What such a basis holds of another sample is missing from that sample's own part.
+            # A basis may hold directions of another sample, whose share would then be missing from that sample's sum:
+            # such rounds are passed over.
             if not any(other.covered.intersection(cell.members) for other in present):
                 cell.pairs.append((left[:, own], right[own], total[own], float(errors[own].max()) * floor))
 

@@ -38,8 +38,8 @@ MIN_CERTIFYING_UNITS = 32
 MAX_RANDOM_START_SOURCES = 16
 """Up to this many sources a random start has a fair chance to lead to the solution."""
 
-MIN_DEAR_SOURCES = 128
-"""From here on a polish is dear."""
+SLOW_REFINEMENT_FROM = 128
+"""Sources from which on a refinement takes minutes, and is made only once."""
 
 
 @attacks.register(
@@ -269,7 +269,7 @@ class _FastRun:
     @property
     def _slow(self) -> bool:
         """Whether one polish takes minutes, with next to no unit left over: then there is no second one."""
-        return self.n > MIN_DEAR_SOURCES and self.n > 0.9 * len(self.spectrum.left)
+        return self.n > SLOW_REFINEMENT_FROM and self.n > 0.9 * len(self.spectrum.left)
 
     def _fields(self, right: Tensor) -> Tensor:
         assert self.layer.reads_input is not None

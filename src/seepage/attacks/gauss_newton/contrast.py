@@ -20,9 +20,9 @@ SAMPLE = 4096
 """Values that each contrast is tried on."""
 ALIGNED = 0.1
 """Mean distance from whole levels below which values are those of 8-bit pictures: 0.25 for any others."""
-AS_GOOD = 1.5
-"""Of contrasts whose distance is at most so many times the smallest, the smallest contrast is taken: an odd multiple of
-it may fall on whole levels, too."""
+TIE = 1.5
+"""Contrasts whose distance is within this factor of the best are ties. The smallest contrast wins, because odd
+multiples of it fall on whole levels, too."""
 
 
 def with_contrast(unit: Float[Tensor, "n C H W"], center: Float[Tensor, "1 C H W"]) -> Float[Tensor, "n C H W"]:
@@ -56,7 +56,7 @@ def with_contrast(unit: Float[Tensor, "n C H W"], center: Float[Tensor, "1 C H W
     found = torch.tensor([distance(factor) for factor in tried])
     factor = filling
     if float(found.min()) < ALIGNED:
-        smallest = tried[int((found <= AS_GOOD * found.min()).nonzero()[0])]
+        smallest = tried[int((found <= TIE * found.min()).nonzero()[0])]
         whole = levels(smallest).round() - LEVELS * middle
         # Least squares of the whole levels that are nearest.
         factor = float((whole * values).sum() / (LEVELS * values.square().sum()))

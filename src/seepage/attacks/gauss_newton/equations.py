@@ -160,7 +160,7 @@ class Known:
     one_sided: bool
 
     @classmethod
-    def of_reading(cls, value: Float[Tensor, "n C H W"], leveled: Bool[Tensor, " C"]) -> "Known":
+    def of_reading(cls, value: Float[Tensor, "n C H W"], offset_known: Bool[Tensor, " C"]) -> "Known":
         """What a layer read, behind a ReLU, in the channels whose level is known.
 
         A value that is next to nothing may be an error of a unit that is off: it is a bound then, as zeros are. As an
@@ -168,7 +168,7 @@ class Known:
         """
         off = torch.zeros_like(value, dtype=torch.bool)
         on = value > FAINT * value.amax((1, 2, 3), keepdim=True)
-        weight = leveled.to(value)[:, None, None].expand(len(value), -1, 1, 1)
+        weight = offset_known.to(value)[:, None, None].expand(len(value), -1, 1, 1)
         # The signal only says which images the search waits for: all of them alike.
         return cls(value, on, off, off, torch.ones_like(value), weight, one_sided=True)
 

@@ -17,7 +17,7 @@ from seepage.attacks.gauss_newton.levels import to_levels
 from seepage.attacks.gauss_newton.linearize import Held, VictimNetwork
 from seepage.attacks.gauss_newton.peeling import Peeled, peel
 from seepage.attacks.gauss_newton.preconditioner import BlockCirculant
-from seepage.attacks.gauss_newton.search import Search
+from seepage.attacks.gauss_newton.search import Search, Stage
 from seepage.attacks.head import HeadFeatures, head_features
 from seepage.core.checkpoint import history_in, run_steps
 from seepage.core.nn import generator, last_linear, norm
@@ -47,7 +47,10 @@ OFF, ON = 0.5, 4.0
 """A ReLU's feature below, or above, so many times its error is off, or on; between them its side is open."""
 CLOSE = 5e-2
 """The same below which a search that came to rest is near the images, and goes on with what is known of them."""
-FACTS = ("damping", "iterations", "passes", "idle", "reopenings", "stage", "nearness", "since")
+FACTS = (
+    "damping", "iterations", "passes", "steps_without_progress", "reopenings", "stage", "rounding_radius",
+    "steps_since_rounding",
+)  # fmt: skip
 """Numbers of a search that its checkpoint keeps."""
 
 
@@ -238,7 +241,7 @@ class GaussNewton(Attack):
             if not self.rounding or seen.center is not None:
                 return True
             near = ROUNDED < self._error(seen, seen.images(search.point.x)) < CLOSE
-            return not ((near or search.stage == 2) and search.go_on())
+            return not ((near or search.stage == Stage.ROUNDING) and search.go_on())
 
         def record(step: int, value: float) -> None:
             history.append((step, value))
@@ -319,7 +322,7 @@ class GaussNewton(Attack):
         unit = seen.images(search.point.x)
         error, rounded = self._error(seen, unit), to_levels(unit)
         error_rounded = self._error(seen, rounded) if self.rounding else float("inf")
-        found = error_rounded < (ROUNDED if search.stage == 2 else min(error, ROUNDED))
+        found = error_rounded < (ROUNDED if search.stage == Stage.ROUNDING else min(error, ROUNDED))
         if found:
             unit, error = rounded, error_rounded
         elif search.before:
@@ -373,7 +376,7 @@ def _coupled(observed: Round, knowledge: Knowledge, network: VictimNetwork) -> S
     two = torch.rand((2, *knowledge.input_shape), generator=generator(0, "probe image")).to(like)
     observed = observed.over(found.share)
     structure = Structure.reading(network, f"{found.layer}.weight", two)
-    known = Known.of_reading(found.activations.to(like), found.leveled)
+    known = Known.of_reading(found.activations.to(like), found.offset_known)
     head = replace(_as_head(found, observed, knowledge), features=found.activations.flatten(1))
     return Seen(knowledge, observed, network, structure, head, known, center=network.zero(two))
 
@@ -509,6 +512,7 @@ def _resumed(
     search = Search(equations, spectrum, equations.at(images, tensors["free"]), most)
     for name in FACTS:
         setattr(search, name, facts[name])
+    search.stage = Stage(search.stage)
     search.moved, search.fixed = tensors["moved"], tensors["fixed"]
     search.before = [tensors[f"before/{i}"] for i in range(2) if f"before/{i}" in tensors]
     state = {name.split("/")[1]: value for name, value in tensors.items() if name.startswith("preconditioner/")}

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import torch
 import torch.nn.functional as F
@@ -113,6 +114,17 @@ def conjugate_gradients(
     return solution, most, not size > solved**2 * first
 
 
+class Stage(IntEnum):
+    """What a search is at."""
+
+    ALL_FREE = 0
+    """All values are searched for."""
+    WEIGHTED = 1
+    """They are, with weights that suit a rounded gradient."""
+    ROUNDING = 2
+    """Values that are surely of 8 bits are being set."""
+
+
 @dataclass(eq=False)
 class Search:
     """Images that satisfy the equations, and where those leave them open look like images.
@@ -131,13 +143,13 @@ class Search:
         most: Iterations of the conjugate gradients that no step exceeds.
         preconditioner: Made at the first step.
         passes: Products with J and its transpose so far.
-        idle: Steps in a row that stood still.
+        steps_without_progress: Steps in a row that stood still.
         reopenings: How often units near the kink were opened.
         moved: `[n]` root mean square of each image's last change.
-        stage: 0: all values are searched for; 1: with weights for a rounded gradient; 2: sure values are being set.
+        stage: What the search is at.
         fixed: `[n, C, H, W]` values that are set and not changed any more; empty at first.
-        nearness: How near to 8-bit values those must lie that are set next, in steps of 8 bits.
-        since: Steps since values were set.
+        rounding_radius: How near to 8-bit values those must lie that are set next, in steps of 8 bits.
+        steps_since_rounding: Steps since values were set.
         before: Images `[n, C, H, W]` at which the stages before ended, 2 at most: where values were set wrongly, these
             are better.
         center: `[1, C, H, W]` where the equations do not show the contrast: the batch's distance from this image may
@@ -152,13 +164,13 @@ class Search:
     iterations: int = FIRST_INNER
     preconditioner: BlockCirculant | None = None
     passes: int = 0
-    idle: int = 0
+    steps_without_progress: int = 0
     reopenings: int = 0
     moved: Tensor = field(default_factory=lambda: torch.zeros(0))
-    stage: int = 0
+    stage: Stage = Stage.ALL_FREE
     fixed: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.bool))
-    nearness: float = FIRST_NEARNESS
-    since: int = 0
+    rounding_radius: float = FIRST_NEARNESS
+    steps_since_rounding: int = 0
     before: list[Tensor] = field(default_factory=list)
     center: Tensor | None = None
 
@@ -167,8 +179,8 @@ class Search:
         """Whether nothing is left to do: explained, standing still, or no step helps."""
         still = self.last_change < NEGLIGIBLE
         explained = self.point.square < EXPLAINED
-        enough = self.stage == 2 and self.since >= STEPS_BETWEEN
-        return enough or explained or still or self.idle >= PATIENCE or self.damping > MOST_DAMPING
+        enough = self.stage == Stage.ROUNDING and self.steps_since_rounding >= STEPS_BETWEEN
+        return enough or explained or still or self.steps_without_progress >= PATIENCE or self.damping > MOST_DAMPING
 
     @property
     def last_change(self) -> float:
@@ -190,33 +202,34 @@ class Search:
         are set, so that fewer are left for the same equations, and so on.
         """
         unit = self.point.x.detach()
-        if self.stage < 2:
+        if self.stage < Stage.ROUNDING:
             self.before = [*self.before, unit][: self.stage + 1]
-        if self.stage == 0:
-            self._begin(1, self.equations.of_rounded(), unit)
+        if self.stage == Stage.ALL_FREE:
+            self._begin(Stage.WEIGHTED, self.equations.of_rounded(), unit)
             self.iterations = min(POLISHING_INNER, self.most)
             return True
-        if self.stage == 1:
+        if self.stage == Stage.WEIGHTED:
             self.fixed = torch.zeros_like(unit, dtype=torch.bool)
-        while self.nearness < LAST_NEARNESS:
-            sure = self.fixed | sure_values(unit, self.nearness)
+        while self.rounding_radius < LAST_NEARNESS:
+            sure = self.fixed | sure_values(unit, self.rounding_radius)
             more = int((sure & ~self.fixed).sum())
             if more and (more > FEWEST * int((~self.fixed).sum()) or bool(sure.all())):
                 self.fixed = sure
-                self._begin(2, self.equations, torch.where(sure, to_levels(unit), unit))
+                self._begin(Stage.ROUNDING, self.equations, torch.where(sure, to_levels(unit), unit))
                 return True
-            self.nearness *= NEARNESS_GROWTH
+            self.rounding_radius *= NEARNESS_GROWTH
         return False
 
-    def _begin(self, stage: int, equations: Equations, x: Tensor) -> None:
-        self.stage, self.equations, self.since, self.idle, self.damping = stage, equations, 0, 0, FIRST_DAMPING
+    def _begin(self, stage: Stage, equations: Equations, x: Tensor) -> None:
+        self.stage, self.equations, self.damping = stage, equations, FIRST_DAMPING
+        self.steps_since_rounding = self.steps_without_progress = 0
         self.point = equations.at(x, self.point.free)
         self.preconditioner, self.moved = None, torch.zeros(0)
 
     def step(self) -> float:
         """One step. Returns the root of the sum of squared residuals, relative to that of the known quantities."""
         point, before = self.point, self.point.square
-        self.since += 1
+        self.steps_since_rounding += 1
         off = point.x.detach() - 0.5
         rough = float((off * self.spectrum.precision(off)).mean())
         mu = before / self.equations.count / max(rough, 1e-30)
@@ -237,7 +250,7 @@ class Search:
             length *= SHORTER
         else:
             self.damping *= 10
-            self.idle += 1
+            self.steps_without_progress += 1
             return self._relative
         self.point = self.equations.at(x, free, point)
         self.moved = (length * change[0]).flatten(1).square().mean(1).sqrt()
@@ -245,8 +258,10 @@ class Search:
         self.damping = max(self.damping * (0.3 if whole else 1.5), LEAST_DAMPING)
         if whole and cut_short and reached - predicted < AS_PREDICTED * (start - predicted):
             self.iterations = min(int(self.iterations * GROWTH), self.most)
-        self.idle = self.idle + 1 if self.point.square > (1 - SETTLED) * before else 0
-        if self.idle and self.reopenings < REOPENINGS:
+        self.steps_without_progress = (
+            self.steps_without_progress + 1 if self.point.square > (1 - SETTLED) * before else 0
+        )
+        if self.steps_without_progress and self.reopenings < REOPENINGS:
             self._reopen()
         return self._relative
 
@@ -256,7 +271,7 @@ class Search:
         if more is not None:
             self.equations, free = more
             self.point = self.equations.at(self.point.x, free, self.point)
-            self.reopenings, self.idle = self.reopenings + 1, 0
+            self.reopenings, self.steps_without_progress = self.reopenings + 1, 0
 
     def undetermined(self, probe: Tensor) -> Tensor:
         """`[n]` how much of a random change of the images the equations do not show, where they show least of it.
@@ -294,7 +309,7 @@ class Search:
         if self.preconditioner is None:
             nothing = torch.zeros_like(point.free)
             self.preconditioner = BlockCirculant(lambda v: self._normal(point, (v, nothing))[0], off)
-        inverse, across = self._inverse(point, self.damping), self._across(point)
+        inverse, across = self._inverse(point, self.damping), self._project(point)
 
         def product(v: Pair) -> Pair:
             images, free = self._normal(point, v)
@@ -322,8 +337,8 @@ class Search:
             weights = 1 / (self._open_diagonal(point) + damping)
         return lambda v: (circulant(v[0]), weights * v[1])
 
-    def _across(self, point: EquationsAt) -> Callable[[Tensor], Tensor]:
-        """Takes out of a change of the images what changes nothing but their contrast, and what changes set values."""
+    def _project(self, point: EquationsAt) -> Callable[[Tensor], Tensor]:
+        """Removes from a step what it must not change: values already set and, where it is free, the contrast."""
         if self.center is None:
             return (lambda change: change * ~self.fixed) if len(self.fixed) else (lambda change: change)
         contrast = point.x.detach() - self.center

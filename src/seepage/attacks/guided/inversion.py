@@ -19,7 +19,7 @@ def invert_activations(
     knowledge: Knowledge,
     layer: str,
     activations: Float[Tensor, "n C H W"],
-    leveled: Bool[Tensor, " C"],
+    offset_known: Bool[Tensor, " C"],
     guess: Float[Tensor, "n c h w"],
     *,
     steps: int,
@@ -36,7 +36,7 @@ def invert_activations(
         knowledge: What is known.
         layer: Name of the convolution that reads the activations, behind a ReLU.
         activations: What it read for each example.
-        leveled: Of which channels the level is known; the others are left out.
+        offset_known: Of which channels the level is known; the others are left out.
         guess: Images in the value range.
         steps: Steps of Gauss-Newton, at most.
 
@@ -47,7 +47,7 @@ def invert_activations(
     coupled = knowledge.client.batch_coupled(knowledge.model)
     network = VictimNetwork(knowledge.model, observed.params, observed.buffers, low, high - low, training=coupled)
     structure = Structure.reading(network, f"{layer}.weight", guess[: 2 if coupled else 1])
-    known = Known.of_reading(activations.to(guess), leveled)
+    known = Known.of_reading(activations.to(guess), offset_known)
     equations = Equations(network, structure, known, [])
     unit = (guess - low) / (high - low)
     spectrum, center = NaturalSpectrum(knowledge.input_shape).to(unit), network.zero(unit) if coupled else None

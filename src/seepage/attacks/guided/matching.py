@@ -102,7 +102,7 @@ class _Known:
         known: `[n]` of which examples.
         labels: `[n]`.
         words: What it is, for the report.
-        leveled: `[C]` of which channels of a map the level is known; empty where it is none.
+        offset_known: `[C]` of which channels of a map the level is known; empty where it is none.
         share: The update is so many times the gradient.
     """
 
@@ -111,7 +111,7 @@ class _Known:
     known: Bool[Tensor, " n"]
     labels: Int[Tensor, " n"]
     words: str
-    leveled: Bool[Tensor, " C"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
+    offset_known: Bool[Tensor, " C"] = field(default_factory=lambda: torch.ones(0, dtype=torch.bool))
     share: float = 1.0
 
 
@@ -217,7 +217,7 @@ class GuidedMatching(Attack):
             inner = inner_activations(observed, knowledge)
             every = torch.ones(len(inner.labels), dtype=torch.bool)
             words = "Activations in front of the last block were read from its gradients"
-            return _Known(inner.layer, inner.activations, every, inner.labels, words, inner.leveled, inner.share)
+            return _Known(inner.layer, inner.activations, every, inner.labels, words, inner.offset_known, inner.share)
         names = last_linear(knowledge.model, knowledge.num_outputs)
         # Inferred labels may be wrong; those that come with the solution have been checked against the gradient.
         inferred = isinstance(self.search.labels, Auto)
@@ -255,7 +255,7 @@ class GuidedMatching(Attack):
         inputs = fit_decoder(observed, knowledge, known.layer, len(values))(values.flatten(1))
         if self.start == "inversion":
             inputs = invert_activations(
-                observed, knowledge, known.layer, values, known.leveled, inputs, steps=INVERSION_STEPS
+                observed, knowledge, known.layer, values, known.offset_known, inputs, steps=INVERSION_STEPS
             )
         grey = torch.full_like(inputs, sum(knowledge.value_range) / 2)
         inputs = torch.where(known.known.to(like.device)[:, None, None, None], inputs, grey)

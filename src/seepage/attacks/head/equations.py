@@ -47,7 +47,7 @@ class HeadEquations:
         epsilon: Rounding unit of the numbers that the network computes in.
         examples: Number of examples behind the gradient; more than n where some left no trace.
         biased: Whether the layer has a bias, whose gradient tells the scale of each row of Q.
-        surplus: The rank of the gradient, where it is clearly higher than `examples` allow in one step; else None.
+        rank_beyond_batch: The rank of the gradient; only where the update cannot be one step on `examples` examples.
     """
 
     weight: Float[Tensor, "C k"]
@@ -59,7 +59,7 @@ class HeadEquations:
     epsilon: float
     examples: int
     biased: bool
-    surplus: int | None = None
+    rank_beyond_batch: int | None = None
 
     @classmethod
     def of(
@@ -159,8 +159,8 @@ class HeadEquations:
         ones = unmixing @ self.ones
         return unmixing / torch.where(ones.abs() < 1e-300, torch.ones_like(ones), ones)[:, None]
 
-    def vouched(self, row: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
-        """The column of `Q^-1` that belongs to one row of Q, by the network's softmax; None where that does not tell.
+    def column_if_consistent(self, row: Float[Tensor, " n"]) -> Float[Tensor, " n"] | None:
+        """The column of `Q^-1` for one row of Q, if its class probabilities fit some label; else None.
 
         The slopes of an example follow from its features and its label, and must lie in the column space of the
         gradient, which `C - 1 - n` equations say. A wrong row, or a wrong label, does not fulfill them.

@@ -194,10 +194,10 @@ def _equations(
     bias_gradient = None if names[1] is None else sent[names[1]].cpu()
     bias = None if names[1] is None else observed.params[names[1]].cpu()
     equations = HeadEquations.of(observed.params[names[0]].cpu(), bias, weight_gradient, bias_gradient, examples)
-    if equations.surplus is not None:
+    if equations.rank_beyond_batch is not None:
         raise Inapplicable(
-            f"the gradient of the last layer has rank {equations.surplus}, and that of one step on the told number of "
-            f"examples, {examples}, has at most {examples}",
+            f"the gradient of the last layer has rank {equations.rank_beyond_batch}, and that of one step on the told "
+            f"number of examples, {examples}, has at most {examples}",
             SIZE_REMEDY,
         )
     return equations, torch.zeros_like(equations.bias) if bias_gradient is None else bias_gradient.double()

@@ -20,8 +20,8 @@ STEPS = 24
 """Re-weighted steps of one start."""
 BLURS = (0.3, 1e-3)
 """First and last width of what counts as zero while rows are searched for, in units of a feature's mean size."""
-AVERSION = 100.0
-"""How much more a negative feature costs than a positive one of the same size."""
+NEGATIVE_WEIGHT = 100.0
+"""Features behind a ReLU are not negative: a negative entry counts this many times."""
 DEAD = 1e-4
 """Size of a unit, relative to the largest, up to which it is silent for the whole batch and tells nothing."""
 COLUMNS = 4096
@@ -145,7 +145,7 @@ class _SeenUnits:
     def without(self, found: Float[Tensor, "m n"]) -> Float[Tensor, "l n"]:
         """An orthonormal basis of the directions that have no share in the rows found."""
         # A^T = D U Q^-1 gives columns of Q^-1; with R = Q T those of R^-1 are T^-1 times as much.
-        columns = [self.equations.vouched(row) for row in self.unturned(found)]
+        columns = [self.equations.column_if_consistent(row) for row in self.unturned(found)]
         duals = [torch.linalg.solve(self.turn, column) for column in columns if column is not None]
         if not duals or len(duals) == len(self.turn):
             return torch.eye(len(self.turn), dtype=self.turn.dtype)
@@ -161,8 +161,8 @@ def search(inner: Float[Tensor, "n k"], starts: Float[Tensor, "s n"]) -> Float[T
     # Absolute values first, which many starts find their way by, then a count of what is not zero.
     rows, basis = starts.float(), inner.float()
     for power, own in ((0.5, widths[: STEPS // 2]), (1.0, widths[STEPS // 2 :])):
-        rows = sparse_directions(basis, rows, own, power=power, negative=AVERSION, ridge=3e-5)
-    return _upright(rows.double(), inner.double())
+        rows = sparse_directions(basis, rows, own, power=power, negative=NEGATIVE_WEIGHT, ridge=3e-5)
+    return _with_positive_sign(rows.double(), inner.double())
 
 
 def each_once(rows: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
@@ -175,10 +175,10 @@ def each_once(rows: Float[Tensor, "s n"]) -> Float[Tensor, "m n"]:
 def settle(inner: Float[Tensor, "n k"], rows: Float[Tensor, "s n"], steps: int = 6) -> Float[Tensor, "s n"]:
     """The same in float64, from a narrow width on, so that equal rows become equal numbers."""
     widths = [1e-2 * 0.2**step / inner.shape[1] ** 0.5 for step in range(steps)]
-    return _upright(sparse_directions(inner, rows, widths, negative=AVERSION, ridge=1e-13), inner)
+    return _with_positive_sign(sparse_directions(inner, rows, widths, negative=NEGATIVE_WEIGHT, ridge=1e-13), inner)
 
 
-def _upright(rows: Float[Tensor, "s n"], inner: Float[Tensor, "n k"]) -> Float[Tensor, "s n"]:
+def _with_positive_sign(rows: Float[Tensor, "s n"], inner: Float[Tensor, "n k"]) -> Float[Tensor, "s n"]:
     return rows * (rows @ inner).sum(1, keepdim=True).sign()
 
 

@@ -33,8 +33,8 @@ class SearchPoint(Protocol):
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         """The objective's gradients at unknowns plus `moves`: one more evaluation. Logits stay where they are."""
 
-    def held(self) -> "SearchPoint":
-        """The same place, whose later evaluations match the entries that were chosen here."""
+    def with_entries_fixed(self) -> "SearchPoint":
+        """This point, but the gradient entries to compare stay those that were selected here."""
 
     def curvature(self, along: Sequence[Tensor]) -> Gradients:
         """The objective's Hessian by the inputs' unknowns, times `along`: one exact third derivative pass."""
@@ -129,7 +129,7 @@ class Blended(Direction):
         if not length > 0:
             return gradients
         # phi = k g / |g|, of length k over all unknowns together; Lambda stays that of x where line 8 is followed.
-        place = place.held() if self.keep_entries else place
+        place = place.with_entries_fixed() if self.keep_entries else place
         ahead = place.gradients_at([gradient * (self.k / length) for gradient in own])
         return _blend(gradients, ahead, self.weight)
 

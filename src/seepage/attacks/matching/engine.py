@@ -376,7 +376,7 @@ class _SearchPoint:
             return gradients
         return [*gradients, *self.run.by_logits(self.search, labels, evaluation)]
 
-    def held(self) -> "_SearchPoint":
+    def with_entries_fixed(self) -> "_SearchPoint":
         inputs, labels = self.search.decode()[1].detach(), self.run.labels_of(self.search).detach()
         return replace(self, objective=self.objective.held_at(inputs, labels))
 

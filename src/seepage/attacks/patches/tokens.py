@@ -22,8 +22,8 @@ FIRST_LAYERS = 3
 """Layers, in the order of their calls, among which the embedding of the patches is looked for."""
 SAME = 1e-4
 """Relative distance below which two gradients are the same but for rounding."""
-MOVED = 0.02
-"""Standard deviation of what stands for weights that are all zero: a fresh head of zeros would pass nothing back."""
+PROBE_STD = 0.02
+"""Standard deviation of the random weights that replace a head of zeros while it is probed: zeros pass no gradient."""
 BASE = 2048
 """Two digits of this base number the values of an image."""
 
@@ -135,7 +135,7 @@ class _Probe:
         model, shape, draw = knowledge.model, knowledge.input_shape, generator(0, "probe")
         names = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
         params = {
-            name: (p if p.any() else MOVED * torch.randn(p.shape, generator=draw).to(p)).detach().requires_grad_()
+            name: (p if p.any() else PROBE_STD * torch.randn(p.shape, generator=draw).to(p)).detach().requires_grad_()
             for name, p in observed.params.items()
         }
         like, buffers = next(iter(params.values())), observed.buffers

@@ -188,7 +188,7 @@ def _examples(leak: Leak, rounding: Rounding) -> Iterator[RoundedExample]:
     halves = rounding.half[leak.layer.weight], rounding.half[leak.layer.bias]
     for group in agreeing_groups(leak.weight, leak.bias, *halves):
         settled = _settled(group, leak, rounding)
-        if settled is not None and settled[1].doubt <= LOOSE:
+        if settled is not None and settled[1].mismatch_tolerance <= LOOSE:
             example = _judged(*settled, leak, rounding)
             if example is not None:
                 yield example
@@ -253,7 +253,7 @@ def _judged(group: RowGroup, said: NetworkEvidence, leak: Leak, rounding: Roundi
     read = (group.example / scale).square().mean().sqrt()
     error = 2 * float((spread.square().mean() + (group.scale_error * read).square()).sqrt())
     # Where weight and bias were scaled apart, rows agree on a wrong scale, and columns do not fit what they agree on.
-    error += 2 * float(said.chain > said.doubt) * said.chain * float(read)
+    error += 2 * float(said.mismatch_any_loss > said.mismatch_tolerance) * said.mismatch_any_loss * float(read)
     # A client that computes in the format rounds its examples, before and after they are normalized.
     error += rounding.input_share * float(shown.square().mean().sqrt() + read)
     alone, any_loss = leak.batch_size == 1, said.mismatch > TIGHT
@@ -266,7 +266,7 @@ def _judged(group: RowGroup, said: NetworkEvidence, leak: Leak, rounding: Roundi
         farthest = torch.maximum((shown - low).abs(), (high - shown).abs()).square().mean().sqrt()
         error += share / (1 - share) * float(farthest)
     error = error / (high - low) + SINGLE
-    mismatch = said.chain if any_loss else said.mismatch
+    mismatch = said.mismatch_any_loss if any_loss else said.mismatch
     if error > ROUGH or min(mismatch, said.mismatch) > LOOSE:
         return None
     # With two classes all slopes are multiples of one another, and a mixture looks like an example by chance.

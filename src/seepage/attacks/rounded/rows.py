@@ -136,20 +136,20 @@ class NetworkEvidence:
     Attributes:
         label: The label whose slopes point most nearly as those that were sent.
         mismatch: Largest relative difference of the network's own slopes from the sent ones, beyond `doubt`.
-        doubt: How far the rounding may put off the slope that the columns tell, as a share of it.
+        mismatch_tolerance: How far the rounding may put off the slope that the columns tell, as a share of it.
         share: Largest share of the group's rows that other examples may have: by how much the sent slopes are
             stronger or weaker than the example's own, with two standard errors.
-        chain: Relative difference of the sent slopes from what the network makes of the columns' slope on its way back,
-            whatever the loss is.
+        mismatch_any_loss: Relative difference of the sent slopes from what the network makes of the columns' slope on
+            its way back, whatever the loss is.
         one_label: The columns' slope is below zero at one output alone, beyond rounding.
         kept: `[r]` bool: rows whose columns are the example's.
     """
 
     label: int
     mismatch: float
-    doubt: float
+    mismatch_tolerance: float
     share: float
-    chain: float
+    mismatch_any_loss: float
     one_label: bool
     kept: Tensor
 

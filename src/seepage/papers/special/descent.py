@@ -38,7 +38,7 @@ class Parabola:
     def gradients_at(self, moves: Sequence[Tensor]) -> Gradients:
         return [2 * (self.x + moves[0])]
 
-    def held(self) -> "Parabola":
+    def with_entries_fixed(self) -> "Parabola":
         return self
 
     def curvature(self, along: Sequence[Tensor]) -> Gradients:
