@@ -16,7 +16,7 @@ Build = Callable[..., Path]
 HOSTILE = "<script>alert(1)</script>"
 ROW = {
     "cell": "fc2_size-3", "attack": "dlg", "pairs": 14, "judges": 2, "asr": 0.25, "asr_low": 0.1, "asr_high": 0.5,
-    "interval": "wilson", "cannot_tell": 0.125, "returned": 14, "examples": 20, "asr_of_examples": 0.175,
+    "interval": "clopper-pearson", "cannot_tell": 0.125, "returned": 14, "examples": 20, "asr_of_examples": 0.175,
 }  # fmt: skip
 JUDGE = {"name": "AB", "guesses": 14, "controls": 9, "missed": 1, "left_out": None}
 

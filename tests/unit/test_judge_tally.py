@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import beta
 
 from seepage.errors import SeepageError
 from seepage.judging import lines, read_answers, tally, write_judged
@@ -53,28 +53,27 @@ def said(judge: str, guesses: str, *, missed: int = 0, controls: int = 15) -> An
     return Answers(judge, PAGE, words)
 
 
-def wilson(yes: int, n: int) -> tuple[float, float]:
-    """Wilson 1927, written out."""
-    z, p = 1.959963984540054, yes / n
-    middle, half = p + z * z / (2 * n), z * sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-    return (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
+def clopper_pearson(yes: int, n: int) -> tuple[float, float]:
+    """Clopper and Pearson 1934: where the tails of the binomial law hold 2.5 %, by quantiles of the beta law."""
+    low = float(beta.ppf(0.025, yes, n - yes + 1)) if yes else 0.0
+    return low, float(beta.ppf(0.975, yes + 1, n - yes)) if yes < n else 1.0
 
 
 def test_one_judge(run: Path) -> None:
     (row,) = tally(run, [said("AB", "ssnnun")]).rows
-    assert (row.pairs, row.judges, row.interval) == (6, 1, "wilson")
+    assert (row.pairs, row.judges, row.interval) == (6, 1, "clopper-pearson")
     assert row.asr == pytest.approx(2 / 6)
     assert row.cannot_tell == pytest.approx(1 / 6)
     assert row.asr_of_examples == pytest.approx(2 / 8)
-    assert (row.asr_low, row.asr_high) == pytest.approx(wilson(2, 6))
+    assert (row.asr_low, row.asr_high) == pytest.approx(clopper_pearson(2, 6), abs=1e-8)
 
 
 @given(yes=st.integers(0, 30), no=st.integers(0, 30))
-def test_the_interval_is_that_of_wilson(yes: int, no: int) -> None:
+def test_the_interval_is_that_of_clopper_and_pearson(yes: int, no: int) -> None:
     if yes + no:
         low, high, how = asr_interval([1.0] * yes + [0.0] * no)
-        assert how == "wilson"
-        assert (low, high) == pytest.approx(wilson(yes, yes + no), abs=1e-9)
+        assert how == "clopper-pearson"
+        assert (low, high) == pytest.approx(clopper_pearson(yes, yes + no), abs=1e-8)
 
 
 def test_several_judges_count_by_guess(run: Path) -> None:
@@ -83,7 +82,7 @@ def test_several_judges_count_by_guess(run: Path) -> None:
     (row,) = judged.rows
     assert (row.pairs, row.judges) == (6, 2)
     assert row.asr == pytest.approx(4 / 6)
-    assert row.interval == "wilson", "on every guess its judges agree"
+    assert row.interval == "clopper-pearson", "on every guess its judges agree"
     (split,) = tally(run, [said("AB", "ssssnn"), said("CD", "nsssnn")]).rows
     assert split.asr == pytest.approx((0.5 + 3) / 6)
     assert split.interval == "bootstrap over pairs"

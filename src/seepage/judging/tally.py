@@ -8,6 +8,7 @@ from statistics import fmean
 import torch
 
 from seepage.core.manifest import renew
+from seepage.core.schema import Share
 from seepage.core.storage import SCHEMA, write_json
 from seepage.errors import SeepageError
 from seepage.judging.answers import Answers, Group, Key, open_key
@@ -27,8 +28,8 @@ def tally(folder: Path, answers: Sequence[Answers]) -> JudgedStudy:
 
     With several judges a guess contributes the share of its judges who called it the same content. (FedLeak, Fan et
     al., USENIX Security 2025, had three judges but does not say how their answers were combined.) The 95 % interval
-    is Wilson's if the judges of every guess agree, since each guess is then a single yes or no; otherwise it is a
-    bootstrap over guesses. It accounts for the sampling of guesses, not of judges.
+    is Clopper and Pearson's if the judges of every guess agree, since each guess is then a single yes or no; otherwise
+    it is a bootstrap over guesses. It accounts for the sampling of guesses, not of judges.
 
     Args:
         folder: The run.
@@ -152,19 +153,16 @@ def asr_interval(shares: Sequence[float]) -> tuple[float | None, float | None, s
         shares: Per guess, the share of its judges who called it the same content; in [0, 1].
 
     Returns:
-        Lower and upper end in [0, 1], and the name of the method: `wilson` if every share is 0 or 1 (Wilson 1927);
+        Lower and upper end in [0, 1], and the name of the method: `clopper-pearson` if every share is 0 or 1;
         else `bootstrap over pairs`; `none`, with ends None, if all shares are the same fraction, for which a bootstrap
         would give an interval of width 0.
 
     >>> low, high, how = asr_interval([1.0, 1.0, 1.0, 0.0])
     >>> f"{low:.2f} to {high:.2f} ({how})"
-    '0.30 to 0.95 (wilson)'
+    '0.19 to 0.99 (clopper-pearson)'
     """
     if all(share in (0, 1) for share in shares):
-        from scipy.stats import binomtest
-
-        found = binomtest(round(sum(shares)), len(shares)).proportion_ci(method="wilson")
-        return float(found.low), float(found.high), "wilson"
+        return *Share.count(round(sum(shares)), len(shares)).interval, "clopper-pearson"
     if len(set(shares)) == 1:
         return None, None, "none"
     drawn = bootstrap_interval(torch.tensor(shares, dtype=torch.float64), torch.arange(len(shares)))

@@ -38,7 +38,7 @@ class JudgedRow(JsonRecord):
         asr: Attack success rate: share of these guesses judged "same content", mean over judges per guess; in [0, 1].
         asr_low: Lower end of its 95 % interval; None where there is none.
         asr_high: Upper end.
-        interval: How the interval was made: `wilson`, `bootstrap over pairs` or `none`.
+        interval: How the interval was made: `clopper-pearson`, `bootstrap over pairs` or `none`.
         cannot_tell: Share judged "cannot tell", which does not count as success.
         returned: Number of examples for which the attack returned a guess.
         examples: Number of private examples of the cell.
