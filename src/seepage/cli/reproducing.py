@@ -48,7 +48,8 @@ def reproduce(
         return
     failed = []
     if items:
-        chosen = room.find_items(items)
+        # The cheapest first, so that a run that is stopped has measured the most.
+        chosen = sorted(room.find_items(items), key=lambda item: item.needs[size].total)
         changes = _device(chosen, size, device)
         work, missing = room.plan(chosen, size, _given(data or []), range(seed, seed + seeds), changes)
         if not (as_json or quiet):

@@ -70,10 +70,10 @@ trained on few images, a VGG-like network of 32 pixels in place of VGG-16 at 224
 place of 25,000. SSIM stands in for LPIPS.""",
     "fedleak": """The small size: Tables 3, 15, 16, 17 and 19 have the paper's regime at a smaller scale, a
 trained ResNet-10 with ReLU of width 16, images of 32 pixels, batches of 1 to 16 and about 1,000 gradients in
-place of 10,000 steps. In it Inverting Gradients has the paper's 9 to 11 dB, and FedLeak the same: neither gets
-above the mean color of the images. The other items still have a fresh ConvNet with GELU and images of 16 pixels,
-which is easy: the rivals read it as well, which the paper's they do not. More of the headline stands in [FedLeak
-on ReLU networks](../fedleak-relu.md).""",
+place of 10,000 steps. In it Inverting Gradients has the paper's 9 to 11 dB, and FedLeak the same: on average
+neither gets above the mean color of the images. The other items still have a fresh ConvNet with GELU and images
+of 16 pixels, which is easy: the rivals read it as well, which the paper's they do not. More of the headline
+stands in [FedLeak on ReLU networks](../fedleak-relu.md).""",
 }
 """What the small size of each paper is, for its part of the first page."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from seepage.core.algebra.sparse import sparse_directions
+from seepage.core.algebra.sparse import falling, sparse_directions
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,8 @@ def _fits(points: Tensor, direction: Tensor) -> list[Tensor]:
     """
     direction = direction / direction.norm()
     found = [direction]
-    for first in (-2.0, -0.5):
-        widths = [10**power for power in torch.linspace(first, -5.0, 12).tolist()]
-        (fitted,) = sparse_directions(points.T, direction[None], widths)
+    for first in (1e-2, 10**-0.5):
+        (fitted,) = sparse_directions(points.T, direction[None], falling(first, 1e-5, 12))
         found.append(_signed(fitted, direction))
     return found
 

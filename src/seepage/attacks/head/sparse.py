@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Generator, Tensor
 
 from seepage.attacks.head.equations import HeadEquations
-from seepage.core.algebra.sparse import sparse_directions
+from seepage.core.algebra.sparse import falling, sparse_directions
 
 STEPS = 24
 """Re-weighted steps of one start."""
@@ -157,7 +157,7 @@ def search(inner: Float[Tensor, "n k"], starts: Float[Tensor, "s n"]) -> Float[T
     """Directions of length 1 whose features are hardly negative and often zero, one for each start, in float32."""
     k = inner.shape[1]
     first, last = (blur / k**0.5 for blur in BLURS)
-    widths = [first * (last / first) ** (step / (STEPS - 1)) for step in range(STEPS)]
+    widths = falling(first, last, STEPS)
     # Absolute values first, which many starts find their way by, then a count of what is not zero.
     rows, basis = starts.float(), inner.float()
     for power, own in ((0.5, widths[: STEPS // 2]), (1.0, widths[STEPS // 2 :])):

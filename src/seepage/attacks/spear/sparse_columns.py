@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from seepage.core.algebra.sparse import sparse_directions
+from seepage.core.algebra.sparse import falling, sparse_directions
 
 ROUNDINGS_OF_ZERO = 10.0
 """An entry counts as zero up to this many times its rounding."""
@@ -108,12 +108,7 @@ def reweighted(span: Span, count: int, draw: Generator, steps: int, known: Tenso
         inside = torch.linalg.qr(known.T).Q  # [n, k]
         start = start - start @ inside @ inside.T
     start = F.normalize(start, dim=1) + RANDOM_START_LENGTH * F.normalize(noise, dim=1)
-    return sparse_directions(span.rows.T, start, _falling(SEARCH_WIDTHS, steps))
-
-
-def _falling(ends: tuple[float, float], steps: int) -> list[float]:
-    """So many widths from the first to the last, each smaller by the same factor."""
-    return [ends[0] * (ends[1] / ends[0]) ** (step / max(1, steps - 1)) for step in range(steps)]
+    return sparse_directions(span.rows.T, start, falling(*SEARCH_WIDTHS, steps))
 
 
 @dataclass
@@ -190,7 +185,7 @@ def _unlike(candidates: Tensor, known: Tensor) -> Tensor:
 
 def refined(span: Span, direction: Tensor) -> tuple[Tensor, Tensor]:
     """A direction `[n]` fitted to all of its zeros, and their share."""
-    direction = sparse_directions(span.rows.T, direction[None], _falling(REFINING_WIDTHS, 6))[0]
+    direction = sparse_directions(span.rows.T, direction[None], falling(*REFINING_WIDTHS, 6))[0]
     zeros = (span.rows @ direction).abs() < 1e-4
     if int(zeros.sum()) >= span.n - 1:
         # With fewer rows than columns the null vector is not among the thin decomposition's.

@@ -54,6 +54,15 @@ def sparse_directions(
     return rows
 
 
+def falling(first: float, last: float, steps: int) -> list[float]:
+    """So many widths from the first to the last, each smaller by the same factor.
+
+    >>> falling(1.0, 0.01, 3)
+    [1.0, 0.1, 0.01]
+    """
+    return [first * (last / first) ** (step / max(1, steps - 1)) for step in range(steps)]
+
+
 def _gram(basis: Float[Tensor, "n d"]) -> Callable[[Float[Tensor, "k d"]], Float[Tensor, "k n n"]]:
     """`w -> V diag(w) V^T` for each row of weights."""
     n, d = basis.shape

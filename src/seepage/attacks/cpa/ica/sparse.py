@@ -5,7 +5,7 @@ from torch import Generator, Tensor
 
 from seepage.attacks.cpa.ica.spectrum import whitener
 from seepage.attacks.cpa.ica.unmix import fast_ica, random_rotation
-from seepage.core.algebra.sparse import sparse_directions
+from seepage.core.algebra.sparse import falling, sparse_directions
 
 
 def sparsest(
@@ -31,8 +31,7 @@ def sparsest(
     # Zeros show in a sample of the columns as well: a random or evenly spread one keeps the cost at n^2 count.
     seen = basis[:, chosen.to(basis.device)]  # [n, count]
     # Entries below a width of the largest are pulled to zero, others let be; it falls from 0.05 to 1e-4.
-    widths = [0.05 * (1e-4 / 0.05) ** (step / max(1, steps - 1)) for step in range(steps)]
-    return sparse_directions(seen, starts, widths, relative=True, ridge=1e-10)
+    return sparse_directions(seen, starts, falling(0.05, 1e-4, steps), relative=True, ridge=1e-10)
 
 
 def zero_share(signals: Tensor, *, tolerance: float = 1e-4) -> Tensor:
