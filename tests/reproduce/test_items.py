@@ -3,6 +3,7 @@
 import re
 import tomllib
 import unicodedata
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 from each import check_each
 
 from seepage.audit.attack import attack_names
+from seepage.audit.row import Cell, Row
 from seepage.errors import Problems, SeepageError
 from seepage.papers import PAPERS, SIZES, Item, Size, find_item, find_items, list_items, plan
 from seepage.papers.book import _anchor
 from seepage.papers.items import item_of
-from seepage.papers.run import _own_data
+from seepage.papers.run import _own_data, _value
 from seepage.recipe.files import find_recipe, list_recipes, read_recipe
 from seepage.recipe.overrides import overlay
 from seepage.recipe.resolve import cells
@@ -229,3 +231,12 @@ def test_no_recipe_keeps_the_papers_numbers_in_another_form() -> None:
     for name in list_recipes():
         expect = read_recipe(find_recipe(name)).get("expect")
         assert expect is None or re.fullmatch(r"(Table|Figure) \d+", expect.get("item", "")), name
+
+
+def test_a_metric_that_could_not_be_measured_is_a_missing_number_and_an_unknown_one_a_mistake() -> None:
+    line = next(line for line in find_item("cpa/table-4").lines if line.metric == "feature_distance")
+    row = Row(cell="a", attack="x", outcome="recovered", scores={"psnr": {"mean": 20.0}})
+    cell = Cell(name="a", client="FedSGD()", batch_size=1)
+    assert _value(line, 0, cell, row, "x on a").ours is None
+    with pytest.raises(SeepageError, match="has no 'psnrr'"):
+        _value(replace(line, metric="psnrr"), 0, cell, row, "x on a")
